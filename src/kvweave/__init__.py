@@ -1,0 +1,1 @@
+"""kvweave: answers over your own documents that never compute the same thing twice."""

@@ -1,0 +1,156 @@
+"""Settings: one frozen dataclass per component, read once, handed to constructors.
+
+Order of precedence: arguments or flags, then KVWEAVE_* environment variables (read by the command line
+beside its flags), then `config.toml` in the home folder, then the defaults here.
+"""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from kvweave.errors import InvalidRequest
+
+DEFAULT_CHUNK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """`model`: hub id or local path, None for the shipped reference model. `dtype`: auto, float32, bfloat16, float16."""
+
+    model: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingConfig:
+    """`embedding_model`: a sentence-transformers hub id or path; None for all-MiniLM-L6-v2 (offline wheel if installed)."""
+
+    embedding_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkingConfig:
+    """Lengths in tokens of the answering model.
+
+    `chunk_tokens` None means 512, or an eighth of the model's context where that is less, so that the
+    default number of chunks always fits.
+    """
+
+    chunk_tokens: int | None = None
+    overlap_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalConfig:
+    """`top_k`: how many chunks are put in front of a question."""
+
+    top_k: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """`limit_bytes`: hard cap of the chunk KV on disk; None means 10 % of the free space, at most 20 GB."""
+
+    limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """How an answer is decoded: `temperature` 0 is greedy; `top_p` 0..1 keeps the nucleus of that mass."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All components' settings together. `system` None means the default instruction of the prompt template."""
+
+    home: Path
+    recipe: str = "reuse"
+    system: str | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+
+
+def default_home() -> Path:
+    """The platform's data folder for kvweave."""
+    return Path(platformdirs.user_data_dir("kvweave", appauthor=False))
+
+
+def read_config(home: Path | None = None, **given: Any) -> Config:
+    """Build the settings from `config.toml` under `home` and from `given`, which wins.
+
+    `given` holds field names of any component (`model`, `chunk_tokens`, `top_k`, …); None means "not given".
+    Raises InvalidRequest for an unknown name, a wrong type or an impossible value, naming where it stands.
+    """
+    home = (home or default_home()).expanduser().absolute()
+    values = {**_read_toml(home / "config.toml"), **{k: v for k, v in given.items() if v is not None}}
+    parts: dict[str, Any] = {}
+    for part in dataclasses.fields(Config):
+        if part.name == "home":
+            continue
+        component = _COMPONENTS.get(part.name)
+        if component is None:
+            if part.name in values:
+                parts[part.name] = values.pop(part.name)
+            continue
+        names = {f.name for f in dataclasses.fields(component)}
+        parts[part.name] = component(**{name: values.pop(name) for name in names & values.keys()})
+    if values:
+        raise InvalidRequest(f"unknown setting {sorted(values)[0]!r}; known are {', '.join(_known_names())}")
+    config = Config(home=home, **parts)
+    _check(config)
+    return config
+
+
+_COMPONENTS: dict[str, Any] = {
+    "model": ModelConfig,
+    "embedding": EmbeddingConfig,
+    "chunking": ChunkingConfig,
+    "retrieval": RetrievalConfig,
+    "store": StoreConfig,
+    "generation": GenerationConfig,
+}
+
+
+def _known_names() -> list[str]:
+    names = {"recipe", "system"}
+    for component in _COMPONENTS.values():
+        names |= {f.name for f in dataclasses.fields(component)}
+    return sorted(names)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not valid TOML: {error}") from error
+
+
+def _check(config: Config) -> None:
+    chunk_tokens, overlap = config.chunking.chunk_tokens, config.chunking.overlap_tokens
+    bounds: list[tuple[bool, str]] = [
+        (chunk_tokens is None or chunk_tokens >= 8, f"chunk_tokens is {chunk_tokens}; at least 8 are needed"),
+        (overlap >= 0, f"overlap_tokens is {overlap}; it cannot be negative"),
+        (config.retrieval.top_k >= 1, f"top_k is {config.retrieval.top_k}; at least one chunk is needed"),
+        (config.generation.max_new_tokens >= 1, f"max_new_tokens is {config.generation.max_new_tokens}; at least 1"),
+        (config.generation.temperature >= 0, f"temperature is {config.generation.temperature}; it cannot be negative"),
+        (0 < config.generation.top_p <= 1, f"top_p is {config.generation.top_p}; it lies in (0, 1]"),
+    ]
+    for holds, message in bounds:
+        if not holds:
+            raise InvalidRequest(message)

@@ -1,0 +1,276 @@
+"""The nouns every part shares: plain frozen values, no behaviour beyond arithmetic on their own fields.
+
+Tensor letters: L layers, G KV heads, S stored tokens, D head width.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+Origin = Literal["exact", "reused", "fresh"]
+SpanKind = Literal["system", "chunk", "question"]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One file as text.
+
+    `source` is the absolute path it came from and its identity; `digest` (hash of the file's bytes)
+    identifies this version of it; `title` is for people.
+    """
+
+    source: str
+    title: str
+    text: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a document's text, cut at token boundaries.
+
+    `token_ids` are the tokenizer's ids for `text` alone (separator excluded). `digest` names the content:
+    equal ids give equal digests, whatever document they came from. `start`/`end` are character offsets
+    into the document's text; `document` is the source and `document_digest` its version. Chunks made by
+    callers with their own retriever leave the document fields empty.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    digest: str
+    document: str = ""
+    document_digest: str = ""
+    start: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request asks: `system` (None: the default instruction), chunk texts in prompt order, a question."""
+
+    question: str
+    chunks: tuple[str, ...] = ()
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.chunks, str):
+            raise TypeError("Prompt.chunks is one string; give a list or tuple of chunk texts")
+        object.__setattr__(self, "chunks", tuple(self.chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of prompt positions, `start` inclusive to `end` exclusive, in tokens; `chunk` indexes Prompt.chunks."""
+
+    kind: SpanKind
+    start: int
+    end: int
+    chunk: int = -1
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The prompt as the model sees it: X = S ++ C1 ++ … ++ Cn ++ Q.
+
+    `token_ids` has length N. `spans` cover it without gaps: one `system`, one per chunk, one `question`.
+    `user_rows` is the part of the question span that the user wrote, template text left out.
+    """
+
+    token_ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+    user_rows: tuple[int, int]
+
+    @property
+    def tokens(self) -> int:
+        """N, the prompt's length in tokens."""
+        return len(self.token_ids)
+
+    def ids(self, span: Span) -> tuple[int, ...]:
+        """The token ids of one span."""
+        return self.token_ids[span.start : span.end]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKV:
+    """A chunk's keys and values at every layer, the keys *before* rotary positions are applied.
+
+    `kv` has shape (L, 2, G, S, D): index 0 of the second axis holds keys, 1 values. It may be a read-only
+    view of a mapped file: nobody writes to it. `token_ids` are the S tokens it stands for.
+    """
+
+    token_ids: tuple[int, ...]
+    kv: torch.Tensor
+
+    @property
+    def tokens(self) -> int:
+        """S, the number of tokens."""
+        return len(self.token_ids)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors in bytes."""
+        return self.kv.numel() * self.kv.element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFingerprint:
+    """What stored KV depends on. `digest` covers the other digests, so equal digest means interchangeable KV.
+
+    `name` is for people (hub id, path or "reference") and is not part of the digest.
+    """
+
+    name: str
+    weights: str
+    tokenizer: str
+    rope: str
+    dtype: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How an entry's KV was made: the pass it came out of.
+
+    `kind` is one of bare, isolated, observed (a label: two kinds with the same context are one entry).
+    `context` are the digests of what stood before it in that pass, from the prompt's first token on, the
+    shared system prefix first, then one digest per earlier chunk. `exact` is the taint flag: true only
+    when every row before it in the pass was itself exact or freshly computed. `rope_regime` names the
+    scaling the pass ran under, for models whose frequencies depend on the length.
+    """
+
+    kind: Literal["bare", "isolated", "observed"]
+    context: tuple[str, ...]
+    exact: bool = True
+    rope_regime: str = "fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpan:
+    """How one span of the prompt got its KV.
+
+    `origin` says where it came from before selection, `recomputed_tokens` how many of its rows were then
+    computed again. `reason` is a sentence for people: which entry, or why none.
+    """
+
+    kind: SpanKind
+    start: int
+    end: int
+    origin: Origin
+    recomputed_tokens: int
+    reason: str
+    chunk: int = -1
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request computed and what it reused, span by span; the four counts partition the prompt."""
+
+    recipe: str
+    ratio: float
+    spans: tuple[PlanSpan, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """N."""
+        return sum(span.tokens for span in self.spans)
+
+    @property
+    def exact_tokens(self) -> int:
+        """Tokens whose stored KV equals full attention's and was used as it is."""
+        return sum(s.tokens - s.recomputed_tokens for s in self.spans if s.origin == "exact")
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens whose stored KV is stale (made in another context) and was used as it is."""
+        return sum(s.tokens - s.recomputed_tokens for s in self.spans if s.origin == "reused")
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that had stored KV and were computed again."""
+        return sum(span.recomputed_tokens for span in self.spans)
+
+    @property
+    def fresh_tokens(self) -> int:
+        """Tokens that had no stored KV: the question, and chunks found nowhere."""
+        return sum(s.tokens for s in self.spans if s.origin == "fresh")
+
+    @property
+    def reused_share(self) -> float:
+        """Share of the prompt that was not computed, 0..1."""
+        total = self.prompt_tokens
+        return (self.exact_tokens + self.reused_tokens) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where a request's time went, in seconds.
+
+    `ttft_s` runs from the request's arrival to the first token's logits: retrieve + tokenize + match
+    (lookup, load, verify) + place + select + recompute, and what lies between them.
+    """
+
+    retrieve_s: float = 0.0
+    tokenize_s: float = 0.0
+    match_s: float = 0.0
+    place_s: float = 0.0
+    select_s: float = 0.0
+    recompute_s: float = 0.0
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+    answer_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A chunk that stood in the prompt: where its text came from and how well it ranked (higher is better)."""
+
+    document: str
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What `ask` returns."""
+
+    text: str
+    sources: tuple[Source, ...]
+    plan: Plan
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFile:
+    """A file that `add` left out, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddReport:
+    """What one `add` did: sources by what happened to them, and the chunk KV that was computed."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    skipped: tuple[SkippedFile, ...] = field(default=())
+    chunks: int = 0
+    chunk_kv_computed: int = 0
+    seconds: float = 0.0

@@ -1,0 +1,99 @@
+"""The exception tree: everything kvweave raises on purpose.
+
+    KvweaveError
+    ├── InvalidRequest            an argument that cannot be honoured
+    │   ├── PromptTooLong         more tokens than the model's context
+    │   └── UnknownRecipe
+    ├── DocumentError             something named by the user could not be indexed
+    │   ├── PathNotFound
+    │   └── UnreadableDocument    skipped and reported among good ones
+    ├── KnowledgeBaseError
+    │   ├── EmptyKnowledgeBase
+    │   └── KnowledgeBaseMismatch made with another model, embedding or prompt
+    ├── ModelError
+    │   ├── ModelNotFound         no such folder or hub id, or no weights in it
+    │   └── UnsupportedModel      says which mechanism is missing
+    ├── StoreError
+    │   ├── StoreTooNew           written by a newer format version
+    │   ├── StoreBusy             another process holds the lock for too long
+    │   └── DamagedEntry          caught inside: counted as a miss, never used
+    └── MissingExtra              names the extra to install
+
+A message says what was wrong, the value, the limit, and what to do.
+"""
+
+
+class KvweaveError(Exception):
+    """Base of every error raised on purpose; its text is fit to be shown to a user as it is."""
+
+
+class InvalidRequest(KvweaveError, ValueError):
+    """An argument has a value that cannot be honoured."""
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt and the requested answer need more tokens than the model's context holds."""
+
+
+class UnknownRecipe(InvalidRequest):
+    """No recipe has this name."""
+
+
+class DocumentError(KvweaveError):
+    """Something the user named could not be indexed."""
+
+
+class PathNotFound(DocumentError, FileNotFoundError):
+    """A path that does not exist."""
+
+    def __str__(self) -> str:
+        """The plain message: OSError would print its errno."""
+        return " ".join(str(part) for part in self.args)
+
+
+class UnreadableDocument(DocumentError):
+    """A file that is binary, damaged, locked or of an unknown kind."""
+
+
+class KnowledgeBaseError(KvweaveError):
+    """A knowledge base cannot serve the request."""
+
+
+class EmptyKnowledgeBase(KnowledgeBaseError):
+    """There is nothing to answer from."""
+
+
+class KnowledgeBaseMismatch(KnowledgeBaseError):
+    """The knowledge base was made with another model, embedding model or system prompt."""
+
+
+class ModelError(KvweaveError):
+    """A model cannot be used."""
+
+
+class ModelNotFound(ModelError):
+    """No such folder or hub id, or a folder without weights or tokenizer."""
+
+
+class UnsupportedModel(ModelError):
+    """The model's attention works in a way the canvas cannot represent; the text names it."""
+
+
+class StoreError(KvweaveError):
+    """The chunk-KV store cannot serve the request."""
+
+
+class StoreTooNew(StoreError):
+    """The store was written by a newer version of the format."""
+
+
+class StoreBusy(StoreError):
+    """Another process kept the catalogue locked for longer than the wait allows."""
+
+
+class DamagedEntry(StoreError):
+    """A stored file failed its checks; the store turns this into a counted, logged miss."""
+
+
+class MissingExtra(KvweaveError, ImportError):
+    """An optional part is needed and not installed; the text names the extra."""

@@ -1,0 +1,1 @@
+"""Documents in, chunks out: reading, cutting, indexing, searching."""

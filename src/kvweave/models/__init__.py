@@ -1,0 +1,1 @@
+"""Unmodified Hugging Face models, run over chosen rows of a prompt."""

@@ -1,0 +1,1 @@
+"""From stored chunk KV to the first token: recipes of six slots."""

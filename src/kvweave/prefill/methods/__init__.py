@@ -1,0 +1,1 @@
+"""One file per method; METHODS maps names to recipes."""

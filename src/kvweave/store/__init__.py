@@ -1,0 +1,1 @@
+"""Chunk KV on disk: keys, format, catalogue, limits."""
