@@ -15,6 +15,8 @@ import platformdirs
 from kvweave.errors import InvalidRequest
 
 DEFAULT_CHUNK_TOKENS = 512
+DEFAULT_NEW_TOKENS = 256
+CONTEXT_SHARE = 8  # a default never takes more than this fraction (1/8) of a model's context
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,12 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """How an answer is decoded: `temperature` 0 is greedy; `top_p` 0..1 keeps the nucleus of that mass."""
+    """How an answer is decoded: `temperature` 0 is greedy; `top_p` 0..1 keeps the nucleus of that mass.
 
-    max_new_tokens: int = 256
+    `max_new_tokens` None means 256, or an eighth of the model's context where that is less.
+    """
+
+    max_new_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
@@ -82,6 +87,11 @@ class Config:
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+
+
+def within_context(given: int | None, default: int, context_tokens: int) -> int:
+    """A length in tokens: the one given, else the default or an eighth of the model's context if that is less."""
+    return given if given is not None else min(default, max(8, context_tokens // CONTEXT_SHARE))
 
 
 def default_home() -> Path:
@@ -143,11 +153,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _check(config: Config) -> None:
     chunk_tokens, overlap = config.chunking.chunk_tokens, config.chunking.overlap_tokens
+    new_tokens = config.generation.max_new_tokens
     bounds: list[tuple[bool, str]] = [
         (chunk_tokens is None or chunk_tokens >= 8, f"chunk_tokens is {chunk_tokens}; at least 8 are needed"),
         (overlap >= 0, f"overlap_tokens is {overlap}; it cannot be negative"),
         (config.retrieval.top_k >= 1, f"top_k is {config.retrieval.top_k}; at least one chunk is needed"),
-        (config.generation.max_new_tokens >= 1, f"max_new_tokens is {config.generation.max_new_tokens}; at least 1"),
+        (new_tokens is None or new_tokens >= 1, f"max_new_tokens is {new_tokens}; at least 1 is needed"),
         (config.generation.temperature >= 0, f"temperature is {config.generation.temperature}; it cannot be negative"),
         (0 < config.generation.top_p <= 1, f"top_p is {config.generation.top_p}; it lies in (0, 1]"),
     ]

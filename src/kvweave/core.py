@@ -264,7 +264,7 @@ class SkippedFile:
 
 @dataclass(frozen=True, slots=True)
 class AddReport:
-    """What one `add` did: sources by what happened to them, and the chunk KV that was computed."""
+    """What one `add` did: sources by what happened to them, and the chunk KV computed or beyond the limit."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -273,4 +273,5 @@ class AddReport:
     skipped: tuple[SkippedFile, ...] = field(default=())
     chunks: int = 0
     chunk_kv_computed: int = 0
+    chunk_kv_left_out: int = 0
     seconds: float = 0.0

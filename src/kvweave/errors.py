@@ -16,6 +16,7 @@
     ├── StoreError
     │   ├── StoreTooNew           written by a newer format version
     │   ├── StoreBusy             another process holds the lock for too long
+    │   ├── StoreFull             no space left on the disk for the catalogue
     │   └── DamagedEntry          caught inside: counted as a miss, never used
     └── MissingExtra              names the extra to install
 
@@ -89,6 +90,10 @@ class StoreTooNew(StoreError):
 
 class StoreBusy(StoreError):
     """Another process kept the catalogue locked for longer than the wait allows."""
+
+
+class StoreFull(StoreError):
+    """No space is left on the disk for the catalogue; what was being written is undone."""
 
 
 class DamagedEntry(StoreError):

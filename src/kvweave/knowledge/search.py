@@ -1,0 +1,119 @@
+"""Hybrid search over the bank's table: BM25 and vectors, each its own ranking, fused by reciprocal rank.
+
+Only rows of visible versions take part, so both rankings are filtered before they are fused: an invisible
+row must not cost a visible one its rank.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from lancedb.query import MatchQuery
+
+from kvweave.knowledge.rows import FOUND_COLUMNS, Found
+
+RANK_OFFSET = 60
+"""The constant of reciprocal rank fusion, 1 / (60 + rank), from its paper."""
+
+CANDIDATES_PER_RESULT = 4
+MIN_CANDIDATES = 40
+
+Row = dict[str, Any]
+Fetch = Callable[[int, str | None], list[Row]]
+
+
+def hybrid_search(
+    table: Any, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
+) -> list[Found]:
+    """The k best rows, best first; equal scores in the order of source and position.
+
+    Args:
+        table: the LanceDB table.
+        question: the words to match. Any text: it is not parsed as a query language.
+        vector: the question's vector, (dimensions,).
+        k: how many at most.
+        visible: versions whose rows count.
+    """
+    if not visible or k < 1:
+        return []
+    depth = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k)
+    rankings = [
+        _visible_rows(lambda limit, where: _by_vector(table, vector, limit, where), depth, visible),
+        _visible_rows(lambda limit, where: _by_words(table, question, limit, where), depth, visible),
+    ]
+    rows = {row["row_id"]: row for ranking in rankings for row in ranking}
+    scores = fuse_rankings([[row["row_id"] for row in ranking] for ranking in rankings])
+    found = [_found(row, scores[name]) for name, row in rows.items()]
+    return sorted(found, key=lambda one: (-one.score, one.source, one.position))[:k]
+
+
+def fuse_rankings(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
+    """Reciprocal rank fusion: each name scores the sum of 1 / (60 + rank), rank from 1, over the rankings."""
+    scores: dict[str, float] = defaultdict(float)
+    for ranking in rankings:
+        for rank, name in enumerate(ranking, 1):
+            scores[name] += 1 / (RANK_OFFSET + rank)
+    return dict(scores)
+
+
+def in_list(column: str, values: Iterable[str]) -> str:
+    """An SQL condition: the column has one of the values."""
+    quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in sorted(values))
+    return f"{column} IN ({quoted})"
+
+
+def _visible_rows(fetch: Fetch, depth: int, visible: Collection[str]) -> list[Row]:
+    """The best `depth` visible rows of one ranking.
+
+    Usually nothing is invisible, and a long filter costs more than the search; so the filter goes into the
+    search only when the rows found without it were not enough.
+    """
+    limit = 2 * depth
+    rows = fetch(limit, None)
+    kept = _distinct(row for row in rows if row["version"] in visible)
+    if len(kept) < depth and len(rows) >= limit:
+        kept = _distinct(fetch(limit, in_list("version", visible)))
+    return kept[:depth]
+
+
+def _distinct(rows: Iterable[Row]) -> list[Row]:
+    """Each row once: two processes that add one document at a time may both write it."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(row["row_id"], row)
+    return list(first.values())
+
+
+def _by_vector(table: Any, vector: npt.NDArray[np.float32], limit: int, where: str | None) -> list[Row]:
+    search = table.search(vector, query_type="vector", vector_column_name="vector").distance_type("l2")
+    # Unit vectors: the order by distance is that by cosine, and a zero vector is no special case.
+    return _fetched(search, limit, where, "_distance", 1.0)
+
+
+def _by_words(table: Any, question: str, limit: int, where: str | None) -> list[Row]:
+    return _fetched(
+        table.search(MatchQuery(question, "text"), query_type="fts"), limit, where, "_score", -1.0
+    )
+
+
+def _fetched(search: Any, limit: int, where: str | None, column: str, sign: float) -> list[Row]:
+    if where is not None:
+        search = search.where(where, prefilter=True)
+    rows: list[Row] = search.select([*FOUND_COLUMNS, column]).limit(limit).to_list()
+    return sorted(rows, key=lambda row: (sign * row[column], row["source"], row["position"]))
+
+
+def _found(row: Row, score: float) -> Found:
+    return Found(
+        row_id=row["row_id"],
+        source=row["source"],
+        version=row["version"],
+        position=row["position"],
+        start=row["start"],
+        end=row["end"],
+        digest=row["digest"],
+        text=row["text"],
+        score=score,
+    )

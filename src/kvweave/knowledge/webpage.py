@@ -1,0 +1,124 @@
+"""HTML to plain text: what a reader of the page sees, in lines.
+
+Parses with the standard library; knows nothing about files.
+"""
+
+import re
+from html.parser import HTMLParser
+
+_DROPPED = frozenset({"script", "style", "template", "noscript", "svg", "math", "head", "iframe", "object"})
+_HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+_PARAGRAPHS = _HEADINGS | {
+    "p",
+    "ul",
+    "ol",
+    "dl",
+    "table",
+    "pre",
+    "blockquote",
+    "section",
+    "article",
+    "hr",
+    "figure",
+}
+_LINES = frozenset(
+    {
+        "address",
+        "aside",
+        "body",
+        "br",
+        "caption",
+        "center",
+        "dd",
+        "details",
+        "dialog",
+        "div",
+        "dt",
+        "fieldset",
+    }
+    | {"figcaption", "footer", "form", "header", "li", "main", "nav", "option", "summary", "tr"}
+)
+_CELLS = frozenset({"td", "th"})
+
+
+def read_webpage(markup: str) -> tuple[str, str]:
+    """Extract a page's text and title.
+
+    Scripts, styles and the head are dropped; paragraphs and headings are set apart by blank lines, list items
+    and table rows stand on lines of their own, `<pre>` keeps its white space; entities are decoded.
+
+    Returns:
+        (text, title); the title is that of the head, else the first heading, else empty.
+    """
+    page = _Page()
+    page.feed(markup)
+    page.close()
+    return page.text(), page.title()
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self._parts: list[str] = []
+        self._dropped: list[str] = []
+        self._pre = 0
+        self._titles: dict[str, list[str]] = {"title": [], "h1": []}
+        self._inside: str | None = None
+
+    def text(self) -> str:
+        text = "".join(self._parts)
+        text = re.sub(r"[ \t]*\n[ \t]*(?=\n)", "\n", text)
+        text = re.sub(r" +\n", "\n", text)
+        return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n" if text.strip() else ""
+
+    def title(self) -> str:
+        head, heading = (" ".join("".join(parts).split()) for parts in self._titles.values())
+        return head or heading
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "body":
+            self._dropped.clear()  # a head that was never closed ends here
+        if tag in self._titles and not self._titles[tag] and "svg" not in self._dropped:
+            self._inside = tag
+        if tag in _DROPPED:
+            self._dropped.append(tag)
+        elif not self._dropped:
+            self._pre += tag == "pre"
+            self._break(tag, opening=True)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in _DROPPED and not self._dropped:
+            self._break(tag, opening=True)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._inside:
+            self._inside = None
+        if tag in self._dropped:
+            while self._dropped.pop() != tag:
+                pass
+        elif not self._dropped:
+            if tag == "pre":
+                self._pre = max(0, self._pre - 1)
+            self._break(tag, opening=False)
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self._titles[self._inside].append(data)
+        if self._dropped:
+            return
+        if not self._pre:
+            data = re.sub(r"\s+", " ", data)
+            if not self._parts or self._parts[-1][-1:].isspace():
+                data = data.lstrip(" ")
+        if data:
+            self._parts.append(data)
+
+    def _break(self, tag: str, *, opening: bool) -> None:
+        if tag in _PARAGRAPHS:
+            self._parts.append("\n\n")
+        elif tag in _LINES:
+            self._parts.append("\n")
+        elif tag in _CELLS and not opening:
+            self._parts.append("\t")
+        if tag == "li" and opening:
+            self._parts.append("- ")

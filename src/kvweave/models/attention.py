@@ -1,0 +1,75 @@
+"""Our attention function, registered with transformers under one name.
+
+A pass over chosen rows carries a `RowPlan` as a keyword of the model call; attention then goes by it and
+ignores masks. Any other call (an ordinary `generate` on the fused cache) takes the library's own path.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from kvweave.errors import UnsupportedModel
+from kvweave.ops.row_blocks import RowBlock, attend_blocks, attend_softcap, cut_rows
+
+ATTENTION_NAME = "kvweave"
+ROWS_KEYWORD = "kvweave_rows"
+
+
+class RowPlan:
+    """Which prompt positions a pass computes, `rows` (T,) ascending; blocks per sliding window, made once."""
+
+    def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
+        self.rows = rows
+        self.layers_seen: set[int] = set()
+        self._dtype = dtype
+        self._blocks: dict[int | None, tuple[RowBlock, ...]] = {}
+
+    def blocks(self, window: int | None) -> tuple[RowBlock, ...]:
+        """The row blocks for layers with this sliding window."""
+        if window not in self._blocks:
+            self._blocks[window] = cut_rows(self.rows, window=window, dtype=self._dtype)
+        return self._blocks[window]
+
+
+def register() -> None:
+    """Make the name known to transformers; doing it again changes nothing.
+
+    The mask function is the library's own: without one, a padded batch would be attended to unmasked.
+    """
+    AttentionInterface.register(ATTENTION_NAME, canvas_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+
+
+def canvas_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: query (B, H, T, D), key and value (B, G, S, D) → (B, T, H, D)."""
+    if kwargs.get("s_aux") is not None:
+        raise UnsupportedModel(f"{type(module).__name__} uses learned attention sinks, which kvweave cannot fuse yet")
+    plan: RowPlan | None = kwargs.get(ROWS_KEYWORD)
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if plan is not None:
+        plan.layers_seen.add(int(getattr(module, "layer_idx", -1)))
+        out = attend_blocks(query, key, value, plan.blocks(sliding_window), scaling=scale, softcap=softcap)
+    elif softcap is not None:
+        # A missing mask means plain causal attention, as it does for the library's own function.
+        causal = attention_mask is None and query.shape[2] > 1
+        out = attend_softcap(query, key, value, attention_mask, causal, scale, softcap)
+    else:
+        return sdpa_attention_forward(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    return out.transpose(1, 2).contiguous(), None

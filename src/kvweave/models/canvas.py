@@ -1,0 +1,176 @@
+"""The KV of one request, as a transformers Cache that chosen rows can be written into in place.
+
+A canvas starts as a list of placed spans: stored chunk KV, unrotated and read-only, each with the prompt
+position it stands at. At a layer's first update the spans are rotated to their positions and laid out in
+prompt order together with the rows just computed; stale rows among those are thereby replaced. Later
+passes write their rows in place. Stored tensors are never written to.
+
+After prefill the canvas turns to append mode and any transformers `generate` continues on it. Knows
+nothing about stores or methods.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from kvweave.core import ChunkKV
+from kvweave.models.rotary import Angles, KeyWatch
+from kvweave.ops.attention import AttentionInput, KeyRows, merge
+
+SPARE_TOKENS = 64  # room for the first generated tokens before a layer has to grow
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSpan:
+    """Stored KV standing at prompt positions `start` … `start + kv.tokens`, rotated as if it began at `rope_start`."""
+
+    kv: ChunkKV
+    start: int
+    rope_start: int
+
+
+class RowCapture:
+    """Collects the unrotated K and the V of the rows that passes compute.
+
+    `kv` is (L, 2, G, N, D) once a pass has run; only rows that a pass computed are valid. `layers` in and
+    row positions are prompt-wide. Owned by the request.
+    """
+
+    def __init__(self, watch: KeyWatch, layers: int, length: int) -> None:
+        self.watch = watch
+        self.kv: Tensor | None = None
+        self._shape = (layers, length)
+
+    def keep(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Record a layer's new rows: rotated `keys` (1, G, T, D) are exchanged for the ones seen before rotation."""
+        seen = self.watch.take()
+        if seen is not None:
+            unrotated = seen[0]
+            width = unrotated.shape[-1]
+            keys = unrotated if width == keys.shape[-1] else torch.cat([unrotated, keys[..., width:]], dim=-1)
+        if self.kv is None:
+            layers, length = self._shape
+            self.kv = keys.new_empty(layers, 2, keys.shape[1], length, keys.shape[-1])
+        self.kv[layer, 0].index_copy_(1, rows, keys[0])
+        self.kv[layer, 1].index_copy_(1, rows, values[0])
+
+
+class CanvasLayer(CacheLayerMixin):
+    """One layer of the canvas: buffers `keys`, `values` (B, G, capacity, D) in prompt order, owned by the request."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, canvas: "Canvas", index: int) -> None:
+        super().__init__()
+        self._canvas = canvas
+        self._index = index
+        self.appended = 0  # rows written in append mode, beyond the canvas's own length
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Part of the library's interface; the buffers come into being in `update`."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write new rows (B, G, T, D) and return all valid keys and values in prompt order."""
+        canvas = self._canvas
+        if canvas.rows is None:
+            return self._append(key_states, value_states)
+        if canvas.capture is not None:
+            canvas.capture.keep(self._index, canvas.rows, key_states, value_states)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._lay_out(key_states, value_states)
+        else:
+            self.keys.index_copy_(2, canvas.rows, key_states)
+            self.values.index_copy_(2, canvas.rows, value_states)
+        return self.keys[:, :, : canvas.length], self.values[:, :, : canvas.length]
+
+    def _lay_out(self, key_states: Tensor, value_states: Tensor) -> None:
+        canvas = self._canvas
+        assert canvas.rows is not None
+        started = time.perf_counter()
+        given = AttentionInput(
+            shared=canvas.shared_rows(self._index, key_states),
+            private=KeyRows(key_states, value_states, canvas.rows),
+            skip=canvas.rows,
+        )
+        self.keys, self.values = merge(given, canvas.length, canvas.length + SPARE_TOKENS)
+        canvas.place_s += time.perf_counter() - started
+
+    def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        if self.keys.shape[0] < key_states.shape[0]:  # generate runs beams and several samples as a batch
+            self.batch_repeat_interleave(key_states.shape[0] // self.keys.shape[0])
+        start = self._canvas.length + self.appended
+        end = start + key_states.shape[2]
+        if end > self.keys.shape[2]:
+            grown = end + end // 2 - self.keys.shape[2]
+            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, grown))
+            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, grown))
+        self.keys[:, :, start:end] = key_states
+        self.values[:, :, start:end] = value_states
+        self.appended += key_states.shape[2]
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Key length and offset for the library's masks."""
+        return (self._canvas.length if self._canvas.rows is not None else self.get_seq_length() + query_length), 0
+
+    def get_seq_length(self) -> int:
+        """Positions held so far."""
+        return self._canvas.length + self.appended
+
+    def get_max_length(self) -> int:
+        """No maximum: buffers grow."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last positions; a negative number of tokens, as the library passes it."""
+        self.appended -= abs(tokens_to_remove)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sequence, as beam search needs."""
+        self.keys = self.keys.repeat_interleave(repeats, dim=0)
+        self.values = self.values.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep chosen sequences."""
+        self.keys, self.values = self.keys[indices], self.values[indices]
+
+
+class Canvas(Cache):
+    """A request's KV over a prompt of `length` tokens.
+
+    `spans` are placed before the first pass; positions they do not cover must be computed by a pass before
+    any row attends to them. `rows` (set by the adapter for the duration of a pass) selects the rows that
+    an update writes; None means append mode. `place_s` sums the seconds spent rotating and laying out.
+    """
+
+    def __init__(self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles) -> None:
+        self.length = length
+        self.spans = tuple(span for span in spans if span.kv.tokens)
+        self.rows: Tensor | None = None
+        self.capture: RowCapture | None = None
+        self.place_s = 0.0
+        self._angles = angles
+        super().__init__(layers=[CanvasLayer(self, index) for index in range(layers)])
+
+    def shared_rows(self, layer: int, like: Tensor) -> tuple[KeyRows, ...]:
+        """The placed spans of a layer, keys rotated; values stay views of the stored tensors."""
+        found = []
+        for number, span in enumerate(self.spans):
+            keys, values = span.kv.kv[layer].to(like.device)[:, None]  # each (1, G, S, D)
+            positions = torch.arange(span.start, span.start + span.kv.tokens, device=like.device)
+            found.append(KeyRows(self._angles.rotate(layer, keys, number), values, positions))
+        return tuple(found)
+
+    def hold(self, tokens: int) -> None:
+        """Continue from the first `tokens` positions: what stands after them is overwritten by what is appended."""
+        self.length = tokens
+        for layer in self.layers:
+            layer.appended = 0

@@ -1,0 +1,71 @@
+"""From a name to a model ready to compute: the shipped reference model, a local folder, or a hub id."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from kvweave.errors import InvalidRequest, ModelNotFound
+from kvweave.models.adapter import Adapter
+
+REFERENCE_NAME = "reference"
+_REFERENCE_FOLDER = Path(__file__).parent / "reference"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(name: str | None = None, *, dtype: str = "auto", device: str = "auto") -> Adapter:
+    """Load a causal language model and its tokenizer through the ordinary transformers calls.
+
+    `name` is a local folder or a hub id; None or "reference" is the small model that ships with kvweave.
+    `dtype` auto takes the checkpoint's; `device` auto takes a GPU if there is one. Raises ModelNotFound when
+    there is nothing to load, UnsupportedModel when its KV cannot be represented, InvalidRequest for an
+    unknown dtype or device.
+    """
+    place = _device(device)
+    if name in (None, REFERENCE_NAME):
+        # Small enough that full precision costs nothing, and it was measured that way.
+        return _load(str(_REFERENCE_FOLDER), REFERENCE_NAME, "float32" if dtype == "auto" else dtype, place)
+    assert name is not None
+    _check_folder(name)
+    return _load(name, name, dtype, place)
+
+
+def reference_tokenizer() -> PreTrainedTokenizerBase:
+    """The tokenizer of the shipped reference model."""
+    return AutoTokenizer.from_pretrained(_REFERENCE_FOLDER)  # type: ignore[no-any-return]
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise InvalidRequest(f"device {device!r} is unknown to PyTorch; use cpu, cuda or cuda:N") from error
+
+
+def _check_folder(name: str) -> None:
+    folder = Path(name).expanduser()
+    looks_local = name.startswith((".", "/", "~")) or folder.exists()
+    if not looks_local:
+        return
+    if not folder.is_dir():
+        raise ModelNotFound(f"{folder} is not a folder; --model takes a model folder or a hub id")
+    if not (folder / "config.json").exists():
+        raise ModelNotFound(f"{folder} has no config.json, so it is not a transformers model folder")
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise ModelNotFound(f"{folder} has no weights (*.safetensors); copy the whole model folder")
+
+
+def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise InvalidRequest(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
+    path = str(Path(source).expanduser()) if Path(source).expanduser().exists() else source
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES.get(dtype, "auto"))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ModelNotFound(f"cannot load the model {name!r}: {first_line}") from error
+    return Adapter(model.to(device), tokenizer, name=name)

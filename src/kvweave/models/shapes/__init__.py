@@ -1,0 +1,36 @@
+"""Models in real shapes with random weights: for measuring time, which does not depend on what weights say.
+
+Each shape is a transformers configuration as a JSON file beside this one.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.adapter import Adapter
+from kvweave.models.loading import reference_tokenizer
+
+_FOLDER = Path(__file__).parent
+
+
+def shape_names() -> list[str]:
+    """Names of the shapes there are."""
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+def random_model(shape: str, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Adapter:
+    """A model of a real shape with seeded random weights, and the reference model's tokenizer.
+
+    Raises InvalidRequest for an unknown shape. Its answers mean nothing; its times are the shape's.
+    """
+    path = _FOLDER / f"{shape}.json"
+    if shape not in shape_names():
+        raise InvalidRequest(f"there is no shape {shape!r}; choose one of {', '.join(shape_names())}")
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return Adapter(model, reference_tokenizer(), name=f"{shape} (random weights)")

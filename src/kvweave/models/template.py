@@ -1,0 +1,120 @@
+"""A prompt as token ids, cut where storage needs it: system / chunks / question.
+
+The text comes from the tokenizer's own chat template where it has one, else from a plain layout. Every
+part, and the separator after a chunk, is tokenized on its own and the ids are concatenated: a chunk has the
+same ids wherever it stands, so what is stored always fits, and a prefix match needs no care at merges.
+Text from documents and users never becomes control tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from kvweave.core import Prompt, Span, TokenizedPrompt
+
+DEFAULT_SYSTEM = "Read the notes below and answer the questions."
+SEPARATOR = "\n\n"
+QUESTION_LEAD = "Question: "
+ANSWER_LEAD = " Answer:"
+_CHUNKS_MARK, _QUESTION_MARK = "\x02chunks\x03", "\x02question\x03"
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The template's own text around what changes: before the chunks, before and after the question."""
+
+    head: str
+    lead: str
+    tail: str
+    chat: bool
+
+
+class PromptTemplate:
+    """Renders prompts for one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._separator = self._text_ids(SEPARATOR)
+        self._prefixes: dict[str | None, tuple[int, ...]] = {}
+
+    def prefix_ids(self, system: str | None) -> tuple[int, ...]:
+        """The ids that every prompt with this instruction starts with: S, the shared prefix."""
+        if system not in self._prefixes:
+            frame = self._frame(system)
+            self._prefixes[system] = self._template_ids(frame.head, starts=True, chat=frame.chat)
+        return self._prefixes[system]
+
+    def chunk_ids(self, text: str) -> tuple[int, ...]:
+        """A chunk's ids as they stand in a prompt: its text, then the separator."""
+        return self.framed(self._text_ids(text))
+
+    def framed(self, text_ids: Sequence[int]) -> tuple[int, ...]:
+        """A chunk's ids as they stand in a prompt, from the ids of its text."""
+        return (*text_ids, *self._separator)
+
+    def render(self, prompt: Prompt) -> TokenizedPrompt:
+        """Token ids and spans of a prompt; the system span may be empty, the question span never is."""
+        frame = self._frame(prompt.system)
+        head = self.prefix_ids(prompt.system)
+        ids = list(head)
+        spans = [Span("system", 0, len(ids))]
+        for number, text in enumerate(prompt.chunks):
+            start = len(ids)
+            ids += self.chunk_ids(text)
+            spans.append(Span("chunk", start, len(ids), number))
+        start = len(ids)
+        ids += self._template_ids(frame.lead, starts=False, chat=frame.chat)
+        asked = len(ids)
+        ids += self._text_ids(prompt.question)
+        answered = len(ids)
+        ids += self._template_ids(frame.tail, starts=False, chat=frame.chat)
+        spans.append(Span("question", start, len(ids)))
+        return TokenizedPrompt(tuple(ids), tuple(spans), (asked, answered))
+
+    def _frame(self, system: str | None) -> _Frame:
+        system = DEFAULT_SYSTEM if system is None else system
+        if not getattr(self._tokenizer, "chat_template", None):
+            head = f"{system}{SEPARATOR}" if system else ""
+            return _Frame(head, QUESTION_LEAD, ANSWER_LEAD, chat=False)
+        body = f"{_CHUNKS_MARK}{QUESTION_LEAD}{_QUESTION_MARK}"
+        text = self._chat_text(system, body)
+        head, _, rest = text.partition(_CHUNKS_MARK)
+        lead, _, tail = rest.partition(_QUESTION_MARK)
+        return _Frame(head, lead, tail, chat=True)
+
+    def _chat_text(self, system: str, body: str) -> str:
+        instruction = [{"role": "system", "content": system}] if system else []
+        try:
+            return self._apply([*instruction, {"role": "user", "content": body}])
+        except Exception:  # templates refuse a system role by raising whatever their author chose
+            if not instruction:
+                raise
+            return self._apply([{"role": "user", "content": f"{system}{SEPARATOR}{body}"}])
+
+    def _apply(self, messages: list[dict[str, str]]) -> str:
+        # Reasoning models that know the switch answer directly; other templates ignore it.
+        text = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        return str(text)
+
+    def _text_ids(self, text: str) -> tuple[int, ...]:
+        """Ids of text from outside: what looks like a control token in it stays text."""
+        given = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return tuple(given["input_ids"])
+
+    def _template_ids(self, text: str, *, starts: bool, chat: bool) -> tuple[int, ...]:
+        """Ids of the template's own text, control tokens included; a plain prompt's start gets the model's BOS."""
+        tokenizer = self._tokenizer
+        if not starts or chat:
+            return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        ids = list(tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])
+        plain = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        if len(ids) > len(plain) and eos is not None and ids[-1] == eos:
+            ids.pop()  # some tokenizers close every text; the prompt goes on
+        # A separate BOS that the tokenizer leaves to its caller (one shared with EOS is no start mark).
+        if bos is not None and bos != eos and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return tuple(ids)

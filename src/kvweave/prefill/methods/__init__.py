@@ -1,1 +1,0 @@
-"""One file per method; METHODS maps names to recipes."""

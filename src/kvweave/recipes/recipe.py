@@ -1,0 +1,133 @@
+"""A method of KV reuse as a recipe of six slots, and the one function that follows it.
+
+Each slot answers one question; most have a default. A new method is a file under `methods/` that fills the
+slots it changes, and one line in METHODS. If a method needs an edit here, a slot is wrong.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvweave.core import Plan, PlanSpan, Timing, TokenizedPrompt
+from kvweave.models.adapter import Adapter
+from kvweave.models.canvas import Canvas
+from kvweave.recipes.attend import Attend, Causal
+from kvweave.recipes.match import Match, MatchSystemThenChunk
+from kvweave.recipes.place import Place, TruePositions
+from kvweave.recipes.prepare import Isolated, Prepare
+from kvweave.recipes.recompute import Recompute, SelectedRows
+from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult, Remembered
+from kvweave.recipes.select import Select, SelectNone
+from kvweave.store.chunk_store import ChunkStore
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Six answers. `ratio` is the budget a request gets when it names none."""
+
+    name: str
+    prepare: Prepare = field(default_factory=Isolated)
+    match: Match = field(default_factory=MatchSystemThenChunk)
+    place: Place = field(default_factory=TruePositions)
+    select: Select = field(default_factory=SelectNone)
+    recompute: Recompute = field(default_factory=SelectedRows)
+    attend: Attend = field(default_factory=Causal)
+    ratio: float = 0.0
+
+
+def run(
+    recipe: Recipe, adapter: Adapter, store: ChunkStore, prompt: TokenizedPrompt, *, ratio: float | None = None
+) -> PrefillResult:
+    """Prefill a prompt by a recipe: match → place → select → recompute.
+
+    No stored entry is changed; what was computed and is worth keeping comes back in `remembered`, for the
+    caller to store when the answer is out. Raises InvalidRequest for an impossible budget and PromptTooLong.
+    """
+    adapter.check_length(prompt.tokens)
+    began = time.perf_counter()
+    budget = Budget(recipe.ratio if ratio is None else ratio)
+    request = PrefillRequest(adapter, store, prompt, budget)
+
+    matched = recipe.match.find(request, recipe.prepare)
+    matched_at = time.perf_counter()
+
+    canvas = adapter.canvas(prompt.tokens, recipe.place.positions(matched))
+    selected = _select(recipe, request, canvas, matched)
+    selected_at = time.perf_counter()
+
+    rows = _rows_to_compute(matched, selected)
+    kept = _worth_keeping(recipe, request, matched)
+    logits = recipe.recompute.run(request, canvas, rows, recipe.attend, capture=bool(kept))
+    done_at = time.perf_counter()
+
+    timing = Timing(
+        match_s=matched_at - began,
+        place_s=canvas.place_s,
+        select_s=selected_at - matched_at,
+        recompute_s=done_at - selected_at - canvas.place_s,
+        ttft_s=done_at - began,
+        total_s=done_at - began,
+    )
+    plan = Plan(recipe.name, budget.ratio, _plan_spans(matched, selected))
+    remembered = tuple(_remember(request, canvas, number) for number in kept)
+    return PrefillResult(logits, plan, timing, canvas, selected, remembered, request)
+
+
+def _positions(matched: tuple[Matched, ...], origin: str) -> Tensor:
+    runs = [torch.arange(m.span.start, m.span.end) for m in matched if m.origin == origin]
+    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.long)
+
+
+def _select(recipe: Recipe, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...]) -> Tensor:
+    if request.budget.everything:  # every context row, exact ones too: the result must equal full attention
+        return torch.cat([torch.arange(m.span.start, m.span.end) for m in matched if _is_stored_chunk(m)] or [_none()])
+    return recipe.select.choose(request, canvas, matched, _positions(matched, "reused"))
+
+
+def _is_stored_chunk(matched: Matched) -> bool:
+    return matched.span.kind == "chunk" and matched.origin != "fresh"
+
+
+def _none() -> Tensor:
+    return torch.empty(0, dtype=torch.long)
+
+
+def _rows_to_compute(matched: tuple[Matched, ...], selected: Tensor) -> Tensor:
+    return torch.cat([selected, _positions(matched, "fresh")]).sort().values
+
+
+def _worth_keeping(recipe: Recipe, request: PrefillRequest, matched: tuple[Matched, ...]) -> list[int]:
+    """Spans computed in this request whose KV is exact: all before them is exact, fresh or recomputed."""
+    kept = []
+    for number, found in enumerate(matched):
+        if found.origin == "reused" and not request.budget.everything:
+            break  # tainted from here on: rows computed behind stale ones are not full attention's
+        if found.origin == "fresh" and found.span.kind in recipe.match.remembers:
+            kept.append(number)
+    return kept
+
+
+def _remember(request: PrefillRequest, canvas: Canvas, number: int) -> Remembered:
+    span = request.prompt.spans[number]
+    kv = request.adapter.captured(canvas, request.prompt.token_ids, span.start, span.end)
+    return Remembered(kv, request.exact_making(number), request.sources(number))
+
+
+def _plan_spans(matched: tuple[Matched, ...], selected: Tensor) -> tuple[PlanSpan, ...]:
+    spans = []
+    for found in matched:
+        span = found.span
+        inside = int(((selected >= span.start) & (selected < span.end)).sum())
+        spans.append(PlanSpan(span.kind, span.start, span.end, found.origin, inside, found.reason, span.chunk))
+    return tuple(spans)
+
+
+def remember(result: PrefillResult) -> int:
+    """Store what a request computed and is worth keeping; returns how many entries the store took."""
+    request = result.request
+    return sum(
+        request.store.put(request.adapter.fingerprint, kept.kv, kept.making, kept.sources)
+        for kept in result.remembered
+    )

@@ -1,0 +1,24 @@
+"""Sample documents and questions in the language of the shipped reference model."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCUMENTS = Path(__file__).parent / "documents"
+CHUNK_TOKENS = 48  # the reference model was trained on chunks of about this length
+TOP_K = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SampleQuestion:
+    """A question about the sample documents, its right answer, and what kind of reading it takes."""
+
+    text: str
+    answer: str
+    kind: str
+
+
+def sample_questions() -> list[SampleQuestion]:
+    """All sample questions, in the order of the file."""
+    with (Path(__file__).parent / "questions.toml").open("rb") as file:
+        return [SampleQuestion(**question) for question in tomllib.load(file)["question"]]

@@ -1,0 +1,154 @@
+"""The catalogue of entries in SQLite: what is stored, in which file, made from which chunks, how often used.
+
+Its rows are the truth: a file that none of them lists does not exist. All statements about entries are
+here; files are deleted by the caller, after the commit.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvweave.store.database import Database
+from kvweave.store.eviction import EvictionRow
+from kvweave.store.keys import EntryKey
+from kvweave.store.reports import KindTotals
+
+_SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS entries (
+        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL, kind TEXT NOT NULL,
+        exact INTEGER NOT NULL, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL, path TEXT NOT NULL UNIQUE,
+        model TEXT NOT NULL, model_name TEXT NOT NULL, made_at REAL NOT NULL, last_used REAL NOT NULL,
+        uses INTEGER NOT NULL DEFAULT 0)""",
+    # Covers the order of eviction and the total size, so that neither reads the rows themselves.
+    "CREATE INDEX IF NOT EXISTS entries_by_use ON entries (uses, last_used, key, bytes)",
+    """CREATE TABLE IF NOT EXISTS entry_sources (
+        chunk TEXT NOT NULL, entry INTEGER NOT NULL REFERENCES entries (id) ON DELETE CASCADE,
+        PRIMARY KEY (chunk, entry)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS entry_sources_by_entry ON entry_sources (entry)",
+)
+_PAGE_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntry:
+    """A row to insert: the entry in file `path`, `bytes` long, made from the chunks `sources`."""
+
+    key: EntryKey
+    model_name: str
+    tokens: int
+    bytes: int
+    path: str
+    sources: Sequence[str]
+
+
+class Catalog:
+    """The tables `entries` and `entry_sources` of `database`, made if they are not there."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script(_SCHEMA)
+
+    def insert(self, entry: NewEntry) -> bool:
+        """Add a row and its sources in one transaction; False if the key is there already."""
+        key, made, now = entry.key, entry.key.making, time.time()
+        row = (key.digest, key.namespace, made.kind, made.exact, entry.tokens, entry.bytes, entry.path)
+        with self._database.transaction():
+            added = self._database.execute(
+                """INSERT INTO entries (key, namespace, kind, exact, tokens, bytes, path,
+                                        model, model_name, made_at, last_used)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING""",
+                (*row, key.model, entry.model_name, now, now),
+            )
+            if added:
+                self._database.execute(
+                    """INSERT OR IGNORE INTO entry_sources (chunk, entry)
+                       SELECT value, (SELECT id FROM entries WHERE key = ?) FROM json_each(?)""",
+                    (key.digest, json.dumps(list(entry.sources))),
+                )
+        return bool(added)
+
+    def paths(self, keys: Iterable[str]) -> dict[str, str]:
+        """The file of each key that is stored, by one query whatever their number."""
+        rows = self._database.query(
+            "SELECT key, path FROM entries WHERE key IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(keys)),),
+        )
+        return dict(rows)
+
+    def drop_file(self, path: str) -> bool:
+        """Drop the row that lists this file; False if none does any more."""
+        return bool(self._database.execute("DELETE FROM entries WHERE path = ?", (path,)))
+
+    def drop(self, keys: Iterable[str]) -> list[str]:
+        """Drop rows; returns their files. For use inside a transaction with what chose the keys."""
+        keys = list(keys)
+        with self._database.transaction():
+            paths = list(self.paths(keys).values())
+            self._database.execute(
+                "DELETE FROM entries WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(keys),)
+            )
+        return paths
+
+    def drop_made_from(self, namespace: str, chunks: Iterable[str]) -> list[str]:
+        """Drop every row of the namespace that has one of these chunks among its sources; returns their files."""
+        with self._database.transaction():
+            rows = self._database.query(
+                """SELECT DISTINCT key FROM entries JOIN entry_sources ON entry = id
+                   WHERE namespace = ? AND chunk IN (SELECT value FROM json_each(?))""",
+                (namespace, json.dumps(list(chunks))),
+            )
+            return self.drop(key for (key,) in rows)
+
+    def drop_all(self) -> list[str]:
+        """Drop every row; returns their files."""
+        with self._database.transaction():
+            paths = self.listed()
+            self._database.execute("DELETE FROM entries")
+        return paths
+
+    def count_uses(self, uses: Mapping[str, int], when: float) -> None:
+        """Add retrievals, given by key, and set the time of the last one (seconds since the epoch)."""
+        self._database.execute_many(
+            "UPDATE entries SET uses = uses + ?, last_used = ? WHERE key = ?",
+            [(count, when, key) for key, count in uses.items()],
+        )
+
+    def total_bytes(self) -> int:
+        """The size of all listed files."""
+        return int(self._database.query("SELECT COALESCE(SUM(bytes), 0) FROM entries")[0][0])
+
+    def least_used(self, total_bytes: int, spare: str = "") -> list[EvictionRow]:
+        """The least used entries, as many as together make up at least `total_bytes`, without the key `spare`."""
+        limit = _PAGE_ROWS
+        while True:
+            rows = self._database.query(
+                """SELECT key, bytes, uses, last_used FROM entries WHERE key <> ?
+                   ORDER BY uses, last_used, key LIMIT ?""",
+                (spare, limit),
+            )
+            if len(rows) < limit or sum(row[1] for row in rows) >= total_bytes:
+                return [EvictionRow(*row) for row in rows]
+            limit *= 4
+
+    def totals(self) -> dict[str, KindTotals]:
+        """How much is stored of each kind."""
+        rows = self._database.query(
+            "SELECT kind, COUNT(*), SUM(tokens), SUM(bytes) FROM entries GROUP BY kind ORDER BY kind"
+        )
+        return {kind: KindTotals(entries, tokens, size) for kind, entries, tokens, size in rows}
+
+    def models(self) -> list[tuple[str, str, int]]:
+        """(name, digest, entries) of each model that made something, most entries first."""
+        rows = self._database.query(
+            """SELECT MAX(model_name), model, COUNT(*) FROM entries GROUP BY model ORDER BY COUNT(*) DESC, model"""
+        )
+        return [(name, model, entries) for name, model, entries in rows]
+
+    def listed(self) -> list[str]:
+        """All files that count."""
+        return [path for (path,) in self._database.query("SELECT path FROM entries")]
+
+    def keys_by_file(self) -> dict[str, str]:
+        """The key that each listed file must hold."""
+        return dict(self._database.query("SELECT path, key FROM entries ORDER BY path"))

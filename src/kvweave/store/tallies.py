@@ -1,0 +1,75 @@
+"""Counting without writing: lookups are counted in memory and reach the database in one write, now and then.
+
+A killed process loses the counts since its last write: an eviction a little less well informed, nothing else.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from kvweave.store.catalog import Catalog
+from kvweave.store.database import Database
+
+FLUSH_AFTER = 512
+"""Lookups between two writes: a write waits for the disk, and a lookup must not."""
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS store_counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+)
+_NAMES = ("hits", "misses", "damaged", "evicted")
+
+
+class Tallies:
+    """Retrievals per entry, and the store's counters in the table `store_counters`; safe in several threads."""
+
+    def __init__(self, database: Database, catalog: Catalog) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._uses: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._guard = threading.Lock()
+        database.script(_SCHEMA)
+
+    @property
+    def due(self) -> bool:
+        """Whether enough has gathered to be worth a write."""
+        return self._counts["hits"] + self._counts["misses"] >= FLUSH_AFTER
+
+    def hit(self, keys: Iterable[str]) -> None:
+        """Entries that were found and read."""
+        with self._guard:
+            before = self._uses.total()
+            self._uses.update(keys)
+            self._counts["hits"] += self._uses.total() - before
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Raise a counter: misses, damaged or evicted."""
+        assert name in _NAMES
+        with self._guard:
+            self._counts[name] += count
+
+    def flush(self) -> None:
+        """Write what has gathered, in one transaction; if that fails it is kept for the next time."""
+        with self._guard:
+            uses, counts = self._uses, self._counts
+            self._uses, self._counts = Counter(), Counter()
+        if not uses and not counts:
+            return
+        try:
+            with self._database.transaction():
+                self._catalog.count_uses(uses, time.time())
+                self._database.execute_many(
+                    """INSERT INTO store_counters (name, value) VALUES (?, ?)
+                       ON CONFLICT (name) DO UPDATE SET value = value + excluded.value""",
+                    list(counts.items()),
+                )
+        except BaseException:
+            with self._guard:
+                self._uses.update(uses)
+                self._counts.update(counts)
+            raise
+
+    def totals(self) -> dict[str, int]:
+        """All counters since the store was made, as far as they are written."""
+        return dict.fromkeys(_NAMES, 0) | dict(self._database.query("SELECT name, value FROM store_counters"))

@@ -1,0 +1,35 @@
+"""Reading every entry in full and comparing it with its row: what is broken, said and not yet mended."""
+
+from dataclasses import dataclass, field
+
+from kvweave.errors import DamagedEntry, StoreTooNew
+from kvweave.store.catalog import Catalog
+from kvweave.store.disk import DiskTier
+
+
+@dataclass(slots=True)
+class Findings:
+    """`damaged` and `newer` give for a file's name what is wrong with it; `checked` files were read in full."""
+
+    checked: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+    newer: dict[str, str] = field(default_factory=dict)
+
+
+def check_entries(catalog: Catalog, tier: DiskTier) -> Findings:
+    """Read every listed file, one after the other, holding none of them in memory; changes nothing."""
+    findings = Findings()
+    for name, key in catalog.keys_by_file().items():
+        try:
+            stored = tier.open(name)
+        except FileNotFoundError:
+            findings.damaged[name] = f"{tier.folder / name} is missing"
+        except StoreTooNew as error:
+            findings.newer[name] = str(error)
+        except DamagedEntry as error:
+            findings.damaged[name] = str(error)
+        else:
+            findings.checked += 1
+            if stored.key.digest != key:
+                findings.damaged[name] = f"{tier.folder / name} holds entry {stored.key.digest}, not {key}"
+    return findings

@@ -1,0 +1,69 @@
+"""Plain transformers doing the same work: the stock sdpa or eager attention with explicit 4D masks."""
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from kvweave.models.rotary import Rotation
+
+
+class ScatterLayer(DynamicLayer):
+    """Writes the rows of a pass into full-length tensors that were filled beforehand."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.rows = keys.clone(), values.clone(), rows
+        self.is_initialized = True
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        self.keys.index_copy_(2, self.rows, key_states)
+        self.values.index_copy_(2, self.rows, value_states)
+        return self.keys, self.values
+
+
+def stock(model: PreTrainedModel) -> PreTrainedModel:
+    """Switch to the library's own attention: eager where sdpa is refused (soft caps)."""
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:
+        model.set_attn_implementation("eager")
+    if getattr(model.config, "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
+    return model
+
+
+def full_prefill(model: PreTrainedModel, ids: list[int], rotation: Rotation) -> tuple[torch.Tensor, DynamicCache]:
+    """Last logits (1, vocab) and the cache of an ordinary prefill, all layers kept in full."""
+    rotation.reset_lengths()
+    cache = DynamicCache()
+    with torch.no_grad():
+        out = model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return out.logits[:, -1], cache
+
+
+def partial_prefill(
+    model: PreTrainedModel, ids: list[int], rows: torch.Tensor, held: list[tuple[torch.Tensor, torch.Tensor]]
+) -> torch.Tensor:
+    """Last logits of a pass over `rows`, the other positions' rotated K,V given in `held`."""
+    window = getattr(model.config, "sliding_window", None)
+    positions = torch.arange(len(ids))
+    causal = positions[None, :] <= rows[:, None]
+    near = causal & (positions[None, :] > rows[:, None] - window) if window else causal
+
+    def additive(visible: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
+
+    types = set(getattr(model.config, "layer_types", None) or [])
+    mask = additive(near if types == {"sliding_attention"} or (not types and window) else causal)
+    if len(types) > 1:
+        mask = {"full_attention": additive(causal), "sliding_attention": additive(near)}
+    with torch.no_grad():
+        out = model(
+            torch.tensor([ids])[:, rows],
+            position_ids=rows[None],
+            attention_mask=mask,
+            past_key_values=Cache(layers=[ScatterLayer(k, v, rows) for k, v in held]),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+    return out.logits[:, -1]

@@ -1,0 +1,62 @@
+"""From names to models, and one clear reason when that fails."""
+
+import pytest
+
+import kvweave
+from kvweave.errors import InvalidRequest, ModelNotFound
+from kvweave.testing import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_local_folder_loads_and_computes_what_the_model_did(folder):
+    adapter = kvweave.load_model(str(folder))
+    assert adapter.fingerprint.name == str(folder)
+    assert adapter.fingerprint.digest == kvweave.load_model(str(folder)).fingerprint.digest
+
+
+def test_the_reference_model_is_the_default():
+    assert kvweave.load_model().fingerprint.name == "reference"
+
+
+def test_a_folder_without_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match="no weights"):
+        kvweave.load_model(str(folder))
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        kvweave.load_model(str(tmp_path))
+
+
+def test_a_folder_without_tokenizer(folder):
+    for file in folder.glob("token*"):
+        file.unlink()
+    with pytest.raises(ModelNotFound, match="cannot load"):
+        kvweave.load_model(str(folder))
+
+
+def test_a_damaged_weight_file(folder):
+    (folder / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(ModelNotFound, match="cannot load"):
+        kvweave.load_model(str(folder))
+
+
+def test_a_missing_path_and_an_unreachable_hub_id(tmp_path):
+    with pytest.raises(ModelNotFound, match="not a folder"):
+        kvweave.load_model(str(tmp_path / "nothing"))
+    with pytest.raises(ModelNotFound, match="nobody/nothing"):
+        kvweave.load_model("nobody/nothing")
+
+
+def test_unknown_dtype_and_device():
+    with pytest.raises(InvalidRequest, match="float8"):
+        kvweave.load_model(dtype="float8")
+    with pytest.raises(InvalidRequest, match="abacus"):
+        kvweave.load_model(device="abacus")

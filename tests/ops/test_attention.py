@@ -1,0 +1,89 @@
+"""The fast attention over contiguous keys against the definition over spans, private rows and skips."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference, merge
+from kvweave.ops.row_blocks import attend_blocks, cut_rows
+
+WIDTH, KV_HEADS, HEADS = 8, 2, 4
+
+
+def random_rows(positions: torch.Tensor, generator: torch.Generator) -> KeyRows:
+    shape = (1, KV_HEADS, positions.numel(), WIDTH)
+    return KeyRows(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator), positions)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[int], int]:
+    """Prompt length, shared spans, rows that are computed (all uncovered ones and some covered ones), seed."""
+    cuts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
+    length, spans, rows = 0, [], []
+    for number, size in enumerate(cuts):
+        if draw(st.booleans()):
+            spans.append((length, length + size))
+            rows += draw(st.lists(st.integers(length, length + size - 1), unique=True)) if size else []
+        else:
+            rows += range(length, length + size)
+        length += size
+        assert number >= 0
+    rows.append(length)  # the question: one row at least, the last one
+    return length + 1, spans, sorted(rows), draw(st.integers(0, 2**16))
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts(), st.sampled_from([None, 1, 5, 1000]), st.sampled_from([None, 3.0]))
+def test_blocks_over_merged_keys_equal_the_definition(
+    layout: tuple[int, list[tuple[int, int]], list[int], int], window: int | None, softcap: float | None
+) -> None:
+    length, spans, rows, seed = layout
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.tensor(rows)
+    shared = tuple(random_rows(torch.arange(a, b), generator) for a, b in spans)
+    given = AttentionInput(shared, random_rows(positions, generator), skip=positions)
+    query = torch.randn(1, HEADS, len(rows), WIDTH, generator=generator)
+
+    expected = attend_reference(query, positions, given, scaling=0.3, window=window, softcap=softcap)
+    keys, values = merge(given, length, length + 3)
+    blocks = cut_rows(positions, window=window, dtype=query.dtype)
+    got = attend_blocks(query, keys, values, blocks, scaling=0.3, softcap=softcap)
+
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_shared_spans_are_never_written_to() -> None:
+    generator = torch.Generator().manual_seed(0)
+    span = random_rows(torch.arange(0, 6), generator)
+    before = span.keys.clone(), span.values.clone()
+    private = random_rows(torch.tensor([2, 6]), generator)
+    keys, _ = merge(AttentionInput((span,), private, skip=torch.tensor([2])), 7, 9)
+    keys += 1
+    assert torch.equal(span.keys, before[0])
+    assert torch.equal(span.values, before[1])
+
+
+def test_a_skipped_row_has_no_influence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    span, private = random_rows(torch.arange(0, 6), generator), random_rows(torch.tensor([2, 6]), generator)
+    query = torch.randn(1, HEADS, 2, WIDTH, generator=generator)
+    given = AttentionInput((span,), private, skip=torch.tensor([2]))
+    before = attend_reference(query, private.positions, given, scaling=0.3)
+    span.keys[:, :, 2] += 100
+    assert torch.equal(attend_reference(query, private.positions, given, scaling=0.3), before)
+
+
+def test_a_full_prefill_needs_no_mask() -> None:
+    (block,) = cut_rows(torch.arange(100), window=None, dtype=torch.float32)
+    assert block.causal
+    assert block.mask is None
+
+
+def test_large_passes_are_cut_so_that_masks_stay_small() -> None:
+    blocks = cut_rows(torch.arange(1000, 5000), window=None, dtype=torch.float32)
+    assert max(b.end - b.start for b in blocks) <= 512
+    assert [b.start for b in blocks[1:]] == [b.end for b in blocks[:-1]]
+
+
+def test_no_rows_no_blocks() -> None:
+    assert cut_rows(torch.empty(0, dtype=torch.long), window=None, dtype=torch.float32) == ()

@@ -1,0 +1,168 @@
+"""Every recipe through the same checks, against plain full prefill."""
+
+import hashlib
+
+import pytest
+import torch
+
+import kvweave
+from kvweave.models.canvas import PlacedSpan
+from kvweave.recipes.methods import METHODS, recipe_named
+from kvweave.recipes.recipe import run
+from kvweave.store.keys import digest_tokens
+
+TOLERANCE = 1e-4
+
+
+def plain_logits(adapter, prompt):
+    tokens = adapter.template.render(prompt)
+    with torch.no_grad():
+        return adapter.model(torch.tensor([tokens.token_ids]), use_cache=False, logits_to_keep=1).logits[:, -1]
+
+
+def files(store) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in store.folder.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryRecipe:
+    def test_ratio_one_equals_full_attention(self, name, adapter, store, prompt):
+        kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+        result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=1.0)
+        torch.testing.assert_close(result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE)
+        assert result.logits.shape == (1, adapter.model.config.vocab_size)
+
+    def test_a_cold_store_gives_full_attention(self, name, adapter, store, prompt):
+        result = kvweave.prefill(adapter, store, prompt, recipe=name)
+        torch.testing.assert_close(result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE)
+        assert result.plan.fresh_tokens == result.plan.prompt_tokens
+
+    def test_ratio_zero_is_the_question_over_what_prepare_and_place_give(self, name, adapter, store, prompt):
+        recipe = recipe_named(name)
+        kvweave.prepare(adapter, store, prompt.chunks, recipe=recipe, system=prompt.system)
+        tokens = adapter.template.render(prompt)
+        result = run(recipe, adapter, store, tokens, ratio=0.0)
+        prefix = tokens.ids(tokens.spans[0])
+        head = adapter.encode(prefix)
+        spans, rows = [PlacedSpan(head, 0, 0)], []
+        for span in tokens.spans[1:-1]:
+            if recipe.prepare.making(adapter, prefix, tokens.ids(span)) is None:
+                rows.append(torch.arange(span.start, span.end))
+                continue
+            kv = recipe.prepare.make(adapter, store, prefix, tokens.ids(span))
+            at = recipe.prepare.made_at(prefix) if name == "naive" else span.start
+            spans.append(PlacedSpan(kv, span.start, at))
+        question = tokens.spans[-1]
+        rows.append(torch.arange(question.start, question.end))
+        canvas = adapter.canvas(tokens.tokens, spans)
+        expected = adapter.compute(canvas, tokens.token_ids, adapter.rows(torch.cat(rows)))
+        torch.testing.assert_close(result.logits, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_no_stored_entry_changes(self, name, adapter, store, prompt):
+        kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+        kvweave.prefill(adapter, store, prompt, recipe=name)
+        before = files(store)
+        for ratio in (None, 1.0):
+            result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=ratio)
+            adapter.model.generate(**result.generate_kwargs, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        after = files(store)
+        assert {file: after[file] for file in before} == before
+
+    def test_stored_kv_does_not_depend_on_the_order_of_preparation(self, name, adapter, prompt, tmp_path):
+        contents = []
+        for number, order in enumerate((prompt.chunks, prompt.chunks[::-1])):
+            with kvweave.ChunkStore(tmp_path / str(number)) as store:
+                kvweave.prepare(adapter, store, order, recipe=name, system=prompt.system)
+                making = [recipe_named(name).prepare.making(adapter, adapter.template.prefix_ids("Answer."), adapter.template.chunk_ids(t)) for t in prompt.chunks]
+                wanted = [(adapter.template.chunk_ids(t), m) for t, m in zip(prompt.chunks, making, strict=True) if m]
+                contents.append([kv.kv.clone() for kv in store.get_many(adapter.fingerprint, wanted)])
+        assert all(torch.equal(a, b) for a, b in zip(*contents, strict=True))
+
+    def test_the_plan_partitions_the_prompt(self, name, adapter, store, prompt):
+        kvweave.prepare(adapter, store, prompt.chunks[:2], recipe=name, system=prompt.system)
+        for ratio in (None, 1.0):
+            plan = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=ratio).plan
+            parts = plan.exact_tokens + plan.reused_tokens + plan.recomputed_tokens + plan.fresh_tokens
+            assert parts == plan.prompt_tokens
+            assert [s.start for s in plan.spans[1:]] == [s.end for s in plan.spans[:-1]]
+            assert all(s.reason for s in plan.spans)
+
+    def test_a_second_request_is_unharmed_by_the_first_ones_generation(self, name, adapter, store, prompt):
+        kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+        kvweave.prefill(adapter, store, prompt, recipe=name)
+        first = kvweave.prefill(adapter, store, prompt, recipe=name)
+        logits = first.logits.clone()
+        adapter.model.generate(**first.generate_kwargs, max_new_tokens=80, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert torch.equal(kvweave.prefill(adapter, store, prompt, recipe=name).logits, logits)
+
+    def test_generate_continues_as_plain_transformers_at_ratio_one(self, name, adapter, store, prompt):
+        kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+        result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=1.0)
+        settings = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        got = adapter.model.generate(**result.generate_kwargs, **settings)
+        ids = torch.tensor([adapter.template.render(prompt).token_ids])
+        assert torch.equal(got, adapter.model.generate(ids, attention_mask=torch.ones_like(ids), **settings))
+
+    def test_prompts_without_chunks_or_system_work(self, name, adapter, store):
+        for prompt in (kvweave.Prompt("Why?"), kvweave.Prompt("Why?", ("",), system=""), kvweave.Prompt("", ("the inn",))):
+            result = kvweave.prefill(adapter, store, prompt, recipe=name)
+            torch.testing.assert_close(result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_prefix_reuse_equals_full_attention_and_survives_a_restart(adapter, prompt, tmp_path):
+    with kvweave.ChunkStore(tmp_path) as store:
+        kvweave.prefill(adapter, store, prompt, recipe="prefix")
+    with kvweave.ChunkStore(tmp_path) as store:
+        result = kvweave.prefill(adapter, store, prompt, recipe="prefix")
+    question = adapter.template.render(prompt).spans[-1]
+    assert result.plan.fresh_tokens == question.tokens
+    torch.testing.assert_close(result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_prefix_matches_up_to_the_first_difference(adapter, store, prompt):
+    kvweave.prefill(adapter, store, prompt, recipe="prefix")
+    a, b, c, d = prompt.chunks
+    swapped = kvweave.Prompt(prompt.question, (a, b, d, c), system=prompt.system)
+    result = kvweave.prefill(adapter, store, swapped, recipe="prefix")
+    assert [span.origin for span in result.plan.spans] == ["exact", "exact", "exact", "fresh", "fresh", "fresh"]
+    torch.testing.assert_close(result.logits, plain_logits(adapter, swapped), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_rows_computed_behind_stale_ones_are_not_remembered(adapter, store, prompt):
+    """Taint: only exact KV may become a node, though the request computed the later chunks freshly."""
+    kvweave.prepare(adapter, store, prompt.chunks[1:2], system=prompt.system)
+    tokens = adapter.template.render(prompt)
+    result = run(recipe_named("reuse"), adapter, store, tokens)
+    assert [span.origin for span in result.plan.spans] == ["exact", "fresh", "reused", "fresh", "fresh", "fresh"]
+    assert [kept.kv.token_ids for kept in result.remembered] == [tokens.ids(tokens.spans[1])]
+    everything = run(recipe_named("reuse"), adapter, store, tokens, ratio=1.0)
+    assert len(everything.remembered) == 3
+    assert all(kept.making.exact for kept in everything.remembered)
+
+
+def test_remembered_kv_equals_what_full_attention_computes(adapter, store, prompt):
+    tokens = adapter.template.render(prompt)
+    result = run(recipe_named("prefix"), adapter, store, tokens)
+    whole = adapter.encode(tokens.token_ids)
+    for kept, span in zip(result.remembered, tokens.spans[:-1], strict=True):
+        torch.testing.assert_close(kept.kv.kv, whole.kv[:, :, :, span.start : span.end], atol=1e-4, rtol=1e-4)
+        assert kept.sources == tuple(digest_tokens(tokens.ids(s)) for s in tokens.spans[1 : span.chunk + 2])
+
+
+def test_the_first_chunk_of_reuse_is_exact(adapter, store, prompt):
+    kvweave.prepare(adapter, store, prompt.chunks, system=prompt.system)
+    plan = kvweave.prefill(adapter, store, prompt).plan
+    assert [span.origin for span in plan.spans] == ["exact", "exact", "reused", "reused", "reused", "fresh"]
+
+
+def test_preparing_again_computes_nothing(adapter, store, prompt):
+    assert kvweave.prepare(adapter, store, prompt.chunks) == 4
+    assert kvweave.prepare(adapter, store, prompt.chunks) == 0
+
+
+def test_kv_behind_another_system_prompt_or_namespace_is_not_found(adapter, prompt, tmp_path):
+    with kvweave.ChunkStore(tmp_path, namespace="a") as store:
+        kvweave.prepare(adapter, store, prompt.chunks, system="Another.")
+        assert kvweave.prefill(adapter, store, prompt).plan.fresh_tokens == kvweave.prefill(adapter, store, prompt, recipe="full").plan.prompt_tokens
+    with kvweave.ChunkStore(tmp_path, namespace="b") as store:
+        assert kvweave.prefill(adapter, store, prompt).plan.reused_share == 0

@@ -1,0 +1,84 @@
+"""Budgets, errors, and a recipe made outside the package."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvweave
+from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
+from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import Budget
+from kvweave.testing import tiny_adapter
+
+
+@dataclass(frozen=True)
+class EveryOther:
+    """A selector that the package does not know: alternate stale rows up to the budget."""
+
+    def choose(self, request, canvas, matched, stale):
+        return stale[::2][: request.budget.rows(stale.numel())]
+
+
+def test_a_new_method_needs_no_change_elsewhere(adapter, store, prompt):
+    recipe = Recipe("every-other", select=EveryOther(), ratio=0.3)
+    kvweave.prepare(adapter, store, prompt.chunks, recipe=recipe, system=prompt.system)
+    result = kvweave.prefill(adapter, store, prompt, recipe=recipe)
+    stale = sum(s.tokens for s in result.plan.spans if s.origin == "reused")
+    assert result.plan.recomputed_tokens == result.selected.numel() == Budget(0.3).rows(stale) > 0
+    assert result.selected.tolist() == sorted(result.selected.tolist())
+    none = kvweave.prefill(adapter, store, prompt, recipe=recipe, ratio=0.0)
+    assert not torch.equal(result.logits, none.logits)
+
+
+@given(st.floats(0, 1), st.integers(0, 10_000))
+def test_a_budget_never_exceeds_what_is_stale(ratio, stale):
+    assert 0 <= Budget(ratio).rows(stale) <= stale
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.5, float("nan")])
+def test_an_impossible_ratio_is_refused(adapter, store, prompt, ratio):
+    with pytest.raises(InvalidRequest, match="between 0 and 1"):
+        kvweave.prefill(adapter, store, prompt, ratio=ratio)
+
+
+def test_a_ratio_that_cannot_be_spent_is_refused(adapter, store, prompt):
+    kvweave.prepare(adapter, store, prompt.chunks, system=prompt.system)
+    with pytest.raises(InvalidRequest, match="recomputes nothing"):
+        kvweave.prefill(adapter, store, prompt, recipe="reuse", ratio=0.5)
+
+
+def test_an_unknown_recipe_lists_the_known_ones(adapter, store, prompt):
+    with pytest.raises(UnknownRecipe, match="full, naive, direct, reuse, prefix"):
+        kvweave.prefill(adapter, store, prompt, recipe="fastest")
+
+
+def test_a_prompt_beyond_the_context_says_by_how_much(adapter, store):
+    long = kvweave.Prompt("Why?", ("x" * 600,))
+    tokens = adapter.template.render(long).tokens
+    with pytest.raises(PromptTooLong, match=f"{tokens - 512} more than the 512"):
+        kvweave.prefill(adapter, store, long)
+
+
+def test_chunks_given_as_one_string_are_an_error():
+    with pytest.raises(TypeError, match="one string"):
+        kvweave.Prompt("Why?", "the text")
+
+
+@pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope"])
+def test_kv_from_another_frequency_regime_is_never_taken_for_exact(family, tmp_path):
+    """Prompts short and long run under other frequencies: the system prefix and first chunk of one do not fit the other."""
+    adapter = tiny_adapter(family)
+    short = kvweave.Prompt("a?", ("the inn",), system="S.")
+    long = kvweave.Prompt("a?", ("the inn", "x" * 120), system="S.")
+    with kvweave.ChunkStore(tmp_path) as store:
+        kvweave.prefill(adapter, store, short, recipe="prefix")
+        result = kvweave.prefill(adapter, store, long, recipe="prefix")
+        assert result.plan.exact_tokens == 0
+        ids = torch.tensor([adapter.template.render(long).token_ids])
+        adapter.rotation.reset_lengths()
+        with torch.no_grad():
+            plain = adapter.model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+        torch.testing.assert_close(result.logits, plain, atol=1e-4, rtol=1e-4)

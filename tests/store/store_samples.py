@@ -1,0 +1,78 @@
+"""Entries for the tests, made from a seed so that any process can make the same ones, and child processes."""
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from kvweave.core import ChunkKV, Making, ModelFingerprint
+from kvweave.store.chunk_store import ChunkStore
+from kvweave.store.keys import digest_tokens
+
+SYSTEM = "5" * 32
+ISOLATED = Making("isolated", (SYSTEM,))
+
+
+def fingerprint(digest: str = "a" * 32, name: str = "tiny") -> ModelFingerprint:
+    return ModelFingerprint(name, "weights", "tokenizer", "rope", "float32", digest)
+
+
+MODEL = fingerprint()
+
+
+def chunk(seed: int, tokens: int = 5, dtype: torch.dtype = torch.float32, layers: int = 2) -> ChunkKV:
+    generator = torch.Generator().manual_seed(seed)
+    kv = torch.randn(layers, 2, 1, tokens, 4, generator=generator).to(dtype)
+    return ChunkKV(tuple(range(seed * 1000, seed * 1000 + tokens)), kv)
+
+
+def put(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED, *context_chunks: str) -> bool:
+    return store.put(MODEL, kv, making, [digest_tokens(kv.token_ids), *context_chunks])
+
+
+def get(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED) -> ChunkKV | None:
+    return store.get(MODEL, kv.token_ids, making)
+
+
+def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
+    return (
+        found is not None
+        and found.token_ids == expected.token_ids
+        and found.kv.dtype == expected.kv.dtype
+        and torch.equal(found.kv, expected.kv)
+    )
+
+
+def entry_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??/*.safetensors"))
+
+
+def child_processes() -> multiprocessing.context.ForkServerContext:
+    """Children forked from a server without threads that has torch loaded: quick, and safe."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "safetensors.torch", "kvweave.store.chunk_store"])
+    return context
+
+
+def write_forever(folder: str, first_seed: int, limit_bytes: int, acknowledgements: Connection) -> None:
+    """Put entry after entry, reporting each seed once the store says that it is stored."""
+    torch.set_num_threads(1)
+    with ChunkStore(folder, limit_bytes=limit_bytes) as store:
+        for seed in range(first_seed, first_seed + 100_000):
+            if put(store, chunk(seed, tokens=200)):
+                acknowledgements.send(seed)
+
+
+def write_range(folder: str, seeds: list[int], limit_bytes: int) -> None:
+    """Put entries, reading and removing some on the way, as a second process beside others doing the same."""
+    torch.set_num_threads(1)
+    with ChunkStore(folder, limit_bytes=limit_bytes) as store:
+        for seed in seeds:
+            kv = chunk(seed)
+            assert put(store, kv)
+            found = get(store, kv)
+            assert found is None or same(found, kv)  # the other process may have evicted or removed it
+            store.own(f"document {seed % 7}", [digest_tokens(kv.token_ids)])
+            if seed % 10 == 9:
+                store.disown(f"document {seed % 7}")

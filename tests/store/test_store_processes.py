@@ -1,0 +1,132 @@
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from store_samples import (
+    ISOLATED,
+    MODEL,
+    child_processes,
+    chunk,
+    entry_files,
+    get,
+    put,
+    same,
+    write_forever,
+    write_range,
+)
+
+from kvweave.store.chunk_store import ChunkStore
+from kvweave.store.database import Database
+
+KILLS = 20
+
+
+def write_until_killed(folder: Path, first_seed: int, limit_bytes: int, after_s: float) -> list[int]:
+    """The seeds that a child process reported as stored before it was killed."""
+    context = child_processes()
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=write_forever, args=(str(folder), first_seed, limit_bytes, theirs))
+    child.start()
+    theirs.close()
+    acknowledged = [ours.recv()]
+    time.sleep(after_s)
+    child.kill()
+    child.join()
+    with suppress(EOFError, OSError):
+        while True:
+            acknowledged.append(ours.recv())
+    ours.close()
+    child.close()
+    return acknowledged
+
+
+def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    moments = random.Random(7)
+    acknowledged: list[int] = []
+    for kill in range(KILLS):
+        acknowledged += write_until_killed(tmp_path, kill * 100_000, 10**9, moments.uniform(0, 0.1))
+        with ChunkStore(tmp_path) as store:
+            wanted = [(chunk(seed, tokens=200).token_ids, ISOLATED) for seed in acknowledged]
+            assert all(store.has_many(MODEL, wanted))
+    with ChunkStore(tmp_path) as store:
+        report = store.verify()
+        assert report.sound
+        assert report.checked == store.stats().entries >= len(acknowledged) > KILLS
+        for seed in moments.sample(acknowledged, 20):
+            assert same(get(store, chunk(seed, tokens=200)), chunk(seed, tokens=200))
+
+
+def test_a_writer_killed_while_it_evicts_leaves_no_row_without_its_file(tmp_path: Path) -> None:
+    moments = random.Random(8)
+    for kill in range(KILLS):
+        write_until_killed(tmp_path, kill * 100_000, 100_000, moments.uniform(0, 0.1))
+        with ChunkStore(tmp_path) as store:
+            report = store.verify()
+            assert report.sound
+            assert report.checked == store.stats().entries > 0
+            assert store.stats().bytes <= 100_000
+
+
+def test_two_writers_at_once_agree(tmp_path: Path) -> None:
+    context = child_processes()
+    seeds = list(range(100))
+    children = [
+        context.Process(target=write_range, args=(str(tmp_path), order, 60_000))
+        for order in (seeds, seeds[::-1])
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    with ChunkStore(tmp_path) as store:
+        report = store.verify()
+        assert report.sound
+        assert 0 < store.stats().bytes <= 60_000
+        assert len(entry_files(tmp_path)) == store.stats().entries == report.checked
+
+
+def _open(folder: str) -> None:
+    ChunkStore(folder).close()
+
+
+def test_many_processes_may_make_the_same_store_at_once(tmp_path: Path) -> None:
+    context = child_processes()
+    children = [context.Process(target=_open, args=(str(tmp_path / "store"),)) for _ in range(6)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+
+
+def test_after_commit_runs_late_and_never_after_a_rollback(tmp_path: Path) -> None:
+    database = Database(tmp_path / "db")
+    seen: list[str] = []
+    database.after_commit(lambda: seen.append("outside"))
+    with database.transaction():
+        with database.transaction():
+            database.after_commit(lambda: seen.append("inside"))
+        assert seen == ["outside"]
+    assert seen == ["outside", "inside"]
+    try:
+        with database.transaction():
+            database.after_commit(lambda: seen.append("rolled back"))
+            raise ValueError
+    except ValueError:
+        pass
+    with database.transaction():
+        pass
+    assert seen == ["outside", "inside"]
+    database.close()
+
+
+def test_a_store_serves_several_threads(tmp_path: Path) -> None:
+    chunks = [chunk(seed) for seed in range(20)]
+    with ChunkStore(tmp_path) as store, ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda kv: put(store, kv), chunks * 3))
+        assert all(pool.map(lambda kv: same(get(store, kv), kv), chunks * 3))
+        assert store.stats().entries == len(entry_files(tmp_path)) == 20
+        assert store.stats().hits == 60
