@@ -40,7 +40,9 @@ def chunk_text(number: int, tokens: int, tokenizer: object) -> str:
 def stock_prefill(adapter: Adapter, ids: torch.Tensor) -> torch.Tensor:
     """What a transformers user runs today."""
     with torch.no_grad():
-        return adapter.model(ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1).logits[:, -1]
+        return adapter.model(ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1).logits[
+            :, -1
+        ]
 
 
 def measure(shape: str, context_tokens: int, chunk_tokens: int, repeats: int) -> dict[str, object]:
@@ -92,7 +94,9 @@ def measure(shape: str, context_tokens: int, chunk_tokens: int, repeats: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--context-tokens", type=int, default=4096)
     parser.add_argument("--chunk-tokens", type=int, default=512)
@@ -100,7 +104,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     row = measure(args.shape, args.context_tokens, args.chunk_tokens, args.repeats)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     row |= {
         "command": f"benchmarks/ttft.py --shape {args.shape} --context-tokens {args.context_tokens} "
         f"--chunk-tokens {args.chunk_tokens} --repeats {args.repeats}",

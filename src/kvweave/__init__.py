@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvweave.core import Prompt as Prompt
     from kvweave.core import Timing as Timing
     from kvweave.engine.engine import KnowledgeBase as KnowledgeBase
-    from kvweave.engine.engine import open_knowledge_base as open
+    from kvweave.engine.engine import open_knowledge_base as open  # noqa: F401  in __all__ by its new name
     from kvweave.errors import KvweaveError as KvweaveError
     from kvweave.models.adapter import Adapter as Adapter
     from kvweave.models.loading import load_model as load_model

@@ -6,6 +6,7 @@ beside its flags), then `config.toml` in the home folder, then the defaults here
 
 import dataclasses
 import tomllib
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,10 @@ def read_config(home: Path | None = None, **given: Any) -> Config:
             continue
         component = _COMPONENTS.get(part.name)
         if component is None:
-            if part.name in values:
-                parts[part.name] = values.pop(part.name)
+            parts |= _typed(Config, {part.name: values.pop(part.name)} if part.name in values else {})
             continue
         names = {f.name for f in dataclasses.fields(component)}
-        parts[part.name] = component(**{name: values.pop(name) for name in names & values.keys()})
+        parts[part.name] = component(**_typed(component, {n: values.pop(n) for n in names & values.keys()}))
     if values:
         raise InvalidRequest(f"unknown setting {sorted(values)[0]!r}; known are {', '.join(_known_names())}")
     config = Config(home=home, **parts)
@@ -133,6 +133,17 @@ _COMPONENTS: dict[str, Any] = {
     "store": StoreConfig,
     "generation": GenerationConfig,
 }
+
+
+def _typed(component: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The values, if each has the type that the component states; an int will do for a float."""
+    hints = typing.get_type_hints(component)
+    for name, value in values.items():
+        wanted = hints[name] | int if hints[name] is float else hints[name]
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            said = str(hints[name]).removeprefix("<class '").removesuffix("'>")
+            raise InvalidRequest(f"setting {name} is {value!r}; it must be {said}")
+    return values
 
 
 def _known_names() -> list[str]:
@@ -159,7 +170,10 @@ def _check(config: Config) -> None:
         (overlap >= 0, f"overlap_tokens is {overlap}; it cannot be negative"),
         (config.retrieval.top_k >= 1, f"top_k is {config.retrieval.top_k}; at least one chunk is needed"),
         (new_tokens is None or new_tokens >= 1, f"max_new_tokens is {new_tokens}; at least 1 is needed"),
-        (config.generation.temperature >= 0, f"temperature is {config.generation.temperature}; it cannot be negative"),
+        (
+            config.generation.temperature >= 0,
+            f"temperature is {config.generation.temperature}; it cannot be negative",
+        ),
         (0 < config.generation.top_p <= 1, f"top_p is {config.generation.top_p}; it lies in (0, 1]"),
     ]
     for holds, message in bounds:

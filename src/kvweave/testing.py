@@ -79,15 +79,29 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "ernie4.5": ("ernie4_5", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3-moe": ("qwen3_moe", {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "apertus": ("apertus", {}),
     "persimmon": ("persimmon", {}),
     "glm": ("glm", {"head_dim": 8}),
-    "glm4-moe": ("glm4_moe", {"head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    "glm4-moe": (
+        "glm4_moe",
+        {"head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
     "bitnet": ("bitnet", {}),
     "olmo": ("olmo", {}),
-    "qwen2-moe": ("qwen2_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
     "ministral3": ("ministral3", {}),
     "vaultgemma": ("vaultgemma", {"head_dim": 8, "sliding_window": 16, "layer_types": _MIXED}),
     "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -106,11 +120,17 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "gpt-oss": ("gpt_oss", {"head_dim": 8, "num_local_experts": 4}, "attention sinks"),
     "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "rotary"),
     "mamba": ("mamba", {}, "linear_attention"),
-    "deepseek-v3": ("deepseek_v3", {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}, "latent attention"),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+        "latent attention",
+    ),
 }
 
 
-def tiny_model(family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
+def tiny_model(
+    family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> PreTrainedModel:
     """A seeded random model of a family in FAMILIES or REFUSED, small enough to run in milliseconds."""
     kind, settings = FAMILIES[family] if family in FAMILIES else REFUSED[family][:2]
     config = AutoConfig.for_model(kind, **{**_SMALL, **settings})
@@ -122,13 +142,26 @@ def tiny_model(family: str = "llama", *, dtype: torch.dtype = torch.float32, see
 def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with one merge of common pairs and `<pad> <bos> <eos>` as control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("Ġ", "the"), ("e", "r"), ("o", "n"), ("a", "n"), ("r", "e")]
+    merges = [
+        ("t", "h"),
+        ("th", "e"),
+        ("i", "n"),
+        ("Ġ", "the"),
+        ("e", "r"),
+        ("o", "n"),
+        ("a", "n"),
+        ("r", "e"),
+    ]
     pieces = ["<pad>", "<bos>", "<eos>", *alphabet, *("".join(pair) for pair in merges)]
     core = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", clean_up_tokenization_spaces=False
+        tokenizer_object=core,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = chat_template
     return tokenizer

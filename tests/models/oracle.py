@@ -32,7 +32,9 @@ def stock(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def full_prefill(model: PreTrainedModel, ids: list[int], rotation: Rotation) -> tuple[torch.Tensor, DynamicCache]:
+def full_prefill(
+    model: PreTrainedModel, ids: list[int], rotation: Rotation
+) -> tuple[torch.Tensor, DynamicCache]:
     """Last logits (1, vocab) and the cache of an ordinary prefill, all layers kept in full."""
     rotation.reset_lengths()
     cache = DynamicCache()

@@ -22,7 +22,10 @@ def test_one_changed_weight_changes_the_digest():
 
 def test_dtype_rope_tokenizer_and_family_change_the_digest():
     tokenizer = tiny_tokenizer()
-    digests = {fingerprint(tiny_model(name), tokenizer, "a").digest for name in ("llama", "llama-3", "llama-yarn", "qwen2")}
+    digests = {
+        fingerprint(tiny_model(name), tokenizer, "a").digest
+        for name in ("llama", "llama-3", "llama-yarn", "qwen2")
+    }
     digests.add(fingerprint(tiny_model(dtype=torch.bfloat16), tokenizer, "a").digest)
     tokenizer.add_tokens(["zebra"])
     digests.add(fingerprint(tiny_model(), tokenizer, "a").digest)

@@ -26,7 +26,9 @@ def pair(request):
 
 
 def garbage(kv: ChunkKV) -> ChunkKV:
-    return dataclasses.replace(kv, kv=torch.randn(kv.kv.shape, generator=torch.Generator().manual_seed(7)) * 3)
+    return dataclasses.replace(
+        kv, kv=torch.randn(kv.kv.shape, generator=torch.Generator().manual_seed(7)) * 3
+    )
 
 
 def everything(adapter: Adapter, start: int = 0):
@@ -86,7 +88,10 @@ def test_keys_moved_far_are_rotated_as_the_model_itself_would(pair):
 def test_selected_rows_over_stale_kv_equal_stock_attention_with_a_mask(pair):
     adapter, plain = pair
     rows = torch.cat([torch.arange(0, 10), torch.arange(13, 60, 3), torch.arange(88, N)])
-    spans = [PlacedSpan(garbage(adapter.encode(IDS[10:50])), 10, 10), PlacedSpan(adapter.encode(IDS[50:88]), 50, 50)]
+    spans = [
+        PlacedSpan(garbage(adapter.encode(IDS[10:50])), 10, 10),
+        PlacedSpan(adapter.encode(IDS[50:88]), 50, 50),
+    ]
     canvas = adapter.canvas(N, spans)
     got = adapter.compute(canvas, IDS, adapter.rows(rows))
     held = [(layer.keys[:, :, :N], layer.values[:, :, :N]) for layer in canvas.layers]
@@ -100,9 +105,13 @@ def test_generate_continues_on_the_canvas(pair):
     settings = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     canvas = adapter.canvas(N)
     adapter.compute(canvas, IDS, everything(adapter))
-    got = adapter.model.generate(**adapter.generate_kwargs(canvas, TokenizedPrompt(tuple(IDS), (), (0, 0))), **settings)
+    got = adapter.model.generate(
+        **adapter.generate_kwargs(canvas, TokenizedPrompt(tuple(IDS), (), (0, 0))), **settings
+    )
     adapter.rotation.reset_lengths()
-    expected = plain.generate(torch.tensor([IDS]), attention_mask=torch.ones(1, N, dtype=torch.long), **settings)
+    expected = plain.generate(
+        torch.tensor([IDS]), attention_mask=torch.ones(1, N, dtype=torch.long), **settings
+    )
     assert torch.equal(got, expected)
 
 
@@ -121,16 +130,28 @@ def test_a_batch_with_padding_is_masked_as_by_the_library():
     ids = torch.tensor([[0, 0, *IDS[:8]], IDS[10:20]])
     mask = (ids != 0).long()
     with torch.no_grad():
-        torch.testing.assert_close(ours(ids, attention_mask=mask).logits[:, -1], plain(ids, attention_mask=mask).logits[:, -1])
+        torch.testing.assert_close(
+            ours(ids, attention_mask=mask).logits[:, -1], plain(ids, attention_mask=mask).logits[:, -1]
+        )
 
 
 def test_beam_search_works_on_a_canvas():
     adapter, plain = tiny_adapter(), stock(tiny_model())
-    settings = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings = {
+        "max_new_tokens": 6,
+        "num_beams": 3,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     canvas = adapter.canvas(N)
     adapter.compute(canvas, IDS, everything(adapter))
-    got = adapter.model.generate(**adapter.generate_kwargs(canvas, TokenizedPrompt(tuple(IDS), (), (0, 0))), **settings)
-    expected = plain.generate(torch.tensor([IDS]), attention_mask=torch.ones(1, N, dtype=torch.long), **settings)
+    got = adapter.model.generate(
+        **adapter.generate_kwargs(canvas, TokenizedPrompt(tuple(IDS), (), (0, 0))), **settings
+    )
+    expected = plain.generate(
+        torch.tensor([IDS]), attention_mask=torch.ones(1, N, dtype=torch.long), **settings
+    )
     assert torch.equal(got, expected)
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.core import Prompt
+from kvweave.core import Document, Prompt
+from kvweave.knowledge.chunking import Chunker
 from kvweave.models.loading import reference_tokenizer
 from kvweave.models.template import PromptTemplate
 from kvweave.testing import tiny_tokenizer
@@ -65,6 +66,26 @@ def test_control_tokens_in_documents_and_questions_stay_text():
 
 def test_the_reference_prompt_is_the_one_it_was_trained_on():
     tokenizer = reference_tokenizer()
-    prompt = PromptTemplate(tokenizer).render(Prompt("What is the job of Ruth?", ("The job of Ruth is nurse.",)))
+    prompt = PromptTemplate(tokenizer).render(
+        Prompt("What is the job of Ruth?", ("The job of Ruth is nurse.",))
+    )
     expected = "<bos> Read the notes below and answer the questions. The job of Ruth is nurse. Question: What is the job of Ruth? Answer:"
     assert list(prompt.token_ids) == tokenizer(expected, add_special_tokens=False)["input_ids"]
+
+
+def test_a_chunkers_ids_are_the_templates():
+    """Ownership goes by the chunker's ids, KV by the template's: they must never differ."""
+    tokenizer = reference_tokenizer()
+    text = "Ruth <eos> lamp. <bos> The job of <pad> is nurse.\n\nA [unk] \u00e9 line."
+    chunks = Chunker(tokenizer, 8).split(Document("/a.txt", "a", text, "d"))
+    template = PromptTemplate(tokenizer)
+    assert "".join(chunk.text for chunk in chunks) == text
+    for chunk in chunks:
+        assert template.framed(chunk.token_ids) == template.chunk_ids(chunk.text)
+
+
+def test_markers_that_are_added_but_not_special_stay_text():
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<think>", "<|user|>"])
+    markers = set(tokenizer.convert_tokens_to_ids(["<think>", "<|user|>"]))
+    assert markers.isdisjoint(PromptTemplate(tokenizer).render(Prompt("<|user|>", ("a <think> b",))).token_ids)

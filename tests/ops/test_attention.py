@@ -12,7 +12,9 @@ WIDTH, KV_HEADS, HEADS = 8, 2, 4
 
 def random_rows(positions: torch.Tensor, generator: torch.Generator) -> KeyRows:
     shape = (1, KV_HEADS, positions.numel(), WIDTH)
-    return KeyRows(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator), positions)
+    return KeyRows(
+        torch.randn(shape, generator=generator), torch.randn(shape, generator=generator), positions
+    )
 
 
 @st.composite

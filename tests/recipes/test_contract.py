@@ -17,7 +17,9 @@ TOLERANCE = 1e-4
 def plain_logits(adapter, prompt):
     tokens = adapter.template.render(prompt)
     with torch.no_grad():
-        return adapter.model(torch.tensor([tokens.token_ids]), use_cache=False, logits_to_keep=1).logits[:, -1]
+        return adapter.model(torch.tensor([tokens.token_ids]), use_cache=False, logits_to_keep=1).logits[
+            :, -1
+        ]
 
 
 def files(store) -> dict[str, str]:
@@ -29,12 +31,16 @@ class TestEveryRecipe:
     def test_ratio_one_equals_full_attention(self, name, adapter, store, prompt):
         kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
         result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=1.0)
-        torch.testing.assert_close(result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE)
+        torch.testing.assert_close(
+            result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE
+        )
         assert result.logits.shape == (1, adapter.model.config.vocab_size)
 
     def test_a_cold_store_gives_full_attention(self, name, adapter, store, prompt):
         result = kvweave.prefill(adapter, store, prompt, recipe=name)
-        torch.testing.assert_close(result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE)
+        torch.testing.assert_close(
+            result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE
+        )
         assert result.plan.fresh_tokens == result.plan.prompt_tokens
 
     def test_ratio_zero_is_the_question_over_what_prepare_and_place_give(self, name, adapter, store, prompt):
@@ -64,7 +70,9 @@ class TestEveryRecipe:
         before = files(store)
         for ratio in (None, 1.0):
             result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=ratio)
-            adapter.model.generate(**result.generate_kwargs, max_new_tokens=3, do_sample=False, pad_token_id=0)
+            adapter.model.generate(
+                **result.generate_kwargs, max_new_tokens=3, do_sample=False, pad_token_id=0
+            )
         after = files(store)
         assert {file: after[file] for file in before} == before
 
@@ -73,8 +81,17 @@ class TestEveryRecipe:
         for number, order in enumerate((prompt.chunks, prompt.chunks[::-1])):
             with kvweave.ChunkStore(tmp_path / str(number)) as store:
                 kvweave.prepare(adapter, store, order, recipe=name, system=prompt.system)
-                making = [recipe_named(name).prepare.making(adapter, adapter.template.prefix_ids("Answer."), adapter.template.chunk_ids(t)) for t in prompt.chunks]
-                wanted = [(adapter.template.chunk_ids(t), m) for t, m in zip(prompt.chunks, making, strict=True) if m]
+                making = [
+                    recipe_named(name).prepare.making(
+                        adapter, adapter.template.prefix_ids("Answer."), adapter.template.chunk_ids(t)
+                    )
+                    for t in prompt.chunks
+                ]
+                wanted = [
+                    (adapter.template.chunk_ids(t), m)
+                    for t, m in zip(prompt.chunks, making, strict=True)
+                    if m
+                ]
                 contents.append([kv.kv.clone() for kv in store.get_many(adapter.fingerprint, wanted)])
         assert all(torch.equal(a, b) for a, b in zip(*contents, strict=True))
 
@@ -92,7 +109,9 @@ class TestEveryRecipe:
         kvweave.prefill(adapter, store, prompt, recipe=name)
         first = kvweave.prefill(adapter, store, prompt, recipe=name)
         logits = first.logits.clone()
-        adapter.model.generate(**first.generate_kwargs, max_new_tokens=80, do_sample=False, eos_token_id=None, pad_token_id=0)
+        adapter.model.generate(
+            **first.generate_kwargs, max_new_tokens=80, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         assert torch.equal(kvweave.prefill(adapter, store, prompt, recipe=name).logits, logits)
 
     def test_generate_continues_as_plain_transformers_at_ratio_one(self, name, adapter, store, prompt):
@@ -104,9 +123,15 @@ class TestEveryRecipe:
         assert torch.equal(got, adapter.model.generate(ids, attention_mask=torch.ones_like(ids), **settings))
 
     def test_prompts_without_chunks_or_system_work(self, name, adapter, store):
-        for prompt in (kvweave.Prompt("Why?"), kvweave.Prompt("Why?", ("",), system=""), kvweave.Prompt("", ("the inn",))):
+        for prompt in (
+            kvweave.Prompt("Why?"),
+            kvweave.Prompt("Why?", ("",), system=""),
+            kvweave.Prompt("", ("the inn",)),
+        ):
             result = kvweave.prefill(adapter, store, prompt, recipe=name)
-            torch.testing.assert_close(result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE)
+            torch.testing.assert_close(
+                result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE
+            )
 
 
 def test_prefix_reuse_equals_full_attention_and_survives_a_restart(adapter, prompt, tmp_path):
@@ -124,7 +149,14 @@ def test_prefix_matches_up_to_the_first_difference(adapter, store, prompt):
     a, b, c, d = prompt.chunks
     swapped = kvweave.Prompt(prompt.question, (a, b, d, c), system=prompt.system)
     result = kvweave.prefill(adapter, store, swapped, recipe="prefix")
-    assert [span.origin for span in result.plan.spans] == ["exact", "exact", "exact", "fresh", "fresh", "fresh"]
+    assert [span.origin for span in result.plan.spans] == [
+        "exact",
+        "exact",
+        "exact",
+        "fresh",
+        "fresh",
+        "fresh",
+    ]
     torch.testing.assert_close(result.logits, plain_logits(adapter, swapped), atol=TOLERANCE, rtol=TOLERANCE)
 
 
@@ -133,7 +165,14 @@ def test_rows_computed_behind_stale_ones_are_not_remembered(adapter, store, prom
     kvweave.prepare(adapter, store, prompt.chunks[1:2], system=prompt.system)
     tokens = adapter.template.render(prompt)
     result = run(recipe_named("reuse"), adapter, store, tokens)
-    assert [span.origin for span in result.plan.spans] == ["exact", "fresh", "reused", "fresh", "fresh", "fresh"]
+    assert [span.origin for span in result.plan.spans] == [
+        "exact",
+        "fresh",
+        "reused",
+        "fresh",
+        "fresh",
+        "fresh",
+    ]
     assert [kept.kv.token_ids for kept in result.remembered] == [tokens.ids(tokens.spans[1])]
     everything = run(recipe_named("reuse"), adapter, store, tokens, ratio=1.0)
     assert len(everything.remembered) == 3
@@ -163,6 +202,9 @@ def test_preparing_again_computes_nothing(adapter, store, prompt):
 def test_kv_behind_another_system_prompt_or_namespace_is_not_found(adapter, prompt, tmp_path):
     with kvweave.ChunkStore(tmp_path, namespace="a") as store:
         kvweave.prepare(adapter, store, prompt.chunks, system="Another.")
-        assert kvweave.prefill(adapter, store, prompt).plan.fresh_tokens == kvweave.prefill(adapter, store, prompt, recipe="full").plan.prompt_tokens
+        assert (
+            kvweave.prefill(adapter, store, prompt).plan.fresh_tokens
+            == kvweave.prefill(adapter, store, prompt, recipe="full").plan.prompt_tokens
+        )
     with kvweave.ChunkStore(tmp_path, namespace="b") as store:
         assert kvweave.prefill(adapter, store, prompt).plan.reused_share == 0

@@ -1,9 +1,11 @@
 import random
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from store_samples import (
     ISOLATED,
     MODEL,
@@ -130,3 +132,25 @@ def test_a_store_serves_several_threads(tmp_path: Path) -> None:
         assert all(pool.map(lambda kv: same(get(store, kv), kv), chunks * 3))
         assert store.stats().entries == len(entry_files(tmp_path)) == 20
         assert store.stats().hits == 60
+
+
+def test_an_interrupt_right_after_the_commit_leaves_the_entry_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C arrives while the commit is on its way to the disk, and is raised just behind it."""
+    with ChunkStore(tmp_path) as store:
+        commit = store._database.transaction
+
+        @contextmanager
+        def interrupted() -> Iterator[None]:
+            with commit():
+                yield
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store._database, "transaction", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                put(store, chunk(1))
+    with ChunkStore(tmp_path) as store:
+        assert store.stats().entries == 1
+        assert same(get(store, chunk(1)), chunk(1))

@@ -12,6 +12,8 @@ from kvweave import __version__
 from kvweave.cli import ask, cache, demo, doctor, documents
 from kvweave.errors import KvweaveError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="kvweave",
     help="Answers over your own documents that never compute the same thing twice.",
@@ -35,7 +37,11 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version.")) -> None:
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
     """Answers over your own documents that never compute the same thing twice."""
 
 
@@ -49,9 +55,10 @@ def main() -> None:
     except KvweaveError as error:
         console.print(f"[red bold]error:[/] {escape(str(error))}")
         sys.exit(1)
-    except KeyboardInterrupt:
-        console.print("interrupted: what was finished is kept; run the same command again to go on")
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # how Typer ends on Ctrl-C
+            console.print("interrupted: what was finished is kept; run the same command again to go on")
+        raise
     except OSError as error:
         console.print(f"[red bold]error:[/] {escape(str(error))}")
         sys.exit(1)

@@ -20,17 +20,33 @@ def ask(
     system: opt.System = None,
     recipe: opt.Recipe = None,
     ratio: Annotated[
-        float | None, typer.Option(envvar="KVWEAVE_RATIO", help="Share of the reused context to recompute, 0 to 1.")
+        float | None,
+        typer.Option(envvar="KVWEAVE_RATIO", help="Share of the reused context to recompute, 0 to 1."),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks in front of the question. Default: 5.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks in front of the question. Default: 5.")
+    ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_MAX_NEW_TOKENS", help="Longest answer. Default: 256, or an eighth of the model's context.")
+        int | None,
+        typer.Option(
+            envvar="KVWEAVE_MAX_NEW_TOKENS",
+            help="Longest answer. Default: 256, or an eighth of the model's context.",
+        ),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(envvar="KVWEAVE_TEMPERATURE", help="0 is greedy.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(envvar="KVWEAVE_TEMPERATURE", help="0 is greedy.")
+    ] = None,
     drop_chunks: Annotated[
-        bool, typer.Option("--drop-chunks", envvar="KVWEAVE_DROP_CHUNKS", help="Leave out the lowest-ranked chunks if the prompt is too long.")
+        bool,
+        typer.Option(
+            "--drop-chunks",
+            envvar="KVWEAVE_DROP_CHUNKS",
+            help="Leave out the lowest-ranked chunks if the prompt is too long.",
+        ),
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what was reused and where the time went.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what was reused and where the time went.")
+    ] = False,
     json: opt.Json = False,
 ) -> None:
     """Answer a question from the documents, with sources."""
@@ -68,7 +84,11 @@ def _tell_sources(answer: "Answer") -> None:
     STDOUT.print()
     for source in answer.sources:
         first_line = " ".join(source.text.split())[:80]
-        STDOUT.print(f"  [dim]{source.document}[/] [{source.start}:{source.end}]  {first_line}", markup=True, soft_wrap=True)
+        STDOUT.print(
+            f"  [dim]{source.document}[/] [{source.start}:{source.end}]  {first_line}",
+            markup=True,
+            soft_wrap=True,
+        )
     plan, timing = answer.plan, answer.timing
     STDOUT.print(
         f"  [dim]{share(plan.reused_share)} of {plan.prompt_tokens} prompt tokens reused; first token after "

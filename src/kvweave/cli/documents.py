@@ -20,10 +20,17 @@ def add(
     device: opt.Device = None,
     embedding_model: opt.EmbeddingModel = None,
     chunk_tokens: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_CHUNK_TOKENS", help="Longest chunk. Default: 512, or an eighth of the model's context.")
+        int | None,
+        typer.Option(
+            envvar="KVWEAVE_CHUNK_TOKENS",
+            help="Longest chunk. Default: 512, or an eighth of the model's context.",
+        ),
     ] = None,
     overlap_tokens: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_OVERLAP_TOKENS", help="Tokens repeated from the chunk before. Default: 0.")
+        int | None,
+        typer.Option(
+            envvar="KVWEAVE_OVERLAP_TOKENS", help="Tokens repeated from the chunk before. Default: 0."
+        ),
     ] = None,
     system: opt.System = None,
     recipe: opt.Recipe = None,
@@ -34,18 +41,21 @@ def add(
     from kvweave.cli.show import print_json, progress_bar
 
     opt.quiet_libraries()
-    with opt.open_kb(
-        kb,
-        home,
-        model=model,
-        dtype=dtype,
-        device=device,
-        embedding_model=embedding_model,
-        chunk_tokens=chunk_tokens,
-        overlap_tokens=overlap_tokens,
-        system=system,
-        recipe=recipe,
-    ) as base, progress_bar(quiet or json) as report:
+    with (
+        opt.open_kb(
+            kb,
+            home,
+            model=model,
+            dtype=dtype,
+            device=device,
+            embedding_model=embedding_model,
+            chunk_tokens=chunk_tokens,
+            overlap_tokens=overlap_tokens,
+            system=system,
+            recipe=recipe,
+        ) as base,
+        progress_bar(quiet or json) as report,
+    ):
         done = base.add(*paths, progress=report)
     if json:
         print_json(done)
@@ -58,9 +68,16 @@ def _tell(done: "AddReport") -> None:
 
     for skipped in done.skipped:
         STDERR.print(f"[yellow]skipped[/] {skipped.path}: {skipped.reason}", markup=True, soft_wrap=True)
-    counts = [("added", done.added), ("changed", done.changed), ("removed", done.removed), ("unchanged", done.unchanged)]
+    counts = [
+        ("added", done.added),
+        ("changed", done.changed),
+        ("removed", done.removed),
+        ("unchanged", done.unchanged),
+    ]
     said = ", ".join(f"{len(found)} {what}" for what, found in counts if found) or "nothing to index"
-    STDOUT.print(f"{said}; {done.chunks} chunks indexed, KV computed for {done.chunk_kv_computed}, in {seconds(done.seconds)}")
+    STDOUT.print(
+        f"{said}; {done.chunks} chunks indexed, KV computed for {done.chunk_kv_computed}, in {seconds(done.seconds)}"
+    )
     if done.chunk_kv_left_out:
         STDOUT.print(
             f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit; they are computed when asked "
@@ -90,7 +107,9 @@ def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) ->
 
 def rm(
     paths: Annotated[list[Path] | None, typer.Argument(help="Documents or folders of documents.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Empty the knowledge base; it may then use another model.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Empty the knowledge base; it may then use another model.")
+    ] = False,
     home: opt.Home = None,
     kb: opt.Kb = "default",
     json: opt.Json = False,

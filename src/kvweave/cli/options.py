@@ -10,25 +10,44 @@ if TYPE_CHECKING:
 
 Home = Annotated[
     Path | None,
-    typer.Option("--home", envvar="KVWEAVE_HOME", help="Where everything is kept. Default: the platform's data folder."),
+    typer.Option(
+        "--home", envvar="KVWEAVE_HOME", help="Where everything is kept. Default: the platform's data folder."
+    ),
 ]
 Kb = Annotated[str, typer.Option("--kb", envvar="KVWEAVE_KB", help="Name of the knowledge base.")]
 Model = Annotated[
     str | None,
-    typer.Option("--model", envvar="KVWEAVE_MODEL", help="Hub id or local folder. Default: the one the knowledge base was made with, else the shipped reference model."),
+    typer.Option(
+        "--model",
+        envvar="KVWEAVE_MODEL",
+        help="Hub id or local folder. Default: the one the knowledge base was made with, else the shipped reference model.",
+    ),
 ]
-Dtype = Annotated[str | None, typer.Option("--dtype", envvar="KVWEAVE_DTYPE", help="auto, float32, bfloat16 or float16.")]
-Device = Annotated[str | None, typer.Option("--device", envvar="KVWEAVE_DEVICE", help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", envvar="KVWEAVE_DTYPE", help="auto, float32, bfloat16 or float16.")
+]
+Device = Annotated[
+    str | None, typer.Option("--device", envvar="KVWEAVE_DEVICE", help="auto, cpu, cuda or cuda:N.")
+]
 EmbeddingModel = Annotated[
     str | None,
-    typer.Option("--embedding-model", envvar="KVWEAVE_EMBEDDING_MODEL", help="A sentence-transformers hub id or folder."),
+    typer.Option(
+        "--embedding-model",
+        envvar="KVWEAVE_EMBEDDING_MODEL",
+        help="A sentence-transformers hub id or folder.",
+    ),
 ]
 System = Annotated[
     str | None,
-    typer.Option("--system", envvar="KVWEAVE_SYSTEM", help="The instruction every prompt starts with; settled by the first add."),
+    typer.Option(
+        "--system",
+        envvar="KVWEAVE_SYSTEM",
+        help="The instruction every prompt starts with; settled by the first add.",
+    ),
 ]
 Recipe = Annotated[
-    str | None, typer.Option("--recipe", envvar="KVWEAVE_RECIPE", help="full, naive, direct, reuse or prefix.")
+    str | None,
+    typer.Option("--recipe", envvar="KVWEAVE_RECIPE", help="full, naive, direct, reuse or prefix."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", help="No progress bars.")]

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvweave.engine.indexing import Progress as Report
+from kvweave.engine.records import Progress as Report
 
 STDOUT = Console(highlight=False)
 STDERR = Console(stderr=True, highlight=False)

@@ -40,7 +40,7 @@ class TextEncoder:
     def __init__(self, model: str | None = None) -> None:
         wheel = _wheel_folder() if model in (None, DEFAULT_NAME, HUB_PREFIX + DEFAULT_NAME) else None
         self._place = str(wheel) if wheel else model or HUB_PREFIX + DEFAULT_NAME
-        self._name = DEFAULT_NAME if wheel else _identity(self._place)
+        self._name = _identity(self._place)
 
     @property
     def name(self) -> str:
@@ -75,12 +75,13 @@ class TextEncoder:
         first = np.cumsum([0, *(len(group) for group in windows[:-1])])
         sums = np.add.reduceat(np.asarray(vectors, dtype=np.float32), first, axis=0)  # (n, dimensions)
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)
-        return (sums / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
+        unit: Vectors = sums / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return unit
 
     @cached_property
     def _dimensions(self) -> int:
         # Asked of a vector: the method that tells it has another name in every few releases.
-        return self.encode([""]).shape[1]
+        return int(self.encode([""]).shape[1])
 
     @cached_property
     def _model(self) -> Any:
@@ -127,7 +128,8 @@ def _wheel_folder() -> Path | None:
 def _identity(place: str) -> str:
     folder = Path(place).expanduser()
     if folder.is_dir():
-        return str(folder.resolve())
+        wheel = _wheel_folder()
+        return DEFAULT_NAME if wheel and wheel.resolve() == folder.resolve() else str(folder.resolve())
     return place.removeprefix(HUB_PREFIX)
 
 

@@ -1,11 +1,12 @@
 """A knowledge base, as users hold it: open, add, ask, stream, close."""
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+import shutil
+from collections.abc import Generator, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kvweave.config import (
     DEFAULT_CHUNK_TOKENS,
@@ -15,20 +16,18 @@ from kvweave.config import (
     within_context,
 )
 from kvweave.core import AddReport, Answer
-from kvweave.embedding.encoder import TextEncoder
 from kvweave.engine.identity import Identity
-from kvweave.engine.indexing import Indexer, Pending, Progress, Records
-from kvweave.engine.pipeline import Parts, Question, answer, check_question
-from kvweave.errors import InvalidRequest, PathNotFound
-from kvweave.knowledge.bank import ChunkBank
-from kvweave.knowledge.chunking import Chunker
+from kvweave.engine.records import SWEEP_GRACE_S, Pending, Progress, Records
+from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, PathNotFound
 from kvweave.knowledge.shelf import ListedDocument, Shelf
-from kvweave.models.adapter import Adapter
-from kvweave.models.loading import load_model
 from kvweave.models.template import DEFAULT_SYSTEM
-from kvweave.recipes.methods import recipe_named
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.database import Database
+
+if TYPE_CHECKING:
+    from kvweave.embedding.encoder import TextEncoder
+    from kvweave.knowledge.bank import ChunkBank
+    from kvweave.models.adapter import Adapter
 
 _KB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -37,20 +36,19 @@ class KnowledgeBase:
     """Documents, their chunks and vectors, and the chunk KV of one model, under one folder.
 
     The unit of isolation: nothing stored is shared with another knowledge base. Two processes may use one
-    at once. The model and the embedding model are loaded when first needed. A context manager.
+    at once. The model and the embedding model are loaded when first needed, and so is the code that runs
+    them: listing and removing documents takes neither. A context manager.
     """
 
-    def __init__(self, name: str, config: Config, load: Callable[..., Adapter] = load_model) -> None:
+    def __init__(self, name: str, config: Config) -> None:
         if not _KB_NAME.fullmatch(name):
             raise InvalidRequest(
                 f"knowledge base name {name!r} is not usable: letters, digits, '.', '_' and '-', 100 at most, no "
                 "other character first"
             )
-        recipe_named(config.recipe)
         self.name = name
         self.config = config
         self.folder = config.home / "kb" / name
-        self._load = load
         self._database = Database(self.folder / "catalog.sqlite")
         self._identity = Identity(self._database, name)
         self._shelf = Shelf(self._database)
@@ -62,16 +60,20 @@ class KnowledgeBase:
     # Parts that are heavy, and made when first needed
 
     @cached_property
-    def adapter(self) -> Adapter:
+    def adapter(self) -> "Adapter":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
+        from kvweave.models.loading import load_model
+
         wanted = self.config.model
         name = wanted.model or self._identity.get("model")
-        adapter = self._load(name, dtype=wanted.dtype, device=wanted.device)
+        adapter = load_model(name, dtype=wanted.dtype, device=wanted.device)
         self._identity.check_model(adapter.fingerprint)
         return adapter
 
     @cached_property
-    def _encoder(self) -> TextEncoder:
+    def _encoder(self) -> "TextEncoder":
+        from kvweave.embedding.encoder import TextEncoder
+
         encoder = TextEncoder(self.config.embedding.embedding_model or self._identity.get("embedding_source"))
         self._identity.check("embedding", encoder.name, "--embedding-model")
         if self.config.embedding.embedding_model:
@@ -79,8 +81,13 @@ class KnowledgeBase:
         return encoder
 
     @cached_property
-    def _bank(self) -> ChunkBank:
-        return ChunkBank(self.folder / "vectors", self._encoder.dimensions)
+    def _bank(self) -> "ChunkBank":
+        from kvweave.knowledge.bank import ChunkBank
+
+        settled = self._identity.get("dimensions")
+        dimensions = int(settled) if settled else self._encoder.dimensions
+        self._identity.settle(dimensions=str(dimensions))
+        return ChunkBank(self.folder / "vectors", dimensions)
 
     @property
     def _system(self) -> str:
@@ -99,21 +106,28 @@ class KnowledgeBase:
         A file that vanished from a folder named again is removed. Safe to interrupt: what was finished is
         kept, and the next `add` goes on. Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
         """
+        from kvweave.engine.indexing import Indexer
+        from kvweave.knowledge.chunking import Chunker
+        from kvweave.recipes.methods import recipe_named
+
         if not paths:
             raise InvalidRequest("no paths to add")
+        recipe = recipe_named(self.config.recipe)
         given = [Path(path).expanduser().absolute() for path in paths]
         for path in given:
             if not path.exists():
                 raise PathNotFound(f"{path} does not exist")
         adapter, cutting = self.adapter, self.config.chunking
-        chunk_tokens = within_context(cutting.chunk_tokens, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens)
+        chunk_tokens = within_context(
+            cutting.chunk_tokens, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens
+        )
         indexer = Indexer(
             self._records,
             self._bank,
             self._encoder,
             adapter,
             Chunker(adapter.tokenizer, chunk_tokens, cutting.overlap_tokens),
-            recipe_named(self.config.recipe),
+            recipe,
             self._system,
         )
         return indexer.add(given, progress)
@@ -136,7 +150,9 @@ class KnowledgeBase:
         for path in (Path(p).expanduser().absolute() for p in paths):
             found = [str(path)] if self._shelf.get(str(path)) else self._shelf.sources_under(path)
             if not found:
-                raise PathNotFound(f"nothing in knowledge base {self.name!r} comes from {path}; `kvweave ls` lists it")
+                raise PathNotFound(
+                    f"nothing in knowledge base {self.name!r} comes from {path}; `kvweave ls` lists it"
+                )
             sources.update(dict.fromkeys(found))
         return self._remove(sources)
 
@@ -147,12 +163,15 @@ class KnowledgeBase:
         self._identity.clear()
         for part in ("adapter", "_encoder", "_bank"):
             self.__dict__.pop(part, None)
+        shutil.rmtree(self.folder / "vectors", ignore_errors=True)
         return removed
 
     def _remove(self, sources: Iterable[str]) -> list[str]:
         removed = list(sources)
         for source in removed:
             self._records.remove(source)
+        if removed and self._identity.get("dimensions"):
+            self._bank.sweep(self._shelf.visible(), SWEEP_GRACE_S)
         return removed
 
     # Questions
@@ -178,11 +197,22 @@ class KnowledgeBase:
         drop_chunks: bool = False,
     ) -> "AnswerStream":
         """Answer piece by piece: iterate for the text; `.answer` holds the whole once the iteration ends."""
-        check_question(question, self._shelf)
+        from kvweave.engine.pipeline import Parts, Question, answer
+        from kvweave.recipes.methods import recipe_named
+
+        if not question.strip():
+            raise InvalidRequest("the question is empty")
+        if top_k is not None and top_k < 1:
+            raise InvalidRequest(f"top_k is {top_k}; at least one chunk is needed")
+        if not self._shelf.visible():
+            raise EmptyKnowledgeBase(
+                f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
+            )
+        chosen = recipe_named(recipe or self.config.recipe)
         adapter = self.adapter
         asked = Question(
             text=question,
-            recipe=recipe_named(recipe or self.config.recipe),
+            recipe=chosen,
             ratio=ratio,
             top_k=self.config.retrieval.top_k if top_k is None else top_k,
             system=self._system,
@@ -226,7 +256,9 @@ class AnswerStream:
         return self._answer
 
 
-def open_knowledge_base(name: str = "default", *, home: str | Path | None = None, **settings: Any) -> KnowledgeBase:
+def open_knowledge_base(
+    name: str = "default", *, home: str | Path | None = None, **settings: Any
+) -> KnowledgeBase:
     """Open a knowledge base, making it if it is not there.
 
     `settings` are those of `kvweave.config` (`model`, `dtype`, `device`, `embedding_model`, `chunk_tokens`,

@@ -10,7 +10,14 @@ from kvweave.core import Answer, Plan
 def facts(value: Any) -> Any:
     """A result as dictionaries, lists and plain values; a plan's token counts are written out."""
     if isinstance(value, Plan):
-        counts = ("prompt_tokens", "exact_tokens", "reused_tokens", "recomputed_tokens", "fresh_tokens", "reused_share")
+        counts = (
+            "prompt_tokens",
+            "exact_tokens",
+            "reused_tokens",
+            "recomputed_tokens",
+            "fresh_tokens",
+            "reused_share",
+        )
         return {**_fields(value), **{name: getattr(value, name) for name in counts}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)

@@ -6,78 +6,23 @@ the document is listed as pending, and the next `add` goes on there.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvweave.core import AddReport, Chunk, Document, SkippedFile
 from kvweave.embedding.encoder import TextEncoder
-from kvweave.errors import DocumentError
+from kvweave.engine.records import SWEEP_GRACE_S, Progress, Records
+from kvweave.errors import DocumentError, UnreadableDocument
 from kvweave.knowledge.bank import ChunkBank
 from kvweave.knowledge.chunking import Chunker
 from kvweave.knowledge.reading import digest_file, find_files, read_document
-from kvweave.knowledge.shelf import Shelf, document_id
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.prepare import prepare_chunks
 from kvweave.recipes.recipe import Recipe
-from kvweave.store.chunk_store import ChunkStore
-from kvweave.store.database import Database
 from kvweave.store.keys import digest_tokens
 
 BATCH_CHUNKS = 64  # chunks embedded and committed at once
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage ("reading", "computing KV"), units done and units in all."""
-
-
-class Pending:
-    """Sources whose chunk KV has not been computed to the end."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        database.script(("CREATE TABLE IF NOT EXISTS pending (source TEXT PRIMARY KEY)",))
-
-    def add(self, source: str) -> None:
-        """Note that a document's KV is to be computed."""
-        self._database.execute("INSERT OR IGNORE INTO pending VALUES (?)", (source,))
-
-    def done(self, source: str) -> None:
-        """Forget a document: its KV was computed, or it was removed."""
-        self._database.execute("DELETE FROM pending WHERE source = ?", (source,))
-
-    def sources(self) -> list[str]:
-        """All pending documents, sorted."""
-        return [str(row[0]) for row in self._database.query("SELECT source FROM pending ORDER BY source")]
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """What says which documents exist and what belongs to them; everything here commits together."""
-
-    database: Database
-    shelf: Shelf
-    store: ChunkStore
-    pending: Pending
-
-    def remove(self, source: str) -> None:
-        """Take a document out: after the commit none of its chunks, vectors or KV can be found any more."""
-        listed = self.shelf.get(source)
-        with self.database.transaction():
-            if listed is not None:
-                self.store.disown(document_id(source, listed.digest))
-            self.shelf.remove(source)
-            self.pending.done(source)
-
-    def put(self, document: Document, chunks: Sequence[Chunk], kv_digests: Sequence[str]) -> None:
-        """Make a document visible in place of its earlier version, with the token digests its KV will have."""
-        earlier = self.shelf.get(document.source)
-        with self.database.transaction():
-            # Owned anew before the earlier version lets go, so that unchanged chunks keep their KV.
-            self.store.own(document_id(document.source, document.digest), kv_digests)
-            if earlier is not None and earlier.digest != document.digest:
-                self.store.disown(document_id(document.source, earlier.digest))
-            self.shelf.put(document, chunks)
-            self.pending.add(document.source)
 
 
 @dataclass(slots=True)
@@ -85,6 +30,7 @@ class _Tally:
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
     skipped: list[SkippedFile] = field(default_factory=list)
     chunks: int = 0
 
@@ -117,8 +63,7 @@ class Indexer:
         """
         began = time.perf_counter()
         files, skipped = find_files(paths)
-        tally = _Tally(skipped=list(skipped))
-        removed = self._drop_vanished(paths, files)
+        tally = _Tally(skipped=list(skipped), removed=self._drop_vanished(paths, files))
         waiting: list[tuple[Document, list[Chunk]]] = []
         for number, path in enumerate(files):
             progress("reading", number, len(files))
@@ -130,14 +75,14 @@ class Indexer:
                     waiting = []
         self._commit(waiting, tally)
         progress("reading", len(files), len(files))
-        if tally.added or tally.changed or removed:
-            self._bank.optimize()
+        if tally.added or tally.changed or tally.removed:
+            self._bank.sweep(self._records.shelf.visible(), SWEEP_GRACE_S)
         computed, left_out = self._compute_kv(progress)
         return AddReport(
             added=tuple(tally.added),
             changed=tuple(tally.changed),
             unchanged=tuple(tally.unchanged),
-            removed=tuple(removed),
+            removed=tuple(tally.removed),
             skipped=tuple(tally.skipped),
             chunks=tally.chunks,
             chunk_kv_computed=computed,
@@ -161,17 +106,26 @@ class Indexer:
 
     def _read(self, path: Path, tally: _Tally) -> tuple[Document, list[Chunk]] | None:
         source = str(path)
+        listed = self._records.shelf.get(source)
         try:
-            listed = self._records.shelf.get(source)
             if listed is not None and listed.digest == digest_file(path):
                 tally.unchanged.append(source)
                 return None
             document = read_document(path)
-        except (DocumentError, OSError) as error:
+            chunks = self._chunker.split(document)
+            if not chunks:
+                raise UnreadableDocument(f"{path} holds no text")
+        except OSError as error:
+            tally.skipped.append(SkippedFile(path, str(error)))  # an earlier version may still be right: it stays
+            return None
+        except DocumentError as error:
             tally.skipped.append(SkippedFile(path, str(error)))
+            if listed is not None:  # it changed into something that cannot be read: the earlier text is gone
+                self._records.remove(source)
+                tally.removed.append(source)
             return None
         (tally.changed if listed is not None else tally.added).append(source)
-        return document, self._chunker.split(document)
+        return document, chunks
 
     def _commit(self, waiting: list[tuple[Document, list[Chunk]]], tally: _Tally) -> None:
         """Write vectors, then make the documents visible in one commit that also drops their old versions."""
@@ -200,7 +154,9 @@ class Indexer:
         for source in sources:
             rows = shelf.chunks(source)
             texts = self._bank.texts([row.row_id for row in rows])
-            chunks = [self._adapter.template.chunk_ids(texts[row.row_id]) for row in rows if row.row_id in texts]
+            chunks = [
+                self._adapter.template.chunk_ids(texts[row.row_id]) for row in rows if row.row_id in texts
+            ]
             fitting = self._fitting(chunks)
             left_out += len(chunks) - len(fitting)
             computed += prepare_chunks(

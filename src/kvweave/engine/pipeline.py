@@ -16,7 +16,6 @@ from kvweave.config import GenerationConfig
 from kvweave.core import Answer, Prompt, Source, TokenizedPrompt
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.engine.generation import Decoded, generate
-from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
 from kvweave.knowledge.bank import ChunkBank, Found
 from kvweave.knowledge.shelf import Shelf
 from kvweave.models.adapter import Adapter
@@ -52,8 +51,7 @@ class Question:
 def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
     """Yield the answer's text piece by piece; the generator's return value is the whole Answer.
 
-    Raises InvalidRequest (an impossible ratio) and PromptTooLong before the first piece. The question has
-    passed `check_question`.
+    Raises InvalidRequest (an impossible ratio) and PromptTooLong before the first piece.
     """
     began = time.perf_counter()
     found = _retrieve(parts, question)
@@ -64,7 +62,9 @@ def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
     first_logits = time.perf_counter()
 
     decoded, pieces = Decoded(), []
-    for piece in generate(parts.adapter, result.canvas, result.logits, question.generation, question.max_new_tokens, decoded):
+    for piece in generate(
+        parts.adapter, result.canvas, result.logits, question.generation, question.max_new_tokens, decoded
+    ):
         pieces.append(piece)
         yield piece
     finished = time.perf_counter()
@@ -82,25 +82,21 @@ def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
     return Answer("".join(pieces).strip(), tuple(_source(f) for f in kept), result.plan, timing)
 
 
-def check_question(text: str, shelf: Shelf) -> None:
-    """Raise, before anything heavy is loaded, if there is nothing to ask or nothing to answer from."""
-    if not text.strip():
-        raise InvalidRequest("the question is empty")
-    if not shelf.visible():
-        raise EmptyKnowledgeBase("the knowledge base holds no documents; add some with `kvweave add PATH`")
-
-
 def _retrieve(parts: Parts, question: Question) -> list[Found]:
     """The best chunks for the question, best first."""
     vector = parts.encoder.encode([question.text])[0]
     return parts.bank.search(question.text, vector, question.top_k, parts.shelf.visible())
 
 
-def _assemble(adapter: Adapter, question: Question, found: list[Found]) -> tuple[TokenizedPrompt, list[Found]]:
+def _assemble(
+    adapter: Adapter, question: Question, found: list[Found]
+) -> tuple[TokenizedPrompt, list[Found]]:
     """The tokenized prompt and the chunks that stand in it, in prompt order."""
     while True:
         ordered = _reading_order(found)
-        prompt = adapter.template.render(Prompt(question.text, tuple(f.text for f in ordered), question.system))
+        prompt = adapter.template.render(
+            Prompt(question.text, tuple(f.text for f in ordered), question.system)
+        )
         over = prompt.tokens + question.max_new_tokens > adapter.geometry.context_tokens
         if not (over and question.drop_chunks and found):
             adapter.check_length(prompt.tokens, question.max_new_tokens)

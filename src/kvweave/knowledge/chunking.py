@@ -12,7 +12,7 @@ from semantic_text_splitter import MarkdownSplitter, TextSplitter
 from kvweave.core import Chunk, Document
 from kvweave.errors import InvalidRequest
 from kvweave.knowledge.kinds import MARKDOWN, content_suffix
-from kvweave.knowledge.plain_tokens import PlainTokenizer
+from kvweave.models.plain_tokens import PlainTokenizer
 from kvweave.store.keys import digest_tokens
 
 MAX_CHARS_PER_TOKEN = 32

@@ -6,7 +6,9 @@ Parses with the standard library; knows nothing about files.
 import re
 from html.parser import HTMLParser
 
-_DROPPED = frozenset({"script", "style", "template", "noscript", "svg", "math", "head", "iframe", "object"})
+_DROPPED = frozenset(
+    {"script", "style", "template", "noscript", "svg", "math", "head", "title", "iframe", "object"}
+)
 _HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _PARAGRAPHS = _HEADINGS | {
     "p",
@@ -68,7 +70,7 @@ class _Page(HTMLParser):
     def text(self) -> str:
         text = "".join(self._parts)
         text = re.sub(r"[ \t]*\n[ \t]*(?=\n)", "\n", text)
-        text = re.sub(r" +\n", "\n", text)
+        text = re.sub(r"[ \t]+\n", "\n", text)
         return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n" if text.strip() else ""
 
     def title(self) -> str:
@@ -116,7 +118,7 @@ class _Page(HTMLParser):
     def _break(self, tag: str, *, opening: bool) -> None:
         if tag in _PARAGRAPHS:
             self._parts.append("\n\n")
-        elif tag in _LINES:
+        elif tag == "br" or (tag in _LINES and self._parts and not self._parts[-1].endswith("\n")):
             self._parts.append("\n")
         elif tag in _CELLS and not opening:
             self._parts.append("\t")

@@ -59,7 +59,9 @@ class Adapter:
         """A canvas over `length` prompt positions with stored spans placed on it."""
         device = self.geometry.device
         runs = tuple(
-            torch.arange(s.rope_start, s.rope_start + s.kv.tokens, device=device) for s in spans if s.kv.tokens
+            torch.arange(s.rope_start, s.rope_start + s.kv.tokens, device=device)
+            for s in spans
+            if s.kv.tokens
         )
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
         return Canvas(self.geometry.layers, length, tuple(spans), self.rotation.angles(runs, length, like))

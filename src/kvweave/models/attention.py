@@ -58,7 +58,9 @@ def canvas_attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: query (B, H, T, D), key and value (B, G, S, D) → (B, T, H, D)."""
     if kwargs.get("s_aux") is not None:
-        raise UnsupportedModel(f"{type(module).__name__} uses learned attention sinks, which kvweave cannot fuse yet")
+        raise UnsupportedModel(
+            f"{type(module).__name__} uses learned attention sinks, which kvweave cannot fuse yet"
+        )
     plan: RowPlan | None = kwargs.get(ROWS_KEYWORD)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if plan is not None:

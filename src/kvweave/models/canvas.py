@@ -76,7 +76,9 @@ class CanvasLayer(CacheLayerMixin):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write new rows (B, G, T, D) and return all valid keys and values in prompt order."""
         canvas = self._canvas
         if canvas.rows is None:
@@ -119,7 +121,9 @@ class CanvasLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Key length and offset for the library's masks."""
-        return (self._canvas.length if self._canvas.rows is not None else self.get_seq_length() + query_length), 0
+        return (
+            self._canvas.length if self._canvas.rows is not None else self.get_seq_length() + query_length
+        ), 0
 
     def get_seq_length(self) -> int:
         """Positions held so far."""

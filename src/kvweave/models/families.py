@@ -27,7 +27,9 @@ def refuse_by_config(config: Any) -> None:
     name = type(config).__name__
     for field, mechanism in REFUSED_FIELDS.items():
         if getattr(config, field, None) or getattr(text, field, None):
-            raise UnsupportedModel(f"{name} uses {mechanism} ({field}); kvweave supports decoders with rotary KV")
+            raise UnsupportedModel(
+                f"{name} uses {mechanism} ({field}); kvweave supports decoders with rotary KV"
+            )
     others = sorted(set(getattr(text, "layer_types", None) or ()) - KV_LAYER_TYPES)
     if others:
         raise UnsupportedModel(

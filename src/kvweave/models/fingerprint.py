@@ -26,7 +26,9 @@ def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name
 
 
 def _digest(value: object) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(value, sort_keys=True, default=str).encode(), digest_size=16
+    ).hexdigest()
 
 
 def _digest_weights(model: PreTrainedModel) -> str:

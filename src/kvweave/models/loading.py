@@ -33,7 +33,8 @@ def load_model(name: str | None = None, *, dtype: str = "auto", device: str = "a
 
 def reference_tokenizer() -> PreTrainedTokenizerBase:
     """The tokenizer of the shipped reference model."""
-    return AutoTokenizer.from_pretrained(_REFERENCE_FOLDER)  # type: ignore[no-any-return]
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_REFERENCE_FOLDER)
+    return tokenizer
 
 
 def _device(device: str) -> torch.device:

@@ -104,10 +104,13 @@ class _Seen(DynamicCache):
 
 
 def _first_attention(model: PreTrainedModel) -> nn.Module:
+    module: nn.Module
     for module in model.modules():
         if hasattr(module, "layer_idx") and "Attention" in type(module).__name__:
             return module
-    raise UnsupportedModel(f"{type(model).__name__} has no attention layers that transformers' KV cache knows")
+    raise UnsupportedModel(
+        f"{type(model).__name__} has no attention layers that transformers' KV cache knows"
+    )
 
 
 def _watch_pass(model: PreTrainedModel, module: Any) -> _Seen:
@@ -138,7 +141,9 @@ def _watch_pass(model: PreTrainedModel, module: Any) -> _Seen:
                 **{ROWS_KEYWORD: plan},
             )
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise UnsupportedModel(f"{type(model).__name__} cannot run a pass over chosen rows: {error}") from error
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot run a pass over chosen rows: {error}"
+        ) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -149,15 +154,21 @@ def _watch_pass(model: PreTrainedModel, module: Any) -> _Seen:
 def _check_calls(model: PreTrainedModel, seen: _Seen, plan: RowPlan) -> None:
     name = type(model).__name__
     if sorted(seen.updates) != list(range(len(seen.updates))) or not seen.updates:
-        raise UnsupportedModel(f"{name} keeps KV for layers {sorted(seen.updates)} only; every layer must have its own")
+        raise UnsupportedModel(
+            f"{name} keeps KV for layers {sorted(seen.updates)} only; every layer must have its own"
+        )
     if plan.layers_seen != set(seen.updates):
         raise UnsupportedModel(
             f"{name} does not hand extra arguments to its attention function in layers "
             f"{sorted(set(seen.updates) - plan.layers_seen)}; rows cannot be chosen there"
         )
-    shapes = {tuple(u.keys.shape) for u in seen.updates.values()} | {tuple(u.values.shape) for u in seen.updates.values()}
+    shapes = {tuple(u.keys.shape) for u in seen.updates.values()} | {
+        tuple(u.values.shape) for u in seen.updates.values()
+    }
     if len(shapes) > 1:
-        raise UnsupportedModel(f"{name} has keys and values of different shapes ({sorted(shapes)}); one is needed")
+        raise UnsupportedModel(
+            f"{name} has keys and values of different shapes ({sorted(shapes)}); one is needed"
+        )
 
 
 def _layer_rotation(seen: _Seen, index: int) -> LayerRotation:
@@ -178,7 +189,9 @@ def _compare(model: PreTrainedModel, rotation: Rotation, seen: _Seen) -> None:
         if update.unrotated is None:
             continue
         if update.unrotated.shape[:3] != update.keys.shape[:3]:
-            raise UnsupportedModel(f"{type(model).__name__} rotates keys in another layout than it caches them")
+            raise UnsupportedModel(
+                f"{type(model).__name__} rotates keys in another layout than it caches them"
+            )
         rest = update.keys[..., update.unrotated.shape[-1] :]
         again = angles.rotate(index, torch.cat([update.unrotated, rest], dim=-1), 0)
         if not torch.equal(again, update.keys):

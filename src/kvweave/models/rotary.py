@@ -58,7 +58,9 @@ class KeyWatch(AbstractContextManager["KeyWatch"]):
         setattr(self._module, APPLY_NAME, self._original)
         _PATCH_LOCK.release()
 
-    def _stand_in(self, q: Tensor, k: Tensor, cos: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def _stand_in(
+        self, q: Tensor, k: Tensor, cos: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         assert self._original is not None
         if threading.get_ident() == self._thread:
             self._seen = (k, cos)
@@ -89,6 +91,7 @@ class Rotation:
 
     def reset_lengths(self) -> None:
         """Forget the longest prompt a dynamic scaling has seen, so that a pass depends on its own length alone."""
+        embedding: Any
         for embedding in {layer.embedding for layer in self.layers if layer.embedding is not None}:
             if getattr(embedding, "rope_type", None) == "dynamic":
                 embedding.register_buffer("inv_freq", embedding.original_inv_freq.clone(), persistent=False)
@@ -98,7 +101,9 @@ class Rotation:
 class Angles:
     """cos and sin for runs of positions, made on first use and shared by the layers that agree on them."""
 
-    def __init__(self, rotation: Rotation, runs: tuple[Tensor, ...], prompt_tokens: int, like: Tensor) -> None:
+    def __init__(
+        self, rotation: Rotation, runs: tuple[Tensor, ...], prompt_tokens: int, like: Tensor
+    ) -> None:
         self._rotation = rotation
         self._lengths = [run.numel() for run in runs]
         last = torch.tensor([max(prompt_tokens - 1, 0)], device=like.device)
@@ -138,7 +143,9 @@ def rope_regime(config: Any, prompt_tokens: int) -> str:
     for part in settings:
         context = getattr(text, "max_position_embeddings", 0)
         if part["rope_type"] == "longrope":
-            return "long" if prompt_tokens > part.get("original_max_position_embeddings", context) else "short"
+            return (
+                "long" if prompt_tokens > part.get("original_max_position_embeddings", context) else "short"
+            )
         if part["rope_type"] == "dynamic" and prompt_tokens > context:
             return f"dynamic-{prompt_tokens}"
     return "fixed"

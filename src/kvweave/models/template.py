@@ -8,10 +8,13 @@ Text from documents and users never becomes control tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from kvweave.core import Prompt, Span, TokenizedPrompt
+from kvweave.models.plain_tokens import PlainTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_SYSTEM = "Read the notes below and answer the questions."
 SEPARATOR = "\n\n"
@@ -33,9 +36,10 @@ class _Frame:
 class PromptTemplate:
     """Renders prompts for one tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        self._separator = self._text_ids(SEPARATOR)
+        self._plain = PlainTokenizer(tokenizer)  # text from outside never becomes control tokens
+        self._separator = self._plain.ids(SEPARATOR)
         self._prefixes: dict[str | None, tuple[int, ...]] = {}
 
     def prefix_ids(self, system: str | None) -> tuple[int, ...]:
@@ -47,7 +51,7 @@ class PromptTemplate:
 
     def chunk_ids(self, text: str) -> tuple[int, ...]:
         """A chunk's ids as they stand in a prompt: its text, then the separator."""
-        return self.framed(self._text_ids(text))
+        return self.framed(self._plain.ids(text))
 
     def framed(self, text_ids: Sequence[int]) -> tuple[int, ...]:
         """A chunk's ids as they stand in a prompt, from the ids of its text."""
@@ -66,7 +70,7 @@ class PromptTemplate:
         start = len(ids)
         ids += self._template_ids(frame.lead, starts=False, chat=frame.chat)
         asked = len(ids)
-        ids += self._text_ids(prompt.question)
+        ids += self._plain.ids(prompt.question)
         answered = len(ids)
         ids += self._template_ids(frame.tail, starts=False, chat=frame.chat)
         spans.append(Span("question", start, len(ids)))
@@ -98,11 +102,6 @@ class PromptTemplate:
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
         return str(text)
-
-    def _text_ids(self, text: str) -> tuple[int, ...]:
-        """Ids of text from outside: what looks like a control token in it stays text."""
-        given = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return tuple(given["input_ids"])
 
     def _template_ids(self, text: str, *, starts: bool, chat: bool) -> tuple[int, ...]:
         """Ids of the template's own text, control tokens included; a plain prompt's start gets the model's BOS."""

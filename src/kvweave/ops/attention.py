@@ -52,7 +52,10 @@ def attend_reference(
     skipped and, with a sliding `window`, at a position > t − window. Returns (B, H, T, D) in the query's dtype.
     """
     kept = [~torch.isin(span.positions, given.skip) for span in given.shared]
-    spans = [*zip(given.shared, kept, strict=True), (given.private, torch.ones_like(given.private.positions) > 0)]
+    spans = [
+        *zip(given.shared, kept, strict=True),
+        (given.private, torch.ones_like(given.private.positions) > 0),
+    ]
     keys = torch.cat([span.keys[:, :, keep] for span, keep in spans], dim=2)  # (B, G, S, D)
     values = torch.cat([span.values[:, :, keep] for span, keep in spans], dim=2)
     positions = torch.cat([span.positions[keep] for span, keep in spans])

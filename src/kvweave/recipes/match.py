@@ -7,7 +7,6 @@ from kvweave.core import ChunkKV, Making, Span, SpanKind
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.request import Matched, PrefillRequest
 
-
 NOTHING: frozenset[SpanKind] = frozenset()
 SYSTEM: frozenset[SpanKind] = frozenset({"system"})
 PATHS: frozenset[SpanKind] = frozenset({"system", "chunk"})
@@ -34,7 +33,10 @@ class MatchNothing:
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
         """All fresh."""
-        return tuple(Matched(span, "fresh", _why_fresh(span, "this recipe reuses nothing")) for span in request.prompt.spans)
+        return tuple(
+            Matched(span, "fresh", _why_fresh(span, "this recipe reuses nothing"))
+            for span in request.prompt.spans
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ class MatchPathThenChunk:
         return _find(request, prepare, exact_chunks=True, any_chunks=True)
 
 
-def _find(request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool) -> tuple[Matched, ...]:
+def _find(
+    request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool
+) -> tuple[Matched, ...]:
     spans = request.prompt.spans
     exact = [_exact_making(request, i, span, exact_chunks) for i, span in enumerate(spans)]
     stale = [_prepared_making(request, span, prepare) if any_chunks else None for span in spans]
@@ -82,7 +86,9 @@ def _find(request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_
     for number, span in enumerate(spans):
         makings = dict.fromkeys(m for m in (exact[number], stale[number]) if m is not None and span.tokens)
         wanted += [(number, making) for making in makings]
-    held = request.store.has_many(request.adapter.fingerprint, [(request.prompt.ids(spans[i]), m) for i, m in wanted])
+    held = request.store.has_many(
+        request.adapter.fingerprint, [(request.prompt.ids(spans[i]), m) for i, m in wanted]
+    )
     chosen: dict[int, Making] = {}
     for (number, making), there in zip(wanted, held, strict=True):
         if there:
@@ -92,7 +98,8 @@ def _find(request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_
     )
     found = dict(zip(chosen, loaded, strict=True))
     return tuple(
-        _describe(request, span, found.get(i), chosen.get(i), exact[i], prepare) for i, span in enumerate(spans)
+        _describe(request, span, found.get(i), chosen.get(i), exact[i], prepare)
+        for i, span in enumerate(spans)
     )
 
 

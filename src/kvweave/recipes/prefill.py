@@ -14,7 +14,12 @@ from kvweave.store.chunk_store import ChunkStore
 
 
 def prefill(
-    adapter: Adapter, store: ChunkStore, prompt: Prompt, *, recipe: str | Recipe = "reuse", ratio: float | None = None
+    adapter: Adapter,
+    store: ChunkStore,
+    prompt: Prompt,
+    *,
+    recipe: str | Recipe = "reuse",
+    ratio: float | None = None,
 ) -> PrefillResult:
     """Prefill a prompt from stored chunk KV, computing what is not there, and store what is worth keeping.
 

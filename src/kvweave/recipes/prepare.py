@@ -21,7 +21,9 @@ class Prepare(Protocol):
         """The position, in tokens, at which a chunk stands while it is prepared."""
         ...
 
-    def make(self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]) -> ChunkKV:
+    def make(
+        self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]
+    ) -> ChunkKV:
         """Compute a chunk's KV; does not store it."""
         ...
 
@@ -38,7 +40,9 @@ class NotPrepared:
         """Never asked for."""
         return 0
 
-    def make(self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]) -> ChunkKV:
+    def make(
+        self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]
+    ) -> ChunkKV:
         """Never called: there is no making."""
         raise AssertionError("a recipe that prepares nothing was asked to prepare")
 
@@ -55,7 +59,9 @@ class Bare:
         """Position 0."""
         return 0
 
-    def make(self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]) -> ChunkKV:
+    def make(
+        self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]
+    ) -> ChunkKV:
         """One pass over the chunk."""
         return adapter.encode(chunk)
 
@@ -73,7 +79,9 @@ class Isolated:
         """Right behind the prefix."""
         return len(prefix)
 
-    def make(self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]) -> ChunkKV:
+    def make(
+        self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]
+    ) -> ChunkKV:
         """One pass over the chunk behind the prefix's stored KV."""
         if not prefix:
             return adapter.encode(chunk)
@@ -111,7 +119,9 @@ def prepare_chunks(
     """
     prefix = adapter.template.prefix_ids(system)
     wanted = [(tuple(ids), prepare.making(adapter, prefix, ids)) for ids in chunks]
-    held = store.has_many(adapter.fingerprint, [(ids, making) for ids, making in wanted if making is not None])
+    held = store.has_many(
+        adapter.fingerprint, [(ids, making) for ids, making in wanted if making is not None]
+    )
     answers = iter(held)
     computed = 0
     for ids, making in wanted:

@@ -38,7 +38,12 @@ class Recipe:
 
 
 def run(
-    recipe: Recipe, adapter: Adapter, store: ChunkStore, prompt: TokenizedPrompt, *, ratio: float | None = None
+    recipe: Recipe,
+    adapter: Adapter,
+    store: ChunkStore,
+    prompt: TokenizedPrompt,
+    *,
+    ratio: float | None = None,
 ) -> PrefillResult:
     """Prefill a prompt by a recipe: match → place → select → recompute.
 
@@ -82,7 +87,9 @@ def _positions(matched: tuple[Matched, ...], origin: str) -> Tensor:
 
 def _select(recipe: Recipe, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...]) -> Tensor:
     if request.budget.everything:  # every context row, exact ones too: the result must equal full attention
-        return torch.cat([torch.arange(m.span.start, m.span.end) for m in matched if _is_stored_chunk(m)] or [_none()])
+        return torch.cat(
+            [torch.arange(m.span.start, m.span.end) for m in matched if _is_stored_chunk(m)] or [_none()]
+        )
     return recipe.select.choose(request, canvas, matched, _positions(matched, "reused"))
 
 
@@ -120,7 +127,9 @@ def _plan_spans(matched: tuple[Matched, ...], selected: Tensor) -> tuple[PlanSpa
     for found in matched:
         span = found.span
         inside = int(((selected >= span.start) & (selected < span.end)).sum())
-        spans.append(PlanSpan(span.kind, span.start, span.end, found.origin, inside, found.reason, span.chunk))
+        spans.append(
+            PlanSpan(span.kind, span.start, span.end, found.origin, inside, found.reason, span.chunk)
+        )
     return tuple(spans)
 
 

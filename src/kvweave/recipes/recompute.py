@@ -13,7 +13,9 @@ from kvweave.recipes.request import PrefillRequest
 class Recompute(Protocol):
     """Runs rows and leaves their K,V in the canvas."""
 
-    def run(self, request: PrefillRequest, canvas: Canvas, rows: Tensor, attend: Attend, *, capture: bool) -> Tensor:
+    def run(
+        self, request: PrefillRequest, canvas: Canvas, rows: Tensor, attend: Attend, *, capture: bool
+    ) -> Tensor:
         """Compute prompt positions `rows` (T,), ascending, the last one included; logits (1, vocab) of the last."""
         ...
 
@@ -22,7 +24,9 @@ class Recompute(Protocol):
 class SelectedRows:
     """All rows through all layers in one pass: Recompute(T) of the methods page (FusionRAG §3.2, ProphetKV §4.3)."""
 
-    def run(self, request: PrefillRequest, canvas: Canvas, rows: Tensor, attend: Attend, *, capture: bool) -> Tensor:
+    def run(
+        self, request: PrefillRequest, canvas: Canvas, rows: Tensor, attend: Attend, *, capture: bool
+    ) -> Tensor:
         """One pass."""
         plan = attend.plan(request, rows)
         return request.adapter.compute(canvas, request.prompt.token_ids, plan, capture=capture)

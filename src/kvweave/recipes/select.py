@@ -14,7 +14,9 @@ from kvweave.recipes.request import Matched, PrefillRequest
 class Select(Protocol):
     """Chooses rows within the budget, from stale rows only."""
 
-    def choose(self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor) -> Tensor:
+    def choose(
+        self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor
+    ) -> Tensor:
         """Prompt positions to recompute: ascending, a subset of `stale` (n,), at most `budget.rows(n)` of them.
 
         Raises InvalidRequest for a budget that the selector cannot spend.
@@ -26,7 +28,9 @@ class Select(Protocol):
 class SelectNone:
     """Nothing is recomputed; where something is stale, a ratio between 0 and 1 has no meaning and is refused."""
 
-    def choose(self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor) -> Tensor:
+    def choose(
+        self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor
+    ) -> Tensor:
         """No rows."""
         if request.budget.rows(stale.numel()):
             raise InvalidRequest(

@@ -298,8 +298,10 @@ class ChunkStore:
                 if not self._catalog.insert(entry):
                     self._discard([entry.path])  # another process was quicker
                 self._evict(self._capacity.make_room(0, spare=entry.key.digest))
-        except BaseException:
-            self._tier.delete([entry.path])
+        except Exception:
+            # An interrupt may come after the commit: then the file counts, and else a later sweep takes it.
+            if entry.path not in self._catalog.paths([entry.key.digest]).values():
+                self._tier.delete([entry.path])
             raise
 
     def _evict(self, names: Sequence[str]) -> None:

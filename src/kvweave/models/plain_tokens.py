@@ -72,8 +72,11 @@ def _without_control(backend: Tokenizer) -> tuple[Tokenizer, frozenset[int]]:
         token["special"] = token in control
     plain = Tokenizer.from_str(json.dumps(description))
     plain.encode_special_tokens = True
-    unknown = description["model"].get("unk_token")
     vocabulary = plain.get_vocab(with_added_tokens=False)
+    model = description["model"]  # Unigram names its unknown token by id, the others by text
+    unknown = model.get(
+        "unk_token", plain.id_to_token(model["unk_id"]) if model.get("unk_id") is not None else None
+    )
     reach = {
         token["id"] for token in control if token["content"] in vocabulary and token["content"] != unknown
     }

@@ -1,0 +1,46 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kvweave.samples import DOCUMENTS
+
+
+@pytest.fixture
+def documents(tmp_path):
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for name in ("jobs.md", "room-numbers.txt", "dinner.md"):
+        (folder / name).write_text((DOCUMENTS / name).read_text())
+    return folder
+
+
+@pytest.fixture
+def command(tmp_path):
+    """The real command in a process of its own, with an empty home."""
+    environment = {
+        **os.environ,
+        "KVWEAVE_HOME": str(tmp_path / "home"),
+        "KVWEAVE_CHUNK_TOKENS": "48",
+        "HOME": str(tmp_path),
+        "COLUMNS": "200",
+    }
+
+    def run(*words, code=0, **more):
+        done = subprocess.run(
+            [sys.executable, "-m", "kvweave", *map(str, words)],
+            capture_output=True,
+            text=True,
+            env=environment | more,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr or done.stdout
+        assert "Traceback" not in done.stderr
+        return done
+
+    run.environment = environment
+    run.json = lambda *words: json.loads(run(*words, "--json").stdout)
+    return run

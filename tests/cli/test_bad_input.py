@@ -1,0 +1,118 @@
+"""One clear line and a non-zero exit code, never a traceback."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kvweave.cli.app import app
+from kvweave.errors import KvweaveError
+from kvweave.testing import tiny_model, tiny_tokenizer
+
+RUTH = "What is the job of Ruth?"
+
+
+@pytest.fixture
+def invoke(tmp_path):
+    """The command inside this process, which saves loading PyTorch again; errors come back as the exception."""
+    runner = CliRunner(env={"KVWEAVE_HOME": str(tmp_path / "home"), "KVWEAVE_CHUNK_TOKENS": "48", "COLUMNS": "200"})
+    return lambda *words: runner.invoke(app, [str(word) for word in words])
+
+
+def refusal(result) -> str:
+    assert isinstance(result.exception, KvweaveError), result.exception or result.output
+    message = str(result.exception)
+    assert "\n" not in message
+    return message
+
+
+def test_a_missing_path(invoke, tmp_path):
+    assert "nowhere does not exist" in refusal(invoke("add", tmp_path / "nowhere"))
+
+
+def test_an_empty_knowledge_base(invoke):
+    assert "kvweave add" in refusal(invoke("ask", RUTH))
+    assert "holds no documents" in invoke("ls").output
+
+
+def test_bad_files_among_good_ones_are_skipped_and_reported(invoke, documents):
+    (documents / "picture.bin").write_bytes(bytes(range(256)) * 40)
+    (documents / "empty.txt").write_text("")
+    (documents / "broken.pdf").write_bytes(b"%PDF-1.4 nothing more")
+    result = invoke("add", documents, "--json")
+    report = json.loads(result.stdout)
+    assert len(report["added"]) == 3
+    assert {skipped["path"].rsplit("/", 1)[1] for skipped in report["skipped"]} == {"picture.bin", "empty.txt", "broken.pdf"}
+    assert all(skipped["reason"] for skipped in report["skipped"])
+
+
+def test_a_model_folder_without_weights(invoke, documents, tmp_path):
+    tiny_model().config.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    assert "no weights" in refusal(invoke("add", documents, "--model", tmp_path / "model"))
+
+
+def test_a_store_written_by_another_model(invoke, documents, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    assert invoke("add", documents).exit_code == 0
+    message = refusal(invoke("ask", RUTH, "--model", tmp_path / "model"))
+    assert "'reference'" in message
+    assert str(tmp_path / "model") in message
+
+
+def test_a_prompt_that_is_too_long(invoke, documents):
+    invoke("add", documents)
+    assert "more than the 2048" in refusal(invoke("ask", RUTH, "--max-new-tokens", "2000"))
+    assert invoke("ask", RUTH, "--max-new-tokens", "1950", "--drop-chunks").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ask", RUTH, "--recipe", "fastest"), "choose one of full"),
+        (("ask", RUTH, "--ratio", "1.5"), "between 0 and 1"),
+        (("ask", RUTH, "--top-k", "0"), "at least one chunk"),
+        (("ask", ""), "empty"),
+        (("rm",), "--all"),
+        (("rm", "/nowhere"), "nothing in knowledge base"),
+        (("cache", "limit", "much"), "500MB"),
+        (("ask", RUTH, "--kb", "../x"), "not usable"),
+        (("ask", RUTH, "--dtype", "float8"), "float8"),
+        (("ask", RUTH, "--device", "abacus"), "abacus"),
+    ],
+)
+def test_values_that_cannot_be_honoured(invoke, documents, words, said):
+    invoke("add", documents)
+    assert said in refusal(invoke(*words))
+
+
+@pytest.mark.parametrize("words", [("ask", RUTH, "--fastest"), ("ask",), ("frobnicate",), ("ask", RUTH, "--ratio", "much")])
+def test_wrong_usage_exits_with_two_and_help(invoke, words):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert "Usage" in result.output
+
+
+def test_a_wrong_setting_in_the_configuration_file(invoke, tmp_path, documents):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.toml").write_text("topk = 3\n")
+    assert "unknown setting 'topk'" in refusal(invoke("ls"))
+    (tmp_path / "home" / "config.toml").write_text("top_k = = 3\n")
+    assert "not valid TOML" in refusal(invoke("ls"))
+    (tmp_path / "home" / "config.toml").write_text('top_k = "many"\n')
+    assert "top_k" in refusal(invoke("ls"))
+
+
+def test_limit_and_clear(invoke, documents):
+    invoke("add", documents)
+    assert "300.0 kB" in invoke("cache", "limit", "300kB").output
+    assert json.loads(invoke("cache", "stats", "--json").stdout)["bytes"] <= 300_000
+    assert invoke("cache", "clear").exit_code == 0
+    assert json.loads(invoke("cache", "stats", "--json").stdout)["entries"] == 0
+    assert json.loads(invoke("ask", RUTH, "--json").stdout)["text"] == "carpenter"
+
+
+def test_the_line_that_a_user_sees(command, tmp_path):
+    done = command("add", tmp_path / "nowhere", code=1)
+    assert done.stderr.strip().splitlines() == [f"error: {tmp_path / 'nowhere'} does not exist"]

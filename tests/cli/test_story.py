@@ -1,0 +1,74 @@
+"""A stranger's first minutes and a request from top to bottom, through the real command."""
+
+import signal
+import subprocess
+import sys
+import time
+
+from kvweave.samples import DOCUMENTS
+
+RUTH = "What is the job of Ruth?"
+
+
+def test_add_ask_list_change_remove(command, documents):
+    added = command.json("add", documents)
+    assert len(added["added"]) == 3
+    assert added["chunk_kv_computed"] == added["chunks"] > 3
+
+    answer = command.json("ask", RUTH)
+    assert set(answer) == {"text", "sources", "plan", "timing"}
+    assert answer["text"] == "carpenter"
+    assert str(documents / "jobs.md") in {source["document"] for source in answer["sources"]}
+    assert answer["plan"]["fresh_tokens"] == answer["plan"]["spans"][-1]["end"] - answer["plan"]["spans"][-1]["start"]
+    assert 0 < answer["timing"]["ttft_s"] <= answer["timing"]["total_s"]
+
+    again = command("add", documents).stdout
+    assert "3 unchanged" in again
+    assert "KV computed for 0" in again
+
+    told = command("ask", RUTH, "--explain", "--recipe", "prefix").stdout
+    assert told.startswith("carpenter\n")
+    assert "jobs.md" in told
+    assert "the question is always computed" in told
+    assert "recompute" in told
+
+    assert {document["title"] for document in command.json("ls")} == {"jobs.md", "room-numbers.txt", "dinner.md"}
+    stats = command.json("cache", "stats")
+    assert stats["bytes"] <= stats["limit_bytes"]
+    assert stats["hits"] > 0
+
+    assert command.json("rm", documents / "jobs.md")["removed"] == [str(documents / "jobs.md")]
+    assert command.json("ask", RUTH)["text"] != "carpenter"
+    assert "damaged: []" in command("cache", "verify").stdout or command.json("cache", "verify")["damaged"] == []
+    findings = {finding["name"]: finding for finding in command.json("doctor")}
+    assert all(finding["ok"] for finding in findings.values())
+    assert "2 documents" in findings["knowledge base"]["detail"]
+
+
+def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(command, documents, tmp_path):
+    for number in range(30):
+        (documents / f"{number}.txt").write_text((DOCUMENTS / "flights.md").read_text().replace("sunny", "rainy") * (number + 1))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvweave", "add", str(documents), "--quiet"],
+        env=command.environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    store = tmp_path / "home" / "kb" / "default" / "kv"
+    deadline = time.monotonic() + 60
+    while len(list(store.rglob("*.safetensors"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "run the same command again" in errors
+    assert "Traceback" not in errors
+
+    assert command.json("ask", RUTH)["text"] == "carpenter"
+    resumed = command.json("add", documents)
+    assert resumed["chunk_kv_computed"] > 0
+    stats = command.json("cache", "stats")
+    assert stats["damaged"] == 0
+    assert command.json("cache", "verify")["damaged"] == []
+    assert command.json("add", documents)["chunk_kv_computed"] == 0

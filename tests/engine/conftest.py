@@ -1,0 +1,29 @@
+import pytest
+
+import kvweave
+from kvweave.samples import CHUNK_TOKENS, DOCUMENTS, TOP_K
+
+
+@pytest.fixture
+def open_kb(tmp_path):
+    """Opens knowledge bases under one home; closes them at the end."""
+    opened = []
+
+    def make(name="notes", **settings):
+        settings = {"chunk_tokens": CHUNK_TOKENS, "top_k": TOP_K, **settings}
+        opened.append(kvweave.open(name, home=tmp_path / "home", **settings))
+        return opened[-1]
+
+    yield make
+    for base in opened:
+        base.close()
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """A copy of three sample documents that a test may change."""
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for name in ("jobs.md", "room-numbers.txt", "dinner.md"):
+        (folder / name).write_text((DOCUMENTS / name).read_text())
+    return folder

@@ -1,0 +1,278 @@
+"""A knowledge base through its public face, on the shipped reference model."""
+
+import pytest
+import torch
+
+import kvweave
+from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch, PathNotFound, PromptTooLong
+from kvweave.samples import DOCUMENTS, sample_questions
+from kvweave.testing import tiny_model, tiny_tokenizer
+
+RUTH = "What is the job of Ruth?"
+
+
+def entries(base) -> int:
+    return base.store.stats().entries
+
+
+def test_the_sample_questions_are_answered_and_the_second_time_nothing_but_the_question_is_computed(open_kb):
+    base = open_kb()
+    report = base.add(DOCUMENTS)
+    assert report.chunks == report.chunk_kv_computed > len(report.added) > 10
+    right = 0
+    for question in sample_questions():
+        answer = base.ask(question.text)
+        assert answer.plan.fresh_tokens == answer.plan.spans[-1].tokens
+        right += base.ask(question.text, recipe="full").text == question.answer
+    assert right >= 0.9 * len(sample_questions())
+
+
+def test_answers_at_ratio_one_are_those_of_full_attention(open_kb):
+    base = open_kb()
+    base.add(DOCUMENTS)
+    for question in sample_questions()[:4]:
+        assert base.ask(question.text, ratio=1.0).text == base.ask(question.text, recipe="full").text
+
+
+def test_an_answer_says_where_it_came_from_and_where_the_time_went(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    stream = base.stream(RUTH)
+    with pytest.raises(InvalidRequest, match="not finished"):
+        _ = stream.answer
+    assert "".join(stream).strip() == stream.answer.text == "carpenter"
+    answer = stream.answer
+    assert str(documents / "jobs.md") in {source.document for source in answer.sources}
+    for source in answer.sources:
+        text = documents.joinpath(source.document).read_text()
+        assert text[source.start : source.end] == source.text
+    timing = answer.timing
+    parts = timing.retrieve_s + timing.tokenize_s + timing.match_s + timing.place_s + timing.select_s + timing.recompute_s
+    assert 0 < parts <= timing.ttft_s <= timing.total_s
+    assert timing.answer_tokens == 1
+
+
+def test_chunks_of_one_document_stand_in_reading_order(open_kb):
+    base = open_kb()
+    base.add(DOCUMENTS)
+    for question in sample_questions():
+        places = [(source.document, source.start) for source in base.ask(question.text).sources]
+        by_document = {document: [s for d, s in places if d == document] for document, _ in places}
+        assert all(starts == sorted(starts) for starts in by_document.values())
+
+
+def test_adding_again_does_only_what_changed(open_kb, documents):
+    base = open_kb()
+    assert len(base.add(documents).added) == 3
+    again = base.add(documents)
+    assert (len(again.unchanged), again.chunks, again.chunk_kv_computed) == (3, 0, 0)
+    (documents / "jobs.md").write_text("The job of Ruth is nurse.")
+    changed = base.add(documents)
+    assert changed.changed == (str(documents / "jobs.md"),)
+    assert changed.chunk_kv_computed == 1
+    assert base.ask(RUTH).text == "nurse"
+
+
+def test_a_changed_file_keeps_the_kv_of_its_unchanged_chunks(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    jobs = documents / "jobs.md"
+    jobs.write_text(jobs.read_text() + "\n\nThe job of Karen is nurse. The sky was sunny that morning.")
+    report = base.add(documents)
+    assert report.chunks > report.chunk_kv_computed >= 1
+
+
+def test_a_removed_document_takes_its_chunks_vectors_and_kv_along(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    base.ask(RUTH, recipe="prefix")  # nodes whose paths run through several documents
+    before = entries(base)
+    base.remove(documents / "jobs.md")
+    assert len(base.documents()) == 2
+    assert entries(base) < before
+    assert base.ask(RUTH).text != "carpenter"
+    assert str(documents / "jobs.md") not in {s.document for s in base.ask(RUTH).sources}
+    assert base.store.verify().sound
+
+
+def test_nothing_is_left_of_the_only_document(open_kb, documents):
+    base = open_kb()
+    base.add(documents / "jobs.md")
+    base.ask(RUTH, recipe="prefix")
+    base.remove(documents / "jobs.md")
+    assert set(base.store.stats().by_kind) <= {"bare"}  # the system prefix belongs to no document
+    with pytest.raises(EmptyKnowledgeBase):
+        base.ask(RUTH)
+
+
+def test_kv_that_two_documents_share_goes_with_the_last_one(open_kb, documents):
+    base = open_kb()
+    (documents / "copy.md").write_text((documents / "jobs.md").read_text())
+    base.add(documents)
+    before = entries(base)
+    base.remove(documents / "copy.md")
+    assert entries(base) == before
+    base.remove(documents / "jobs.md")
+    assert entries(base) < before
+
+
+def test_a_file_that_vanished_from_a_folder_is_removed_when_the_folder_is_added_again(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    (documents / "jobs.md").unlink()
+    assert base.add(documents).removed == (str(documents / "jobs.md"),)
+    assert len(base.documents()) == 2
+
+
+def test_an_interrupted_add_keeps_what_was_done_and_goes_on(open_kb, documents):
+    base = open_kb()
+
+    class Stop(Exception):
+        pass
+
+    def stop_half_way(stage, done, total):
+        if stage == "computing KV" and done > total / 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        base.add(documents, progress=stop_half_way)
+    done = entries(base)
+    assert done > 0
+    assert base.pending()
+    assert base.ask(RUTH).text == "carpenter"  # what has no KV yet is computed
+    report = base.add(documents)
+    assert len(report.unchanged) == 3
+    assert 0 < report.chunk_kv_computed <= sum(d.chunks for d in base.documents())
+    assert base.pending() == []
+
+
+def test_an_answer_outlives_a_restart_without_computing_its_context_again(open_kb, documents):
+    first = open_kb()
+    first.add(documents)
+    expected = first.ask(RUTH)
+    first.close()
+    again = open_kb().ask(RUTH)
+    assert again.text == expected.text
+    assert again.plan == expected.plan
+
+
+def test_a_damaged_file_is_recomputed_and_never_used(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    expected = base.ask(RUTH)
+    base.close()
+    for file in (base.folder / "kv").rglob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-9] ^= 1
+        file.write_bytes(data)
+    base = open_kb()
+    answer = base.ask(RUTH)
+    assert answer.text == expected.text
+    assert answer.plan.reused_share == 0
+    assert "damaged" in answer.plan.spans[0].reason
+    assert base.store.stats().damaged > 0
+
+
+def test_another_model_is_refused_by_name_and_nothing_is_used(open_kb, documents, tmp_path):
+    open_kb().add(documents)
+    tiny_model().save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    other = open_kb(model=str(tmp_path / "other"))
+    with pytest.raises(KnowledgeBaseMismatch, match=r"'reference'.*other"):
+        other.ask(RUTH)
+    other.remove_all()
+    assert other.add(documents).chunk_kv_computed > 0
+    assert open_kb().adapter.fingerprint.name == str(tmp_path / "other")  # remembered
+
+
+def test_changed_weights_under_the_same_path_are_noticed(open_kb, documents, tmp_path):
+    folder = tmp_path / "model"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    open_kb(model=str(folder)).add(documents)
+    tiny_model(seed=1).save_pretrained(folder)
+    with pytest.raises(KnowledgeBaseMismatch):
+        open_kb().ask(RUTH)
+
+
+def test_another_system_prompt_is_refused(open_kb, documents):
+    open_kb(system="Read the notes.").add(documents)
+    with pytest.raises(KnowledgeBaseMismatch, match="--system"):
+        open_kb(system="Answer the questions.").ask(RUTH)
+    assert open_kb().ask(RUTH).plan.reused_share > 0.5  # the settled one is used
+
+
+def test_knowledge_bases_share_nothing(open_kb, documents):
+    open_kb("one").add(documents)
+    two = open_kb("two")
+    with pytest.raises(EmptyKnowledgeBase, match="two"):
+        two.ask(RUTH)
+    assert two.add(documents).chunk_kv_computed > 0
+
+
+def test_a_prompt_that_is_too_long_says_so_and_chunks_are_dropped_only_if_allowed(open_kb, documents):
+    base = open_kb(max_new_tokens=1950)
+    base.add(documents)
+    with pytest.raises(PromptTooLong, match="more than the 2048"):
+        base.ask(RUTH)
+    answer = base.ask(RUTH, drop_chunks=True)
+    assert 0 < len(answer.sources) < 4
+
+
+def test_a_store_too_small_for_everything_keeps_its_limit_and_still_answers(open_kb, documents):
+    base = open_kb(limit_bytes=900_000)
+    report = base.add(documents)
+    assert report.chunk_kv_left_out > 0
+    assert base.store.stats().bytes <= 900_000
+    assert base.ask(RUTH).text == "carpenter"
+    assert base.store.stats().bytes <= 900_000
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 200])
+def test_names_that_could_leave_the_home_are_refused(name, tmp_path):
+    with pytest.raises(InvalidRequest, match="name"):
+        kvweave.open(name, home=tmp_path)
+
+
+def test_bad_input_is_named(open_kb, documents, tmp_path):
+    base = open_kb()
+    with pytest.raises(PathNotFound, match="nowhere"):
+        base.add(documents, tmp_path / "nowhere")
+    assert base.documents() == []
+    with pytest.raises(EmptyKnowledgeBase):
+        base.ask(RUTH)
+    base.add(documents)
+    with pytest.raises(InvalidRequest, match="empty"):
+        base.ask("  ")
+    with pytest.raises(InvalidRequest, match="top_k"):
+        base.ask(RUTH, top_k=0)
+    with pytest.raises(PathNotFound, match="nowhere"):
+        base.remove(tmp_path / "nowhere")
+    with pytest.raises(InvalidRequest, match="unknown setting 'topk'"):
+        kvweave.open("x", home=tmp_path, topk=3)
+
+
+def test_tokenization_of_chunks_and_prompts_agrees(open_kb, documents):
+    """The ids a chunk's KV was made from are the ids it has in a prompt; else nothing would ever be found."""
+    (documents / "odd.txt").write_text("Ruth <eos> <bos> [unk] \u00e9\u4e16 \U0001f600 <pad>\n\n\n lamp")
+    base = open_kb()
+    base.add(documents)
+    plan = base.ask("lamp <eos>", top_k=50).plan
+    assert [span.origin for span in plan.spans if span.kind == "chunk"].count("fresh") == 0
+
+
+def test_sampling_is_reproducible_with_a_seed(open_kb, documents):
+    base = open_kb(temperature=5.0, seed=3, max_new_tokens=8)
+    base.add(documents)
+    torch.manual_seed(0)
+    assert base.ask(RUTH).text == base.ask(RUTH).text != "carpenter"
+
+
+def test_a_file_that_turned_unreadable_is_no_longer_answered_from(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    (documents / "jobs.md").write_bytes(bytes(range(256)) * 40)
+    report = base.add(documents)
+    assert report.removed == (str(documents / "jobs.md"),)
+    assert len(report.skipped) == 1
+    assert base.ask(RUTH).text != "carpenter"
