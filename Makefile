@@ -12,13 +12,14 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint env clean
+.PHONY: help demo test lint docs env clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    index the sample documents and answer questions about them, cold and warm"
 	@echo "make test    lint, types, import contracts and the whole test suite"
 	@echo "make lint    the same without the test suite"
+	@echo "make docs    write the generated parts of the documentation"
 	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
 	@echo "make clean   remove .venv, build output and what tools remember"
 
@@ -41,6 +42,10 @@ lint: $(READY)
 	@$(BIN)/mypy
 	@echo "== import contracts"
 	@$(BIN)/lint-imports
+
+# What is generated in the documentation, from recipes and measured results.
+docs: $(READY)
+	@$(BIN)/python docs/build.py
 
 env: $(READY)
 

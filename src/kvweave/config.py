@@ -1,12 +1,14 @@
 """Settings: one frozen dataclass per component, read once, handed to constructors.
 
-Order of precedence: arguments or flags, then KVWEAVE_* environment variables (read by the command line
-beside its flags), then `config.toml` in the home folder, then the defaults here.
+Order of precedence: arguments or flags, then environment variables (`KVWEAVE_` and the setting's name in
+capitals), then `config.toml` in the home folder, then the defaults here.
 """
 
 import dataclasses
+import os
 import tomllib
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,19 +97,25 @@ def within_context(given: int | None, default: int, context_tokens: int) -> int:
     return given if given is not None else min(default, max(8, context_tokens // CONTEXT_SHARE))
 
 
-def default_home() -> Path:
-    """The platform's data folder for kvweave."""
-    return Path(platformdirs.user_data_dir("kvweave", appauthor=False))
+def default_home(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder named by KVWEAVE_HOME, else the platform's data folder."""
+    return Path(environment.get("KVWEAVE_HOME") or platformdirs.user_data_dir("kvweave", appauthor=False))
 
 
-def read_config(home: Path | None = None, **given: Any) -> Config:
-    """Build the settings from `config.toml` under `home` and from `given`, which wins.
+def read_config(
+    home: Path | None = None, environment: Mapping[str, str] = os.environ, **given: Any
+) -> Config:
+    """Build the settings from `config.toml` under `home`, the environment, and `given`, which wins.
 
     `given` holds field names of any component (`model`, `chunk_tokens`, `top_k`, …); None means "not given".
     Raises InvalidRequest for an unknown name, a wrong type or an impossible value, naming where it stands.
     """
-    home = (home or default_home()).expanduser().absolute()
-    values = {**_read_toml(home / "config.toml"), **{k: v for k, v in given.items() if v is not None}}
+    home = (home or default_home(environment)).expanduser().absolute()
+    values = {
+        **_read_toml(home / "config.toml"),
+        **_read_environment(environment),
+        **{name: value for name, value in given.items() if value is not None},
+    }
     parts: dict[str, Any] = {}
     for part in dataclasses.fields(Config):
         if part.name == "home":
@@ -133,6 +141,22 @@ _COMPONENTS: dict[str, Any] = {
     "store": StoreConfig,
     "generation": GenerationConfig,
 }
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Settings from KVWEAVE_* variables, numbers parsed; an empty variable counts as not set."""
+    found: dict[str, Any] = {}
+    for component in (Config, *_COMPONENTS.values()):
+        for name, hint in typing.get_type_hints(component).items():
+            text = environment.get(f"KVWEAVE_{name.upper()}")
+            kind = next((k for k in (int, float, str) if k is hint or k in typing.get_args(hint)), None)
+            if not text or kind is None:
+                continue
+            try:
+                found[name] = kind(text)
+            except ValueError:
+                raise InvalidRequest(f"KVWEAVE_{name.upper()} is {text!r}; it must be a number") from None
+    return found
 
 
 def _typed(component: type, values: dict[str, Any]) -> dict[str, Any]:

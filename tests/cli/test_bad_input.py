@@ -15,7 +15,9 @@ RUTH = "What is the job of Ruth?"
 @pytest.fixture
 def invoke(tmp_path):
     """The command inside this process, which saves loading PyTorch again; errors come back as the exception."""
-    runner = CliRunner(env={"KVWEAVE_HOME": str(tmp_path / "home"), "KVWEAVE_CHUNK_TOKENS": "48", "COLUMNS": "200"})
+    runner = CliRunner(
+        env={"KVWEAVE_HOME": str(tmp_path / "home"), "KVWEAVE_CHUNK_TOKENS": "48", "COLUMNS": "200"}
+    )
     return lambda *words: runner.invoke(app, [str(word) for word in words])
 
 
@@ -42,7 +44,11 @@ def test_bad_files_among_good_ones_are_skipped_and_reported(invoke, documents):
     result = invoke("add", documents, "--json")
     report = json.loads(result.stdout)
     assert len(report["added"]) == 3
-    assert {skipped["path"].rsplit("/", 1)[1] for skipped in report["skipped"]} == {"picture.bin", "empty.txt", "broken.pdf"}
+    assert {skipped["path"].rsplit("/", 1)[1] for skipped in report["skipped"]} == {
+        "picture.bin",
+        "empty.txt",
+        "broken.pdf",
+    }
     assert all(skipped["reason"] for skipped in report["skipped"])
 
 
@@ -87,7 +93,9 @@ def test_values_that_cannot_be_honoured(invoke, documents, words, said):
     assert said in refusal(invoke(*words))
 
 
-@pytest.mark.parametrize("words", [("ask", RUTH, "--fastest"), ("ask",), ("frobnicate",), ("ask", RUTH, "--ratio", "much")])
+@pytest.mark.parametrize(
+    "words", [("ask", RUTH, "--fastest"), ("ask",), ("frobnicate",), ("ask", RUTH, "--ratio", "much")]
+)
 def test_wrong_usage_exits_with_two_and_help(invoke, words):
     result = invoke(*words)
     assert result.exit_code == 2

@@ -19,7 +19,10 @@ def test_add_ask_list_change_remove(command, documents):
     assert set(answer) == {"text", "sources", "plan", "timing"}
     assert answer["text"] == "carpenter"
     assert str(documents / "jobs.md") in {source["document"] for source in answer["sources"]}
-    assert answer["plan"]["fresh_tokens"] == answer["plan"]["spans"][-1]["end"] - answer["plan"]["spans"][-1]["start"]
+    assert (
+        answer["plan"]["fresh_tokens"]
+        == answer["plan"]["spans"][-1]["end"] - answer["plan"]["spans"][-1]["start"]
+    )
     assert 0 < answer["timing"]["ttft_s"] <= answer["timing"]["total_s"]
 
     again = command("add", documents).stdout
@@ -32,14 +35,20 @@ def test_add_ask_list_change_remove(command, documents):
     assert "the question is always computed" in told
     assert "recompute" in told
 
-    assert {document["title"] for document in command.json("ls")} == {"jobs.md", "room-numbers.txt", "dinner.md"}
+    assert {document["title"] for document in command.json("ls")} == {
+        "jobs.md",
+        "room-numbers.txt",
+        "dinner.md",
+    }
     stats = command.json("cache", "stats")
     assert stats["bytes"] <= stats["limit_bytes"]
     assert stats["hits"] > 0
 
     assert command.json("rm", documents / "jobs.md")["removed"] == [str(documents / "jobs.md")]
     assert command.json("ask", RUTH)["text"] != "carpenter"
-    assert "damaged: []" in command("cache", "verify").stdout or command.json("cache", "verify")["damaged"] == []
+    assert (
+        "damaged: []" in command("cache", "verify").stdout or command.json("cache", "verify")["damaged"] == []
+    )
     findings = {finding["name"]: finding for finding in command.json("doctor")}
     assert all(finding["ok"] for finding in findings.values())
     assert "2 documents" in findings["knowledge base"]["detail"]
@@ -47,7 +56,9 @@ def test_add_ask_list_change_remove(command, documents):
 
 def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(command, documents, tmp_path):
     for number in range(30):
-        (documents / f"{number}.txt").write_text((DOCUMENTS / "flights.md").read_text().replace("sunny", "rainy") * (number + 1))
+        (documents / f"{number}.txt").write_text(
+            (DOCUMENTS / "flights.md").read_text().replace("sunny", "rainy") * (number + 1)
+        )
     process = subprocess.Popen(
         [sys.executable, "-m", "kvweave", "add", str(documents), "--quiet"],
         env=command.environment,

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch, PathNotFound, PromptTooLong
+from kvweave.errors import (
+    EmptyKnowledgeBase,
+    InvalidRequest,
+    KnowledgeBaseMismatch,
+    PathNotFound,
+    PromptTooLong,
+)
 from kvweave.samples import DOCUMENTS, sample_questions
 from kvweave.testing import tiny_model, tiny_tokenizer
 
@@ -47,7 +53,14 @@ def test_an_answer_says_where_it_came_from_and_where_the_time_went(open_kb, docu
         text = documents.joinpath(source.document).read_text()
         assert text[source.start : source.end] == source.text
     timing = answer.timing
-    parts = timing.retrieve_s + timing.tokenize_s + timing.match_s + timing.place_s + timing.select_s + timing.recompute_s
+    parts = (
+        timing.retrieve_s
+        + timing.tokenize_s
+        + timing.match_s
+        + timing.place_s
+        + timing.select_s
+        + timing.recompute_s
+    )
     assert 0 < parts <= timing.ttft_s <= timing.total_s
     assert timing.answer_tokens == 1
 

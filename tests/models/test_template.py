@@ -88,4 +88,6 @@ def test_markers_that_are_added_but_not_special_stay_text():
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["<think>", "<|user|>"])
     markers = set(tokenizer.convert_tokens_to_ids(["<think>", "<|user|>"]))
-    assert markers.isdisjoint(PromptTemplate(tokenizer).render(Prompt("<|user|>", ("a <think> b",))).token_ids)
+    assert markers.isdisjoint(
+        PromptTemplate(tokenizer).render(Prompt("<|user|>", ("a <think> b",))).token_ids
+    )

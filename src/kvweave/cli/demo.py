@@ -169,9 +169,10 @@ def _tell_answers(asked: list[Asked]) -> None:
         )
     STDOUT.print(table)
     STDOUT.print(
-        "TTFT: from the retrieved chunks to the first token's logits. The model is tiny, so what is left here is the\n"
-        "interpreter's time. A reused answer marked ✗ needed a sentence from before a chunk cut, which plain reuse of\n"
-        "isolated chunks loses; `--ratio 1` computes everything again."
+        "TTFT: from the retrieved chunks to the first token's logits; cold: first read from disk. The model is tiny, so\n"
+        "most of what is left is the interpreter's time. A reused answer with a cross needed to read one chunk knowing\n"
+        "another: plain reuse of isolated chunks loses that, recipes that recompute what matters are there to repair it,\n"
+        "and `--ratio 1` computes everything again."
     )
 
 

@@ -78,7 +78,8 @@ class Rotation:
     def __init__(self, module: ModuleType, layers: tuple[LayerRotation, ...]) -> None:
         self.module = module
         self.layers = layers
-        self.apply: Callable[..., tuple[Tensor, Tensor]] = getattr(module, APPLY_NAME)
+        with _PATCH_LOCK:  # no other thread's watch may stand in the function's place
+            self.apply: Callable[..., tuple[Tensor, Tensor]] = getattr(module, APPLY_NAME)
 
     def angles(self, runs: tuple[Tensor, ...], prompt_tokens: int, like: Tensor) -> "Angles":
         """Prepare cos and sin for several runs of positions, each (S,), in a prompt `prompt_tokens` long.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 CHUNK_TOKENS = 48  # the reference model was trained on chunks of about this length
-TOP_K = 8
+TOP_K = 6
 
 
 @dataclass(frozen=True, slots=True)
