@@ -116,9 +116,8 @@ class Indexer:
             if not chunks:
                 raise UnreadableDocument(f"{path} holds no text")
         except OSError as error:
-            tally.skipped.append(
-                SkippedFile(path, str(error))
-            )  # an earlier version may still be right: it stays
+            # An earlier version may still be right: it stays.
+            tally.skipped.append(SkippedFile(path, str(error)))
             return None
         except DocumentError as error:
             tally.skipped.append(SkippedFile(path, str(error)))

@@ -45,8 +45,8 @@ class Records:
 
     def remove(self, source: str) -> None:
         """Take a document out: after the commit none of its chunks, vectors or KV can be found any more."""
-        listed = self.shelf.get(source)
         with self.database.transaction():
+            listed = self.shelf.get(source)
             if listed is not None:
                 self.store.disown(document_id(source, listed.digest))
             self.shelf.remove(source)
@@ -54,8 +54,8 @@ class Records:
 
     def put(self, document: Document, chunks: Sequence[Chunk], kv_digests: Sequence[str]) -> None:
         """Make a document visible in place of its earlier version, with the token digests its KV will have."""
-        earlier = self.shelf.get(document.source)
         with self.database.transaction():
+            earlier = self.shelf.get(document.source)
             # Owned anew before the earlier version lets go, so that unchanged chunks keep their KV.
             self.store.own(document_id(document.source, document.digest), kv_digests)
             if earlier is not None and earlier.digest != document.digest:
