@@ -23,10 +23,8 @@ help:
 	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
 	@echo "make clean   remove .venv, build output and what tools remember"
 
-# The knowledge base of the demo lives in a folder of its own, gone when the demo ends.
 demo: $(READY)
-	@home=$$(mktemp -d "$${TMPDIR:-/tmp}/kvweave-demo.XXXXXX") && trap 'rm -rf "$$home"' EXIT INT TERM \
-	  && KVWEAVE_HOME="$$home" $(BIN)/kvweave demo
+	@$(BIN)/kvweave demo
 
 # pytest comes last: its closing line is the last line of the output.
 test: lint

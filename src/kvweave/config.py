@@ -40,14 +40,14 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChunkingConfig:
-    """Lengths in tokens of the answering model.
+    """Lengths in tokens of the answering model; None is what the knowledge base was made with.
 
-    `chunk_tokens` None means 512, or an eighth of the model's context where that is less, so that the
-    default number of chunks always fits.
+    For a new one that is 512, or an eighth of the model's context where that is less, so that the default
+    number of chunks always fits; and no overlap.
     """
 
     chunk_tokens: int | None = None
-    overlap_tokens: int = 0
+    overlap_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def _check(config: Config) -> None:
     new_tokens = config.generation.max_new_tokens
     bounds: list[tuple[bool, str]] = [
         (chunk_tokens is None or chunk_tokens >= 8, f"chunk_tokens is {chunk_tokens}; at least 8 are needed"),
-        (overlap >= 0, f"overlap_tokens is {overlap}; it cannot be negative"),
+        (overlap is None or overlap >= 0, f"overlap_tokens is {overlap}; it cannot be negative"),
         (config.retrieval.top_k >= 1, f"top_k is {config.retrieval.top_k}; at least one chunk is needed"),
         (new_tokens is None or new_tokens >= 1, f"max_new_tokens is {new_tokens}; at least 1 is needed"),
         (

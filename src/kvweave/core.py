@@ -128,8 +128,8 @@ class ModelFingerprint:
 
     name: str
     weights: str
+    configuration: str
     tokenizer: str
-    rope: str
     dtype: str
     digest: str
 

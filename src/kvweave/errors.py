@@ -6,7 +6,8 @@
     │   └── UnknownRecipe
     ├── DocumentError             something named by the user could not be indexed
     │   ├── PathNotFound
-    │   └── UnreadableDocument    skipped and reported among good ones
+    │   ├── UnreadableDocument    was read, and is no usable text; skipped and reported among good ones
+    │   └── InaccessibleDocument  could not be opened or read now; what was indexed of it may still be right
     ├── KnowledgeBaseError
     │   ├── EmptyKnowledgeBase
     │   └── KnowledgeBaseMismatch made with another model, embedding or prompt
@@ -53,7 +54,11 @@ class PathNotFound(DocumentError, FileNotFoundError):
 
 
 class UnreadableDocument(DocumentError):
-    """A file that is binary, damaged, locked or of an unknown kind."""
+    """A file that was read and is not usable text: binary, damaged, encrypted, empty or of an unknown kind."""
+
+
+class InaccessibleDocument(DocumentError):
+    """A file that could not be opened or read now: no permission, an input error, or it has vanished."""
 
 
 class KnowledgeBaseError(KvweaveError):

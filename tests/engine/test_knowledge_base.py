@@ -1,5 +1,10 @@
 """A knowledge base through its public face, on the shipped reference model."""
 
+import builtins
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -7,10 +12,13 @@ import kvweave
 from kvweave.errors import (
     EmptyKnowledgeBase,
     InvalidRequest,
+    KnowledgeBaseError,
     KnowledgeBaseMismatch,
     PathNotFound,
     PromptTooLong,
+    StoreBusy,
 )
+from kvweave.knowledge import reading
 from kvweave.samples import DOCUMENTS, sample_questions
 from kvweave.testing import tiny_model, tiny_tokenizer
 
@@ -25,18 +33,20 @@ def test_the_sample_questions_are_answered_and_the_second_time_nothing_but_the_q
     base = open_kb()
     report = base.add(DOCUMENTS)
     assert report.chunks == report.chunk_kv_computed > len(report.added) > 10
-    right = 0
+    right = reused = 0
     for question in sample_questions():
         answer = base.ask(question.text)
         assert answer.plan.fresh_tokens == answer.plan.spans[-1].tokens
+        reused += answer.text == question.answer
         right += base.ask(question.text, recipe="full").text == question.answer
-    assert right >= 0.9 * len(sample_questions())
+    assert right == len(sample_questions())
+    assert reused >= 0.6 * right  # what needs no other chunk survives plain reuse
 
 
 def test_answers_at_ratio_one_are_those_of_full_attention(open_kb):
     base = open_kb()
     base.add(DOCUMENTS)
-    for question in sample_questions()[:4]:
+    for question in sample_questions():
         assert base.ask(question.text, ratio=1.0).text == base.ask(question.text, recipe="full").text
 
 
@@ -151,12 +161,12 @@ def test_an_interrupted_add_keeps_what_was_done_and_goes_on(open_kb, documents):
         base.add(documents, progress=stop_half_way)
     done = entries(base)
     assert done > 0
-    assert base.pending()
+    assert base.missing_kv() > 0
     assert base.ask(RUTH).text == "carpenter"  # what has no KV yet is computed
     report = base.add(documents)
     assert len(report.unchanged) == 3
     assert 0 < report.chunk_kv_computed <= sum(d.chunks for d in base.documents())
-    assert base.pending() == []
+    assert base.missing_kv() == 0
 
 
 def test_an_answer_outlives_a_restart_without_computing_its_context_again(open_kb, documents):
@@ -182,7 +192,6 @@ def test_a_damaged_file_is_recomputed_and_never_used(open_kb, documents):
     answer = base.ask(RUTH)
     assert answer.text == expected.text
     assert answer.plan.reused_share == 0
-    assert "damaged" in answer.plan.spans[0].reason
     assert base.store.stats().damaged > 0
 
 
@@ -289,3 +298,142 @@ def test_a_file_that_turned_unreadable_is_no_longer_answered_from(open_kb, docum
     assert report.removed == (str(documents / "jobs.md"),)
     assert len(report.skipped) == 1
     assert base.ask(RUTH).text != "carpenter"
+
+
+def test_kv_that_was_lost_is_computed_by_the_next_add(open_kb, documents):
+    base = open_kb()
+    first = base.add(documents).chunk_kv_computed
+    base.store.clear()
+    assert base.add(documents).chunk_kv_computed == first
+    assert base.ask(RUTH).plan.reused_share > 0.9
+
+
+def test_another_recipe_gets_its_own_preparation(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    bare = open_kb(recipe="direct")
+    assert bare.add(documents).chunk_kv_computed > 0
+    assert bare.ask(RUTH).plan.reused_tokens > 0
+
+
+def test_a_raised_limit_is_caught_up_with(open_kb, documents):
+    base = open_kb(limit_bytes=900_000)
+    left_out = base.add(documents).chunk_kv_left_out
+    base.store.set_limit(10**8)
+    report = base.add(documents)
+    assert (report.chunk_kv_computed, report.chunk_kv_left_out) == (left_out, 0)
+
+
+def test_new_documents_get_room_in_a_full_store(open_kb, documents):
+    base = open_kb(limit_bytes=900_000)
+    base.add(documents)
+    (documents / "new.txt").write_text("The job of Karen is nurse. The sky was sunny that morning.")
+    assert base.add(documents).chunk_kv_computed >= 1
+    assert base.store.stats().bytes <= 900_000
+
+
+def test_kv_computed_while_its_document_is_removed_is_not_kept(open_kb, documents):
+    base = open_kb()
+    base.add(documents / "jobs.md")
+    stream = base.stream(RUTH, recipe="prefix")
+    pieces = iter(stream)
+    first = next(pieces)
+    base.remove(documents / "jobs.md")
+    assert first + "".join(pieces) == "carpenter"
+    assert set(base.store.stats().by_kind) <= {"bare"}
+
+
+def test_a_store_that_fails_does_not_take_the_answer_back(open_kb, documents, monkeypatch, caplog):
+    base = open_kb()
+    base.add(documents)
+
+    def fail(*args, **kwargs):
+        raise StoreBusy("locked")
+
+    monkeypatch.setattr(base.store, "put", fail)
+    assert base.ask(RUTH, recipe="prefix").text == "carpenter"
+    assert "not kept: locked" in caplog.text
+
+
+def test_a_lost_index_is_told_and_mended(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    base.close()
+    shutil.rmtree(base.folder / "vectors")
+    again = open_kb()
+    with pytest.raises(KnowledgeBaseError, match="kvweave add"):
+        again.ask(RUTH)
+    assert len(again.lost_documents()) == 3
+    assert len(again.add(documents).changed) == 3
+    assert again.ask(RUTH).text == "carpenter"
+    assert again.lost_documents() == []
+
+
+def test_dtype_and_place_of_the_model_are_remembered(open_kb, documents, tmp_path, monkeypatch):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    open_kb(model="model", dtype="bfloat16").add(documents)
+    monkeypatch.chdir(documents)
+    again = open_kb()
+    assert again.adapter.geometry.dtype == torch.bfloat16
+    with pytest.raises(KnowledgeBaseMismatch, match="other dtype"):
+        open_kb(dtype="float32").ask(RUTH)
+
+
+def test_another_way_of_cutting_is_refused(open_kb, documents):
+    open_kb(chunk_tokens=48).add(documents)
+    with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens '48', not '64'"):
+        open_kb(chunk_tokens=64).add(documents)
+    assert open_kb(chunk_tokens=None).add(documents).chunks == 0
+
+
+def test_looking_settles_nothing(open_kb, documents, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    assert open_kb(model=str(tmp_path / "model")).adapter.fingerprint.name == str(tmp_path / "model")
+    assert open_kb().adapter.fingerprint.name == "reference"
+
+
+def test_iterating_twice_keeps_the_answer(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    stream = base.stream(RUTH)
+    assert "".join(stream) == "carpenter"
+    assert "".join(stream) == ""
+    assert stream.answer.text == "carpenter"
+
+
+def test_threads_may_ask_one_knowledge_base_at_once(open_kb):
+    base = open_kb()
+    base.add(DOCUMENTS)
+    questions = [q for q in sample_questions() if q.kind in ("single", "multikey")] * 3
+    expected = [base.ask(q.text).text for q in questions]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda q: base.ask(q.text).text, questions)) == expected
+
+
+def test_a_pdf_without_its_extra_is_skipped_and_named(open_kb, documents, monkeypatch):
+    (documents / "report.pdf").write_bytes(b"%PDF-1.4 whatever")
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    report = open_kb().add(documents)
+    assert len(report.added) == 3
+    assert "kvweave[pdf]" in report.skipped[0].reason
+
+
+def test_a_file_that_cannot_be_opened_now_keeps_what_is_indexed_of_it(open_kb, documents, monkeypatch):
+    base = open_kb()
+    base.add(documents)
+    open_file = builtins.open
+
+    def failing(path, *args, **kwargs):
+        if str(path).endswith("jobs.md"):
+            raise OSError(5, "Input/output error", str(path))
+        return open_file(path, *args, **kwargs)
+
+    monkeypatch.setattr(reading, "open", failing, raising=False)
+    report = base.add(documents)
+    assert [skipped.path.name for skipped in report.skipped] == ["jobs.md"]
+    assert report.removed == ()
+    monkeypatch.undo()
+    assert base.ask(RUTH).text == "carpenter"

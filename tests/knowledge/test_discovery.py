@@ -1,6 +1,7 @@
 """Which files a few paths mean."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -75,10 +76,31 @@ def test_each_file_once_and_no_endless_loops(tmp_path: Path) -> None:
 
 def test_links_to_nothing_and_pipes_are_reported(tmp_path: Path) -> None:
     (tmp_path / "broken").symlink_to("nowhere")
-    os.mkfifo(tmp_path / "pipe")
-    files, skipped = find_files([tmp_path])
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "pipe2.txt").symlink_to("pipe.txt")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(tmp_path / "socket"))  # a short path: its length is limited
+        files, skipped = find_files([tmp_path, tmp_path / "pipe.txt", "/dev/zero"])
     assert files == []
-    assert [s.reason for s in skipped] == ["a link to nothing", "not a regular file"]
+    assert [s.reason for s in skipped] == ["a link to nothing", "a named pipe", "a socket", "a device"]
+
+
+def test_names_that_are_not_utf8_are_reported_in_a_form_that_can_be_printed(tmp_path: Path) -> None:
+    touched(tmp_path, "good.txt", os.fsdecode(b"caf\xe9.txt"), os.fsdecode(b"d\xe9/inside.txt"))
+    (tmp_path / "link.txt").symlink_to(os.fsdecode(b"caf\xe9.txt"))
+    named = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    files, skipped = find_files([tmp_path, named])
+    assert names(tmp_path, files) == ["good.txt", "link.txt"]
+    assert [(str(s.path.relative_to(tmp_path)), s.reason) for s in skipped] == [
+        ("caf\\udce9.txt", "its name is not UTF-8; rename it"),
+        ("d\\udce9", "its name is not UTF-8; rename it"),
+    ]
+    with pytest.raises(PathNotFound) as raised:
+        find_files([tmp_path / "gone\udce9", tmp_path / "odd\ud800"])
+    assert "gone\\udce9 does not exist" in str(raised.value)
+    str(raised.value).encode()
+    with pytest.raises(PathNotFound):
+        find_files([tmp_path / "odd\ud800"])
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 import gzip
 import hashlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fpdf import FPDF
 
-from kvweave.errors import MissingExtra, UnreadableDocument
+from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.knowledge import reading
 from kvweave.knowledge.reading import digest_file, read_document
 
@@ -83,17 +84,27 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*args: object, **options: object) -> None:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(Path, "open", refuse)
+        monkeypatch.setattr(os, "open", refuse)
     else:
         path.chmod(0)
     for read in (read_document, digest_file):
-        with pytest.raises(UnreadableDocument, match="no permission"):
+        with pytest.raises(InaccessibleDocument, match="no permission"):
             read(path)
 
 
 def test_vanished_file(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableDocument, match="no longer exists"):
-        read_document(tmp_path / "gone.txt")
+    for read in (read_document, digest_file):
+        with pytest.raises(InaccessibleDocument, match="no longer exists"):
+            read(tmp_path / "gone.txt")
+
+
+def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "was.txt")
+    for read in (read_document, digest_file):
+        with pytest.raises(InaccessibleDocument, match="not a regular file"):
+            read(tmp_path / "was.txt")
+    with pytest.raises(InaccessibleDocument, match="cannot be read"):
+        read_document(tmp_path)
 
 
 def test_too_large_plain_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +160,26 @@ def test_pdf_cut_short_is_read_or_refused(tmp_path: Path) -> None:
         except UnreadableDocument:
             refused += 1
     assert refused
+
+
+def test_reading_sloppy_pdfs_in_threads_is_silent_and_changes_nothing_for_others(tmp_path: Path) -> None:
+    script = """
+import logging, sys, warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from kvweave.knowledge.reading import read_document
+logging.basicConfig(level=logging.WARNING)
+filters = list(warnings.filters)
+with ThreadPoolExecutor(3) as pool:
+    texts = list(pool.map(lambda _: read_document(Path(sys.argv[1])).text, range(30)))
+assert len(set(texts)) == 1 and "harbour" in texts[0]
+assert warnings.filters == filters
+assert logging.getLogger().level == logging.WARNING
+"""
+    whole = pdf_bytes("The harbour opens at six.")
+    path = written(tmp_path, "sloppy.pdf", b"junk\n" + whole)
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_missing_pypdf_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvweave.core import Chunk, Document
-from kvweave.knowledge.shelf import Shelf, document_id, row_id
+from kvweave.knowledge.shelf import ListedDocument, Shelf, document_id, row_id
 from kvweave.store.database import Database
 
 
@@ -18,18 +18,22 @@ def document(source: str, digest: str = "d1") -> Document:
     return Document(source, "Title", "text", digest)
 
 
-def chunks(*digests: str) -> list[Chunk]:
-    return [
-        Chunk("text", (1, 2, 3), digest, start=n * 10, end=n * 10 + 4) for n, digest in enumerate(digests)
-    ]
+def put(shelf: Shelf, listed: Document, *kv_digests: str) -> ListedDocument:
+    """List a document with a chunk of three tokens, in prompts four, for each digest."""
+    chunks = [Chunk("text", (1, 2, 3), f"text of {digest}") for digest in kv_digests]
+    return shelf.put(listed, chunks, kv_digests, [4] * len(chunks))
+
+
+def kv_digests(shelf: Shelf, source: str) -> list[str]:
+    return [row.kv_digest for row in shelf.all_chunks() if row.source == source]
 
 
 def test_put_get_list(database: Database) -> None:
     shelf = Shelf(database)
-    put = shelf.put(document("/b"), chunks("x", "y"))
-    shelf.put(document("/a"), [])
-    assert shelf.get("/b") == put
-    assert (put.version, put.digest, put.title, put.chunks, put.tokens) == (
+    listed = put(shelf, document("/b"), "x", "y")
+    put(shelf, document("/a"))
+    assert shelf.get("/b") == listed
+    assert (listed.version, listed.digest, listed.title, listed.chunks, listed.tokens) == (
         document_id("/b", "d1"),
         "d1",
         "Title",
@@ -38,59 +42,66 @@ def test_put_get_list(database: Database) -> None:
     )
     assert [one.source for one in shelf.list()] == ["/a", "/b"]
     assert shelf.get("/c") is None
-    assert Shelf(database).get("/b") == put
+    assert Shelf(database).get("/b") == listed
 
 
 def test_chunks_in_reading_order(database: Database) -> None:
     shelf = Shelf(database)
-    shelf.put(document("/b"), chunks(*(f"c{n}" for n in range(12))))
-    rows = shelf.chunks("/b")
+    put(shelf, document("/b"), *(f"c{n}" for n in range(12)))
+    put(shelf, document("/c"), "last")
+    *rows, last = shelf.all_chunks()
     assert [row.position for row in rows] == list(range(12))
     assert [row.row_id for row in rows] == [row_id(document_id("/b", "d1"), n) for n in range(12)]
-    assert (rows[3].digest, rows[3].start, rows[3].end, rows[3].tokens) == ("c3", 30, 34, 3)
-    assert shelf.chunks("/nothing") == []
-    assert shelf.all_chunks() == rows
+    assert (rows[3].source, rows[3].kv_digest, rows[3].kv_tokens) == ("/b", "c3", 4)
+    assert (last.source, last.position, last.kv_digest) == ("/c", 0, "last")
+
+
+def test_every_chunk_needs_its_kv_digest(database: Database) -> None:
+    chunk = Chunk("text", (1, 2, 3), "x")
+    with pytest.raises(ValueError, match="shorter"):
+        Shelf(database).put(document("/a"), [chunk, chunk], ["x"], [4])
+    assert Shelf(database).list() == []
 
 
 def test_a_new_version_replaces_the_old_one(database: Database) -> None:
     shelf = Shelf(database)
-    old = shelf.put(document("/a", "d1"), chunks("x", "y"))
-    new = shelf.put(document("/a", "d2"), chunks("z"))
+    old = put(shelf, document("/a", "d1"), "x", "y")
+    new = put(shelf, document("/a", "d2"), "z")
     assert old.version != new.version
     assert shelf.visible() == {new.version}
-    assert [row.digest for row in shelf.chunks("/a")] == ["z"]
-    shelf.put(document("/a", "d2"), chunks("z", "w"))
-    assert [row.digest for row in shelf.chunks("/a")] == ["z", "w"]
+    assert kv_digests(shelf, "/a") == ["z"]
+    put(shelf, document("/a", "d2"), "z", "w")
+    assert kv_digests(shelf, "/a") == ["z", "w"]
 
 
 def test_remove(database: Database) -> None:
     shelf = Shelf(database)
-    put = shelf.put(document("/a"), chunks("x"))
-    assert shelf.remove("/a") == put
+    listed = put(shelf, document("/a"), "x")
+    assert shelf.remove("/a") == listed
     assert shelf.remove("/a") is None
-    assert (shelf.visible(), shelf.chunks("/a"), shelf.list()) == (frozenset(), [], [])
+    assert (shelf.visible(), shelf.all_chunks(), shelf.list()) == (frozenset(), [], [])
 
 
 def test_joins_the_callers_transaction(database: Database) -> None:
     shelf = Shelf(database)
-    kept = shelf.put(document("/a"), chunks("x"))
+    kept = put(shelf, document("/a"), "x")
 
     def interrupted() -> None:
         with database.transaction():
-            shelf.put(document("/a", "d2"), chunks("y"))
-            shelf.put(document("/b"), chunks("z"))
+            put(shelf, document("/a", "d2"), "y")
+            put(shelf, document("/b"), "z")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert shelf.list() == [kept]
-    assert [row.digest for row in shelf.chunks("/a")] == ["x"]
+    assert kv_digests(shelf, "/a") == ["x"]
 
 
 def test_sources_under(database: Database, tmp_path: Path) -> None:
     shelf = Shelf(database)
     for name in ("dir/a", "dir/sub/b", "dir2/c", "dir", "d%r/x", "d_r"):
-        shelf.put(document(str(tmp_path / name)), [])
+        put(shelf, document(str(tmp_path / name)))
 
     def under(name: str) -> list[str]:
         return [str(Path(source).relative_to(tmp_path)) for source in shelf.sources_under(tmp_path / name)]

@@ -1,5 +1,6 @@
 """What stored KV depends on changes the digest; nothing else does."""
 
+import pytest
 import torch
 
 from kvweave.models.fingerprint import fingerprint
@@ -30,3 +31,34 @@ def test_dtype_rope_tokenizer_and_family_change_the_digest():
     tokenizer.add_tokens(["zebra"])
     digests.add(fingerprint(tiny_model(), tokenizer, "a").digest)
     assert len(digests) == 6
+
+
+@pytest.mark.parametrize(
+    ("family", "changed"),
+    [
+        ("gemma3", {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
+        ("llama", {"rms_norm_eps": 1e-3}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("granite", {"attention_multiplier": 0.5}),
+        ("gemma2", {"query_pre_attn_scalar": 7}),
+        ("olmoe", {"num_experts_per_tok": 1}),
+        ("smollm3", {"no_rope_layers": [0, 1, 1]}),
+        ("qwen2-sliding", {"sliding_window": 9}),
+    ],
+)
+def test_a_setting_that_changes_what_the_model_computes_changes_the_digest(family, changed):
+    model = tiny_model(family)
+    before = fingerprint(model, tiny_tokenizer(), "a").digest
+    for name, value in changed.items():
+        assert hasattr(model.config, name)
+        setattr(model.config, name, value)
+    assert fingerprint(model, tiny_tokenizer(), "a").digest != before
+
+
+def test_what_changes_nothing_about_keys_and_values_does_not():
+    model = tiny_model()
+    before = fingerprint(model, tiny_tokenizer(), "a").digest
+    model.config.transformers_version = "9.9"
+    model.config.use_cache = False
+    model.set_attn_implementation("eager")
+    assert fingerprint(model, tiny_tokenizer(), "a").digest == before

@@ -91,3 +91,9 @@ def test_markers_that_are_added_but_not_special_stay_text():
     assert markers.isdisjoint(
         PromptTemplate(tokenizer).render(Prompt("<|user|>", ("a <think> b",))).token_ids
     )
+
+
+def test_a_template_that_writes_the_date_gives_the_same_prompt_tomorrow():
+    tokenizer = tiny_tokenizer("{{ strftime_now('%d %b %Y') }} {{ date_string }} " + CHAT)
+    prefix = tokenizer.decode(PromptTemplate(tokenizer).prefix_ids("S."))
+    assert prefix.startswith("26 Jul 2024 26 Jul 2024 ")

@@ -1,11 +1,13 @@
 """The fast attention over contiguous keys against the definition over spans, private rows and skips."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference, merge
-from kvweave.ops.row_blocks import attend_blocks, cut_rows
+from kvweave.ops import row_blocks
+from kvweave.ops.row_blocks import RowBlocks, attend_rows
 
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
 
@@ -22,14 +24,13 @@ def layouts(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[int], int
     """Prompt length, shared spans, rows that are computed (all uncovered ones and some covered ones), seed."""
     cuts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
     length, spans, rows = 0, [], []
-    for number, size in enumerate(cuts):
+    for size in cuts:
         if draw(st.booleans()):
             spans.append((length, length + size))
             rows += draw(st.lists(st.integers(length, length + size - 1), unique=True)) if size else []
         else:
             rows += range(length, length + size)
         length += size
-        assert number >= 0
     rows.append(length)  # the question: one row at least, the last one
     return length + 1, spans, sorted(rows), draw(st.integers(0, 2**16))
 
@@ -47,11 +48,14 @@ def test_blocks_over_merged_keys_equal_the_definition(
     query = torch.randn(1, HEADS, len(rows), WIDTH, generator=generator)
 
     expected = attend_reference(query, positions, given, scaling=0.3, window=window, softcap=softcap)
-    keys, values = merge(given, length, length + 3)
-    blocks = cut_rows(positions, window=window, dtype=query.dtype)
-    got = attend_blocks(query, keys, values, blocks, scaling=0.3, softcap=softcap)
-
+    blocks = RowBlocks(positions, window=window, dtype=query.dtype)
+    got = attend_rows(query, given, blocks, scaling=0.3, softcap=softcap)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+    keys, values = merge(given, length, length + 3)
+    merged = AttentionInput((), KeyRows(keys, values, torch.arange(length + 3)), skip=positions[:0])
+    again = attend_rows(query, merged, blocks, scaling=0.3, softcap=softcap)
+    assert torch.equal(again, got)
 
 
 def test_shared_spans_are_never_written_to() -> None:
@@ -76,16 +80,23 @@ def test_a_skipped_row_has_no_influence() -> None:
 
 
 def test_a_full_prefill_needs_no_mask() -> None:
-    (block,) = cut_rows(torch.arange(100), window=None, dtype=torch.float32)
+    rows = RowBlocks(torch.arange(100), window=None, dtype=torch.float32)
+    (block,) = rows.blocks
     assert block.causal
-    assert block.mask is None
+    assert rows.mask(block) is None
 
 
-def test_large_passes_are_cut_so_that_masks_stay_small() -> None:
-    blocks = cut_rows(torch.arange(1000, 5000), window=None, dtype=torch.float32)
-    assert max(b.end - b.start for b in blocks) <= 512
-    assert [b.start for b in blocks[1:]] == [b.end for b in blocks[:-1]]
+def test_large_passes_are_cut_and_hold_no_large_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = RowBlocks(torch.arange(1000, 5000), window=None, dtype=torch.float32)
+    assert max(b.end - b.start for b in rows.blocks) <= 512
+    assert [b.start for b in rows.blocks[1:]] == [b.end for b in rows.blocks[:-1]]
+    assert rows.mask(rows.blocks[0]) is rows.mask(rows.blocks[0])
+    monkeypatch.setattr(row_blocks, "MAX_KEPT_MASKS", 1000)
+    large = RowBlocks(torch.arange(1000, 5000), window=None, dtype=torch.float32)
+    first, again = large.mask(large.blocks[0]), large.mask(large.blocks[0])
+    assert first is not again
+    assert torch.equal(first, again)
 
 
 def test_no_rows_no_blocks() -> None:
-    assert cut_rows(torch.empty(0, dtype=torch.long), window=None, dtype=torch.float32) == ()
+    assert RowBlocks(torch.empty(0, dtype=torch.long), window=None, dtype=torch.float32).blocks == ()

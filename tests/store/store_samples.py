@@ -31,6 +31,10 @@ def put(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED, *context_chun
     return store.put(MODEL, kv, making, [digest_tokens(kv.token_ids), *context_chunks])
 
 
+def listed(store: ChunkStore, *chunks: ChunkKV) -> list[bool]:
+    return store.has_many(MODEL, [(digest_tokens(kv.token_ids), ISOLATED) for kv in chunks])
+
+
 def get(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED) -> ChunkKV | None:
     return store.get(MODEL, kv.token_ids, making)
 

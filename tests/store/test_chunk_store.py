@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_samples import ISOLATED, MODEL, SYSTEM, chunk, entry_files, fingerprint, get, put, same
+from store_samples import ISOLATED, MODEL, SYSTEM, chunk, entry_files, fingerprint, get, listed, put, same
 
 from kvweave.core import ChunkKV, Making
 from kvweave.errors import InvalidRequest, StoreError
@@ -13,6 +13,7 @@ from kvweave.store import format as entry_format
 from kvweave.store import tallies
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.database import Database
+from kvweave.store.keys import digest_tokens
 from kvweave.store.recent import RecentEntries
 
 
@@ -37,14 +38,66 @@ def test_a_chunk_without_tokens_is_stored(tmp_path: Path) -> None:
 def test_many_are_found_in_the_order_asked_for(tmp_path: Path) -> None:
     chunks = [chunk(seed) for seed in range(4)]
     with ChunkStore(tmp_path) as store:
-        assert store.put_many(MODEL, [(kv, ISOLATED, []) for kv in chunks[:3]]) == [True] * 3
-        wanted = [(chunks[i].token_ids, ISOLATED) for i in (2, 3, 0, 2)]
-        assert store.has_many(MODEL, wanted) == [True, False, True, True]
-        found = store.get_many(MODEL, wanted)
+        assert [put(store, kv) for kv in chunks[:3]] == [True] * 3
+        order = (2, 3, 0, 2)
+        assert listed(store, *(chunks[i] for i in order)) == [True, False, True, True]
+        found = store.find(MODEL, [(chunks[i].token_ids, [ISOLATED]) for i in order])
         assert found[1] is None
-        assert all(same(found[i], chunks[seed]) for i, seed in ((0, 2), (2, 0), (3, 2)))
-        assert store.get_many(MODEL, []) == []
-        assert store.put_many(MODEL, []) == []
+        assert all(
+            one is not None and same(one[0], chunks[i]) for one, i in zip(found, order, strict=True) if i != 3
+        )
+        assert store.find(MODEL, []) == []
+        assert listed(store) == []
+
+
+def test_the_best_making_that_can_be_read_is_found_and_counted_once(tmp_path: Path) -> None:
+    kv = chunk(1)
+    best, good, last = (Making("observed", (SYSTEM, digit * 32)) for digit in "789")
+    wanted = [(kv.token_ids, [best, good, last]), (chunk(2).token_ids, [best, good]), (kv.token_ids, [])]
+    with ChunkStore(tmp_path) as store:
+        put(store, kv, good)
+        put(store, kv, last)
+        for _ in range(3):
+            found, absent, unasked = store.find(MODEL, wanted)
+            assert found is not None
+            assert same(found[0], kv)
+            assert found[1] is good
+            assert absent is unasked is None
+        assert (store.stats().hits, store.stats().misses) == (3, 3)
+        store.forget_recent()
+        (good_file,) = store._catalog.paths(
+            [store._key(MODEL, digest_tokens(kv.token_ids), good).digest]
+        ).values()
+        (tmp_path / good_file).write_bytes(b"damaged")
+        found = store.find(MODEL, wanted[:1])[0]
+        assert found is not None
+        assert found[1] is last
+        assert (store.stats().hits, store.stats().misses, store.stats().damaged) == (4, 3, 1)
+        for file in entry_files(tmp_path):
+            file.unlink()
+        store.forget_recent()
+        assert store.find(MODEL, wanted[:1]) == [None]
+        assert (store.stats().hits, store.stats().misses) == (4, 4)
+
+
+def test_after_forgetting_the_kernel_is_asked_to_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(1))
+        put(store, chunk(2))
+        get(store, chunk(1))  # what was only written is in the page cache as well
+        monkeypatch.setattr(
+            os, "posix_fadvise", lambda fd, *rest: asked.append(os.fstat(fd).st_ino), raising=False
+        )
+        monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+        store.forget_recent()
+        assert sorted(asked) == sorted(file.stat().st_ino for file in entry_files(tmp_path))
+        entry_files(tmp_path)[0].unlink()
+        store.forget_recent()
+        monkeypatch.delattr(os, "posix_fadvise")
+        store.forget_recent()
 
 
 def test_nothing_made_otherwise_is_ever_matched(tmp_path: Path) -> None:
@@ -114,9 +167,9 @@ def test_a_lost_file_is_damage_but_one_removed_with_its_row_is_a_plain_miss(
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as other:
         put(store, kv)
-        listed = store._catalog.paths
+        paths = store._catalog.paths
         with monkeypatch.context() as patch:
-            patch.setattr(store._catalog, "paths", lambda keys: (listed(keys), other.clear())[0])
+            patch.setattr(store._catalog, "paths", lambda keys: (paths(keys), other.clear())[0])
             assert get(store, kv) is None
         assert store.stats().damaged == 0
         put(store, kv)
@@ -189,16 +242,15 @@ def test_counts_gather_in_memory_and_are_written_together(
         assert store._database.query("SELECT uses FROM entries") == [(10,)]
 
 
-def test_stats_and_models_name_what_is_stored(tmp_path: Path) -> None:
+def test_stats_name_what_is_stored(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         put(store, chunk(2), Making("bare", ()))
         store.put(fingerprint("b" * 32, "other/model"), chunk(3), ISOLATED, [])
         stats = store.stats()
         assert (stats.entries, stats.tokens) == (3, 15)
-        assert stats.bytes == sum(file.stat().st_size for file in entry_files(tmp_path))
+        assert stats.bytes == store.used_bytes == sum(file.stat().st_size for file in entry_files(tmp_path))
         assert {kind: total.entries for kind, total in stats.by_kind.items()} == {"bare": 1, "isolated": 2}
-        assert store.models() == [("tiny", "a" * 32, 2), ("other/model", "b" * 32, 1)]
 
 
 def test_clear_drops_everything_and_its_files(tmp_path: Path) -> None:
@@ -226,6 +278,42 @@ def test_verify_finds_damage_loss_and_a_file_under_anothers_name(tmp_path: Path)
         assert not report.sound
         assert store.stats().entries == len(entry_files(tmp_path)) == 1
         assert store.verify().sound
+
+
+def test_verify_leaves_what_cannot_be_opened_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
+        raise PermissionError(13, "Permission denied", name)
+
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(store._tier, "open", refuse)
+            report = store.verify()
+        assert (report.checked, report.damaged, len(report.unopened), report.sound) == (0, (), 1, False)
+        assert store.verify().sound
+        assert same(get(store, chunk(1)), chunk(1))
+
+
+def test_a_lookup_never_fails_by_its_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tallies, "FLUSH_AFTER", 1)
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(1))
+        store._database.execute("DROP TABLE store_counters")
+        assert same(get(store, chunk(1)), chunk(1))
+        store._database.script(tallies._SCHEMA)
+
+        def look_up_and_fail() -> None:
+            with store._database.transaction():
+                get(store, chunk(1))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            look_up_and_fail()
+        assert store.stats().hits == 2  # a rollback of others' work takes no counts along
 
 
 def test_a_stray_is_invisible_and_swept_only_when_old(tmp_path: Path) -> None:
@@ -287,3 +375,8 @@ def test_a_folder_that_cannot_be_used_and_a_limit_that_cannot_be_held(tmp_path: 
     (tmp_path / "catalog.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match="not a readable catalogue"):
         ChunkStore(tmp_path)
+    with pytest.raises(StoreError, match="cannot be used"):
+        Database(tmp_path / "file" / "sub" / "catalog.sqlite")
+    (tmp_path / "folder" / "catalog.sqlite").mkdir(parents=True)
+    with pytest.raises(StoreError, match="cannot be read or written"):
+        ChunkStore(tmp_path / "folder")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_samples import ISOLATED, MODEL, chunk, entry_files, get, put, same
+from store_samples import chunk, entry_files, get, listed, put, same
 
 from kvweave.errors import InvalidRequest
 from kvweave.store import atomic_file, capacity
@@ -67,11 +67,7 @@ def test_the_least_retrieved_go_first(tmp_path: Path) -> None:
         size = store.stats().bytes // 4
         for kept, expected in ((3, {0, 1, 2}), (2, {0, 2}), (1, {2})):
             store.set_limit(kept * size + 10)
-            names = {
-                seed
-                for seed in range(4)
-                if store.has_many(MODEL, [(chunk(seed).token_ids, ISOLATED)]) == [True]
-            }
+            names = {seed for seed in range(4) if listed(store, chunk(seed)) == [True]}
             assert names == expected
 
 
@@ -131,6 +127,22 @@ def test_a_full_disk_is_one_warning_and_leaves_nothing(
         assert caplog.text.count("the disk is full") == 1
         assert len(entry_files(tmp_path)) == len(list(tmp_path.glob("??/*"))) == 1
         assert put(store, chunk(1))
+
+
+def test_a_disk_too_full_for_an_entry_even_after_evictions_costs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(0))
+        store.set_limit(store.used_bytes + 1000)
+        usage = type("Usage", (), {"free": capacity.RESERVE_AT_MOST_BYTES, "total": 10**12})
+        with monkeypatch.context() as patch:
+            patch.setattr(capacity.shutil, "disk_usage", lambda _: usage)
+            assert not put(store, chunk(1, tokens=10))  # larger than what it would push out
+            assert same(get(store, chunk(0)), chunk(0))
+            usage.free += 2000  # type: ignore[attr-defined]
+            assert put(store, chunk(1, tokens=10))
+        assert listed(store, chunk(0), chunk(1, tokens=10)) == [False, True]
 
 
 def test_another_write_error_is_raised_and_leaves_nothing(

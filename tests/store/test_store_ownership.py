@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from store_samples import SYSTEM, chunk, entry_files, get, put, same
+from store_samples import MODEL, SYSTEM, chunk, entry_files, get, put, same
 
 from kvweave.core import Making
 from kvweave.store.chunk_store import ChunkStore
@@ -104,3 +104,30 @@ def test_in_a_shared_transaction_files_go_only_after_the_commit(tmp_path: Path) 
             assert entry_files(tmp_path)
         assert entry_files(tmp_path) == []
     database.close()
+
+
+def test_kv_of_a_document_removed_meanwhile_never_lands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    after_a = Making("observed", (SYSTEM, a))
+    with ChunkStore(tmp_path, owned_only=True) as store, ChunkStore(tmp_path, namespace="two") as other:
+        assert store.put(MODEL, A, Making("bare", ()), [])  # the system prefix is nobody's
+        other.own("document", [b])
+        assert not put(store, B)
+        store.own("document", [b])
+        assert put(store, B)
+        assert not put(store, B, after_a, a)
+        store.own("document of a", [a])
+
+        write = store._tier.put
+
+        def removed_meanwhile(*args: object) -> str:
+            name = write(*args)  # type: ignore[arg-type]
+            other_process.disown("document of a")
+            return name
+
+        monkeypatch.setattr(store._tier, "put", removed_meanwhile)
+        with ChunkStore(tmp_path) as other_process:
+            assert not put(store, B, after_a, a)
+        assert store.stats().entries == len(entry_files(tmp_path)) == 2
+        assert caplog.text == ""

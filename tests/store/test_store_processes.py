@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from store_samples import (
-    ISOLATED,
-    MODEL,
     child_processes,
     chunk,
     entry_files,
     get,
+    listed,
     put,
     same,
     write_forever,
@@ -50,8 +49,7 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     for kill in range(KILLS):
         acknowledged += write_until_killed(tmp_path, kill * 100_000, 10**9, moments.uniform(0, 0.1))
         with ChunkStore(tmp_path) as store:
-            wanted = [(chunk(seed, tokens=200).token_ids, ISOLATED) for seed in acknowledged]
-            assert all(store.has_many(MODEL, wanted))
+            assert all(listed(store, *(chunk(seed, tokens=200) for seed in acknowledged)))
     with ChunkStore(tmp_path) as store:
         report = store.verify()
         assert report.sound
@@ -145,7 +143,7 @@ def test_an_interrupt_right_after_the_commit_leaves_the_entry_whole(
         def interrupted() -> Iterator[None]:
             with commit():
                 yield
-            if not store._database._local.depth:
+            if not store._database.in_transaction:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:

@@ -79,16 +79,15 @@ def ask(
 
 
 def _tell_sources(answer: "Answer") -> None:
+    from rich.text import Text
+
     from kvweave.cli.show import STDOUT, seconds, share
 
     STDOUT.print()
     for source in answer.sources:
-        first_line = " ".join(source.text.split())[:80]
-        STDOUT.print(
-            f"  [dim]{source.document}[/] [{source.start}:{source.end}]  {first_line}",
-            markup=True,
-            soft_wrap=True,
-        )
+        place = f"  {source.document} [{source.start}:{source.end}]  "
+        beginning = " ".join(source.text.split())[:80]
+        STDOUT.print(Text.assemble((place, "dim"), beginning), soft_wrap=True)
     plan, timing = answer.plan, answer.timing
     STDOUT.print(
         f"  [dim]{share(plan.reused_share)} of {plan.prompt_tokens} prompt tokens reused; first token after "

@@ -43,7 +43,7 @@ def stats(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False)
 
 @app.command("verify")
 def verify(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) -> None:
-    """Check every stored file; drop what is damaged, sweep what nothing lists."""
+    """Check every stored file; drop what is damaged, sweep what nothing lists. Exit code 1 if damage was found."""
     from kvweave.cli.show import STDOUT, print_json
     from kvweave.engine.facts import facts
 
@@ -51,8 +51,11 @@ def verify(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False
         report = base.store.verify()
     if json:
         print_json(report)
-        return
-    STDOUT.print(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in facts(report).items()))
+    else:
+        said = (f"{name.replace('_', ' ')}: {value}" for name, value in facts(report).items())
+        STDOUT.print(", ".join(said), markup=False, soft_wrap=True)
+    if not report.sound:
+        raise typer.Exit(1)
 
 
 @app.command("limit")
@@ -77,7 +80,7 @@ def limit(
 
 @app.command("clear")
 def clear(home: opt.Home = None, kb: opt.Kb = "default") -> None:
-    """Drop all stored KV; documents stay, and what is asked about is computed again."""
+    """Drop all stored KV; documents stay, and the next add computes it again."""
     from kvweave.cli.show import STDOUT
 
     with opt.open_kb(kb, home) as base:

@@ -10,6 +10,8 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from kvweave.core import Answer
     from kvweave.engine.engine import KnowledgeBase
     from kvweave.samples import SampleQuestion
@@ -67,7 +69,7 @@ def demo(
 def _sample_kb(home: Path) -> "KnowledgeBase":
     from kvweave.samples import CHUNK_TOKENS, TOP_K
 
-    return opt.open_kb("demo", home, model="reference", chunk_tokens=CHUNK_TOKENS, top_k=TOP_K)
+    return opt.make_kb("demo", home, model="reference", chunk_tokens=CHUNK_TOKENS, top_k=TOP_K)
 
 
 def _ask_all(base: "KnowledgeBase") -> list[Asked]:
@@ -176,8 +178,10 @@ def _tell_answers(asked: list[Asked]) -> None:
     )
 
 
-def _marked(text: str, expected: str) -> str:
-    return f"{text} [green]✓[/]" if text == expected else f"{text} [red]✗[/]"
+def _marked(text: str, expected: str) -> "Text":
+    from rich.text import Text
+
+    return Text.assemble(text, (" ✓", "green") if text == expected else (" ✗", "red"))
 
 
 def _tell_speed(times: dict[str, float]) -> None:

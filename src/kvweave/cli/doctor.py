@@ -3,6 +3,7 @@
 import importlib.util
 import platform
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.engine.engine import KnowledgeBase
+    from kvweave.models.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +35,31 @@ def doctor(
     import typer
 
     from kvweave.cli.show import STDOUT, print_json
+    from kvweave.errors import EmptyKnowledgeBase, KvweaveError
+    from kvweave.models.loading import load_model
 
     opt.quiet_libraries()
     found = [*_machine(), *_extras()]
     try:
         with opt.open_kb(kb, home, model=model, dtype=dtype, device=device) as base:
             found += _knowledge_base(base)
-            found += _model(base)
-    except Exception as error:  # a diagnosis reports whatever goes wrong
-        found.append(Finding("knowledge base", False, f"{type(error).__name__}: {error}"))
+            found += _model(base.adapter)
+            found += _documents(base)
+    except EmptyKnowledgeBase as nothing:
+        found.append(Finding("knowledge base", True, str(nothing)))
+        found += _checked(
+            "model", lambda: _model(load_model(model, dtype=dtype or "auto", device=device or "auto"))
+        )
+    except (KvweaveError, OSError) as error:
+        found.append(Finding("knowledge base", False, str(error)))
+    found += _checked("embedding", _embedding)
     if json:
         print_json(found)
     else:
         for finding in found:
-            mark = "[green]ok[/]  " if finding.ok else "[red]bad[/] "
-            STDOUT.print(f"{mark} {finding.name}: {finding.detail}", soft_wrap=True)
+            mark = "[green]ok[/]   " if finding.ok else "[red]bad[/]  "
+            STDOUT.print(mark, end="")
+            STDOUT.print(f"{finding.name}: {finding.detail}", markup=False, soft_wrap=True)
     if not all(finding.ok for finding in found):
         raise typer.Exit(1)
 
@@ -82,13 +94,22 @@ def _extras() -> list[Finding]:
     ]
 
 
+def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """A check's findings, or its failure as one."""
+    from kvweave.errors import KvweaveError
+
+    try:
+        return check()
+    except (KvweaveError, OSError) as error:
+        return [Finding(name, False, str(error))]
+
+
 def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
     from kvweave.cli.show import amount
 
     stats, documents = base.store.stats(), base.documents()
     free = shutil.disk_usage(base.folder).free
-    pending = base.pending()
-    found = [
+    return [
         Finding("home", True, f"{base.folder}, {amount(free)} free"),
         Finding(
             "knowledge base", True, f"{len(documents)} documents, {sum(d.chunks for d in documents)} chunks"
@@ -96,29 +117,51 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
         Finding(
             "chunk KV",
             stats.bytes <= stats.limit_bytes,
-            f"{stats.entries} entries, {amount(stats.bytes)} of {amount(stats.limit_bytes)}; {stats.damaged} damaged so far",
+            f"{stats.entries} entries, {amount(stats.bytes)} of {amount(stats.limit_bytes)}; "
+            f"{stats.damaged} damaged so far",
         ),
     ]
-    if pending:
-        found.append(
-            Finding(
-                "indexing", True, f"{len(pending)} documents wait for their chunk KV; run `kvweave add` again"
-            )
-        )
+
+
+def _documents(base: "KnowledgeBase") -> list[Finding]:
+    lost, missing = base.lost_documents(), base.missing_kv()
+    found = []
+    if lost:
+        detail = f"the index lacks chunks of {len(lost)} documents, {lost[0]} among them; add them again"
+        found.append(Finding("index", False, detail))
+    if missing:
+        detail = f"{missing} chunks have none stored and are computed when asked about; add again to compute it now"
+        found.append(Finding("chunk KV to do", True, detail))
     return found
 
 
-def _model(base: "KnowledgeBase") -> list[Finding]:
-    import torch
+def _embedding() -> list[Finding]:
+    from kvweave.embedding.encoder import TextEncoder
 
-    adapter = base.adapter
+    encoder = TextEncoder()
+    cat, same, other = encoder.encode(["The cat sleeps.", "A cat is asleep.", "Interest rates rose."])
+    near, far = cat @ same, cat @ other
+    return [Finding("embedding", bool(near > far), f"{encoder.name}, {encoder.dimensions} dimensions")]
+
+
+def _model(adapter: "Adapter") -> list[Finding]:
+    """What the model is, and whether stored KV gives the logits of full attention on it."""
+    import tempfile
+
+    from kvweave.core import Prompt
+    from kvweave.recipes.prefill import prefill
+    from kvweave.store.chunk_store import ChunkStore
+
     shape, name = adapter.geometry, adapter.fingerprint.name
-    ids = list(adapter.template.prefix_ids(None)) * 2
-    whole = adapter.canvas(len(ids))
-    expected = adapter.compute(whole, ids, adapter.rows(torch.arange(len(ids))))
-    again = adapter.compute(whole, ids, adapter.rows(torch.arange(len(ids) // 2, len(ids))))
-    error = float((expected - again).abs().max())
-    scale = float(expected.abs().max())
+    prompt = Prompt(
+        "What is the job of Ruth?", ("The job of Ruth is nurse.", "The sky was sunny that morning.")
+    )
+    with tempfile.TemporaryDirectory() as folder, ChunkStore(folder) as store:
+        full = prefill(adapter, store, prompt, recipe="full").logits.float()
+        prefill(adapter, store, prompt, recipe="prefix")
+        again = prefill(adapter, store, prompt, recipe="prefix")
+    error, scale = float((full - again.logits.float()).abs().max()), float(full.abs().max())
+    allowed = 1e-3 if adapter.geometry.dtype.itemsize == 4 else 0.05  # other orders of summation
     return [
         Finding(
             "model",
@@ -128,7 +171,7 @@ def _model(base: "KnowledgeBase") -> list[Finding]:
         Finding("bytes per token", True, f"{shape.token_bytes:,} B of KV"),
         Finding(
             "exactness",
-            error <= 0.05 * max(scale, 1.0),
-            f"recomputed rows differ by {error:.1e} of {scale:.1f}",
+            error <= allowed * max(scale, 1.0) and again.plan.exact_tokens > 0,
+            f"logits from stored KV differ by {error:.1e} of {scale:.1f} from full attention's",
         ),
     ]

@@ -8,7 +8,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.core import AddReport
+    from kvweave.core import AddReport, SkippedFile
 
 
 def add(
@@ -42,7 +42,7 @@ def add(
 
     opt.quiet_libraries()
     with (
-        opt.open_kb(
+        opt.make_kb(
             kb,
             home,
             model=model,
@@ -64,10 +64,12 @@ def add(
 
 
 def _tell(done: "AddReport") -> None:
+    from rich.text import Text
+
     from kvweave.cli.show import STDERR, STDOUT, seconds
 
     for skipped in done.skipped:
-        STDERR.print(f"[yellow]skipped[/] {skipped.path}: {skipped.reason}", markup=True, soft_wrap=True)
+        STDERR.print(Text.assemble(("skipped ", "yellow"), _naming(skipped)), soft_wrap=True)
     counts = [
         ("added", done.added),
         ("changed", done.changed),
@@ -80,14 +82,20 @@ def _tell(done: "AddReport") -> None:
     )
     if done.chunk_kv_left_out:
         STDOUT.print(
-            f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit; they are computed when asked "
-            "about (`kvweave cache limit` raises it)"
+            f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit, so they are computed when asked "
+            "about; raise it with `kvweave cache limit` and add again"
         )
+
+
+def _naming(skipped: "SkippedFile") -> str:
+    path, reason = str(skipped.path), skipped.reason
+    return reason if path in reason else f"{path}: {reason}"
 
 
 def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) -> None:
     """List the documents in a knowledge base."""
     from rich.table import Table
+    from rich.text import Text
 
     from kvweave.cli.show import STDOUT, print_json
 
@@ -101,7 +109,9 @@ def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) ->
         return
     table = Table("source", "title", "chunks", "tokens", box=None, header_style="bold")
     for document in documents:
-        table.add_row(document.source, document.title, str(document.chunks), f"{document.tokens:,}")
+        table.add_row(
+            Text(document.source), Text(document.title), str(document.chunks), f"{document.tokens:,}"
+        )
     STDOUT.print(table)
 
 

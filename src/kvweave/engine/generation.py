@@ -1,7 +1,7 @@
 """Decoding: from the first token's logits to a stream of text."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,9 @@ from kvweave.models.canvas import Canvas
 
 @dataclass(slots=True)
 class Decoded:
-    """What a finished generation cost."""
+    """What a generation has produced so far, and what it cost."""
 
+    text: str = ""
     tokens: int = 0
     seconds: float = 0.0
 
@@ -24,6 +25,7 @@ class Decoded:
 def generate(
     adapter: Adapter,
     canvas: Canvas,
+    prompt_ids: Sequence[int],
     logits: Tensor,
     settings: GenerationConfig,
     max_new_tokens: int,
@@ -34,25 +36,35 @@ def generate(
     Continues on the canvas, which it grows. Stops at the model's end-of-sequence tokens or after
     `max_new_tokens`. `decoded` is filled in as it goes, so it is right even when the caller stops early.
     """
-    choose = _sampler(settings, adapter.geometry.device)
+    sampler = Sampler(settings, adapter.geometry.device)
     ends = _end_tokens(adapter)
     ids: list[int] = []
     shown = ""
     while len(ids) < max_new_tokens:
         began = time.perf_counter()
-        token = choose(logits)
+        token = sampler.choose(logits)
         if token in ends:
             break
         ids.append(token)
-        text = adapter.tokenizer.decode(ids, skip_special_tokens=True)
-        more = len(ids) < max_new_tokens
-        if more:
-            logits = adapter.step(canvas, token)
+        if len(ids) < max_new_tokens:
+            canvas, logits = _advance(adapter, canvas, [*prompt_ids, *ids])
+        decoded.text = adapter.tokenizer.decode(ids, skip_special_tokens=True)
         decoded.tokens, decoded.seconds = len(ids), decoded.seconds + time.perf_counter() - began
         # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
-        if text.startswith(shown) and not (more and text.endswith("\ufffd")):
-            yield text[len(shown) :]
-            shown = text
+        ready = decoded.text.rstrip("\ufffd")
+        if ready.startswith(shown):
+            yield ready[len(shown) :]
+            shown = ready
+    if decoded.text.startswith(shown):
+        yield decoded.text[len(shown) :]
+
+
+def _advance(adapter: Adapter, canvas: Canvas, ids: list[int]) -> tuple[Canvas, Tensor]:
+    """The logits that follow `ids`, whose last token the canvas does not hold yet."""
+    if not adapter.outgrows(len(ids)):
+        return canvas, adapter.step(canvas, ids[-1])
+    anew = adapter.canvas(len(ids))
+    return anew, adapter.compute(anew, ids, adapter.rows(torch.arange(len(ids))))
 
 
 def _end_tokens(adapter: Adapter) -> frozenset[int]:
@@ -64,7 +76,7 @@ def _end_tokens(adapter: Adapter) -> frozenset[int]:
     return frozenset(ends if isinstance(ends, list) else [ends])
 
 
-class _sampler:  # noqa: N801  used as a function
+class Sampler:
     """Greedy at temperature 0; otherwise the library's own temperature and nucleus warpers, seeded."""
 
     def __init__(self, settings: GenerationConfig, device: torch.device) -> None:
@@ -80,7 +92,8 @@ class _sampler:  # noqa: N801  used as a function
         elif not self._greedy:
             self._random.seed()
 
-    def __call__(self, logits: Tensor) -> int:
+    def choose(self, logits: Tensor) -> int:
+        """The next token for logits (1, vocab)."""
         if self._greedy:
             return int(logits.argmax(dim=-1))
         empty = torch.empty(1, 0, dtype=torch.long, device=logits.device)

@@ -4,11 +4,14 @@ Chunks are cut by a tokenizer, vectors come from an embedding model, KV from wei
 prompt: a knowledge base read with any other of these would be wrong in silence.
 """
 
+import dataclasses
+
 from kvweave.core import ModelFingerprint
 from kvweave.errors import KnowledgeBaseMismatch
 from kvweave.store.database import Database
 
 _SCHEMA = ("CREATE TABLE IF NOT EXISTS identity (name TEXT PRIMARY KEY, value TEXT NOT NULL)",)
+_WAY_OUT = "name another --kb, or empty this one with `kvweave rm --all` and add the documents again"
 
 
 class Identity:
@@ -26,30 +29,37 @@ class Identity:
 
     def settle(self, **facts: str) -> None:
         """Write facts that are not settled yet; whoever came first wins."""
-        rows = list(facts.items())
-        self._database.execute_many("INSERT OR IGNORE INTO identity VALUES (?, ?)", rows)
+        self._database.execute_many("INSERT OR IGNORE INTO identity VALUES (?, ?)", list(facts.items()))
 
     def clear(self) -> None:
         """Forget everything, so that an emptied knowledge base can be made anew."""
         self._database.execute("DELETE FROM identity")
 
+    def settle_model(self, model: ModelFingerprint) -> None:
+        """Settle the model, or raise KnowledgeBaseMismatch if another one is settled."""
+        self.settle(**{f"model_{part}": value for part, value in dataclasses.asdict(model).items()})
+        self.check_model(model)
+
     def check_model(self, model: ModelFingerprint) -> None:
-        """Settle the model, or raise KnowledgeBaseMismatch naming the one the knowledge base was made with."""
-        self.settle(model=model.name, model_digest=model.digest)
-        if self.get("model_digest") != model.digest:
-            raise KnowledgeBaseMismatch(
-                f"knowledge base {self._kb!r} was made with the model {self.get('model')!r} "
-                f"(digest {(self.get('model_digest') or '')[:8]}), not with {model.name!r} (digest {model.digest[:8]}); "
-                "nothing it stored is used. Name another --kb, go back to that model, or empty this one with "
-                "`kvweave rm --all` and add the documents again"
-            )
+        """Raise KnowledgeBaseMismatch, saying what differs, if a model is settled and it is not this one."""
+        if self.get("model_digest") in (None, model.digest):
+            return
+        given = dataclasses.asdict(model)
+        parts = ("dtype", "configuration", "tokenizer", "weights")
+        differing = [part for part in parts if self.get(f"model_{part}") != given[part]]
+        if "dtype" in differing and "weights" in differing:
+            differing.remove("weights")  # the same weights in another dtype are other bytes
+        raise KnowledgeBaseMismatch(
+            f"knowledge base {self._kb!r} was made with the model {self.get('model_name')!r} "
+            f"({self.get('model_dtype')}), not with {model.name!r} ({model.dtype}): other {', '.join(differing)}. "
+            f"Nothing it stored is used. Go back to that model, {_WAY_OUT}"
+        )
 
     def check(self, fact: str, value: str, option: str) -> None:
-        """Settle a fact, or raise KnowledgeBaseMismatch naming both values and the option that differs."""
-        self.settle(**{fact: value})
+        """Raise KnowledgeBaseMismatch, naming both values and the option, if another value is settled."""
         settled = self.get(fact)
-        if settled != value:
+        if settled not in (None, value):
             raise KnowledgeBaseMismatch(
                 f"knowledge base {self._kb!r} was made with {option} {settled!r}, not {value!r}; leave {option} out, "
-                "name another --kb, or empty this one with `kvweave rm --all` and add the documents again"
+                f"{_WAY_OUT}"
             )

@@ -1,28 +1,29 @@
 """Documents in and out of a knowledge base: only what changed, and safe to interrupt at any moment.
 
 A document becomes visible in one commit, when its chunks and vectors are written; the same commit drops
-what an earlier version left. Its chunk KV follows, chunk by chunk; until all of it has been computed once
-the document is listed as pending, and the next `add` goes on there.
+what an earlier version left. Chunk KV follows: every `add` computes what listed chunks lack, so that an
+interrupted run, a raised limit or another recipe is caught up with.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvweave.core import AddReport, Chunk, Document, SkippedFile
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.engine.records import SWEEP_GRACE_S, Progress, Records
-from kvweave.errors import DocumentError, UnreadableDocument
+from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.knowledge.bank import ChunkBank
 from kvweave.knowledge.chunking import Chunker
 from kvweave.knowledge.reading import digest_file, find_files, read_document
+from kvweave.knowledge.shelf import ListedChunk, ListedDocument
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.prepare import prepare_chunks
 from kvweave.recipes.recipe import Recipe
-from kvweave.store.keys import digest_tokens
 
-BATCH_CHUNKS = 64  # chunks embedded and committed at once
+BATCH_CHUNKS = 64  # chunks embedded and committed, or looked up and computed, at once
+ENTRY_OVERHEAD_BYTES = 8192  # a file's header and token ids, generously
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Indexer:
         self._bank = bank
         self._encoder = encoder
         self._adapter = adapter
-        self._chunker = chunker
+        self.chunker = chunker
         self._recipe = recipe
         self._system = system
 
@@ -64,10 +65,11 @@ class Indexer:
         began = time.perf_counter()
         files, skipped = find_files(paths)
         tally = _Tally(skipped=list(skipped), removed=self._drop_vanished(paths, files))
+        indexed = self._bank.rows_by_version()
         waiting: list[tuple[Document, list[Chunk]]] = []
         for number, path in enumerate(files):
             progress("reading", number, len(files))
-            read = self._read(path, tally)
+            read = self._read(path, indexed, tally)
             if read is not None:
                 waiting.append(read)
                 if sum(len(chunks) for _, chunks in waiting) >= BATCH_CHUNKS:
@@ -75,9 +77,10 @@ class Indexer:
                     waiting = []
         self._commit(waiting, tally)
         progress("reading", len(files), len(files))
-        if tally.added or tally.changed or tally.removed:
-            self._bank.sweep(self._records.shelf.visible(), SWEEP_GRACE_S)
-        computed, left_out = self._compute_kv(progress)
+        visible = self._records.shelf.visible()
+        if tally.chunks or indexed.keys() - visible:
+            self._bank.sweep(visible, SWEEP_GRACE_S)
+        computed, left_out = self._compute_kv({*tally.added, *tally.changed}, progress)
         return AddReport(
             added=tuple(tally.added),
             changed=tuple(tally.changed),
@@ -89,6 +92,8 @@ class Indexer:
             chunk_kv_left_out=left_out,
             seconds=time.perf_counter() - began,
         )
+
+    # Documents
 
     def _drop_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
         """Documents indexed from a folder that was named again and no longer holds them."""
@@ -104,22 +109,25 @@ class Indexer:
             self._records.remove(source)
         return sorted(gone)
 
-    def _read(self, path: Path, tally: _Tally) -> tuple[Document, list[Chunk]] | None:
+    def _read(
+        self, path: Path, indexed: dict[str, int], tally: _Tally
+    ) -> tuple[Document, list[Chunk]] | None:
+        """The document and its chunks if they are to be indexed; else None, and the tally says why."""
         source = str(path)
         listed = self._records.shelf.get(source)
         try:
-            if listed is not None and listed.digest == digest_file(path):
+            if listed is not None and _is_whole(listed, indexed) and listed.digest == digest_file(path):
                 tally.unchanged.append(source)
                 return None
             document = read_document(path)
-            chunks = self._chunker.split(document)
+            chunks = self.chunker.split(document)
             if not chunks:
                 raise UnreadableDocument(f"{path} holds no text")
-        except OSError as error:
-            # An earlier version may still be right: it stays.
+        except (InaccessibleDocument, MissingExtra) as error:
+            # What is indexed of it may still be right: it stays.
             tally.skipped.append(SkippedFile(path, str(error)))
             return None
-        except DocumentError as error:
+        except UnreadableDocument as error:
             tally.skipped.append(SkippedFile(path, str(error)))
             if listed is not None:  # it changed into something that cannot be read: the earlier text is gone
                 self._records.remove(source)
@@ -135,45 +143,64 @@ class Indexer:
             self._bank.add(everything, self._encoder.encode([chunk.text for chunk in everything]))
         with self._records.database.transaction():
             for document, chunks in waiting:
-                framed = [self._adapter.template.framed(chunk.token_ids) for chunk in chunks]
-                self._records.put(document, chunks, [digest_tokens(ids) for ids in framed])
+                kv_ids = [self._adapter.template.framed(chunk.token_ids) for chunk in chunks]
+                self._records.put(document, chunks, kv_ids)
         tally.chunks += len(everything)
 
-    def _compute_kv(self, progress: Progress) -> tuple[int, int]:
-        """Chunk KV of every pending document; returns how many were computed and how many did not fit the limit."""
-        shelf, store, pending = self._records.shelf, self._records.store, self._records.pending
-        sources = pending.sources()
-        listed = {source: shelf.get(source) for source in sources}
-        total = sum(document.tokens for document in listed.values() if document is not None)
-        done = computed = left_out = 0
+    # Chunk KV
+
+    def _compute_kv(self, new: set[str], progress: Progress) -> tuple[int, int]:
+        """Compute the KV that listed chunks lack; returns how many were computed and how many the limit left out."""
+        missing = self.missing_kv(new)
+        wanted = list(self._fitting(missing, new))
+        total = sum(row.kv_tokens for row in wanted)
+        done = computed = 0
 
         def advance(tokens: int) -> None:
             nonlocal done
             done += tokens
-            progress("computing KV", min(done, total), total)
+            progress("computing KV", done, total)
 
-        for source in sources:
-            rows = shelf.chunks(source)
-            texts = self._bank.texts([row.row_id for row in rows])
-            chunks = [
-                self._adapter.template.chunk_ids(texts[row.row_id]) for row in rows if row.row_id in texts
-            ]
-            fitting = self._fitting(chunks)
-            left_out += len(chunks) - len(fitting)
+        for start in range(0, len(wanted), BATCH_CHUNKS):
+            batch = wanted[start : start + BATCH_CHUNKS]
+            texts = self._bank.texts([row.row_id for row in batch])
+            chunks = [self._adapter.template.chunk_ids(text) for text in texts.values()]
             computed += prepare_chunks(
-                self._adapter, store, fitting, self._recipe.prepare, system=self._system, progress=advance
+                self._adapter,
+                self._records.store,
+                chunks,
+                self._recipe.prepare,
+                system=self._system,
+                progress=advance,
             )
-            pending.done(source)
-        return computed, left_out
+        return computed, len(missing) - len(wanted)
 
-    def _fitting(self, chunks: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The chunks that fit under the store's limit: computing more would only evict what was just computed."""
-        stats = self._records.store.stats()
-        room = stats.limit_bytes - stats.bytes
-        fitting = []
-        for ids in chunks:
-            room -= len(ids) * self._adapter.geometry.token_bytes
-            if room < 0:
-                break
-            fitting.append(ids)
-        return fitting
+    def missing_kv(self, first: Set[str] = frozenset()) -> list[ListedChunk]:
+        """Listed chunks, one per content, whose KV the recipe wants and the store lacks; those of `first` before others."""
+        prefix = self._adapter.template.prefix_ids(self._system)
+        rows = {row.kv_digest: row for row in self._records.shelf.all_chunks()}.values()
+        makings = [(row, self._recipe.prepare.making(self._adapter, prefix, row.kv_tokens)) for row in rows]
+        wanted = [(row, making) for row, making in makings if making is not None]
+        held = self._records.store.has_many(
+            self._adapter.fingerprint, [(row.kv_digest, making) for row, making in wanted]
+        )
+        missing = [row for (row, _), there in zip(wanted, held, strict=True) if not there]
+        return sorted(missing, key=lambda row: (row.source not in first, row.source, row.position))
+
+    def _fitting(self, missing: list[ListedChunk], new: set[str]) -> Iterator[ListedChunk]:
+        """What the limit has room for. New documents may push out the least used; older ones take free room only.
+
+        Computing more would only evict what was just computed.
+        """
+        store = self._records.store
+        for_new, free = store.limit_bytes, store.limit_bytes - store.used_bytes
+        for row in missing:
+            size = row.kv_tokens * self._adapter.geometry.token_bytes + ENTRY_OVERHEAD_BYTES
+            for_new, free = for_new - size, free - size
+            if free >= 0 or (row.source in new and for_new >= 0):
+                yield row
+
+
+def _is_whole(listed: ListedDocument, indexed: dict[str, int]) -> bool:
+    """Whether the index still holds every chunk of a document; a lost folder or table is noticed here."""
+    return indexed.get(listed.version, 0) >= listed.chunks

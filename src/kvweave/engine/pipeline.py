@@ -8,6 +8,7 @@
 (① the answer bank and ⑤, streaming to a server, join as those parts are built.)
 """
 
+import logging
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -16,11 +17,15 @@ from kvweave.config import GenerationConfig
 from kvweave.core import Answer, Prompt, Source, TokenizedPrompt
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.engine.generation import Decoded, generate
+from kvweave.errors import KnowledgeBaseError, StoreError
 from kvweave.knowledge.bank import ChunkBank, Found
 from kvweave.knowledge.shelf import Shelf
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.recipe import Recipe, remember, run
+from kvweave.recipes.request import PrefillResult
 from kvweave.store.chunk_store import ChunkStore
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Question:
 def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
     """Yield the answer's text piece by piece; the generator's return value is the whole Answer.
 
-    Raises InvalidRequest (an impossible ratio) and PromptTooLong before the first piece.
+    Raises InvalidRequest (an impossible ratio), PromptTooLong and KnowledgeBaseError (a lost index) before the
+    first piece.
     """
     began = time.perf_counter()
     found = _retrieve(parts, question)
@@ -61,15 +67,19 @@ def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
     result = run(question.recipe, parts.adapter, parts.store, prompt, ratio=question.ratio)
     first_logits = time.perf_counter()
 
-    decoded, pieces = Decoded(), []
-    for piece in generate(
-        parts.adapter, result.canvas, result.logits, question.generation, question.max_new_tokens, decoded
-    ):
-        pieces.append(piece)
-        yield piece
+    decoded = Decoded()
+    yield from generate(
+        parts.adapter,
+        result.canvas,
+        prompt.token_ids,
+        result.logits,
+        question.generation,
+        question.max_new_tokens,
+        decoded,
+    )
     finished = time.perf_counter()
 
-    remember(result)
+    _remember(result)
     timing = replace(
         result.timing,
         retrieve_s=retrieved - began,
@@ -79,13 +89,26 @@ def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
         total_s=finished - began,
         answer_tokens=decoded.tokens,
     )
-    return Answer("".join(pieces).strip(), tuple(_source(f) for f in kept), result.plan, timing)
+    return Answer(decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing)
+
+
+def _remember(result: PrefillResult) -> None:
+    """Store what is worth keeping. The answer is out already: a store that fails must not take it back."""
+    try:
+        remember(result)
+    except (StoreError, OSError) as error:
+        _LOG.warning("what this request computed is not kept: %s", error)
 
 
 def _retrieve(parts: Parts, question: Question) -> list[Found]:
     """The best chunks for the question, best first."""
     vector = parts.encoder.encode([question.text])[0]
-    return parts.bank.search(question.text, vector, question.top_k, parts.shelf.visible())
+    found = parts.bank.search(question.text, vector, question.top_k, parts.shelf.visible())
+    if not found:
+        raise KnowledgeBaseError(
+            "the index holds none of the listed documents; run `kvweave add` on them again"
+        )
+    return found
 
 
 def _assemble(

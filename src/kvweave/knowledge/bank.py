@@ -40,7 +40,7 @@ class ChunkBank:
     """The table of one knowledge base under `folder`, made if it is not there.
 
     Rows are found by both halves of a search as soon as `add` returns: what the word index does not hold yet,
-    LanceDB searches directly, which `optimize` keeps short. Vectors are compared one by one, exactly.
+    LanceDB searches directly, which `sweep` keeps short. Vectors are compared one by one, exactly.
 
     Args:
         folder: where LanceDB keeps its files.
@@ -113,13 +113,28 @@ class ChunkBank:
             texts.update((row["row_id"], row["text"]) for row in rows.to_list())
         return texts
 
-    def delete(self, versions: Collection[str]) -> None:
-        """Delete all rows of some versions. The caller sees to it that nobody lists them meanwhile."""
+    def rows_by_version(self) -> dict[str, int]:
+        """How many different rows each version has here; reads two columns. Fewer than listed: some are lost."""
+        rows = self._table.search().select(["version", "row_id"]).to_arrow()
+        counts = rows.group_by("version").aggregate([("row_id", "count_distinct")])
+        return dict(
+            zip(counts["version"].to_pylist(), counts["row_id_count_distinct"].to_pylist(), strict=True)
+        )
+
+    def delete(self, versions: Collection[str], before_s: float) -> None:
+        """Delete the rows of some versions that were written before a time, in seconds since the epoch.
+
+        Take the time before finding out that nobody lists them: what is added again since then stays.
+        """
         for some in _portions(sorted(versions)):
-            _retried(partial(self._table.delete, in_list("version", some)))
+            condition = f"written_s < {before_s!r} AND {in_list('version', some)}"
+            _retried(partial(self._table.delete, condition))
 
     def sweep(self, visible: Collection[str], grace_s: float = GRACE_S) -> int:
-        """Delete rows that no visible version owns, and the files of deleted rows.
+        """Delete rows that no visible version owns, and the files of deleted rows; worth doing after an `add`.
+
+        Also brings new rows into the word index and joins small files, which changes no result; when other
+        writers keep getting in between, that is left undone.
 
         Args:
             visible: the versions to keep.
@@ -137,13 +152,6 @@ class ChunkBank:
             deleted += int(_retried(partial(self._table.delete, condition)).num_deleted_rows)
         self._compact(max(grace_s, 0.001))
         return deleted
-
-    def optimize(self) -> None:
-        """Bring new rows into the word index and join small files; worth doing once after an `add` of many.
-
-        Changes no result. Gives way to other writers: when they keep getting in between, it is left undone.
-        """
-        self._compact(GRACE_S)
 
     def _opened(self, folder: Path) -> Any:
         # Interval zero: each call sees what other processes have committed.

@@ -2,9 +2,6 @@
 
 import io
 import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 
 from kvweave.errors import MissingExtra, UnreadableDocument
@@ -18,19 +15,18 @@ def read_pdf(data: bytes) -> tuple[str, str]:
         UnreadableDocument: encrypted, damaged, or without a text layer.
     """
     pypdf = _pypdf()
-    with _quiet():
-        try:
-            reader = pypdf.PdfReader(io.BytesIO(data))
-            if reader.is_encrypted and not reader.decrypt(""):
-                raise UnreadableDocument("PDF is encrypted; save a copy without a password")
-            text = "\n\n".join(page.extract_text().strip() for page in reader.pages)
-            title = str((reader.metadata and reader.metadata.title) or "")
-        except UnreadableDocument:
-            raise
-        except pypdf.errors.DependencyError as error:
-            raise UnreadableDocument("PDF is encrypted; save a copy without a password") from error
-        except Exception as error:  # damage shows as any exception, from KeyError to RecursionError
-            raise UnreadableDocument(f"damaged PDF ({type(error).__name__}: {error})") from error
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise UnreadableDocument("PDF is encrypted; save a copy without a password")
+        text = "\n\n".join(page.extract_text().strip() for page in reader.pages)
+        title = str((reader.metadata and reader.metadata.title) or "")
+    except UnreadableDocument:
+        raise
+    except pypdf.errors.DependencyError as error:
+        raise UnreadableDocument("PDF is encrypted; save a copy without a password") from error
+    except Exception as error:  # damage shows as any exception, from KeyError to RecursionError
+        raise UnreadableDocument(f"damaged PDF ({type(error).__name__}: {error})") from error
     if not text.strip():
         raise UnreadableDocument("PDF without a text layer (scanned pages?); run it through OCR first")
     return text, title.strip()
@@ -42,19 +38,10 @@ def _pypdf() -> ModuleType:
         import pypdf.errors
     except ImportError as error:
         raise MissingExtra("reading PDF needs pypdf: pip install 'kvweave[pdf]'") from error
+    # Its remarks on sloppy files are not the user's business; what matters arrives as an exception. Set once
+    # and for good, whichever thread comes first, and not where the application has chosen a level itself.
+    remarks = logging.getLogger("pypdf")
+    if remarks.level == logging.NOTSET:
+        remarks.setLevel(logging.CRITICAL)
     module: ModuleType = pypdf
     return module
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep pypdf's remarks on sloppy files from the user; what matters arrives as an exception."""
-    logger = logging.getLogger("pypdf")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

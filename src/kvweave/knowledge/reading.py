@@ -6,12 +6,16 @@ Knows nothing about folders (discovery does that) or chunks.
 import gzip
 import hashlib
 import io
+import os
 import re
+import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvweave.core import Document
-from kvweave.errors import UnreadableDocument
+from kvweave.errors import InaccessibleDocument, UnreadableDocument
 from kvweave.knowledge.decoding import decode_text, without_surrogates
 from kvweave.knowledge.discovery import find_files
 from kvweave.knowledge.kinds import HTML, MARKDOWN, content_suffix
@@ -32,13 +36,13 @@ _FENCED = re.compile(r"^(```|~~~).*?(^\1|\Z)", re.MULTILINE | re.DOTALL)
 def digest_file(path: Path) -> str:
     """Hash a file's bytes without holding them: the digest of its Document, as 64 hex digits.
 
-    Raises UnreadableDocument when it cannot be opened or read.
+    Raises InaccessibleDocument when it cannot be opened or read.
     """
     try:
-        with path.open("rb") as stream:
+        with _opened(path) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise UnreadableDocument(_refusal(error)) from error
+        raise InaccessibleDocument(_refusal(error)) from error
 
 
 def read_document(path: Path) -> Document:
@@ -48,8 +52,8 @@ def read_document(path: Path) -> Document:
         The document; `source` is the absolute path, `digest` that of the very bytes the text came from.
 
     Raises:
-        UnreadableDocument: binary, in an unknown encoding, damaged, encrypted, empty, too large, or not
-            permitted; the text is the reason alone, without the path.
+        UnreadableDocument: binary, in an unknown encoding, damaged, encrypted, empty or too large.
+        InaccessibleDocument: it could not be opened or read. Both texts are the reason alone, without the path.
         MissingExtra: a PDF, and pypdf is not installed.
     """
     path = path.absolute()
@@ -70,12 +74,21 @@ def read_document(path: Path) -> Document:
     )
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    # Without waiting for a writer: a pipe may have come in the file's place since it was found.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError("not a regular file")
+        yield stream
+
+
 def _read_bytes(path: Path, limit: int) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with _opened(path) as stream:
             data = stream.read(limit + 1)
     except OSError as error:
-        raise UnreadableDocument(_refusal(error)) from error
+        raise InaccessibleDocument(_refusal(error)) from error
     if len(data) > limit:
         raise UnreadableDocument(_too_large(limit))
     return data

@@ -14,7 +14,7 @@ import pyarrow as pa
 from kvweave.core import Chunk
 from kvweave.knowledge.shelf import document_id, row_id
 
-FOUND_COLUMNS = ["row_id", "version", "source", "position", "start", "end", "digest", "text"]
+FOUND_COLUMNS = ["version", "source", "position", "start", "end", "digest", "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,10 @@ class Found:
     better, comparable only within one search.
     """
 
-    row_id: str
     source: str
-    version: str
     position: int
     start: int
     end: int
-    digest: str
     text: str
     score: float
 

@@ -1,7 +1,7 @@
 """Hybrid search over the bank's table: BM25 and vectors, each its own ranking, fused by reciprocal rank.
 
 Only rows of visible versions take part, so both rankings are filtered before they are fused: an invisible
-row must not cost a visible one its rank.
+row must not cost a visible one its rank, nor a copy of a text another text's.
 """
 
 from collections import defaultdict
@@ -29,6 +29,8 @@ def hybrid_search(
 ) -> list[Found]:
     """The k best rows, best first; equal scores in the order of source and position.
 
+    Of chunks with the same tokens (copied files) only the best-ranked one takes part: k results are k texts.
+
     Args:
         table: the LanceDB table.
         question: the words to match. Any text: it is not parsed as a query language.
@@ -43,9 +45,9 @@ def hybrid_search(
         _visible_rows(lambda limit, where: _by_vector(table, vector, limit, where), depth, visible),
         _visible_rows(lambda limit, where: _by_words(table, question, limit, where), depth, visible),
     ]
-    rows = {row["row_id"]: row for ranking in rankings for row in ranking}
-    scores = fuse_rankings([[row["row_id"] for row in ranking] for ranking in rankings])
-    found = [_found(row, scores[name]) for name, row in rows.items()]
+    rows = _distinct(row for ranking in rankings for row in ranking)
+    scores = fuse_rankings([[row["digest"] for row in ranking] for ranking in rankings])
+    found = [_found(row, scores[row["digest"]]) for row in rows]
     return sorted(found, key=lambda one: (-one.score, one.source, one.position))[:k]
 
 
@@ -65,24 +67,25 @@ def in_list(column: str, values: Iterable[str]) -> str:
 
 
 def _visible_rows(fetch: Fetch, depth: int, visible: Collection[str]) -> list[Row]:
-    """The best `depth` visible rows of one ranking.
+    """The best `depth` visible rows of one ranking, each text once.
 
     Usually nothing is invisible, and a long filter costs more than the search; so the filter goes into the
     search only when the rows found without it were not enough.
     """
-    limit = 2 * depth
-    rows = fetch(limit, None)
-    kept = _distinct(row for row in rows if row["version"] in visible)
-    if len(kept) < depth and len(rows) >= limit:
-        kept = _distinct(fetch(limit, in_list("version", visible)))
-    return kept[:depth]
+    limit, where = 2 * depth, None
+    while True:
+        rows = fetch(limit, where)
+        kept = _distinct(row for row in rows if row["version"] in visible)
+        if len(kept) >= depth or len(rows) < limit:
+            return kept[:depth]
+        limit, where = 4 * limit, in_list("version", visible)
 
 
 def _distinct(rows: Iterable[Row]) -> list[Row]:
-    """Each row once: two processes that add one document at a time may both write it."""
+    """The first row of each text: of copied files, or of one document that two processes added at a time."""
     first: dict[str, Row] = {}
     for row in rows:
-        first.setdefault(row["row_id"], row)
+        first.setdefault(row["digest"], row)
     return list(first.values())
 
 
@@ -107,13 +110,10 @@ def _fetched(search: Any, limit: int, where: str | None, column: str, sign: floa
 
 def _found(row: Row, score: float) -> Found:
     return Found(
-        row_id=row["row_id"],
         source=row["source"],
-        version=row["version"],
         position=row["position"],
         start=row["start"],
         end=row["end"],
-        digest=row["digest"],
         text=row["text"],
         score=score,
     )

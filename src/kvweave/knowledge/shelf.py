@@ -22,15 +22,14 @@ _SCHEMA = (
         chunks INTEGER NOT NULL, tokens INTEGER NOT NULL, added_at REAL NOT NULL)""",
     """CREATE TABLE IF NOT EXISTS document_chunks (
         row_id TEXT PRIMARY KEY, source TEXT NOT NULL REFERENCES documents (source) ON DELETE CASCADE,
-        position INTEGER NOT NULL, digest TEXT NOT NULL, tokens INTEGER NOT NULL,
-        first INTEGER NOT NULL, last INTEGER NOT NULL, UNIQUE (source, position)) WITHOUT ROWID""",
-    "CREATE INDEX IF NOT EXISTS document_chunks_by_digest ON document_chunks (digest)",
+        position INTEGER NOT NULL, kv_digest TEXT NOT NULL, kv_tokens INTEGER NOT NULL,
+        UNIQUE (source, position)) WITHOUT ROWID""",
 )
 Chunks: TypeAlias = "list[ListedChunk]"  # inside Shelf, `list` is the method
 Sources: TypeAlias = list[str]
 
 _DOCUMENT = "SELECT source, version, digest, title, chunks, tokens, added_at FROM documents"
-_CHUNK = "SELECT row_id, source, position, digest, tokens, first, last FROM document_chunks"
+_CHUNK = "SELECT row_id, source, position, kv_digest, kv_tokens FROM document_chunks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +51,16 @@ class ListedDocument:
 
 @dataclass(frozen=True, slots=True)
 class ListedChunk:
-    """A chunk's place: `row_id` in the bank, `position` (from 0) in its document, `digest` of its `tokens` token ids.
+    """A chunk's place: `row_id` in the bank, `position` (from 0) in its document.
 
-    `start` and `end` are character offsets into the document's text.
+    `kv_digest` is what its KV goes by: the digest of its `kv_tokens` token ids as they stand in a prompt.
     """
 
     row_id: str
     source: str
     position: int
-    digest: str
-    tokens: int
-    start: int
-    end: int
+    kv_digest: str
+    kv_tokens: int
 
 
 class Shelf:
@@ -82,24 +79,29 @@ class Shelf:
         """All documents, ordered by source."""
         return [ListedDocument(*row) for row in self._database.query(f"{_DOCUMENT} ORDER BY source")]
 
-    def put(self, document: Document, chunks: Sequence[Chunk]) -> ListedDocument:
-        """List a document with its chunks, in place of any earlier version from the same source."""
+    def put(
+        self,
+        document: Document,
+        chunks: Sequence[Chunk],
+        kv_digests: Sequence[str],
+        kv_tokens: Sequence[int],
+    ) -> ListedDocument:
+        """List a document with its chunks, in place of any earlier version from the same source.
+
+        Args:
+            document: what it was cut from.
+            chunks: n chunks in reading order.
+            kv_digests: for each the token digest that its KV goes by, of its ids as they stand in a prompt.
+            kv_tokens: for each how many ids those are, what separates it from the next chunk included.
+        """
         version = document_id(document.source, document.digest)
         tokens = sum(len(chunk.token_ids) for chunk in chunks)
         listed = ListedDocument(
             document.source, version, document.digest, document.title, len(chunks), tokens, time.time()
         )
         rows = [
-            (
-                row_id(version, n),
-                document.source,
-                n,
-                chunk.digest,
-                len(chunk.token_ids),
-                chunk.start,
-                chunk.end,
-            )
-            for n, chunk in enumerate(chunks)
+            (row_id(version, n), document.source, n, digest, count)
+            for n, (_, digest, count) in enumerate(zip(chunks, kv_digests, kv_tokens, strict=True))
         ]
         with self._database.transaction():
             self.remove(document.source)
@@ -115,7 +117,7 @@ class Shelf:
                     listed.added_at_s,
                 ),
             )
-            self._database.execute_many("INSERT INTO document_chunks VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.execute_many("INSERT INTO document_chunks VALUES (?, ?, ?, ?, ?)", rows)
         return listed
 
     def remove(self, source: str) -> ListedDocument | None:
@@ -128,11 +130,6 @@ class Shelf:
     def visible(self) -> frozenset[str]:
         """The versions whose rows in the bank count: one per listed document."""
         return frozenset(version for (version,) in self._database.query("SELECT version FROM documents"))
-
-    def chunks(self, source: str) -> Chunks:
-        """A document's chunks in reading order; empty for an unknown source."""
-        rows = self._database.query(f"{_CHUNK} WHERE source = ? ORDER BY position", (source,))
-        return [ListedChunk(*row) for row in rows]
 
     def all_chunks(self) -> Chunks:
         """Every listed chunk, by source and position."""

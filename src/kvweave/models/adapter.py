@@ -45,6 +45,18 @@ class Adapter:
         """Name of the frequency scaling that a pass of this length runs under; "fixed" where it never changes."""
         return rope_regime(self.model.config, prompt_tokens)
 
+    def outgrows(self, prompt_tokens: int) -> bool:
+        """Whether a prompt of this length is the first to need the other set of LongRoPE frequencies.
+
+        KV computed under the short set is then of no use any more, and transformers computes it again too.
+        """
+        return self.rope_regime(prompt_tokens) == "long" != self.rope_regime(prompt_tokens - 1)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was asked of it, so that a clock read afterwards tells the truth."""
+        if self.geometry.device.type == "cuda":
+            torch.cuda.synchronize(self.geometry.device)
+
     def check_length(self, prompt_tokens: int, new_tokens: int = 0) -> None:
         """Raise PromptTooLong, saying by how much, if prompt and answer do not fit the model's context."""
         over = prompt_tokens + new_tokens - self.geometry.context_tokens
@@ -134,6 +146,7 @@ class Adapter:
         device = self.geometry.device
         position = canvas.get_seq_length()
         with self._lock, torch.no_grad():
+            self.rotation.reset_lengths()
             out = self.model(
                 input_ids=torch.tensor([[token_id]], device=device),
                 position_ids=torch.tensor([[position]], device=device),

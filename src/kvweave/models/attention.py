@@ -13,7 +13,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvweave.errors import UnsupportedModel
-from kvweave.ops.row_blocks import RowBlock, attend_blocks, attend_softcap, cut_rows
+from kvweave.ops.attention import AttentionInput, KeyRows
+from kvweave.ops.row_blocks import RowBlocks, attend_rows, attend_softcap
 
 ATTENTION_NAME = "kvweave"
 ROWS_KEYWORD = "kvweave_rows"
@@ -26,13 +27,24 @@ class RowPlan:
         self.rows = rows
         self.layers_seen: set[int] = set()
         self._dtype = dtype
-        self._blocks: dict[int | None, tuple[RowBlock, ...]] = {}
+        self._blocks: dict[int | None, RowBlocks] = {}
 
-    def blocks(self, window: int | None) -> tuple[RowBlock, ...]:
-        """The row blocks for layers with this sliding window."""
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        window: int | None,
+        scaling: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attention of the rows' query (B, H, T, D) over the canvas' keys and values (B, G, N, D)."""
         if window not in self._blocks:
-            self._blocks[window] = cut_rows(self.rows, window=window, dtype=self._dtype)
-        return self._blocks[window]
+            self._blocks[window] = RowBlocks(self.rows, window=window, dtype=self._dtype)
+        # The canvas has merged shared spans and rows already: one private run in prompt order, nothing to skip.
+        whole = KeyRows(key, value, torch.arange(key.shape[2], device=key.device))
+        given = AttentionInput(shared=(), private=whole, skip=self.rows[:0])
+        return attend_rows(query, given, self._blocks[window], scaling=scaling, softcap=softcap)
 
 
 def register() -> None:
@@ -65,7 +77,7 @@ def canvas_attention(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if plan is not None:
         plan.layers_seen.add(int(getattr(module, "layer_idx", -1)))
-        out = attend_blocks(query, key, value, plan.blocks(sliding_window), scaling=scale, softcap=softcap)
+        out = plan.attend(query, key, value, sliding_window, scale, softcap)
     elif softcap is not None:
         # A missing mask means plain causal attention, as it does for the library's own function.
         causal = attention_mask is None and query.shape[2] > 1

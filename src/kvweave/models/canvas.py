@@ -34,10 +34,9 @@ class PlacedSpan:
 
 
 class RowCapture:
-    """Collects the unrotated K and the V of the rows that passes compute.
+    """Collects the unrotated K and the V of the rows that a pass computes, for a prompt of `length` tokens.
 
-    `kv` is (L, 2, G, N, D) once a pass has run; only rows that a pass computed are valid. `layers` in and
-    row positions are prompt-wide. Owned by the request.
+    `kv` is (L, 2, G, N, D) once the pass has run; only rows that it computed are valid. Owned by the request.
     """
 
     def __init__(self, watch: KeyWatch, layers: int, length: int) -> None:
@@ -103,6 +102,8 @@ class CanvasLayer(CacheLayerMixin):
             skip=canvas.rows,
         )
         self.keys, self.values = merge(given, canvas.length, canvas.length + SPARE_TOKENS)
+        if self._index == len(canvas.layers) - 1:
+            canvas.spans = ()  # all layers have their own copy: let go of the stored tensors
         canvas.place_s += time.perf_counter() - started
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:

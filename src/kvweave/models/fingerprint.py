@@ -1,4 +1,4 @@
-"""A digest of everything that stored KV depends on: weights, tokenizer, rope, dtype.
+"""A digest of everything that stored KV depends on: weights, configuration, tokenizer, dtype.
 
 Two models with the same digest compute the same KV for the same tokens, so one may use what the other
 stored; anything else must never match, even under the same name or path.
@@ -13,13 +13,35 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.core import ModelFingerprint
 
+# Names, versions and what only generation or training reads. Anything unknown counts, to be on the safe side.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "architectures",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+
 
 def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> ModelFingerprint:
     """Digest a loaded model and tokenizer; reads every weight once (about 10 GB/s from memory)."""
     parts = {
         "weights": _digest_weights(model),
         "tokenizer": _digest_tokenizer(tokenizer),
-        "rope": _digest(_rope_settings(model)),
+        "configuration": _digest([type(model).__name__, _settings(model)]),
         "dtype": str(model.dtype).removeprefix("torch."),
     }
     return ModelFingerprint(name=name, digest=_digest(parts), **parts)
@@ -47,7 +69,7 @@ def _digest_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     return _digest([rules, getattr(tokenizer, "chat_template", None), tokenizer.special_tokens_map])
 
 
-def _rope_settings(model: PreTrainedModel) -> object:
-    text = model.config.get_text_config(decoder=True)
-    rope = getattr(text, "rope_parameters", None)
-    return [rope, getattr(text, "max_position_embeddings", None), getattr(text, "sliding_window", None)]
+def _settings(model: PreTrainedModel) -> dict[str, object]:
+    """The configuration, rope and layer settings included, less what no key or value depends on."""
+    settings = model.config.get_text_config(decoder=True).to_dict()
+    return {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT and name[0] != "_"}

@@ -28,7 +28,9 @@ def load_model(name: str | None = None, *, dtype: str = "auto", device: str = "a
         return _load(str(_REFERENCE_FOLDER), REFERENCE_NAME, "float32" if dtype == "auto" else dtype, place)
     assert name is not None
     _check_folder(name)
-    return _load(name, name, dtype, place)
+    folder = Path(name).expanduser()
+    source = str(folder.absolute()) if folder.exists() else name  # a name that means the same from anywhere
+    return _load(source, source, dtype, place)
 
 
 def reference_tokenizer() -> PreTrainedTokenizerBase:
@@ -62,11 +64,10 @@ def _check_folder(name: str) -> None:
 def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidRequest(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
-    path = str(Path(source).expanduser()) if Path(source).expanduser().exists() else source
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES.get(dtype, "auto"))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise ModelNotFound(f"cannot load the model {name!r}: {first_line}") from error
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=_DTYPES.get(dtype, "auto"))
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
+        raise ModelNotFound(f"cannot load the model {name!r}: {why}") from error
     return Adapter(model.to(device), tokenizer, name=name)

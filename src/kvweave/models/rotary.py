@@ -87,11 +87,13 @@ class Rotation:
         The length matters to families that change frequencies with it (dynamic, longrope). `like` gives
         dtype and device.
         """
-        self.reset_lengths()
         return Angles(self, runs, prompt_tokens, like)
 
     def reset_lengths(self) -> None:
-        """Forget the longest prompt a dynamic scaling has seen, so that a pass depends on its own length alone."""
+        """Forget the longest prompt a dynamic scaling has seen, so that a pass depends on its own length alone.
+
+        The model keeps that state between calls; call this under the adapter's lock, before each pass.
+        """
         embedding: Any
         for embedding in {layer.embedding for layer in self.layers if layer.embedding is not None}:
             if getattr(embedding, "rope_type", None) == "dynamic":
@@ -127,6 +129,7 @@ class Angles:
         key = (id(how.embedding), how.arguments)
         if key not in self._made:
             assert how.embedding is not None
+            self._rotation.reset_lengths()
             cos, sin = how.embedding(self._like, self._positions, *how.arguments)
             self._made[key] = cos[:, :-1].split(self._lengths, 1), sin[:, :-1].split(self._lengths, 1)
         return self._made[key]

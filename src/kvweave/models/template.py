@@ -20,6 +20,13 @@ DEFAULT_SYSTEM = "Read the notes below and answer the questions."
 SEPARATOR = "\n\n"
 QUESTION_LEAD = "Question: "
 ANSWER_LEAD = " Answer:"
+# Some templates write today's date in front of everything: tomorrow no stored KV would fit any more. This
+# stands in for their clock and always tells the date that they fall back to where there is none.
+_FIXED_CLOCK = (
+    "{%- macro strftime_now(form) -%}{{ form | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')"
+    " | replace('%m', '07') | replace('%Y', '2024') | replace('%y', '24') | replace('%A', 'Friday')"
+    " | replace('%H', '12') | replace('%M', '00') | replace('%S', '00') }}{%- endmacro %}"
+)
 _CHUNKS_MARK, _QUESTION_MARK = "\x02chunks\x03", "\x02question\x03"
 
 
@@ -40,14 +47,11 @@ class PromptTemplate:
         self._tokenizer = tokenizer
         self._plain = PlainTokenizer(tokenizer)  # text from outside never becomes control tokens
         self._separator = self._plain.ids(SEPARATOR)
-        self._prefixes: dict[str | None, tuple[int, ...]] = {}
 
     def prefix_ids(self, system: str | None) -> tuple[int, ...]:
         """The ids that every prompt with this instruction starts with: S, the shared prefix."""
-        if system not in self._prefixes:
-            frame = self._frame(system)
-            self._prefixes[system] = self._template_ids(frame.head, starts=True, chat=frame.chat)
-        return self._prefixes[system]
+        frame = self._frame(system)
+        return self._template_ids(frame.head, starts=True, chat=frame.chat)
 
     def chunk_ids(self, text: str) -> tuple[int, ...]:
         """A chunk's ids as they stand in a prompt: its text, then the separator."""
@@ -60,8 +64,7 @@ class PromptTemplate:
     def render(self, prompt: Prompt) -> TokenizedPrompt:
         """Token ids and spans of a prompt; the system span may be empty, the question span never is."""
         frame = self._frame(prompt.system)
-        head = self.prefix_ids(prompt.system)
-        ids = list(head)
+        ids = list(self._template_ids(frame.head, starts=True, chat=frame.chat))
         spans = [Span("system", 0, len(ids))]
         for number, text in enumerate(prompt.chunks):
             start = len(ids)
@@ -97,9 +100,14 @@ class PromptTemplate:
             return self._apply([{"role": "user", "content": f"{system}{SEPARATOR}{body}"}])
 
     def _apply(self, messages: list[dict[str, str]]) -> str:
-        # Reasoning models that know the switch answer directly; other templates ignore it.
         text = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            messages,
+            tokenize=False,
+            add_generation_prompt=True,
+            # Reasoning models that know the switch answer directly; other templates ignore it.
+            enable_thinking=False,
+            chat_template=_FIXED_CLOCK + self._tokenizer.get_chat_template(),
+            date_string="26 Jul 2024",
         )
         return str(text)
 

@@ -71,6 +71,19 @@ def attend_reference(
     return (weights @ values).to(query.dtype)
 
 
+def contiguous(given: AttentionInput) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, G, S, D) in prompt order, from position 0 on.
+
+    Without shared spans these are the private rows as they stand, which then cover the prompt; else a new copy.
+    """
+    if not given.shared:
+        return given.private.keys, given.private.values
+    length = 1 + max(
+        int(rows.positions.max()) for rows in (*given.shared, given.private) if rows.positions.numel()
+    )
+    return merge(given, length, length)
+
+
 def merge(given: AttentionInput, length: int, capacity: int) -> tuple[Tensor, Tensor]:
     """Lay keys and values out contiguously in prompt order.
 

@@ -1,8 +1,8 @@
-"""Attention of chosen rows over contiguous keys, fast on CPUs: sorted rows cut into blocks.
+"""Attention of chosen rows, fast on CPUs: sorted rows cut into blocks.
 
 Each block of rows attends to the key range that its rows can see at most, through the library's fused
-attention and a mask made once per request and shared by all layers. Rows 0..N−1 (a full prefill) need no
-mask at all. Exact for any set of rows, sliding windows, grouped heads and soft-capped logits.
+attention and a mask shared by all layers. Rows 0..N−1 (a full prefill) need no mask at all. Exact for any
+set of rows, sliding windows, grouped heads and soft-capped logits.
 """
 
 from dataclasses import dataclass
@@ -12,80 +12,103 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
+from kvweave.ops.attention import AttentionInput, contiguous
+
 MAX_BLOCKS = 4  # more blocks waste fewer masked keys but add calls; measured flat from 4 on at 4K tokens
 MAX_BLOCK_ROWS = 512  # bounds a block's mask and, with soft caps, its logits
+MAX_KEPT_MASKS = 2**26  # elements; beyond it masks are made again in every layer instead of being held
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Query rows `start:end` see keys `key_start:key_end`, less what the additive `mask` (rows, keys) hides."""
+    """Query rows `start:end` see keys `key_start:key_end`; `masked` if some of those rows may not see all of them."""
 
     start: int
     end: int
     key_start: int
     key_end: int
-    mask: Tensor | None
+    masked: bool
     causal: bool = False
 
 
-def cut_rows(rows: Tensor, *, window: int | None, dtype: torch.dtype) -> tuple[RowBlock, ...]:
-    """Cut ascending prompt positions `rows` (T,) into blocks.
+class RowBlocks:
+    """Ascending prompt positions `rows` (T,) cut into blocks, for layers with one sliding window.
 
-    A mask's dtype is the query's. Returns blocks in row order; empty for no rows.
+    Masks are additive, in the query's `dtype`, and kept for the next layer unless they are very large.
     """
+
+    def __init__(self, rows: Tensor, *, window: int | None, dtype: torch.dtype) -> None:
+        self.blocks = _cut(rows, window)
+        self._rows = rows
+        self._window = window
+        self._dtype = dtype
+        elements = sum((b.end - b.start) * (b.key_end - b.key_start) for b in self.blocks if b.masked)
+        self._kept: dict[RowBlock, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
+
+    def mask(self, block: RowBlock) -> Tensor | None:
+        """What hides keys from a block's rows, (rows, keys); None if nothing needs to be hidden."""
+        if not block.masked:
+            return None
+        if self._kept is None:
+            return self._make_mask(block)
+        if block not in self._kept:
+            self._kept[block] = self._make_mask(block)
+        return self._kept[block]
+
+    def _make_mask(self, block: RowBlock) -> Tensor:
+        own = self._rows[block.start : block.end, None]
+        positions = torch.arange(block.key_start, block.key_end, device=own.device)
+        hidden = positions[None, :] > own  # (rows, keys)
+        if self._window is not None:
+            hidden |= positions[None, :] <= own - self._window
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=own.device)
+        return mask.masked_fill_(hidden, float("-inf"))
+
+
+def _cut(rows: Tensor, window: int | None) -> tuple[RowBlock, ...]:
     count = rows.numel()
     if count == 0:
         return ()
     unlimited = window is None or int(rows[-1]) < window
     if unlimited and int(rows[0]) == 0 and int(rows[-1]) == count - 1:
-        return (RowBlock(0, count, 0, count, None, causal=True),)
+        return (RowBlock(0, count, 0, count, masked=False, causal=True),)
     blocks = max(MAX_BLOCKS, -(-count // MAX_BLOCK_ROWS)) if count >= 2 * MAX_BLOCKS else 1
     edges = torch.linspace(0, count, blocks + 1).round().int().tolist()
-    return tuple(_block(rows, a, b, window, dtype) for a, b in pairwise(edges) if b > a)
+    return tuple(_block(rows, a, b, window) for a, b in pairwise(edges) if b > a)
 
 
-def _block(rows: Tensor, start: int, end: int, window: int | None, dtype: torch.dtype) -> RowBlock:
-    own = rows[start:end]
-    key_end = int(own[-1]) + 1
-    key_start = 0 if window is None else max(0, int(own[0]) - window + 1)
-    if end - start == 1 and (window is None or key_end - key_start <= window):
-        return RowBlock(start, end, key_start, key_end, None)
-    positions = torch.arange(key_start, key_end, device=rows.device)
-    hidden = positions[None, :] > own[:, None]  # (rows, keys)
-    if window is not None:
-        hidden |= positions[None, :] <= own[:, None] - window
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=rows.device).masked_fill_(hidden, float("-inf"))
-    return RowBlock(start, end, key_start, key_end, mask)
+def _block(rows: Tensor, start: int, end: int, window: int | None) -> RowBlock:
+    key_end = int(rows[end - 1]) + 1
+    key_start = 0 if window is None else max(0, int(rows[start]) - window + 1)
+    one_row_sees_all = end - start == 1 and (window is None or key_end - key_start <= window)
+    return RowBlock(start, end, key_start, key_end, masked=not one_row_sees_all)
 
 
-def attend_blocks(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    blocks: tuple[RowBlock, ...],
-    *,
-    scaling: float,
-    softcap: float | None = None,
+def attend_rows(
+    query: Tensor, given: AttentionInput, rows: RowBlocks, *, scaling: float, softcap: float | None = None
 ) -> Tensor:
-    """Attend block by block.
+    """Attend block by block: what `attend_reference` defines, for query (B, H, T, D) at the positions of `rows`.
 
-    Query (B, H, T, D); keys and values (B, G, ≥ N, D) contiguous in prompt order, all rows up to each
-    query's position written. Returns (B, H, T, D).
+    Every position up to a row's own must be covered by `given`, and rows it skips be replaced by private ones.
+    Keys are read in prompt order: shared spans are merged first, so hand over merged ones where several
+    passes or layers use them. Returns (B, H, T, D).
     """
+    keys, values = contiguous(given)
     parts = []
-    for block in blocks:
+    for block in rows.blocks:
         q = query[:, :, block.start : block.end]  # (B, H, rows, D)
         k = keys[:, :, block.key_start : block.key_end]  # (B, G, keys, D)
         v = values[:, :, block.key_start : block.key_end]
+        mask = rows.mask(block)
         if softcap is not None:
-            parts.append(attend_softcap(q, k, v, block.mask, block.causal, scaling, softcap))
+            parts.append(attend_softcap(q, k, v, mask, block.causal, scaling, softcap))
             continue
         parts.append(
             F.scaled_dot_product_attention(
                 q,
                 k,
                 v,
-                attn_mask=block.mask,
+                attn_mask=mask,
                 is_causal=block.causal,
                 scale=scaling,
                 enable_gqa=q.shape[1] != k.shape[1],
@@ -105,7 +128,7 @@ def attend_softcap(
 ) -> Tensor:
     """Attention with soft-capped logits (Gemma 2), which the fused kernels lack.
 
-    Shapes as in `attend_blocks`; `mask` is additive or boolean (True sees), broadcastable to (B, H, T, S);
+    Shapes as in `attend_rows`; `mask` is additive or boolean (True sees), broadcastable to (B, H, T, S);
     `causal` hides later keys, rows and keys aligned at their end.
     """
     groups = query.shape[1] // keys.shape[1]

@@ -80,27 +80,18 @@ def _find(
     request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool
 ) -> tuple[Matched, ...]:
     spans = request.prompt.spans
+    prefix = request.prompt.ids(spans[0])
     exact = [_exact_making(request, i, span, exact_chunks) for i, span in enumerate(spans)]
-    stale = [_prepared_making(request, span, prepare) if any_chunks else None for span in spans]
-    wanted: list[tuple[int, Making]] = []
-    for number, span in enumerate(spans):
-        makings = dict.fromkeys(m for m in (exact[number], stale[number]) if m is not None and span.tokens)
-        wanted += [(number, making) for making in makings]
-    held = request.store.has_many(
-        request.adapter.fingerprint, [(request.prompt.ids(spans[i]), m) for i, m in wanted]
-    )
-    chosen: dict[int, Making] = {}
-    for (number, making), there in zip(wanted, held, strict=True):
-        if there:
-            chosen.setdefault(number, making)  # the exact one comes first
-    loaded = request.store.get_many(
-        request.adapter.fingerprint, [(request.prompt.ids(spans[i]), m) for i, m in chosen.items()]
-    )
-    found = dict(zip(chosen, loaded, strict=True))
-    return tuple(
-        _describe(request, span, found.get(i), chosen.get(i), exact[i], prepare)
-        for i, span in enumerate(spans)
-    )
+    wanted = []
+    for span, best in zip(spans, exact, strict=True):
+        prepared = None
+        if any_chunks and span.kind == "chunk":
+            prepared = prepare.making(request.adapter, prefix, span.tokens)
+        makings = [making for making in (best, prepared) if making is not None and span.tokens]
+        wanted.append((request.prompt.ids(span), makings))
+    found = request.store.find(request.adapter.fingerprint, wanted)
+    made_at = prepare.made_at(prefix)
+    return tuple(_describe(*each, made_at) for each in zip(spans, found, exact, strict=True))
 
 
 def _exact_making(request: PrefillRequest, number: int, span: Span, exact_chunks: bool) -> Making | None:
@@ -109,34 +100,17 @@ def _exact_making(request: PrefillRequest, number: int, span: Span, exact_chunks
     return None
 
 
-def _prepared_making(request: PrefillRequest, span: Span, prepare: Prepare) -> Making | None:
-    if span.kind != "chunk":
-        return None
-    prefix = request.prompt.ids(request.prompt.spans[0])
-    return prepare.making(request.adapter, prefix, request.prompt.ids(span))
-
-
 def _describe(
-    request: PrefillRequest,
-    span: Span,
-    kv: ChunkKV | None,
-    making: Making | None,
-    exact: Making | None,
-    prepare: Prepare,
+    span: Span, found: tuple[ChunkKV, Making] | None, exact: Making | None, made_at: int
 ) -> Matched:
     if span.tokens == 0:
         return Matched(span, "exact", "empty")
-    if kv is None or making is None:
-        why = "its stored entry was damaged and dropped" if making is not None else "no stored entry fits"
-        return Matched(span, "fresh", _why_fresh(span, why))
-    if exact is not None and _same(making, exact):
+    if found is None:
+        return Matched(span, "fresh", _why_fresh(span, "the store holds nothing that fits"))
+    kv, making = found
+    if making is exact:
         return Matched(span, "exact", "stored behind exactly this text", kv, span.start)
-    prefix = request.prompt.ids(request.prompt.spans[0])
-    return Matched(span, "reused", f"stored on its own ({making.kind})", kv, prepare.made_at(prefix))
-
-
-def _same(one: Making, other: Making) -> bool:
-    return (one.context, one.exact, one.rope_regime) == (other.context, other.exact, other.rope_regime)
+    return Matched(span, "reused", f"stored on its own ({making.kind})", kv, made_at)
 
 
 def _why_fresh(span: Span, otherwise: str) -> str:

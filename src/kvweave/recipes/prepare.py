@@ -13,8 +13,8 @@ from kvweave.store.keys import digest_tokens
 class Prepare(Protocol):
     """Makes position-independent KV of single chunks behind a system prefix (ids)."""
 
-    def making(self, adapter: Adapter, prefix: Sequence[int], chunk: Sequence[int]) -> Making | None:
-        """The key of what `make` would make; None when the recipe prepares nothing."""
+    def making(self, adapter: Adapter, prefix: Sequence[int], chunk_tokens: int) -> Making | None:
+        """How `make` would make the KV of a chunk of this length; None when the recipe prepares nothing."""
         ...
 
     def made_at(self, prefix: Sequence[int]) -> int:
@@ -32,7 +32,7 @@ class Prepare(Protocol):
 class NotPrepared:
     """Nothing is made offline."""
 
-    def making(self, adapter: Adapter, prefix: Sequence[int], chunk: Sequence[int]) -> Making | None:
+    def making(self, adapter: Adapter, prefix: Sequence[int], chunk_tokens: int) -> Making | None:
         """None."""
         return None
 
@@ -51,9 +51,9 @@ class NotPrepared:
 class Bare:
     """Prefill the chunk alone from position 0: it keeps an attention sink of its own (CacheClip §2.3)."""
 
-    def making(self, adapter: Adapter, prefix: Sequence[int], chunk: Sequence[int]) -> Making | None:
+    def making(self, adapter: Adapter, prefix: Sequence[int], chunk_tokens: int) -> Making | None:
         """Exact after nothing."""
-        return Making("bare", (), rope_regime=adapter.rope_regime(len(chunk)))
+        return Making("bare", (), rope_regime=adapter.rope_regime(chunk_tokens))
 
     def made_at(self, prefix: Sequence[int]) -> int:
         """Position 0."""
@@ -70,10 +70,10 @@ class Bare:
 class Isolated:
     """Prefill S ++ C and keep C's rows: one sink at the front of the prompt (FusionRAG eq. 5)."""
 
-    def making(self, adapter: Adapter, prefix: Sequence[int], chunk: Sequence[int]) -> Making | None:
+    def making(self, adapter: Adapter, prefix: Sequence[int], chunk_tokens: int) -> Making | None:
         """Exact after the system prefix alone."""
         context = (digest_tokens(prefix),) if prefix else ()
-        return Making("isolated", context, rope_regime=adapter.rope_regime(len(prefix) + len(chunk)))
+        return Making("isolated", context, rope_regime=adapter.rope_regime(len(prefix) + chunk_tokens))
 
     def made_at(self, prefix: Sequence[int]) -> int:
         """Right behind the prefix."""
@@ -114,20 +114,18 @@ def prepare_chunks(
     """Make and store what the recipe needs of each chunk and the store lacks.
 
     `chunks` are token ids as they stand in a prompt (`adapter.template.chunk_ids(text)`); `progress` is
-    called with the number of tokens done after each chunk. Returns how many were computed. Each is stored
-    before the next begins, so an interrupted run keeps what it did.
+    called with the number of tokens done after each chunk. Returns how many were computed and stored, each
+    before the next begins: an interrupted run keeps what it did.
     """
     prefix = adapter.template.prefix_ids(system)
-    wanted = [(tuple(ids), prepare.making(adapter, prefix, ids)) for ids in chunks]
-    held = store.has_many(
-        adapter.fingerprint, [(ids, making) for ids, making in wanted if making is not None]
-    )
-    answers = iter(held)
+    makings = [prepare.making(adapter, prefix, len(ids)) for ids in chunks]
+    digests = [digest_tokens(ids) for ids in chunks]
+    wanted = [(digest, making) for digest, making in zip(digests, makings, strict=True) if making is not None]
+    held = iter(store.has_many(adapter.fingerprint, wanted))
     computed = 0
-    for ids, making in wanted:
-        if making is not None and not next(answers):
+    for ids, digest, making in zip(chunks, digests, makings, strict=True):
+        if making is not None and not next(held):
             kv = prepare.make(adapter, store, prefix, ids)
-            store.put(adapter.fingerprint, kv, making, sources=(digest_tokens(ids),))
-            computed += 1
+            computed += store.put(adapter.fingerprint, kv, making, sources=(digest,))
         progress(len(ids))
     return computed

@@ -65,6 +65,7 @@ def run(
     rows = _rows_to_compute(matched, selected)
     kept = _worth_keeping(recipe, request, matched)
     logits = recipe.recompute.run(request, canvas, rows, recipe.attend, capture=bool(kept))
+    adapter.synchronize()
     done_at = time.perf_counter()
 
     timing = Timing(
@@ -77,6 +78,7 @@ def run(
     )
     plan = Plan(recipe.name, budget.ratio, _plan_spans(matched, selected))
     remembered = tuple(_remember(request, canvas, number) for number in kept)
+    canvas.capture = None  # copied where it is worth keeping
     return PrefillResult(logits, plan, timing, canvas, selected, remembered, request)
 
 
@@ -107,6 +109,8 @@ def _rows_to_compute(matched: tuple[Matched, ...], selected: Tensor) -> Tensor:
 
 def _worth_keeping(recipe: Recipe, request: PrefillRequest, matched: tuple[Matched, ...]) -> list[int]:
     """Spans computed in this request whose KV is exact: all before them is exact, fresh or recomputed."""
+    if not recipe.attend.causal:
+        return []
     kept = []
     for number, found in enumerate(matched):
         if found.origin == "reused" and not request.budget.everything:

@@ -30,7 +30,7 @@ class Budget:
 
     def rows(self, stale: int) -> int:
         """k = ⌈ratio · stale⌉."""
-        return math.ceil(self.ratio * stale)
+        return math.ceil(round(self.ratio * stale, 9))  # 0.07 · 100 is a little over 7 in floating point
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,12 @@ class Capacity:
         """The cap as it stands now; another process may have changed it."""
         return int(self._database.query("SELECT bytes FROM store_limits WHERE tier = ?", (_TIER,))[0][0])
 
+    def excess_bytes(self, needed_bytes: int) -> int:
+        """How much must be dropped before `needed_bytes` more fit under the cap; 0 or less if nothing."""
+        return self._catalog.total_bytes() + needed_bytes - self.limit_bytes
+
     def disk_has_room(self, needed_bytes: int) -> bool:
-        """Whether a file of this size leaves the reserve of free space untouched."""
+        """Whether taking so much more of the disk leaves the reserve of free space untouched."""
         disk = shutil.disk_usage(self._folder)
         return disk.free - needed_bytes >= min(int(disk.total * RESERVE_SHARE), RESERVE_AT_MOST_BYTES)
 
@@ -72,7 +76,7 @@ class Capacity:
         Never drops the entry with key `spare`.
         """
         with self._database.transaction():
-            excess = self._catalog.total_bytes() + needed_bytes - self.limit_bytes
+            excess = self.excess_bytes(needed_bytes)
             if excess <= 0:
                 return []
             victims = choose_victims(self._catalog.least_used(excess, spare), excess)

@@ -115,7 +115,7 @@ class Catalog:
         )
 
     def total_bytes(self) -> int:
-        """The size of all listed files."""
+        """The size of all listed files; reads one index."""
         return int(self._database.query("SELECT COALESCE(SUM(bytes), 0) FROM entries")[0][0])
 
     def least_used(self, total_bytes: int, spare: str = "") -> list[EvictionRow]:
@@ -137,13 +137,6 @@ class Catalog:
             "SELECT kind, COUNT(*), SUM(tokens), SUM(bytes) FROM entries GROUP BY kind ORDER BY kind"
         )
         return {kind: KindTotals(entries, tokens, size) for kind, entries, tokens, size in rows}
-
-    def models(self) -> list[tuple[str, str, int]]:
-        """(name, digest, entries) of each model that made something, most entries first."""
-        rows = self._database.query(
-            """SELECT MAX(model_name), model, COUNT(*) FROM entries GROUP BY model ORDER BY COUNT(*) DESC, model"""
-        )
-        return [(name, model, entries) for name, model, entries in rows]
 
     def listed(self) -> list[str]:
         """All files that count."""

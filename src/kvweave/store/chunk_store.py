@@ -7,7 +7,8 @@ or models beyond their fingerprint.
 
 import errno
 import logging
-from collections.abc import Iterable, Sequence
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,7 @@ class ChunkStore:
             space, at most 20 GB.
         database: where the catalogue goes, if it shares the transactions of others; None for
             `catalog.sqlite` in the folder, closed with the store.
+        owned_only: refuse entries made from a chunk that no document owns (see `own`).
 
     Raises:
         StoreError: the folder cannot be made or its catalogue not be read; StoreTooNew, StoreBusy.
@@ -58,9 +60,11 @@ class ChunkStore:
         namespace: str = "default",
         limit_bytes: int | None = None,
         database: Database | None = None,
+        owned_only: bool = False,
     ) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self.namespace = namespace
+        self._owned_only = owned_only
         if limit_bytes is not None:
             check_limit(limit_bytes)
         try:
@@ -84,38 +88,47 @@ class ChunkStore:
     # Looking up
 
     def get(self, model: ModelFingerprint, token_ids: Sequence[int], making: Making) -> ChunkKV | None:
-        """One entry, or None; see `get_many`."""
-        return self.get_many(model, [(token_ids, making)])[0]
+        """One entry, or None; see `find`."""
+        found = self.find(model, [(token_ids, [making])])[0]
+        return None if found is None else found[0]
 
-    def get_many(
-        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]
-    ) -> list[ChunkKV | None]:
-        """Look up entries: one query for all, then the files, mapped and verified.
+    def find(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Sequence[Making]]]
+    ) -> list[tuple[ChunkKV, Making] | None]:
+        """Look up the KV of several spans: one query for all, then the files, mapped and verified.
+
+        Counted as one hit or one miss for each span, whatever the number of makings; as nothing without any.
 
         Args:
             model: only what was made by a model with an equal digest is found.
-            wanted: for each entry its S token ids and how it was made (`kind` does not matter).
+            wanted: for each span its S token ids and the makings that will do (`kind` does not matter), best
+                first. Where one is stored but damaged or gone meanwhile, the next one is taken.
 
         Returns:
-            For each, in order, its KV as a read-only view of the mapped file, or None. The views stay valid
-            when the entry is evicted or removed; nobody writes to them.
+            For each span, in order, the KV as a read-only view of the mapped file with the making that it
+            matched, the very object given; or None. The views stay valid when the entry is evicted or
+            removed; nobody writes to them.
         """
-        keys = [self._key(model, ids, making) for ids, making in wanted]
-        paths = self._catalog.paths(key.digest for key in keys)
-        found = [
-            self._read(paths[key.digest], key, ids) if key.digest in paths else None
-            for key, (ids, _) in zip(keys, wanted, strict=True)
-        ]
-        hits = [key.digest for key, chunk in zip(keys, found, strict=True) if chunk is not None]
-        self._tallies.hit(hits)
-        self._tallies.add("misses", len(keys) - len(hits))
+        spans = [(ids, self._candidates(model, ids, makings)) for ids, makings in wanted]
+        paths = self._catalog.paths(key.digest for _, candidates in spans for key in candidates)
+        found = [self._first_readable(paths, ids, candidates) for ids, candidates in spans]
+        self._tallies.hit(key.digest for _, key in filter(None, found))
+        self._tallies.add(
+            "misses",
+            sum(one is None for one, (_, candidates) in zip(found, spans, strict=True) if candidates),
+        )
         if self._tallies.due:
             self._flush_quietly()
-        return found
+        return [None if one is None else (one[0], one[1].making) for one in found]
 
-    def has_many(self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]) -> list[bool]:
-        """Whether each entry is listed, by one query; reads no file and counts as no retrieval."""
-        keys = [self._key(model, ids, making).digest for ids, making in wanted]
+    def has_many(self, model: ModelFingerprint, wanted: Sequence[tuple[str, Making]]) -> list[bool]:
+        """Whether each entry is listed, by one query; reads no file and counts as no retrieval.
+
+        Args:
+            model: the model that made it.
+            wanted: for each entry the digest of its tokens (`digest_tokens`) and how it was made.
+        """
+        keys = [self._key(model, tokens, making).digest for tokens, making in wanted]
         paths = self._catalog.paths(keys)
         return [key in paths for key in keys]
 
@@ -123,6 +136,9 @@ class ChunkStore:
 
     def put(self, model: ModelFingerprint, kv: ChunkKV, making: Making, sources: Sequence[str]) -> bool:
         """Store one entry, evicting the least used ones where it needs room.
+
+        Room is made before the file is written, so that the cap holds all the time; a write that fails all
+        the same has cost what stood there.
 
         Args:
             model: the model that made it.
@@ -132,35 +148,27 @@ class ChunkStore:
                 in its context; not the shared system prefix. Any of them losing its last owner drops it.
 
         Returns:
-            True if the store now holds an entry of this key, an earlier one too; False if it is larger than
-            the cap or the disk is full, which is logged once and leaves nothing behind.
+            True if the store now holds an entry of this key, an earlier one too. False, with nothing left
+            behind, if it is larger than the cap or the disk is full, which is logged once; or if the store is
+            `owned_only` and no document has one of the sources any more.
 
         Raises:
             InvalidRequest: a shape or dtype that cannot be stored.
             StoreBusy: the catalogue was locked for too long.
             OSError: the file system failed in another way.
         """
-        return self.put_many(model, [(kv, making, sources)])[0]
-
-    def put_many(
-        self, model: ModelFingerprint, entries: Sequence[tuple[ChunkKV, Making, Sequence[str]]]
-    ) -> list[bool]:
-        """Store (kv, making, sources) entries one after the other; see `put`. Each is safe once it is written."""
-        keys = [self._key(model, kv.token_ids, making) for kv, making, _ in entries]
-        known = self._catalog.paths(key.digest for key in keys)
-        return [
-            key.digest in known or self._store(key, model.name, kv, sources)
-            for key, (kv, _, sources) in zip(keys, entries, strict=True)
-        ]
+        key = self._key(model, digest_tokens(kv.token_ids), making)
+        return key.digest in self._catalog.paths([key.digest]) or self._store(key, model.name, kv, sources)
 
     # Life of a document
 
     def own(self, owner: str, chunk_digests: Iterable[str]) -> None:
         """Record that the document `owner` has these chunks, beside those it has already.
 
-        Put entries first and own their chunks in the transaction that lists the document: then no removal
-        can come in between and miss them. When a document changes, own the new version's chunks (under an
-        owner of its own) before disowning the old version, and what they share stays.
+        Own the chunks in the transaction that lists the document, then put their entries, in a store that is
+        `owned_only`: a removal that comes in between is then never followed by KV of what was removed. When a
+        document changes, own the new version's chunks (under an owner of its own) before disowning the old
+        version, and what they share stays.
         """
         self._ownership.own(owner, chunk_digests)
 
@@ -182,6 +190,11 @@ class ChunkStore:
     def limit_bytes(self) -> int:
         """The hard cap on the size of all files, in bytes."""
         return self._capacity.limit_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of all files that are listed, of all namespaces; cheaper than `stats`, and writes nothing."""
+        return self._catalog.total_bytes()
 
     def set_limit(self, limit_bytes: int) -> None:
         """Change the cap for good, and evict down to it at once.
@@ -212,10 +225,6 @@ class ChunkStore:
             **self._tallies.totals(),
         )
 
-    def models(self) -> list[tuple[str, str, int]]:
-        """(name, digest, entries) of every model that made something here, most entries first."""
-        return self._catalog.models()
-
     def verify(self) -> VerifyReport:
         """Read every file in full, drop the damaged entries, and sweep files that no row lists.
 
@@ -223,11 +232,22 @@ class ChunkStore:
         """
         found = check_entries(self._catalog, self._tier)
         dropped = tuple(why for name, why in found.damaged.items() if self._drop_damaged(name, why))
-        return VerifyReport(found.checked, dropped, tuple(found.newer.values()), self._sweep())
+        return VerifyReport(
+            checked=found.checked,
+            damaged=dropped,
+            newer=tuple(found.newer.values()),
+            unopened=tuple(found.unopened.values()),
+            swept_files=self._sweep(),
+        )
 
     def forget_recent(self) -> None:
-        """Let go of what this process has read: the next look-up maps and verifies its files again."""
+        """Let go of what was read and written: the next look-up reads its file from the disk and verifies it.
+
+        The kernel is asked to drop the pages of all files, where it can be asked (not on macOS). It keeps
+        those that are still mapped: let go of found KV first.
+        """
         self._recent.clear()
+        self._tier.forget(self._catalog.listed())
 
     def close(self) -> None:
         """Write the counters and let go of mapped files and, unless it was given, the database."""
@@ -246,8 +266,24 @@ class ChunkStore:
 
     # Inside
 
-    def _key(self, model: ModelFingerprint, ids: Sequence[int], making: Making) -> EntryKey:
-        return EntryKey(self.namespace, model.digest, digest_tokens(ids), making)
+    def _key(self, model: ModelFingerprint, tokens: str, making: Making) -> EntryKey:
+        return EntryKey(self.namespace, model.digest, tokens, making)
+
+    def _candidates(
+        self, model: ModelFingerprint, ids: Sequence[int], makings: Sequence[Making]
+    ) -> list[EntryKey]:
+        tokens = digest_tokens(ids) if makings else ""
+        return [self._key(model, tokens, making) for making in makings]
+
+    def _first_readable(
+        self, paths: Mapping[str, str], ids: Sequence[int], candidates: Sequence[EntryKey]
+    ) -> tuple[ChunkKV, EntryKey] | None:
+        for key in candidates:
+            path = paths.get(key.digest)
+            chunk = None if path is None else self._read(path, key, ids)
+            if chunk is not None:
+                return chunk, key
+        return None
 
     def _read(self, name: str, key: EntryKey, token_ids: Sequence[int]) -> ChunkKV | None:
         chunk = self._recent.get(name)
@@ -267,6 +303,8 @@ class ChunkStore:
         return chunk
 
     def _store(self, key: EntryKey, model_name: str, kv: ChunkKV, sources: Sequence[str]) -> bool:
+        if not self._accepts(sources):
+            return False
         entry = encode_entry(key, model_name, kv, sources)
         limit_bytes = self.limit_bytes
         if entry.bytes > limit_bytes:
@@ -274,35 +312,41 @@ class ChunkStore:
             return False
         try:
             self._make_room(entry.bytes)
-            if not self._capacity.disk_has_room(entry.bytes):
-                raise OSError(errno.ENOSPC, "too little would be left for the catalogue", str(self.folder))
             name = self._tier.put(key, entry)
-            self._list(NewEntry(key, model_name, kv.tokens, entry.bytes, name, sources))
+            return self._list(NewEntry(key, model_name, kv.tokens, entry.bytes, name, sources))
         except (OSError, StoreFull) as error:
             if isinstance(error, OSError) and error.errno not in _DISK_IS_FULL:
                 raise
             self._warn_once("full", f"the disk is full ({error})")
             return False
-        return True
+
+    def _accepts(self, sources: Sequence[str]) -> bool:
+        return not self._owned_only or self._ownership.all_owned(sources)
 
     def _make_room(self, needed_bytes: int) -> None:
-        if self._catalog.total_bytes() + needed_bytes <= self.limit_bytes:
-            return
-        self._flush_quietly()  # what this process used lately counts too
-        with self._database.transaction():
-            self._evict(self._capacity.make_room(needed_bytes))
+        """Evict until the file fits under the cap, unless the disk would be too full for it even then."""
+        excess = max(0, self._capacity.excess_bytes(needed_bytes))
+        if not self._capacity.disk_has_room(needed_bytes - excess):
+            raise OSError(errno.ENOSPC, "too little would be left for the catalogue", str(self.folder))
+        if excess:
+            self._flush_quietly()  # what this process used lately counts too
+            with self._database.transaction():
+                self._evict(self._capacity.make_room(needed_bytes))
 
-    def _list(self, entry: NewEntry) -> None:
+    def _list(self, entry: NewEntry) -> bool:
+        """Make a written file count; False, and the file goes again, if it is not wanted any more."""
         try:
             with self._database.transaction():
-                if not self._catalog.insert(entry):
-                    self._discard([entry.path])  # another process was quicker
+                accepted = self._accepts(entry.sources)
+                if not accepted or not self._catalog.insert(entry):
+                    self._discard([entry.path])  # disowned meanwhile, or another process was quicker
                 self._evict(self._capacity.make_room(0, spare=entry.key.digest))
         except Exception:
             # An interrupt may come after the commit: then the file counts, and else a later sweep takes it.
             if entry.path not in self._catalog.paths([entry.key.digest]).values():
                 self._tier.delete([entry.path])
             raise
+        return accepted
 
     def _evict(self, names: Sequence[str]) -> None:
         self._tallies.add("evicted", self._discard(names))
@@ -331,9 +375,14 @@ class ChunkStore:
         return self._tier.sweep(names, set(self._catalog.listed()))
 
     def _flush_quietly(self) -> None:
+        """Write the counters if that can be done now: look-ups must neither fail by it nor undo others' work.
+
+        Not inside a transaction, whose rollback would take the counts along, and whom a full disk would end.
+        """
         try:
-            self._tallies.flush()
-        except StoreError as error:
+            if not self._database.in_transaction:
+                self._tallies.flush()
+        except (StoreError, sqlite3.Error) as error:
             _LOG.debug("use counters not written yet: %s", error)
 
     def _warn_once(self, topic: str, message: str) -> None:

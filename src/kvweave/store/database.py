@@ -8,6 +8,7 @@ tables mean; each owner creates its own.
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,79 +19,64 @@ from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreTooNew
 SCHEMA_VERSION = 1
 BUSY_WAIT_S = 30.0
 
+_OUR_MISTAKES = (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.DataError)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
 
 class Database:
-    """One SQLite file; a connection per thread, opened on first use.
+    """One SQLite file; a connection per thread, opened on first use and closed when the thread ends.
 
-    Raises StoreTooNew when a newer kvweave wrote the file, StoreBusy when another process holds the write
-    lock for longer than `BUSY_WAIT_S`, StoreError when the file is not a database.
+    Whatever stops SQLite is raised as a StoreError that names the file and says what to do: StoreTooNew when
+    a newer kvweave wrote it, StoreBusy when another process holds the write lock for longer than
+    `BUSY_WAIT_S`, StoreFull when the disk is full, StoreError itself when the file is damaged, is no database
+    or cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
+        self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._guard = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            version = int(self._connection().execute("PRAGMA user_version").fetchone()[0])
-        except sqlite3.DatabaseError as error:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path.parent} cannot be used as a folder: {error.strerror}") from error
+        try:
+            self._settle_version()
+        except StoreError:
             self.close()
-            raise StoreError(
-                f"{path} is not a readable catalogue ({error}); move it away to start anew"
-            ) from error
-        if version > SCHEMA_VERSION:
-            self.close()
-            raise StoreTooNew(
-                f"{path} was written by a newer kvweave (catalogue version {version}, this one reads up to "
-                f"{SCHEMA_VERSION}); upgrade kvweave, or use another --home"
-            )
-        if version < SCHEMA_VERSION:  # an existing file can be read without room to write
-            self._connection().execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            raise
 
-    def _connection(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = sqlite3.connect(
-                self.path, timeout=BUSY_WAIT_S, isolation_level=None, check_same_thread=False
-            )
-            with self._guard:
-                self._connections.append(connection)
-            _switch_to_wal(connection)
-            # A commit that was acknowledged survives a power cut, not only a crash of the process.
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            self._local.connection = connection
-            self._local.depth = 0
-            self._local.after_commit = []
-        return connection
+    @property
+    def in_transaction(self) -> bool:
+        """Whether this thread is inside a `transaction`."""
+        return self._session().depth > 0
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Everything executed inside commits together, or not at all if an exception leaves the block.
 
         Takes the write lock at once, so a read followed by a write inside it cannot be overtaken. Blocks
-        nested in the same thread join the outer one. Raises StoreFull when the disk is full.
+        nested in the same thread join the outer one.
         """
-        connection = self._connection()
-        if self._local.depth:
+        session = self._session()
+        if session.depth:
             yield
             return
-        self._begin(connection)
-        self._local.depth = 1
+        self._run(session, "BEGIN IMMEDIATE")
+        session.depth = 1
         try:
             yield
-            connection.execute("COMMIT")
-        except BaseException as error:
-            self._local.after_commit = []
+            self._run(session, "COMMIT")
+        except BaseException:
+            session.after_commit = []
             # SQLite rolls back by itself on some errors, a full disk among them.
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            self._raise_if_full(error)
+            if session.connection.in_transaction:
+                self._run(session, "ROLLBACK")
             raise
         finally:
-            self._local.depth = 0
-        actions, self._local.after_commit = self._local.after_commit, []
+            session.depth = 0
+        actions, session.after_commit = session.after_commit, []
         for action in actions:
             action()
 
@@ -99,54 +85,108 @@ class Database:
 
         Never called after a rollback. For what cannot be rolled back, such as deleting files.
         """
-        self._connection()
-        if self._local.depth:
-            self._local.after_commit.append(action)
+        session = self._session()
+        if session.depth:
+            session.after_commit.append(action)
         else:
             action()
-
-    def _raise_if_full(self, error: BaseException) -> None:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            raise StoreFull(f"no space left for {self.path}; free some, or use another --home") from error
-
-    def _begin(self, connection: sqlite3.Connection) -> None:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise
-            raise StoreBusy(
-                f"{self.path} has been locked by another process for over {BUSY_WAIT_S:.0f} s; "
-                "wait for it to finish, or stop it, and try again"
-            ) from error
 
     def script(self, statements: Sequence[str]) -> None:
         """Run schema statements (CREATE … IF NOT EXISTS) in one transaction."""
         with self.transaction():
             for statement in statements:
-                self._connection().execute(statement)
+                self._run(self._session(), statement)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run one statement; returns how many rows it changed. Commits at once outside a transaction."""
         with self.transaction():
-            return self._connection().execute(sql, values).rowcount
+            return self._run(self._session(), sql, values).rowcount
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run one statement for each row of values, in one transaction."""
-        with self.transaction():
-            self._connection().executemany(sql, rows)
+        with self.transaction(), self._explained():
+            self._session().connection.executemany(sql, rows)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a SELECT."""
-        return self._connection().execute(sql, values).fetchall()
+        with self._explained():
+            return self._session().connection.execute(sql, values).fetchall()
 
     def close(self) -> None:
         """Close every thread's connection; the object is unusable afterwards."""
         with self._guard:
-            for connection in self._connections:
-                connection.close()
-            self._connections.clear()
+            for session in self._sessions:
+                session.close()
+            self._sessions.clear()
         self._local = threading.local()
+
+    def _settle_version(self) -> None:
+        version = int(self.query("PRAGMA user_version")[0][0])
+        if version > SCHEMA_VERSION:
+            raise StoreTooNew(
+                f"{self.path} was written by a newer kvweave (catalogue version {version}, this one reads up to "
+                f"{SCHEMA_VERSION}); upgrade kvweave, or use another --home"
+            )
+        if version < SCHEMA_VERSION:  # an existing file can be read without room to write
+            self.query(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _session(self) -> "_Session":
+        session: _Session | None = getattr(self._local, "session", None)
+        if session is None:
+            with self._explained():
+                session = _Session(self.path)
+            with self._guard:
+                self._sessions.add(session)
+            self._local.session = session
+        return session
+
+    def _run(self, session: "_Session", sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        with self._explained():
+            return session.connection.execute(sql, values)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except _OUR_MISTAKES:
+            raise
+        except sqlite3.DatabaseError as error:
+            raise _explanation(self.path, error) from error
+
+
+class _Session:
+    """One thread's connection, with its depth of transactions and what is to follow the commit.
+
+    Only the thread's own storage refers to it, so that the connection is closed when the thread ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.connection = sqlite3.connect(
+            path, timeout=BUSY_WAIT_S, isolation_level=None, check_same_thread=False
+        )
+        self.close = weakref.finalize(self, self.connection.close)
+        self.depth = 0
+        self.after_commit: list[Callable[[], None]] = []
+        _switch_to_wal(self.connection)
+        # A commit that was acknowledged survives a power cut, not only a crash of the process.
+        self.connection.execute("PRAGMA synchronous = FULL")
+        self.connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _explanation(path: Path, error: sqlite3.DatabaseError) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the extended part
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFull(f"no space left for {path}; free some, or use another --home")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreBusy(
+            f"{path} has been locked by another process for over {BUSY_WAIT_S:.0f} s; "
+            "wait for it to finish, or stop it, and try again"
+        )
+    if code in _DAMAGED:
+        return StoreError(f"{path} is not a readable catalogue ({error}); move it away to start anew")
+    return StoreError(
+        f"{path} cannot be read or written ({error}); check the permissions and the disk, or use another --home"
+    )
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:

@@ -64,6 +64,17 @@ class DiskTier:
         for name in names:
             _remove(self.folder / name)
 
+    def forget(self, names: Sequence[str]) -> None:
+        """Ask the kernel to drop these files' pages, so that the next read comes from the disk.
+
+        Pages that somebody still has mapped stay, and so do those of file systems in memory.
+        """
+        if not hasattr(os, "posix_fadvise"):  # macOS
+            return
+        for name in names:
+            with suppress(OSError), (self.folder / name).open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def sweep_is_due(self) -> bool:
         """Whether the last sweep is so long ago that another one may find something."""
         mark = self.folder / _SWEPT

@@ -35,6 +35,15 @@ class Ownership:
             (self._namespace, owner, json.dumps(list(chunks))),
         )
 
+    def all_owned(self, chunks: Iterable[str]) -> bool:
+        """Whether each of these chunks has an owner; true of none at all."""
+        ownerless = self._database.query(
+            """SELECT 1 FROM json_each(?) WHERE NOT EXISTS (
+                 SELECT 1 FROM chunk_owners WHERE namespace = ? AND chunk = value) LIMIT 1""",
+            (json.dumps(list(chunks)), self._namespace),
+        )
+        return not ownerless
+
     def disown(self, owner: str) -> list[str]:
         """Forget an owner and drop every entry made from a chunk that has none left, in one transaction.
 

@@ -17,7 +17,7 @@ class KindTotals:
 class StoreStats:
     """The state of one store folder, over all models and namespaces.
 
-    `by_kind` has a row per kind that occurs. `hits` and `misses` count the entries asked for, `damaged` the
+    `by_kind` has a row per kind that occurs. `hits` and `misses` count the spans looked up, `damaged` the
     files that failed their checks, `evicted` the entries dropped for room: all since the store was made, as
     far as the processes using it have reported (each does so now and then, and on closing).
     """
@@ -38,15 +38,20 @@ class VerifyReport:
     """What a check of every file found and mended.
 
     `checked` entries were read in full. `damaged` says for each dropped entry what was wrong; `newer` names
-    files of a newer format version, which are left alone. `swept_files` that no entry listed were removed.
+    files of a newer format version and `unopened` files that could not be opened this time, which are left
+    alone. `swept_files` that no entry listed were removed.
     """
 
     checked: int
     damaged: tuple[str, ...]
     newer: tuple[str, ...]
+    unopened: tuple[str, ...]
     swept_files: int
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was wrong with any entry."""
-        return not self.damaged
+        """Whether every entry that this version can read was read, and nothing was wrong with any.
+
+        After damage the entries are dropped: the next check is sound, unless there is more amiss.
+        """
+        return not self.damaged and not self.unopened

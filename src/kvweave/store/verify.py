@@ -9,11 +9,12 @@ from kvweave.store.disk import DiskTier
 
 @dataclass(slots=True)
 class Findings:
-    """`damaged` and `newer` give for a file's name what is wrong with it; `checked` files were read in full."""
+    """`damaged`, `newer` and `unopened` give for a file's name what is wrong; `checked` files were read in full."""
 
     checked: int = 0
     damaged: dict[str, str] = field(default_factory=dict)
     newer: dict[str, str] = field(default_factory=dict)
+    unopened: dict[str, str] = field(default_factory=dict)
 
 
 def check_entries(catalog: Catalog, tier: DiskTier) -> Findings:
@@ -28,6 +29,8 @@ def check_entries(catalog: Catalog, tier: DiskTier) -> Findings:
             findings.newer[name] = str(error)
         except DamagedEntry as error:
             findings.damaged[name] = str(error)
+        except OSError as error:  # no permission, no descriptors left: the entry itself may be whole
+            findings.unopened[name] = str(error)
         else:
             findings.checked += 1
             if stored.key.digest != key:

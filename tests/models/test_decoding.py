@@ -1,0 +1,103 @@
+"""Decoding on a canvas, token by token, against plain transformers."""
+
+import warnings
+
+import pytest
+import torch
+from oracle import stock
+
+from kvweave.config import GenerationConfig
+from kvweave.engine.generation import Decoded, generate
+from kvweave.testing import FAMILIES, tiny_adapter, tiny_model
+
+SETTINGS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def prompt(tokens: int, seed: int = 1) -> list[int]:
+    return torch.randint(3, 260, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def plainly(family: str, ids: list[int], count: int) -> list[int]:
+    given = torch.tensor([ids])
+    out = stock(tiny_model(family)).generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=count, **SETTINGS
+    )
+    return out[0, len(ids) :].tolist()
+
+
+def by_steps(adapter, ids: list[int], count: int) -> list[int]:
+    adapter.model.generation_config.eos_token_id = []
+    canvas = adapter.canvas(len(ids))
+    logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+    chosen: list[int] = []
+    tokenizer = adapter.tokenizer
+
+    class Recorder:
+        def decode(self, given, **options):
+            chosen[:] = given
+            return tokenizer.decode(given, **options)
+
+    adapter.tokenizer = Recorder()
+    try:
+        for _ in generate(adapter, canvas, ids, logits, GenerationConfig(), count, Decoded()):
+            pass
+    finally:
+        adapter.tokenizer = tokenizer
+    return chosen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_choose_the_tokens_of_plain_generation(family):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapter = tiny_adapter(family)
+        ids = prompt(100)
+        assert by_steps(adapter, ids, 10) == plainly(family, ids, 10)
+
+
+def test_an_answer_that_outgrows_the_short_frequencies_goes_on_as_plain_generation_does():
+    adapter = tiny_adapter("phi3-longrope")  # trained to 64
+    ids = prompt(60)
+    assert by_steps(adapter, ids, 12) == plainly("phi3-longrope", ids, 12)
+
+
+def test_two_requests_decoded_in_turn_do_not_share_their_frequencies():
+    adapter = tiny_adapter("llama-dynamic")
+    prompts = [prompt(200), prompt(70, seed=2)]
+    alone = [plainly("llama-dynamic", ids, 6) for ids in prompts]
+    canvases, chosen = [], [[], []]
+    for number, ids in enumerate(prompts):
+        canvases.append(adapter.canvas(len(ids)))
+        logits = adapter.compute(canvases[-1], ids, adapter.rows(torch.arange(len(ids))))
+        chosen[number].append(int(logits.argmax()))
+    for _ in range(5):
+        for number, canvas in enumerate(canvases):
+            chosen[number].append(int(adapter.step(canvas, chosen[number][-1]).argmax()))
+    assert chosen == alone
+
+
+def test_text_held_back_for_an_unfinished_character_comes_out_at_the_end():
+    adapter = tiny_adapter()
+    first, *_, last = "\u00e9".encode()
+    ids = [adapter.tokenizer("a", add_special_tokens=False)["input_ids"][0]]
+    pieces = []
+
+    class Fixed:
+        def __init__(self):
+            self.left = [*ids, adapter.tokenizer("\u00e9", add_special_tokens=False)["input_ids"][0]]
+
+        def choose(self, logits):
+            return self.left.pop(0) if self.left else 2
+
+    assert first != last
+    import kvweave.engine.generation as module
+
+    original, module.Sampler = module.Sampler, lambda settings, device: Fixed()
+    try:
+        canvas = adapter.canvas(3)
+        logits = adapter.compute(canvas, [5, 6, 7], adapter.rows(torch.arange(3)))
+        decoded = Decoded()
+        pieces = list(generate(adapter, canvas, [5, 6, 7], logits, GenerationConfig(), 8, decoded))
+    finally:
+        module.Sampler = original
+    assert "".join(pieces) == decoded.text == "a\ufffd"
