@@ -32,9 +32,45 @@ def test_a_missing_path(invoke, tmp_path):
     assert "nowhere does not exist" in refusal(invoke("add", tmp_path / "nowhere"))
 
 
-def test_an_empty_knowledge_base(invoke):
+def test_a_knowledge_base_that_is_not_there_is_not_made_by_looking_for_it(invoke, tmp_path, documents):
+    for words in (("ask", RUTH), ("ls",), ("rm", "--all"), ("cache", "stats"), ("cache", "clear")):
+        assert "there is none yet" in refusal(invoke(*words))
+    assert not (tmp_path / "home").exists()
+    invoke("add", documents)
+    assert "there are default" in refusal(invoke("ls", "--kb", "defualt"))
+    assert sorted(path.name for path in (tmp_path / "home" / "kb").iterdir()) == ["default"]
+
+
+def test_an_emptied_knowledge_base(invoke, documents):
+    invoke("add", documents)
+    assert "removed 3 documents" in invoke("rm", "--all").output
     assert "kvweave add" in refusal(invoke("ask", RUTH))
     assert "holds no documents" in invoke("ls").output
+
+
+def test_what_documents_say_is_never_taken_for_markup(invoke, documents):
+    (documents / "[red]x.md").write_text(
+        "# The [/usr] guide\n\n[/etc/fstab] [bold]The job of Karen is nurse."
+    )
+    (documents / "[oops].bin").write_bytes(bytes(range(256)) * 10)
+    added = invoke("add", documents)
+    assert added.exit_code == 0, added.exception
+    assert "[oops].bin" in added.output
+    listed = invoke("ls")
+    assert "The [/usr] guide" in listed.output
+    assert "[red]x.md" in listed.output
+    asked = invoke("ask", "What is the job of Karen?", "--explain")
+    assert asked.exit_code == 0, asked.exception
+    assert "[/etc/fstab] [bold]The job" in asked.output
+
+
+def test_verify_tells_by_its_exit_code_that_damage_was_found(invoke, documents, tmp_path):
+    invoke("add", documents)
+    assert invoke("cache", "verify").exit_code == 0
+    file = next((tmp_path / "home").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-5])
+    assert invoke("cache", "verify").exit_code == 1
+    assert invoke("cache", "verify").exit_code == 0
 
 
 def test_bad_files_among_good_ones_are_skipped_and_reported(invoke, documents):

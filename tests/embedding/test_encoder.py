@@ -138,6 +138,8 @@ def test_threads_get_what_one_alone_gets_and_leave_loggers_as_they_were(
 
 def test_encoding_changes_nothing_process_wide(encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder.encode(["load"])
-    monkeypatch.setattr(logging.Logger, "setLevel", None)
-    monkeypatch.setattr(warnings, "catch_warnings", None)
-    assert encoder.encode(["text", "word " * 700]).shape == (2, 384)
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.Logger, "setLevel", None)
+        patch.setattr(warnings, "catch_warnings", None)
+        vectors = encoder.encode(["text", "word " * 700])
+    assert vectors.shape == (2, 384)

@@ -175,6 +175,8 @@ with ThreadPoolExecutor(3) as pool:
 assert len(set(texts)) == 1 and "harbour" in texts[0]
 assert warnings.filters == filters
 assert logging.getLogger().level == logging.WARNING
+logging.Logger.setLevel = warnings.catch_warnings = None  # once loaded, nothing process-wide is touched
+read_document(Path(sys.argv[1]))
 """
     whole = pdf_bytes("The harbour opens at six.")
     path = written(tmp_path, "sloppy.pdf", b"junk\n" + whole)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference, merge
 from kvweave.ops import row_blocks
+from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference, merge
 from kvweave.ops.row_blocks import RowBlocks, attend_rows
 
 WIDTH, KV_HEADS, HEADS = 8, 2, 4

@@ -38,7 +38,9 @@ def test_a_budget_never_exceeds_what_is_stale(ratio, stale):
     assert 0 <= Budget(ratio).rows(stale) <= stale
 
 
-@pytest.mark.parametrize(("ratio", "stale", "rows"), [(0.07, 100, 7), (0.14, 50, 7), (0.28, 25, 7), (0.1, 11, 2), (0, 5, 0)])
+@pytest.mark.parametrize(
+    ("ratio", "stale", "rows"), [(0.07, 100, 7), (0.14, 50, 7), (0.28, 25, 7), (0.1, 11, 2), (0, 5, 0)]
+)
 def test_a_budget_rounds_up_and_not_beyond(ratio, stale, rows):
     assert Budget(ratio).rows(stale) == rows
 

@@ -185,10 +185,10 @@ class KnowledgeBase:
         return removed
 
     def _remove(self, sources: Iterable[str]) -> list[str]:
-        removed = list(sources)
+        removed, began_s = list(sources), time.time()
         versions = {self._records.remove(source) for source in removed} - {None}
         if versions and self._identity.get("dimensions"):
-            self._bank.delete([version for version in versions if version], before_s=time.time())
+            self._bank.delete([version for version in versions if version], before_s=began_s)
             self._bank.sweep(self._shelf.visible(), SWEEP_GRACE_S)
         return removed
 
