@@ -189,16 +189,28 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _check(config: Config) -> None:
     chunk_tokens, overlap = config.chunking.chunk_tokens, config.chunking.overlap_tokens
     new_tokens = config.generation.max_new_tokens
+    temperature, top_p, seed = config.generation.temperature, config.generation.top_p, config.generation.seed
+    most = 2**31  # tokens, chunks and seeds beyond this are typing errors, and overflow elsewhere
     bounds: list[tuple[bool, str]] = [
-        (chunk_tokens is None or chunk_tokens >= 8, f"chunk_tokens is {chunk_tokens}; at least 8 are needed"),
-        (overlap is None or overlap >= 0, f"overlap_tokens is {overlap}; it cannot be negative"),
-        (config.retrieval.top_k >= 1, f"top_k is {config.retrieval.top_k}; at least one chunk is needed"),
-        (new_tokens is None or new_tokens >= 1, f"max_new_tokens is {new_tokens}; at least 1 is needed"),
         (
-            config.generation.temperature >= 0,
-            f"temperature is {config.generation.temperature}; it cannot be negative",
+            chunk_tokens is None or 8 <= chunk_tokens < most,
+            f"chunk_tokens is {chunk_tokens}; at least 8 are needed",
         ),
-        (0 < config.generation.top_p <= 1, f"top_p is {config.generation.top_p}; it lies in (0, 1]"),
+        (overlap is None or 0 <= overlap < most, f"overlap_tokens is {overlap}; it cannot be negative"),
+        (
+            1 <= config.retrieval.top_k < most,
+            f"top_k is {config.retrieval.top_k}; at least one chunk is needed",
+        ),
+        (
+            new_tokens is None or 1 <= new_tokens < most,
+            f"max_new_tokens is {new_tokens}; at least 1 is needed",
+        ),
+        (
+            temperature == 0 or 1e-3 <= temperature < 1e3,
+            f"temperature is {temperature}; use 0 (greedy) or a value from 0.001 to 1000",
+        ),
+        (0 < top_p <= 1, f"top_p is {top_p}; it lies in (0, 1]"),
+        (seed is None or 0 <= seed < 2**63, f"seed is {seed}; it lies between 0 and 2^63"),
     ]
     for holds, message in bounds:
         if not holds:

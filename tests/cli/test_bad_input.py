@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kvweave.cli.app import app
+from kvweave.cli.app import _came_from_interrupt, app
 from kvweave.errors import KvweaveError
 from kvweave.testing import tiny_model, tiny_tokenizer
 
@@ -117,6 +117,12 @@ def test_a_prompt_that_is_too_long(invoke, documents):
         (("ask", RUTH, "--top-k", "0"), "at least one chunk"),
         (("ask", ""), "empty"),
         (("rm",), "--all"),
+        (("rm", ""), "path is empty"),
+        (("add", ""), "path is empty"),
+        (("ask", RUTH, "--device", "cuda:99"), "cuda:99"),
+        (("cache", "limit", "99999999999T"), "2^63"),
+        (("ask", RUTH, "--temperature", "1e-300"), "temperature"),
+        (("ask", RUTH, "--temperature", "inf"), "temperature"),
         (("rm", "/nowhere"), "nothing in knowledge base"),
         (("cache", "limit", "much"), "500MB"),
         (("ask", RUTH, "--kb", "../x"), "not usable"),
@@ -160,3 +166,34 @@ def test_limit_and_clear(invoke, documents):
 def test_the_line_that_a_user_sees(command, tmp_path):
     done = command("add", tmp_path / "nowhere", code=1)
     assert done.stderr.strip().splitlines() == [f"error: {tmp_path / 'nowhere'} does not exist"]
+
+
+def test_a_broken_character_in_the_question_and_a_huge_number_of_chunks(invoke, documents):
+    invoke("add", documents)
+    assert invoke("ask", "What is the job of Ruth?\udcff").exit_code == 0
+    assert invoke("ask", RUTH, "--top-k", str(10**25)).output.startswith("carpenter")
+
+
+def test_lost_data_files_of_the_index(invoke, documents, tmp_path):
+    invoke("add", documents)
+    for file in (tmp_path / "home").rglob("*.lance"):
+        if file.is_file():
+            file.unlink()
+    assert "index of chunks cannot be used" in refusal(invoke("ask", RUTH))
+    assert invoke("rm", "--all").exit_code == 0
+    assert invoke("add", documents).exit_code == 0
+    assert invoke("ask", RUTH).output.startswith("carpenter")
+
+
+def test_names_are_printed_whole_where_nobody_reads_them(invoke, documents):
+    invoke("add", documents)
+    rows = [line.split("\t") for line in invoke("ls").output.splitlines()]
+    assert rows[0][0] == str(documents / "dinner.md")
+    assert all(len(row) == 4 for row in rows)
+
+
+def test_an_interrupt_that_came_out_as_another_error_is_recognised():
+    error = RuntimeError("could not import")
+    error.__context__ = KeyboardInterrupt()  # as transformers' lazy imports leave it
+    assert _came_from_interrupt(error)
+    assert not _came_from_interrupt(RuntimeError("plain"))

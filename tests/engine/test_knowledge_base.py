@@ -17,6 +17,7 @@ from kvweave.errors import (
     PathNotFound,
     PromptTooLong,
     StoreBusy,
+    StoreError,
 )
 from kvweave.knowledge import reading
 from kvweave.samples import DOCUMENTS, sample_questions
@@ -437,3 +438,42 @@ def test_a_file_that_cannot_be_opened_now_keeps_what_is_indexed_of_it(open_kb, d
     assert report.removed == ()
     monkeypatch.undo()
     assert base.ask(RUTH).text == "carpenter"
+
+
+def test_a_document_replaced_by_a_folder_or_reached_by_a_new_link_leaves_no_stale_text(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    jobs = documents / "jobs.md"
+    jobs.unlink()
+    jobs.mkdir()
+    assert base.add(documents).removed == (str(jobs),)
+    (documents / "a").symlink_to(documents / "dinner.md")
+    (documents / "dinner.md").write_text("The next guest was Peter. He ordered the cake.")
+    base.add(documents)
+    assert "soup" not in "".join(s.text for s in base.ask("What was ordered by Peter?").sources)
+
+
+def test_the_home_is_not_indexed_into_itself(open_kb, documents, tmp_path):
+    base = kvweave.open("notes", home=documents / "kept", chunk_tokens=48)
+    with base:
+        base.add(documents)
+        report = base.add(documents)
+        assert len(base.documents()) == 3
+        assert report.skipped == ()
+
+
+def test_an_add_that_indexes_nothing_settles_nothing(open_kb, documents, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "empty.txt").write_text("")
+    open_kb(model=str(tmp_path / "model")).add(tmp_path / "empty.txt")
+    assert open_kb(model="reference").add(documents).chunks > 0
+
+
+def test_a_closed_knowledge_base_says_so(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    base.close()
+    base.close()
+    with pytest.raises(StoreError, match="was closed"):
+        base.ask(RUTH)

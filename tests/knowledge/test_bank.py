@@ -205,7 +205,7 @@ def test_an_empty_bank(bank: ChunkBank) -> None:
 def test_vectors_of_another_length(bank: ChunkBank, tmp_path: Path) -> None:
     with pytest.raises(KnowledgeBaseMismatch, match="length 8, this embedding model makes 16"):
         ChunkBank(tmp_path / "vectors", 16)
-    with pytest.raises(ValueError, match="shape"):
+    with pytest.raises(AssertionError):
         bank.add(chunks("/a", "x"), np.zeros((1, 3), np.float32))
 
 

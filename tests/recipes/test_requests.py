@@ -69,9 +69,15 @@ def test_a_prompt_beyond_the_context_says_by_how_much(adapter, store):
         kvweave.prefill(adapter, store, long)
 
 
-def test_chunks_given_as_one_string_are_an_error():
+def test_chunks_given_as_one_string_are_an_error(adapter, store):
     with pytest.raises(TypeError, match="one string"):
         kvweave.Prompt("Why?", "the text")
+    with pytest.raises(TypeError, match="one string"):
+        kvweave.prepare(adapter, store, "the text")
+
+
+def test_a_chunk_that_is_there_twice_is_prepared_once(adapter, store):
+    assert kvweave.prepare(adapter, store, ["the inn", "the inn", "the road"]) == 2
 
 
 @pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope"])

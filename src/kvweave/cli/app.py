@@ -13,6 +13,7 @@ from kvweave.cli import ask, cache, demo, doctor, documents
 from kvweave.errors import KvweaveError
 
 INTERRUPTED = 130
+INTERRUPTED_SAID = "interrupted: what was finished is kept; run the same command again to go on"
 
 app = typer.Typer(
     name="kvweave",
@@ -52,13 +53,22 @@ def main() -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(standalone_mode=True)
-    except KvweaveError as error:
+    except (KvweaveError, OSError) as error:
         console.print(f"[red bold]error:[/] {escape(str(error))}")
         sys.exit(1)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # how Typer ends on Ctrl-C
-            console.print("interrupted: what was finished is kept; run the same command again to go on")
+            console.print(INTERRUPTED_SAID)
         raise
-    except OSError as error:
-        console.print(f"[red bold]error:[/] {escape(str(error))}")
-        sys.exit(1)
+    except Exception as error:
+        if not _came_from_interrupt(error):
+            raise
+        console.print(INTERRUPTED_SAID)
+        sys.exit(INTERRUPTED)
+
+
+def _came_from_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is at the bottom: transformers turns one that comes while it imports into its own error."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

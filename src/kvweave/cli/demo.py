@@ -149,32 +149,36 @@ def _tell_answers(asked: list[Asked]) -> None:
 
     from kvweave.cli.show import STDOUT, seconds, share
 
-    table = Table(
-        title="The sample documents, answered by the shipped reference model",
-        title_justify="left",
-        header_style="bold",
-    )
-    for name in ("question", "full attention", "reused", "sources"):
+    table = Table(title="Answers of the shipped reference model", title_justify="left", header_style="bold")
+    for name in ("question", "full prefill", "reused", "from"):
         table.add_column(name, overflow="fold")
-    for name in ("TTFT full", "cold", "warm", "reused tokens"):
-        table.add_column(name, justify="right")
     for one in asked:
-        row = _row(one)
-        sources = list(dict.fromkeys(Path(source.document).stem for source in one.warm.sources))
+        sources = dict.fromkeys(Path(source.document).stem for source in one.warm.sources)
         table.add_row(
             one.question.text,
             _marked(one.full.text, one.question.answer),
             _marked(one.warm.text, one.question.answer),
-            ", ".join(sources[:3]) + (" …" if len(sources) > 3 else ""),
-            *(seconds(float(str(row[f"{name}_ttft_s"]))) for name in ("full", "cold", "warm")),
-            f"{share(one.warm.plan.reused_share)} of {one.warm.plan.prompt_tokens}",
+            ", ".join(list(sources)[:2]) + (" …" if len(sources) > 2 else ""),
         )
     STDOUT.print(table)
     STDOUT.print(
-        "TTFT: from the retrieved chunks to the first token's logits; cold: first read from disk. The model is tiny, so\n"
-        "most of what is left is the interpreter's time. A reused answer with a cross needed to read one chunk knowing\n"
-        "another: plain reuse of isolated chunks loses that, recipes that recompute what matters are there to repair it,\n"
-        "and `--ratio 1` computes everything again."
+        "A reused answer with a cross needed to read one chunk knowing another. Plain reuse of isolated\n"
+        "chunks loses that; recipes that recompute what matters are there to repair it, and `--ratio 1`\n"
+        "computes everything again.\n"
+    )
+    times = Table(title="Time to first token", title_justify="left", header_style="bold")
+    times.add_column("question", no_wrap=True)
+    for name in ("full", "cold", "warm", "reused tokens"):
+        times.add_column(name, justify="right", no_wrap=True)
+    for one in asked:
+        row = _row(one)
+        measured = [seconds(float(str(row[f"{name}_ttft_s"]))) for name in ("full", "cold", "warm")]
+        reused = f"{share(one.warm.plan.reused_share)} of {one.warm.plan.prompt_tokens}"
+        times.add_row(one.question.text, *measured, reused)
+    STDOUT.print(times)
+    STDOUT.print(
+        "From the retrieved chunks to the first token's logits; cold: stored KV read from the disk for the\n"
+        "first time. This model is tiny: most of what is left is the interpreter's time."
     )
 
 
@@ -197,10 +201,10 @@ def _tell_speed(times: dict[str, float]) -> None:
     )
     table.add_column("")
     table.add_column("TTFT", justify="right")
-    table.add_column("of full prefill", justify="right")
+    table.add_column("share of full", justify="right")
     for name, what in (
         ("full", "full prefill"),
-        ("cold", "reuse, first read from disk"),
+        ("cold", "reuse, read from the disk"),
         ("warm", "reuse, warm"),
     ):
         value = times[f"{name}_ttft_s"]

@@ -1,6 +1,5 @@
 """add, ls, rm: documents in a knowledge base."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add(
-    paths: Annotated[list[Path], typer.Argument(help="Files and folders.", show_default=False)],
+    paths: Annotated[list[str], typer.Argument(help="Files and folders.", show_default=False)],
     home: opt.Home = None,
     kb: opt.Kb = "default",
     model: opt.Model = None,
@@ -107,6 +106,10 @@ def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) ->
     if not documents:
         STDOUT.print(f"knowledge base {kb!r} holds no documents; add some with `kvweave add PATH`")
         return
+    if not STDOUT.is_terminal:  # for grep and cut: whole lines
+        for document in documents:
+            print(document.source, document.title, document.chunks, document.tokens, sep="\t")
+        return
     table = Table("source", "title", "chunks", "tokens", box=None, header_style="bold")
     for document in documents:
         table.add_row(
@@ -116,7 +119,7 @@ def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) ->
 
 
 def rm(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Documents or folders of documents.")] = None,
+    paths: Annotated[list[str] | None, typer.Argument(help="Documents or folders of documents.")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Empty the knowledge base; it may then use another model.")
     ] = False,

@@ -110,7 +110,16 @@ class KnowledgeBase:
         chunk_tokens = self._settled("chunk_tokens", cutting.chunk_tokens, longest, "--chunk-tokens")
         overlap_tokens = self._settled("overlap_tokens", cutting.overlap_tokens, 0, "--overlap-tokens")
         chunker = Chunker(adapter.tokenizer, int(chunk_tokens), int(overlap_tokens))
-        return Indexer(self._records, self._bank, self._encoder, adapter, chunker, recipe, self._system)
+        return Indexer(
+            self._records,
+            self._bank,
+            self._encoder,
+            adapter,
+            chunker,
+            recipe,
+            self._system,
+            self.config.home / "kb",
+        )
 
     def _settle(self, indexer: "Indexer") -> None:
         """Write down what this knowledge base is made with, now that the first documents come in."""
@@ -137,13 +146,12 @@ class KnowledgeBase:
         """
         if not paths:
             raise InvalidRequest("no paths to add")
-        given = [Path(path).expanduser().absolute() for path in paths]
+        given = [_place(path) for path in paths]
         for path in given:
             if not path.exists():
                 raise PathNotFound(f"{path} does not exist")
         indexer = self._indexer()
-        self._settle(indexer)
-        return indexer.add(given, progress)
+        return indexer.add(given, progress, settle=lambda: self._settle(indexer))
 
     def documents(self) -> list[ListedDocument]:
         """What is indexed, by source."""
@@ -165,7 +173,7 @@ class KnowledgeBase:
         path from which nothing is indexed, before anything is removed.
         """
         sources: dict[str, None] = {}
-        for path in (Path(p).expanduser().absolute() for p in paths):
+        for path in map(_place, paths):
             found = [str(path)] if self._shelf.get(str(path)) else self._shelf.sources_under(path)
             if not found:
                 raise PathNotFound(
@@ -176,9 +184,12 @@ class KnowledgeBase:
 
     def remove_all(self) -> list[str]:
         """Empty the knowledge base; it may then be filled anew with another model."""
-        removed = self._remove([document.source for document in self.documents()])
+        removed = [document.source for document in self.documents()]
+        with self._database.transaction():
+            for source in removed:
+                self._records.remove(source)
+            self._identity.clear()
         self.store.clear()
-        self._identity.clear()
         for part in ("adapter", "_encoder", "_bank"):
             self.__dict__.pop(part, None)
         shutil.rmtree(self.folder / "vectors", ignore_errors=True)
@@ -230,8 +241,14 @@ class KnowledgeBase:
 
         if not question.strip():
             raise InvalidRequest("the question is empty")
+        question = question.encode("utf-8", "replace").decode(
+            "utf-8"
+        )  # a terminal may hand over broken bytes
         if top_k is not None and top_k < 1:
             raise InvalidRequest(f"top_k is {top_k}; at least one chunk is needed")
+        top_k = min(
+            self.config.retrieval.top_k if top_k is None else top_k, sum(d.chunks for d in self.documents())
+        )
         if not self._shelf.visible():
             raise EmptyKnowledgeBase(
                 f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
@@ -245,7 +262,7 @@ class KnowledgeBase:
             text=question,
             recipe=chosen,
             ratio=ratio,
-            top_k=self.config.retrieval.top_k if top_k is None else top_k,
+            top_k=top_k,
             system=self._system,
             generation=self.config.generation,
             max_new_tokens=within_context(
@@ -256,9 +273,10 @@ class KnowledgeBase:
         return AnswerStream(answer(Parts(adapter, self._shelf, self._bank, encoder, self.store), asked))
 
     def close(self) -> None:
-        """Write counters and close files; the object is unusable afterwards."""
-        self.store.close()
-        self._database.close()
+        """Write counters and close files; using the object afterwards raises StoreError. Closing twice is fine."""
+        if not self._database.closed:
+            self.store.close()
+            self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -312,6 +330,13 @@ def open_existing(name: str = "default", *, home: str | Path | None = None, **se
             f"there is no knowledge base {name!r} in {config.home} ({there_are}); `kvweave add PATH` makes one"
         )
     return KnowledgeBase(name, config)
+
+
+def _place(path: str | Path) -> Path:
+    """A path that a user named, absolute; an empty one would mean the working folder, which nobody means."""
+    if not str(path):
+        raise InvalidRequest("a path is empty; name a file or folder ('.' for this one)")
+    return Path(path).expanduser().absolute()
 
 
 def _folder(name: str, config: Config) -> Path:

@@ -5,8 +5,9 @@ what an earlier version left. Chunk KV follows: every `add` computes what listed
 interrupted run, a raised limit or another recipe is caught up with.
 """
 
+import os
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Indexer:
         chunker: Chunker,
         recipe: Recipe,
         system: str,
+        own_folder: Path,
     ) -> None:
         self._records = records
         self._bank = bank
@@ -56,15 +58,18 @@ class Indexer:
         self.chunker = chunker
         self._recipe = recipe
         self._system = system
+        self._own_folder = own_folder  # what kvweave itself keeps is no document
 
-    def add(self, paths: Sequence[Path], progress: Progress) -> AddReport:
+    def add(self, paths: Sequence[Path], progress: Progress, settle: Callable[[], None]) -> AddReport:
         """Bring the knowledge base up to date with these files and folders.
 
-        Raises PathNotFound before anything is done. Files that cannot be read are reported, not fatal.
+        `settle` is called before the first document is committed: what it is made with counts from then on. Raises PathNotFound before anything is done. Files that cannot be read are reported, not fatal.
         """
         began = time.perf_counter()
-        files, skipped = find_files(paths)
-        tally = _Tally(skipped=list(skipped), removed=self._drop_vanished(paths, files))
+        found, skipped = find_files(paths)
+        files = [path for path in found if not path.is_relative_to(self._own_folder)]
+        skipped = [file for file in skipped if not file.path.is_relative_to(self._own_folder)]
+        tally = _Tally(skipped=skipped, removed=self._drop_vanished(paths, files))
         indexed = self._bank.rows_by_version()
         waiting: list[tuple[Document, list[Chunk]]] = []
         for number, path in enumerate(files):
@@ -73,9 +78,12 @@ class Indexer:
             if read is not None:
                 waiting.append(read)
                 if sum(len(chunks) for _, chunks in waiting) >= BATCH_CHUNKS:
+                    settle()
                     self._commit(waiting, tally)
                     waiting = []
-        self._commit(waiting, tally)
+        if waiting:
+            settle()
+            self._commit(waiting, tally)
         progress("reading", len(files), len(files))
         visible = self._records.shelf.visible()
         if tally.chunks or indexed.keys() - visible:
@@ -96,14 +104,18 @@ class Indexer:
     # Documents
 
     def _drop_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
-        """Documents indexed from a folder that was named again and no longer holds them."""
+        """Documents indexed from a folder that was named again and no longer holds them as files.
+
+        Nor under that name: a file is found once, and where a new link leads to it first, by the link's name.
+        """
         present = {str(path) for path in files}
+        reached = {os.path.realpath(path) for path in files}
         folders = [path for path in paths if path.is_dir()]
         gone = {
             source
             for folder in folders
             for source in self._records.shelf.sources_under(folder)
-            if source not in present and not Path(source).exists()
+            if source not in present and (not Path(source).is_file() or os.path.realpath(source) in reached)
         }
         for source in sorted(gone):
             self._records.remove(source)
@@ -139,8 +151,7 @@ class Indexer:
     def _commit(self, waiting: list[tuple[Document, list[Chunk]]], tally: _Tally) -> None:
         """Write vectors, then make the documents visible in one commit that also drops their old versions."""
         everything = [chunk for _, chunks in waiting for chunk in chunks]
-        if everything:
-            self._bank.add(everything, self._encoder.encode([chunk.text for chunk in everything]))
+        self._bank.add(everything, self._encoder.encode([chunk.text for chunk in everything]))
         with self._records.database.transaction():
             for document, chunks in waiting:
                 kv_ids = [self._adapter.template.framed(chunk.token_ids) for chunk in chunks]

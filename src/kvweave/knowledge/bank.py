@@ -19,6 +19,7 @@ from lancedb.index import FTS
 
 from kvweave.core import Chunk
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
+from kvweave.knowledge.index_errors import told_as_store_errors
 from kvweave.knowledge.rows import Found, arrow_table, table_schema
 from kvweave.knowledge.search import hybrid_search, in_list
 
@@ -68,6 +69,7 @@ class ChunkBank:
             )
         self._make_word_index()
 
+    @told_as_store_errors()
     def add(self, chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32]) -> None:
         """Write chunks of whole documents; rows of the same document versions are replaced.
 
@@ -78,10 +80,7 @@ class ChunkBank:
             chunks: all chunks of each document in question, each document's in reading order.
             vectors: (chunks, dimensions), rows of length 1.
         """
-        if vectors.shape != (len(chunks), self._dimensions):
-            raise ValueError(
-                f"vectors have shape {vectors.shape}; expected {(len(chunks), self._dimensions)}"
-            )
+        assert vectors.shape == (len(chunks), self._dimensions), vectors.shape
         if not chunks:
             return
         now = time.time()
@@ -92,6 +91,7 @@ class ChunkBank:
         for some in _portions(sorted(set(rows["version"].to_pylist()))):
             _retried(partial(self._table.delete, f"written_s < {now!r} AND {in_list('version', some)}"))
 
+    @told_as_store_errors()
     def search(
         self, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
     ) -> list[Found]:
@@ -105,6 +105,7 @@ class ChunkBank:
         """
         return hybrid_search(self._table, question, vector, k, visible)
 
+    @told_as_store_errors()
     def texts(self, row_ids: Sequence[str]) -> dict[str, str]:
         """The texts of rows by id; ids that the table does not hold are left out."""
         texts: dict[str, str] = {}
@@ -113,6 +114,7 @@ class ChunkBank:
             texts.update((row["row_id"], row["text"]) for row in rows.to_list())
         return texts
 
+    @told_as_store_errors()
     def rows_by_version(self) -> dict[str, int]:
         """How many different rows each version has here; reads two columns. Fewer than listed: some are lost."""
         rows = self._table.search().select(["version", "row_id"]).to_arrow()
@@ -121,6 +123,7 @@ class ChunkBank:
             zip(counts["version"].to_pylist(), counts["row_id_count_distinct"].to_pylist(), strict=True)
         )
 
+    @told_as_store_errors()
     def delete(self, versions: Collection[str], before_s: float) -> None:
         """Delete the rows of some versions that were written before a time, in seconds since the epoch.
 
@@ -130,6 +133,7 @@ class ChunkBank:
             condition = f"written_s < {before_s!r} AND {in_list('version', some)}"
             _retried(partial(self._table.delete, condition))
 
+    @told_as_store_errors()
     def sweep(self, visible: Collection[str], grace_s: float = GRACE_S) -> int:
         """Delete rows that no visible version owns, and the files of deleted rows; worth doing after an `add`.
 

@@ -63,8 +63,8 @@ class Adapter:
         if over > 0:
             raise PromptTooLong(
                 f"the prompt has {prompt_tokens} tokens and the answer may take {new_tokens}: {over} more than the "
-                f"{self.geometry.context_tokens} of {self.fingerprint.name}; use fewer or shorter chunks, allow "
-                "fewer answer tokens, or permit dropping chunks"
+                f"{self.geometry.context_tokens} of {self.fingerprint.name}; shorten the question, use fewer or shorter "
+                "chunks (--top-k, --drop-chunks), or allow fewer answer tokens (--max-new-tokens)"
             )
 
     def canvas(self, length: int, spans: Sequence[PlacedSpan] = ()) -> Canvas:

@@ -43,9 +43,15 @@ def _device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise InvalidRequest(f"device {device!r} is unknown to PyTorch; use cpu, cuda or cuda:N") from error
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (
+        RuntimeError,
+        AssertionError,
+        NotImplementedError,
+    ) as error:  # no such device, or a build without it
+        raise InvalidRequest(f"device {device!r} cannot be used here; use cpu, or cuda with a GPU") from error
+    return place
 
 
 def _check_folder(name: str) -> None:

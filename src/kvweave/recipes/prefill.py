@@ -54,6 +54,8 @@ def prepare(
     `system` is the instruction the prompts will have (None: the default one): KV prepared behind another is
     not found. Chunks that are stored already cost a look-up.
     """
+    if isinstance(chunks, str):
+        raise TypeError("chunks is one string; give a list or tuple of chunk texts")
     ids = [adapter.template.chunk_ids(text) for text in chunks]
     return prepare_chunks(adapter, store, ids, _recipe(recipe).prepare, system=system)
 

@@ -118,6 +118,7 @@ def prepare_chunks(
     before the next begins: an interrupted run keeps what it did.
     """
     prefix = adapter.template.prefix_ids(system)
+    chunks = list(dict.fromkeys(map(tuple, chunks)))  # a text that is there twice is made once
     makings = [prepare.making(adapter, prefix, len(ids)) for ids in chunks]
     digests = [digest_tokens(ids) for ids in chunks]
     wanted = [(digest, making) for digest, making in zip(digests, makings, strict=True) if making is not None]

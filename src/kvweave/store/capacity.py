@@ -28,8 +28,8 @@ _TIER = "disk"
 
 def check_limit(limit_bytes: int) -> None:
     """Raise InvalidRequest for a limit that cannot be held."""
-    if limit_bytes < 0:
-        raise InvalidRequest(f"the store's limit is {limit_bytes} bytes; it cannot be negative")
+    if not 0 <= limit_bytes < 2**63:
+        raise InvalidRequest(f"the store's limit is {limit_bytes} bytes; it lies between 0 and 2^63")
 
 
 class Capacity:

@@ -35,6 +35,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._local = threading.local()
+        self.closed = False
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._guard = threading.Lock()
         try:
@@ -113,7 +114,8 @@ class Database:
             return self._session().connection.execute(sql, values).fetchall()
 
     def close(self) -> None:
-        """Close every thread's connection; the object is unusable afterwards."""
+        """Close every thread's connection; using the object afterwards raises StoreError."""
+        self.closed = True
         with self._guard:
             for session in self._sessions:
                 session.close()
@@ -131,6 +133,8 @@ class Database:
             self.query(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _session(self) -> "_Session":
+        if self.closed:
+            raise StoreError(f"{self.path} was closed; open the knowledge base or store again")
         session: _Session | None = getattr(self._local, "session", None)
         if session is None:
             with self._explained():
