@@ -162,14 +162,13 @@ def _tell_answers(asked: list[Asked]) -> None:
         )
     STDOUT.print(table)
     STDOUT.print(
-        "A reused answer with a cross needed to read one chunk knowing another. Plain reuse of isolated\n"
-        "chunks loses that; recipes that recompute what matters are there to repair it, and `--ratio 1`\n"
-        "computes everything again.\n"
+        "A reused answer with a cross needed to read one chunk knowing another. Plain reuse of isolated chunks loses "
+        "that; recipes that recompute what matters are there to repair it, and `--ratio 1` computes everything again.\n"
     )
     times = Table(title="Time to first token", title_justify="left", header_style="bold")
     times.add_column("question", no_wrap=True)
-    for name in ("full", "cold", "warm", "reused tokens"):
-        times.add_column(name, justify="right", no_wrap=True)
+    for name in ("full", "cold", "warm", "reused"):
+        times.add_column(name, justify="right", no_wrap=True, min_width=5 if name != "reused" else 10)
     for one in asked:
         row = _row(one)
         measured = [seconds(float(str(row[f"{name}_ttft_s"]))) for name in ("full", "cold", "warm")]
@@ -177,8 +176,8 @@ def _tell_answers(asked: list[Asked]) -> None:
         times.add_row(one.question.text, *measured, reused)
     STDOUT.print(times)
     STDOUT.print(
-        "From the retrieved chunks to the first token's logits; cold: stored KV read from the disk for the\n"
-        "first time. This model is tiny: most of what is left is the interpreter's time."
+        "From the retrieved chunks to the first token's logits; cold: stored KV is read from the disk for the first time. "
+        "This model is tiny: most of what is left is the interpreter's time."
     )
 
 
@@ -195,7 +194,7 @@ def _tell_speed(times: dict[str, float]) -> None:
 
     STDOUT.print()
     table = Table(
-        title=f"The shape of Qwen2.5-0.5B, {times['prompt_tokens']:.0f} prompt tokens, {share(times['reused_share'])} reused",
+        title=f"In the shape of Qwen2.5-0.5B: {times['prompt_tokens']:.0f} tokens, {share(times['reused_share'])} reused",
         title_justify="left",
         header_style="bold",
     )
