@@ -1,6 +1,7 @@
 """A knowledge base through its public face, on the shipped reference model."""
 
 import builtins
+import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import kvweave
+from kvweave.engine import indexing
 from kvweave.errors import (
     EmptyKnowledgeBase,
     InvalidRequest,
@@ -20,6 +22,7 @@ from kvweave.errors import (
     StoreError,
 )
 from kvweave.knowledge import reading
+from kvweave.knowledge.bank import ChunkBank
 from kvweave.samples import DOCUMENTS, sample_questions
 from kvweave.testing import tiny_model, tiny_tokenizer
 
@@ -325,12 +328,26 @@ def test_a_raised_limit_is_caught_up_with(open_kb, documents):
     assert (report.chunk_kv_computed, report.chunk_kv_left_out) == (left_out, 0)
 
 
-def test_new_documents_get_room_in_a_full_store(open_kb, documents):
+def test_in_a_full_store_new_documents_take_the_room_of_what_was_never_asked_for(open_kb, documents):
     base = open_kb(limit_bytes=900_000)
     base.add(documents)
+    before = base.missing_kv()
     (documents / "new.txt").write_text("The job of Karen is nurse. The sky was sunny that morning.")
-    assert base.add(documents).chunk_kv_computed >= 1
+    report = base.add(documents)
+    assert report.chunk_kv_computed == 1
+    assert base.missing_kv() == before + 1  # one older entry had to go
+    assert base.ask("What is the job of Karen?", top_k=1).plan.reused_share > 0.5
     assert base.store.stats().bytes <= 900_000
+
+
+def test_what_was_asked_for_is_not_pushed_out_by_new_documents(open_kb, documents):
+    base = open_kb(limit_bytes=900_000)
+    base.add(documents)
+    base.ask(RUTH, top_k=50)  # finds everything that is stored
+    (documents / "new.txt").write_text("The job of Karen is nurse. The sky was sunny that morning. " * 8)
+    report = base.add(documents)
+    assert report.chunk_kv_left_out > 0
+    assert base.store.stats().evicted == 0
 
 
 def test_kv_computed_while_its_document_is_removed_is_not_kept(open_kb, documents):
@@ -477,3 +494,54 @@ def test_a_closed_knowledge_base_says_so(open_kb, documents):
     base.close()
     with pytest.raises(StoreError, match="was closed"):
         base.ask(RUTH)
+
+
+def test_chunks_longer_than_the_context_are_refused_before_anything_is_settled(open_kb, documents):
+    with pytest.raises(InvalidRequest, match="has room for"):
+        open_kb(chunk_tokens=5000).add(documents)
+    assert open_kb(chunk_tokens=48).add(documents).chunks > 0
+
+
+def test_of_two_that_fill_a_new_knowledge_base_differently_the_second_is_told(open_kb, documents):
+    one, other = open_kb(chunk_tokens=48), open_kb(chunk_tokens=96)
+    late = other._indexer()  # made while nothing was settled yet
+    one.add(documents / "jobs.md")
+    with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens"):
+        late.add([documents / "dinner.md"], lambda *_: None, settle=lambda: other._settle(late))
+    assert len(one.documents()) == 1
+
+
+def test_another_embedding_model_may_fill_what_is_still_empty(open_kb, documents, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    first = open_kb()
+    first.add(tmp_path / "empty.txt")
+    shutil.rmtree(first.folder / "vectors")
+    ChunkBank(first.folder / "vectors", 7)  # as another embedding model would have left it
+    assert open_kb().add(documents).chunks > 0
+
+
+def test_a_folder_replaced_by_a_file_leaves_nothing_behind(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    shutil.rmtree(documents)
+    documents.write_text("The job of Karen is nurse.")
+    report = base.add(documents)
+    assert len(report.removed) == 3
+    assert [d.source for d in base.documents()] == [str(documents)]
+
+
+def test_documents_in_a_folder_that_cannot_be_looked_into_now_stay(open_kb, documents, monkeypatch):
+    base = open_kb()
+    base.add(documents)
+    look = os.stat
+
+    def refusing(path, *args, **kwargs):
+        if str(path).endswith("jobs.md"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, *args, **kwargs)
+
+    monkeypatch.setattr(indexing.os, "stat", refusing)
+    assert not indexing._is_gone(str(documents / "jobs.md"))
+    monkeypatch.undo()
+    assert indexing._is_gone(str(documents / "nothing.md"))
+    assert indexing._is_gone(str(documents))

@@ -53,18 +53,18 @@ def main() -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(standalone_mode=True)
-    except (KvweaveError, OSError) as error:
-        console.print(f"[red bold]error:[/] {escape(str(error))}")
-        sys.exit(1)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # how Typer ends on Ctrl-C
             console.print(INTERRUPTED_SAID)
         raise
     except Exception as error:
-        if not _came_from_interrupt(error):
+        if _came_from_interrupt(error):
+            console.print(INTERRUPTED_SAID)
+            sys.exit(INTERRUPTED)
+        if not isinstance(error, KvweaveError | OSError):
             raise
-        console.print(INTERRUPTED_SAID)
-        sys.exit(INTERRUPTED)
+        console.print(f"[red bold]error:[/] {escape(str(error))}")
+        sys.exit(1)
 
 
 def _came_from_interrupt(error: BaseException | None) -> bool:

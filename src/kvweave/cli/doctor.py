@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
+    from kvweave.embedding.encoder import TextEncoder
     from kvweave.engine.engine import KnowledgeBase
     from kvweave.models.adapter import Adapter
 
@@ -35,6 +36,7 @@ def doctor(
     import typer
 
     from kvweave.cli.show import STDOUT, print_json
+    from kvweave.embedding.encoder import TextEncoder
     from kvweave.errors import EmptyKnowledgeBase, KvweaveError
     from kvweave.models.loading import load_model
 
@@ -45,14 +47,15 @@ def doctor(
             found += _knowledge_base(base)
             found += _model(base.adapter)
             found += _documents(base)
+            found += _checked("embedding", lambda: _embedding(base.encoder))
     except EmptyKnowledgeBase as nothing:
         found.append(Finding("knowledge base", True, str(nothing)))
         found += _checked(
             "model", lambda: _model(load_model(model, dtype=dtype or "auto", device=device or "auto"))
         )
+        found += _checked("embedding", lambda: _embedding(TextEncoder()))
     except (KvweaveError, OSError) as error:
         found.append(Finding("knowledge base", False, str(error)))
-    found += _checked("embedding", _embedding)
     if json:
         print_json(found)
     else:
@@ -135,10 +138,7 @@ def _documents(base: "KnowledgeBase") -> list[Finding]:
     return found
 
 
-def _embedding() -> list[Finding]:
-    from kvweave.embedding.encoder import TextEncoder
-
-    encoder = TextEncoder()
+def _embedding(encoder: "TextEncoder") -> list[Finding]:
     cat, same, other = encoder.encode(["The cat sleeps.", "A cat is asleep.", "Interest rates rose."])
     near, far = cat @ same, cat @ other
     return [Finding("embedding", bool(near > far), f"{encoder.name}, {encoder.dimensions} dimensions")]

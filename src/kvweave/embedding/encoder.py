@@ -59,6 +59,10 @@ class TextEncoder:
         """Length of a vector. Loads the model on the first call; raises ModelNotFound."""
         return self._dimensions
 
+    def load(self) -> None:
+        """Load the model now rather than with the first text; raises ModelNotFound."""
+        _ = self._model
+
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Encode texts.
 

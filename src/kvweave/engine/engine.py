@@ -19,7 +19,7 @@ from kvweave.config import (
 from kvweave.core import AddReport, Answer
 from kvweave.engine.identity import Identity
 from kvweave.engine.records import SWEEP_GRACE_S, Progress, Records
-from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, PathNotFound
+from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch, PathNotFound
 from kvweave.knowledge.shelf import ListedDocument, Shelf
 from kvweave.models.template import DEFAULT_SYSTEM
 from kvweave.store.chunk_store import ChunkStore
@@ -73,31 +73,39 @@ class KnowledgeBase:
         return adapter
 
     @cached_property
-    def _encoder(self) -> "TextEncoder":
+    def encoder(self) -> "TextEncoder":
+        """The embedding model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
         from kvweave.embedding.encoder import TextEncoder
 
         encoder = TextEncoder(self.config.embedding.embedding_model or self._identity.get("embedding_source"))
-        self._identity.check("embedding", encoder.name, "--embedding-model")
+        self._identity.check("embedding", encoder.name)
         return encoder
 
     @cached_property
     def _bank(self) -> "ChunkBank":
         from kvweave.knowledge.bank import ChunkBank
 
-        settled = self._identity.get("dimensions")
-        return ChunkBank(self.folder / "vectors", int(settled) if settled else self._encoder.dimensions)
+        folder, settled = self.folder / "vectors", self._identity.get("dimensions")
+        try:
+            return ChunkBank(folder, int(settled) if settled else self.encoder.dimensions)
+        except KnowledgeBaseMismatch:
+            if settled:
+                raise
+            # Nothing was ever committed: an empty table that was made for another embedding model.
+            shutil.rmtree(folder)
+            return ChunkBank(folder, self.encoder.dimensions)
 
-    def _settled(self, fact: str, given: object, default: object, option: str) -> str:
+    def _settled(self, fact: str, given: object, default: object) -> str:
         """What holds for this knowledge base: the value given or else settled, which must not contradict."""
         if given is not None:
-            self._identity.check(fact, str(given), option)
+            self._identity.check(fact, str(given))
             return str(given)
         return self._identity.get(fact) or str(default)
 
     @property
     def _system(self) -> str:
         """The instruction that every prompt starts with: settled by the first `add`, since KV is computed behind it."""
-        return self._settled("system", self.config.system, DEFAULT_SYSTEM, "--system")
+        return self._settled("system", self.config.system, DEFAULT_SYSTEM)
 
     def _indexer(self) -> "Indexer":
         """What adds documents, made of parts that agree with what is settled. Settles nothing itself."""
@@ -107,13 +115,19 @@ class KnowledgeBase:
 
         recipe, adapter, cutting = recipe_named(self.config.recipe), self.adapter, self.config.chunking
         longest = within_context(None, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens)
-        chunk_tokens = self._settled("chunk_tokens", cutting.chunk_tokens, longest, "--chunk-tokens")
-        overlap_tokens = self._settled("overlap_tokens", cutting.overlap_tokens, 0, "--overlap-tokens")
+        chunk_tokens = self._settled("chunk_tokens", cutting.chunk_tokens, longest)
+        overlap_tokens = self._settled("overlap_tokens", cutting.overlap_tokens, 0)
+        room = adapter.geometry.context_tokens - len(adapter.template.prefix_ids(self._system)) - 1
+        if int(chunk_tokens) > room:
+            raise InvalidRequest(
+                f"chunk_tokens is {chunk_tokens}, but behind the instruction {adapter.fingerprint.name} has room for "
+                f"{room}; use less, since several chunks and a question must fit together"
+            )
         chunker = Chunker(adapter.tokenizer, int(chunk_tokens), int(overlap_tokens))
         return Indexer(
             self._records,
             self._bank,
-            self._encoder,
+            self.encoder,
             adapter,
             chunker,
             recipe,
@@ -122,19 +136,19 @@ class KnowledgeBase:
         )
 
     def _settle(self, indexer: "Indexer") -> None:
-        """Write down what this knowledge base is made with, now that the first documents come in."""
-        self._identity.settle_model(self.adapter.fingerprint)
+        """Write down what this knowledge base is made with, now that documents come in."""
+        facts = {
+            "embedding": self.encoder.name,
+            "dimensions": str(self.encoder.dimensions),
+            "system": indexer.system,
+            "chunk_tokens": str(indexer.chunker.chunk_tokens),
+            "overlap_tokens": str(indexer.chunker.overlap_tokens),
+        }
         given = self.config.embedding.embedding_model
         if given is not None:
             folder = Path(given).expanduser()
-            self._identity.settle(embedding_source=str(folder.absolute()) if folder.exists() else given)
-        self._identity.settle(
-            embedding=self._encoder.name,
-            dimensions=str(self._encoder.dimensions),
-            system=self._system,
-            chunk_tokens=str(indexer.chunker.chunk_tokens),
-            overlap_tokens=str(indexer.chunker.overlap_tokens),
-        )
+            facts["embedding_source"] = str(folder.absolute()) if folder.exists() else given
+        self._identity.settle(self.adapter.fingerprint, facts)
 
     # Documents
 
@@ -159,10 +173,12 @@ class KnowledgeBase:
 
     def missing_kv(self) -> int:
         """How many chunks have no KV stored: not computed yet, beyond the limit, evicted or dropped."""
-        return len(self._indexer().missing_kv())
+        return len(self._indexer().missing_kv()) if self._shelf.visible() else 0
 
     def lost_documents(self) -> list[str]:
         """Listed documents whose chunks the index no longer holds: a folder was deleted, a disk failed."""
+        if not self._shelf.visible():
+            return []
         rows = self._bank.rows_by_version()
         return [d.source for d in self.documents() if rows.get(d.version, 0) < d.chunks]
 
@@ -190,7 +206,7 @@ class KnowledgeBase:
                 self._records.remove(source)
             self._identity.clear()
         self.store.clear()
-        for part in ("adapter", "_encoder", "_bank"):
+        for part in ("adapter", "encoder", "_bank"):
             self.__dict__.pop(part, None)
         shutil.rmtree(self.folder / "vectors", ignore_errors=True)
         return removed
@@ -254,10 +270,8 @@ class KnowledgeBase:
                 f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
             )
         chosen = recipe_named(recipe or self.config.recipe)
-        adapter, encoder = self.adapter, self._encoder
-        _ = (
-            encoder.dimensions
-        )  # loads the model, so that its loading is not counted as the first question's time
+        adapter, encoder = self.adapter, self.encoder
+        encoder.load()  # its loading is not the first question's time
         asked = Question(
             text=question,
             recipe=chosen,
@@ -296,9 +310,8 @@ class AnswerStream:
 
     def __iter__(self) -> Iterator[str]:
         finished: Answer | None = yield from self._pieces
-        self._answer = (
-            finished or self._answer
-        )  # a second iteration finds nothing more and takes nothing away
+        # A second iteration finds nothing more and takes nothing away.
+        self._answer = finished or self._answer
 
     @property
     def answer(self) -> Answer:

@@ -5,12 +5,22 @@ prompt: a knowledge base read with any other of these would be wrong in silence.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 from kvweave.core import ModelFingerprint
 from kvweave.errors import KnowledgeBaseMismatch
 from kvweave.store.database import Database
 
 _SCHEMA = ("CREATE TABLE IF NOT EXISTS identity (name TEXT PRIMARY KEY, value TEXT NOT NULL)",)
+OPTIONS = {
+    "system": "--system",
+    "chunk_tokens": "--chunk-tokens",
+    "overlap_tokens": "--overlap-tokens",
+    "embedding": "--embedding-model",
+    "embedding_source": "--embedding-model",
+}
+"""How a user says each fact that is settled."""
+
 _WAY_OUT = "name another --kb, or empty this one with `kvweave rm --all` and add the documents again"
 
 
@@ -27,18 +37,23 @@ class Identity:
         rows = self._database.query("SELECT value FROM identity WHERE name = ?", (name,))
         return str(rows[0][0]) if rows else None
 
-    def settle(self, **facts: str) -> None:
-        """Write facts that are not settled yet; whoever came first wins."""
-        self._database.execute_many("INSERT OR IGNORE INTO identity VALUES (?, ?)", list(facts.items()))
+    def settle(self, model: ModelFingerprint, facts: Mapping[str, str]) -> None:
+        """Write what is not settled yet; raise KnowledgeBaseMismatch where something else is.
+
+        Two processes may fill a new knowledge base at once: whoever came first wins, and the other is told.
+        """
+        made_by = {f"model_{part}": value for part, value in dataclasses.asdict(model).items()}
+        with self._database.transaction():
+            self._database.execute_many(
+                "INSERT OR IGNORE INTO identity VALUES (?, ?)", list({**made_by, **facts}.items())
+            )
+            self.check_model(model)
+            for fact, value in facts.items():
+                self.check(fact, value)
 
     def clear(self) -> None:
         """Forget everything, so that an emptied knowledge base can be made anew."""
         self._database.execute("DELETE FROM identity")
-
-    def settle_model(self, model: ModelFingerprint) -> None:
-        """Settle the model, or raise KnowledgeBaseMismatch if another one is settled."""
-        self.settle(**{f"model_{part}": value for part, value in dataclasses.asdict(model).items()})
-        self.check_model(model)
 
     def check_model(self, model: ModelFingerprint) -> None:
         """Raise KnowledgeBaseMismatch, saying what differs, if a model is settled and it is not this one."""
@@ -55,9 +70,9 @@ class Identity:
             f"Nothing it stored is used. Go back to that model, {_WAY_OUT}"
         )
 
-    def check(self, fact: str, value: str, option: str) -> None:
+    def check(self, fact: str, value: str) -> None:
         """Raise KnowledgeBaseMismatch, naming both values and the option, if another value is settled."""
-        settled = self.get(fact)
+        settled, option = self.get(fact), OPTIONS.get(fact, fact)
         if settled not in (None, value):
             raise KnowledgeBaseMismatch(
                 f"knowledge base {self._kb!r} was made with {option} {settled!r}, not {value!r}; leave {option} out, "

@@ -6,6 +6,7 @@ interrupted run, a raised limit or another recipe is caught up with.
 """
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Indexer:
         self._adapter = adapter
         self.chunker = chunker
         self._recipe = recipe
-        self._system = system
+        self.system = system
         self._own_folder = own_folder  # what kvweave itself keeps is no document
 
     def add(self, paths: Sequence[Path], progress: Progress, settle: Callable[[], None]) -> AddReport:
@@ -78,12 +79,10 @@ class Indexer:
             if read is not None:
                 waiting.append(read)
                 if sum(len(chunks) for _, chunks in waiting) >= BATCH_CHUNKS:
-                    settle()
-                    self._commit(waiting, tally)
+                    self._commit(waiting, tally, settle)
                     waiting = []
         if waiting:
-            settle()
-            self._commit(waiting, tally)
+            self._commit(waiting, tally, settle)
         progress("reading", len(files), len(files))
         visible = self._records.shelf.visible()
         if tally.chunks or indexed.keys() - visible:
@@ -104,18 +103,17 @@ class Indexer:
     # Documents
 
     def _drop_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
-        """Documents indexed from a folder that was named again and no longer holds them as files.
+        """Documents that were indexed from these paths and are not files there any more.
 
         Nor under that name: a file is found once, and where a new link leads to it first, by the link's name.
         """
         present = {str(path) for path in files}
         reached = {os.path.realpath(path) for path in files}
-        folders = [path for path in paths if path.is_dir()]
         gone = {
             source
-            for folder in folders
-            for source in self._records.shelf.sources_under(folder)
-            if source not in present and (not Path(source).is_file() or os.path.realpath(source) in reached)
+            for path in paths
+            for source in self._records.shelf.sources_under(path)
+            if source not in present and (_is_gone(source) or os.path.realpath(source) in reached)
         }
         for source in sorted(gone):
             self._records.remove(source)
@@ -148,11 +146,14 @@ class Indexer:
         (tally.changed if listed is not None else tally.added).append(source)
         return document, chunks
 
-    def _commit(self, waiting: list[tuple[Document, list[Chunk]]], tally: _Tally) -> None:
+    def _commit(
+        self, waiting: list[tuple[Document, list[Chunk]]], tally: _Tally, settle: Callable[[], None]
+    ) -> None:
         """Write vectors, then make the documents visible in one commit that also drops their old versions."""
         everything = [chunk for _, chunks in waiting for chunk in chunks]
         self._bank.add(everything, self._encoder.encode([chunk.text for chunk in everything]))
         with self._records.database.transaction():
+            settle()
             for document, chunks in waiting:
                 kv_ids = [self._adapter.template.framed(chunk.token_ids) for chunk in chunks]
                 self._records.put(document, chunks, kv_ids)
@@ -181,14 +182,14 @@ class Indexer:
                 self._records.store,
                 chunks,
                 self._recipe.prepare,
-                system=self._system,
+                system=self.system,
                 progress=advance,
             )
         return computed, len(missing) - len(wanted)
 
     def missing_kv(self, first: Set[str] = frozenset()) -> list[ListedChunk]:
         """Listed chunks, one per content, whose KV the recipe wants and the store lacks; those of `first` before others."""
-        prefix = self._adapter.template.prefix_ids(self._system)
+        prefix = self._adapter.template.prefix_ids(self.system)
         rows = {row.kv_digest: row for row in self._records.shelf.all_chunks()}.values()
         makings = [(row, self._recipe.prepare.making(self._adapter, prefix, row.kv_tokens)) for row in rows]
         wanted = [(row, making) for row, making in makings if making is not None]
@@ -199,17 +200,28 @@ class Indexer:
         return sorted(missing, key=lambda row: (row.source not in first, row.source, row.position))
 
     def _fitting(self, missing: list[ListedChunk], new: set[str]) -> Iterator[ListedChunk]:
-        """What the limit has room for. New documents may push out the least used; older ones take free room only.
+        """What the limit has room for: new documents may push out what was never asked for, others take free room.
 
         Computing more would only evict what was just computed.
         """
         store = self._records.store
-        for_new, free = store.limit_bytes, store.limit_bytes - store.used_bytes
+        free = store.limit_bytes - store.used_bytes
+        for_new = free + store.unasked_bytes
         for row in missing:
             size = row.kv_tokens * self._adapter.geometry.token_bytes + ENTRY_OVERHEAD_BYTES
-            for_new, free = for_new - size, free - size
-            if free >= 0 or (row.source in new and for_new >= 0):
+            if size <= (for_new if row.source in new else free):
+                free, for_new = free - size, for_new - size
                 yield row
+
+
+def _is_gone(source: str) -> bool:
+    """Whether no file stands there any more; what cannot be looked at now may well be there."""
+    try:
+        return not stat.S_ISREG(os.stat(source).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
 
 
 def _is_whole(listed: ListedDocument, indexed: dict[str, int]) -> bool:

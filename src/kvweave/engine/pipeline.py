@@ -8,7 +8,6 @@
 (① the answer bank and ⑤, streaming to a server, join as those parts are built.)
 """
 
-import logging
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -17,15 +16,12 @@ from kvweave.config import GenerationConfig
 from kvweave.core import Answer, Prompt, Source, TokenizedPrompt
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.engine.generation import Decoded, generate
-from kvweave.errors import KnowledgeBaseError, StoreError
+from kvweave.errors import KnowledgeBaseError
 from kvweave.knowledge.bank import ChunkBank, Found
 from kvweave.knowledge.shelf import Shelf
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.recipe import Recipe, remember, run
-from kvweave.recipes.request import PrefillResult
 from kvweave.store.chunk_store import ChunkStore
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
     )
     finished = time.perf_counter()
 
-    _remember(result)
+    remember(result)
     timing = replace(
         result.timing,
         retrieve_s=retrieved - began,
@@ -90,14 +86,6 @@ def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
         answer_tokens=decoded.tokens,
     )
     return Answer(decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing)
-
-
-def _remember(result: PrefillResult) -> None:
-    """Store what is worth keeping. The answer is out already: a store that fails must not take it back."""
-    try:
-        remember(result)
-    except (StoreError, OSError) as error:
-        _LOG.warning("what this request computed is not kept: %s", error)
 
 
 def _retrieve(parts: Parts, question: Question) -> list[Found]:

@@ -30,6 +30,11 @@ def refuse_by_config(config: Any) -> None:
             raise UnsupportedModel(
                 f"{name} uses {mechanism} ({field}); kvweave supports decoders with rotary KV"
             )
+    rope = getattr(text, "rope_parameters", None) or {}
+    if any(isinstance(part, dict) and part.get("rope_type") == "dynamic" for part in rope.values()):
+        raise UnsupportedModel(
+            f"{name} scales positions dynamically per layer type; kvweave supports it for all layers alike"
+        )
     others = sorted(set(getattr(text, "layer_types", None) or ()) - KV_LAYER_TYPES)
     if others:
         raise UnsupportedModel(

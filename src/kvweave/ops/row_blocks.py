@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvweave.ops.attention import AttentionInput, contiguous
 
-MAX_BLOCKS = 4  # more blocks waste fewer masked keys but add calls; measured flat from 4 on at 4K tokens
+MIN_BLOCKS = 4  # of a large pass: fewer waste masked keys, more add calls
 MAX_BLOCK_ROWS = 512  # bounds a block's mask and, with soft caps, its logits
 MAX_KEPT_MASKS = 2**26  # elements; beyond it masks are made again in every layer instead of being held
 
@@ -72,7 +72,7 @@ def _cut(rows: Tensor, window: int | None) -> tuple[RowBlock, ...]:
     unlimited = window is None or int(rows[-1]) < window
     if unlimited and int(rows[0]) == 0 and int(rows[-1]) == count - 1:
         return (RowBlock(0, count, 0, count, masked=False, causal=True),)
-    blocks = max(MAX_BLOCKS, -(-count // MAX_BLOCK_ROWS)) if count >= 2 * MAX_BLOCKS else 1
+    blocks = max(MIN_BLOCKS, -(-count // MAX_BLOCK_ROWS)) if count >= 2 * MIN_BLOCKS else 1
     edges = torch.linspace(0, count, blocks + 1).round().int().tolist()
     return tuple(_block(rows, a, b, window) for a, b in pairwise(edges) if b > a)
 

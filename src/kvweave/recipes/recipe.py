@@ -4,6 +4,7 @@ Each slot answers one question; most have a default. A new method is a file unde
 slots it changes, and one line in METHODS. If a method needs an edit here, a slot is wrong.
 """
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvweave.core import Plan, PlanSpan, Timing, TokenizedPrompt
+from kvweave.errors import StoreError
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import Canvas
 from kvweave.recipes.attend import Attend, Causal
@@ -21,6 +23,8 @@ from kvweave.recipes.recompute import Recompute, SelectedRows
 from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult, Remembered
 from kvweave.recipes.select import Select, SelectNone
 from kvweave.store.chunk_store import ChunkStore
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +142,16 @@ def _plan_spans(matched: tuple[Matched, ...], selected: Tensor) -> tuple[PlanSpa
 
 
 def remember(result: PrefillResult) -> int:
-    """Store what a request computed and is worth keeping; returns how many entries the store took."""
+    """Store what a request computed and is worth keeping; returns how many entries the store took.
+
+    The result is there already: a store that fails is logged and does not take it back.
+    """
     request = result.request
-    return sum(
-        request.store.put(request.adapter.fingerprint, kept.kv, kept.making, kept.sources)
-        for kept in result.remembered
-    )
+    try:
+        return sum(
+            request.store.put(request.adapter.fingerprint, kept.kv, kept.making, kept.sources)
+            for kept in result.remembered
+        )
+    except (StoreError, OSError) as error:
+        _LOG.warning("what this request computed is not kept: %s", error)
+        return 0

@@ -118,6 +118,10 @@ class Catalog:
         """The size of all listed files; reads one index."""
         return int(self._database.query("SELECT COALESCE(SUM(bytes), 0) FROM entries")[0][0])
 
+    def unasked_bytes(self) -> int:
+        """The size of all listed files that no look-up has ever found."""
+        return int(self._database.query("SELECT COALESCE(SUM(bytes), 0) FROM entries WHERE uses = 0")[0][0])
+
     def least_used(self, total_bytes: int, spare: str = "") -> list[EvictionRow]:
         """The least used entries, as many as together make up at least `total_bytes`, without the key `spare`."""
         limit = _PAGE_ROWS

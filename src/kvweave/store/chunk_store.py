@@ -196,6 +196,12 @@ class ChunkStore:
         """The size of all files that are listed, of all namespaces; cheaper than `stats`, and writes nothing."""
         return self._catalog.total_bytes()
 
+    @property
+    def unasked_bytes(self) -> int:
+        """The size of the files that no look-up has ever found: what goes first when room is needed."""
+        self._flush_quietly()
+        return self._catalog.unasked_bytes()
+
     def set_limit(self, limit_bytes: int) -> None:
         """Change the cap for good, and evict down to it at once.
 

@@ -50,7 +50,7 @@ class EntryKey:
     """Everything one entry's tensors depend on.
 
     `namespace` separates knowledge bases that share a tier. `model` is ModelFingerprint.digest (weights,
-    tokenizer, rope parameters and dtype). `tokens` is `digest_tokens` of the chunk's ids. `making` says which
+    tokenizer, configuration and dtype). `tokens` is `digest_tokens` of the chunk's ids. `making` says which
     pass the rows came out of.
     """
 

@@ -13,6 +13,6 @@ def naive() -> Recipe:
     Parameters: none.
     Differs from the paper: the shared system prefix is exact, as for every recipe.
     Relations: `direct` repairs the positions, `reuse` the sinks as well.
-    Measured: see the results table.
+    Measured: time in the README; answer quality not yet.
     """
     return Recipe("naive", prepare=Bare(), place=AsStored())
