@@ -343,7 +343,7 @@ def test_in_a_full_store_new_documents_take_the_room_of_what_was_never_asked_for
 def test_what_was_asked_for_is_not_pushed_out_by_new_documents(open_kb, documents):
     base = open_kb(limit_bytes=900_000)
     base.add(documents)
-    base.ask(RUTH, top_k=50)  # finds everything that is stored
+    base._database.execute("UPDATE entries SET uses = 1")  # as if each had been found once
     (documents / "new.txt").write_text("The job of Karen is nurse. The sky was sunny that morning. " * 8)
     report = base.add(documents)
     assert report.chunk_kv_left_out > 0
