@@ -45,11 +45,7 @@ def _device(device: str) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(1, device=place)
-    except (
-        RuntimeError,
-        AssertionError,
-        NotImplementedError,
-    ) as error:  # no such device, or a build without it
+    except (RuntimeError, AssertionError) as error:  # no such device, or a build without it
         raise InvalidRequest(f"device {device!r} cannot be used here; use cpu, or cuda with a GPU") from error
     return place
 

@@ -1,0 +1,118 @@
+"""What a knowledge base is made with, and what it refuses."""
+
+import shutil
+
+import pytest
+import torch
+
+import kvweave
+from kvweave.errors import (
+    EmptyKnowledgeBase,
+    InvalidRequest,
+    KnowledgeBaseMismatch,
+)
+from kvweave.knowledge.bank import ChunkBank
+from kvweave.testing import tiny_model, tiny_tokenizer
+
+RUTH = "What is the job of Ruth?"
+
+
+def test_another_model_is_refused_by_name_and_nothing_is_used(open_kb, documents, tmp_path):
+    open_kb().add(documents)
+    tiny_model().save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    other = open_kb(model=str(tmp_path / "other"))
+    with pytest.raises(KnowledgeBaseMismatch, match=r"'reference'.*other"):
+        other.ask(RUTH)
+    other.remove_all()
+    assert other.add(documents).chunk_kv_computed > 0
+    assert open_kb().adapter.fingerprint.name == str(tmp_path / "other")  # remembered
+
+
+def test_changed_weights_under_the_same_path_are_noticed(open_kb, documents, tmp_path):
+    folder = tmp_path / "model"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    open_kb(model=str(folder)).add(documents)
+    tiny_model(seed=1).save_pretrained(folder)
+    with pytest.raises(KnowledgeBaseMismatch):
+        open_kb().ask(RUTH)
+
+
+def test_another_system_prompt_is_refused(open_kb, documents):
+    open_kb(system="Read the notes.").add(documents)
+    with pytest.raises(KnowledgeBaseMismatch, match="--system"):
+        open_kb(system="Answer the questions.").ask(RUTH)
+    assert open_kb().ask(RUTH).plan.reused_share > 0.5  # the settled one is used
+
+
+def test_knowledge_bases_share_nothing(open_kb, documents):
+    open_kb("one").add(documents)
+    two = open_kb("two")
+    with pytest.raises(EmptyKnowledgeBase, match="two"):
+        two.ask(RUTH)
+    assert two.add(documents).chunk_kv_computed > 0
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 200])
+def test_names_that_could_leave_the_home_are_refused(name, tmp_path):
+    with pytest.raises(InvalidRequest, match="name"):
+        kvweave.open(name, home=tmp_path)
+
+
+def test_dtype_and_place_of_the_model_are_remembered(open_kb, documents, tmp_path, monkeypatch):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    open_kb(model="model", dtype="bfloat16").add(documents)
+    monkeypatch.chdir(documents)
+    again = open_kb()
+    assert again.adapter.geometry.dtype == torch.bfloat16
+    with pytest.raises(KnowledgeBaseMismatch, match="other dtype"):
+        open_kb(dtype="float32").ask(RUTH)
+
+
+def test_another_way_of_cutting_is_refused(open_kb, documents):
+    open_kb(chunk_tokens=48).add(documents)
+    with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens '48', not '64'"):
+        open_kb(chunk_tokens=64).add(documents)
+    assert open_kb(chunk_tokens=None).add(documents).chunks == 0
+
+
+def test_looking_settles_nothing(open_kb, documents, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    assert open_kb(model=str(tmp_path / "model")).adapter.fingerprint.name == str(tmp_path / "model")
+    assert open_kb().adapter.fingerprint.name == "reference"
+
+
+def test_an_add_that_indexes_nothing_settles_nothing(open_kb, documents, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "empty.txt").write_text("")
+    open_kb(model=str(tmp_path / "model")).add(tmp_path / "empty.txt")
+    assert open_kb(model="reference").add(documents).chunks > 0
+
+
+def test_chunks_longer_than_the_context_are_refused_before_anything_is_settled(open_kb, documents):
+    with pytest.raises(InvalidRequest, match="has room for"):
+        open_kb(chunk_tokens=5000).add(documents)
+    assert open_kb(chunk_tokens=48).add(documents).chunks > 0
+
+
+def test_of_two_that_fill_a_new_knowledge_base_differently_the_second_is_told(open_kb, documents):
+    one, other = open_kb(chunk_tokens=48), open_kb(chunk_tokens=96)
+    late = other._indexer()  # made while nothing was settled yet
+    one.add(documents / "jobs.md")
+    with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens"):
+        late.add([documents / "dinner.md"], lambda *_: None, settle=lambda: other._settle(late))
+    assert len(one.documents()) == 1
+
+
+def test_another_embedding_model_may_fill_what_is_still_empty(open_kb, documents, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    first = open_kb()
+    first.add(tmp_path / "empty.txt")
+    shutil.rmtree(first.folder / "vectors")
+    ChunkBank(first.folder / "vectors", 7)  # as another embedding model would have left it
+    assert open_kb().add(documents).chunks > 0
