@@ -1,5 +1,19 @@
 import os
 
+import pytest
+
+from kvweave.samples import DOCUMENTS
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["KVWEAVE_HOME"] = "/nonexistent/tests-name-their-own-home"
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """A copy of three sample documents that a test may change."""
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for name in ("jobs.md", "room-numbers.txt", "dinner.md"):
+        (folder / name).write_text((DOCUMENTS / name).read_text())
+    return folder

@@ -5,17 +5,6 @@ import sys
 
 import pytest
 
-from kvweave.samples import DOCUMENTS
-
-
-@pytest.fixture
-def documents(tmp_path):
-    folder = tmp_path / "documents"
-    folder.mkdir()
-    for name in ("jobs.md", "room-numbers.txt", "dinner.md"):
-        (folder / name).write_text((DOCUMENTS / name).read_text())
-    return folder
-
 
 @pytest.fixture
 def command(tmp_path):

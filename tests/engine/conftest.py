@@ -1,7 +1,7 @@
 import pytest
 
 import kvweave
-from kvweave.samples import CHUNK_TOKENS, DOCUMENTS, TOP_K
+from kvweave.samples import CHUNK_TOKENS, TOP_K
 
 
 @pytest.fixture
@@ -17,13 +17,3 @@ def open_kb(tmp_path):
     yield make
     for base in opened:
         base.close()
-
-
-@pytest.fixture
-def documents(tmp_path):
-    """A copy of three sample documents that a test may change."""
-    folder = tmp_path / "documents"
-    folder.mkdir()
-    for name in ("jobs.md", "room-numbers.txt", "dinner.md"):
-        (folder / name).write_text((DOCUMENTS / name).read_text())
-    return folder

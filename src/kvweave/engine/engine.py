@@ -3,7 +3,7 @@
 import re
 import shutil
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -117,7 +117,8 @@ class KnowledgeBase:
         longest = within_context(None, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens)
         chunk_tokens = self._settled("chunk_tokens", cutting.chunk_tokens, longest)
         overlap_tokens = self._settled("overlap_tokens", cutting.overlap_tokens, 0)
-        room = adapter.geometry.context_tokens - len(adapter.template.prefix_ids(self._system)) - 1
+        around = len(adapter.template.prefix_ids(self._system)) + len(adapter.template.framed(()))
+        room = adapter.geometry.context_tokens - around - 1  # a question has one token at least
         if int(chunk_tokens) > room:
             raise InvalidRequest(
                 f"chunk_tokens is {chunk_tokens}, but behind the instruction {adapter.fingerprint.name} has room for "
@@ -196,7 +197,12 @@ class KnowledgeBase:
                     f"nothing in knowledge base {self.name!r} comes from {path}; `kvweave ls` lists it"
                 )
             sources.update(dict.fromkeys(found))
-        return self._remove(sources)
+        began_s = time.time()
+        versions = [version for version in map(self._records.remove, sources) if version]
+        if versions and self._identity.get("dimensions"):
+            self._bank.delete(versions, before_s=began_s)
+            self._bank.sweep(self._shelf.visible(), SWEEP_GRACE_S)
+        return list(sources)
 
     def remove_all(self) -> list[str]:
         """Empty the knowledge base; it may then be filled anew with another model."""
@@ -209,14 +215,6 @@ class KnowledgeBase:
         for part in ("adapter", "encoder", "_bank"):
             self.__dict__.pop(part, None)
         shutil.rmtree(self.folder / "vectors", ignore_errors=True)
-        return removed
-
-    def _remove(self, sources: Iterable[str]) -> list[str]:
-        removed, began_s = list(sources), time.time()
-        versions = {self._records.remove(source) for source in removed} - {None}
-        if versions and self._identity.get("dimensions"):
-            self._bank.delete([version for version in versions if version], before_s=began_s)
-            self._bank.sweep(self._shelf.visible(), SWEEP_GRACE_S)
         return removed
 
     # Questions
@@ -257,15 +255,13 @@ class KnowledgeBase:
 
         if not question.strip():
             raise InvalidRequest("the question is empty")
-        question = question.encode("utf-8", "replace").decode(
-            "utf-8"
-        )  # a terminal may hand over broken bytes
-        if top_k is not None and top_k < 1:
+        # A terminal may hand over broken bytes.
+        question = question.encode("utf-8", "replace").decode("utf-8")
+        top_k = self.config.retrieval.top_k if top_k is None else top_k
+        if top_k < 1:
             raise InvalidRequest(f"top_k is {top_k}; at least one chunk is needed")
-        top_k = min(
-            self.config.retrieval.top_k if top_k is None else top_k, sum(d.chunks for d in self.documents())
-        )
-        if not self._shelf.visible():
+        documents = self.documents()
+        if not documents:
             raise EmptyKnowledgeBase(
                 f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
             )
@@ -276,7 +272,7 @@ class KnowledgeBase:
             text=question,
             recipe=chosen,
             ratio=ratio,
-            top_k=top_k,
+            top_k=min(top_k, sum(document.chunks for document in documents)),
             system=self._system,
             generation=self.config.generation,
             max_new_tokens=within_context(

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from kvweave.core import Answer, Plan
+from kvweave.core import Plan
 
 
 def facts(value: Any) -> Any:
@@ -26,12 +26,6 @@ def facts(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [facts(item) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def answer_facts(answer: Answer) -> dict[str, Any]:
-    """Exactly `text`, `sources`, `plan` and `timing`."""
-    found: dict[str, Any] = facts(answer)
-    return found
 
 
 def _fields(value: Any) -> dict[str, Any]:

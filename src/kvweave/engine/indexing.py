@@ -64,7 +64,8 @@ class Indexer:
     def add(self, paths: Sequence[Path], progress: Progress, settle: Callable[[], None]) -> AddReport:
         """Bring the knowledge base up to date with these files and folders.
 
-        `settle` is called before the first document is committed: what it is made with counts from then on. Raises PathNotFound before anything is done. Files that cannot be read are reported, not fatal.
+        `settle` is called inside each commit: what the first documents are made with counts from then on.
+        Raises PathNotFound before anything is done. Files that cannot be read are reported, not fatal.
         """
         began = time.perf_counter()
         found, skipped = find_files(paths)

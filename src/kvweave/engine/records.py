@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvweave.core import Chunk, Document
-from kvweave.knowledge.shelf import Shelf, document_id
+from kvweave.knowledge.shelf import Shelf
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.database import Database
 from kvweave.store.keys import digest_tokens
@@ -29,19 +29,19 @@ class Records:
         Returns the version it had in the bank, None if it was not listed.
         """
         with self.database.transaction():
-            listed = self.shelf.get(source)
-            if listed is not None:
-                self.store.disown(document_id(source, listed.digest))
-            self.shelf.remove(source)
-        return listed.version if listed else None
+            listed = self.shelf.remove(source)
+            if listed is None:
+                return None
+            self.store.disown(listed.version)
+        return listed.version
 
     def put(self, document: Document, chunks: Sequence[Chunk], kv_ids: Sequence[Sequence[int]]) -> None:
         """Make a document visible in place of its earlier version; `kv_ids` are the tokens its chunks' KV is made of."""
         kv_digests = [digest_tokens(ids) for ids in kv_ids]
         with self.database.transaction():
             earlier = self.shelf.get(document.source)
+            listed = self.shelf.put(document, chunks, kv_digests, [len(ids) for ids in kv_ids])
             # Owned anew before the earlier version lets go, so that unchanged chunks keep their KV.
-            self.store.own(document_id(document.source, document.digest), kv_digests)
-            if earlier is not None and earlier.digest != document.digest:
-                self.store.disown(document_id(document.source, earlier.digest))
-            self.shelf.put(document, chunks, kv_digests, [len(ids) for ids in kv_ids])
+            self.store.own(listed.version, kv_digests)
+            if earlier is not None and earlier.version != listed.version:
+                self.store.disown(earlier.version)

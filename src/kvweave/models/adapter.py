@@ -70,13 +70,10 @@ class Adapter:
     def canvas(self, length: int, spans: Sequence[PlacedSpan] = ()) -> Canvas:
         """A canvas over `length` prompt positions with stored spans placed on it."""
         device = self.geometry.device
-        runs = tuple(
-            torch.arange(s.rope_start, s.rope_start + s.kv.tokens, device=device)
-            for s in spans
-            if s.kv.tokens
-        )
+        placed = tuple(span for span in spans if span.kv.tokens)
+        runs = tuple(torch.arange(s.rope_start, s.rope_start + s.kv.tokens, device=device) for s in placed)
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
-        return Canvas(self.geometry.layers, length, tuple(spans), self.rotation.angles(runs, length, like))
+        return Canvas(self.geometry.layers, length, placed, self.rotation.angles(runs, length, like))
 
     def compute(
         self, canvas: Canvas, token_ids: Sequence[int], plan: attention.RowPlan, *, capture: bool = False

@@ -152,13 +152,13 @@ class Canvas(Cache):
     """A request's KV over a prompt of `length` tokens.
 
     `spans` are placed before the first pass; positions they do not cover must be computed by a pass before
-    any row attends to them. `rows` (set by the adapter for the duration of a pass) selects the rows that
+    any row attends to them; `angles` holds their positions as runs, in the same order. `rows` (set by the adapter for the duration of a pass) selects the rows that
     an update writes; None means append mode. `place_s` sums the seconds spent rotating and laying out.
     """
 
     def __init__(self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles) -> None:
         self.length = length
-        self.spans = tuple(span for span in spans if span.kv.tokens)
+        self.spans = spans
         self.rows: Tensor | None = None
         self.capture: RowCapture | None = None
         self.place_s = 0.0

@@ -6,12 +6,13 @@ slots it changes, and one line in METHODS. If a method needs an edit here, a slo
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kvweave.core import Plan, PlanSpan, Timing, TokenizedPrompt
+from kvweave.core import Plan, PlanSpan, Span, Timing, TokenizedPrompt
 from kvweave.errors import StoreError
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import Canvas
@@ -86,29 +87,21 @@ def run(
     return PrefillResult(logits, plan, timing, canvas, selected, remembered, request)
 
 
-def _positions(matched: tuple[Matched, ...], origin: str) -> Tensor:
-    runs = [torch.arange(m.span.start, m.span.end) for m in matched if m.origin == origin]
-    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.long)
+def _rows_of(spans: Iterable[Span]) -> Tensor:
+    """All prompt positions of some spans, in their order; none for no spans."""
+    return torch.cat([torch.empty(0, dtype=torch.long), *(torch.arange(s.start, s.end) for s in spans)])
 
 
 def _select(recipe: Recipe, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...]) -> Tensor:
     if request.budget.everything:  # every context row, exact ones too: the result must equal full attention
-        return torch.cat(
-            [torch.arange(m.span.start, m.span.end) for m in matched if _is_stored_chunk(m)] or [_none()]
-        )
-    return recipe.select.choose(request, canvas, matched, _positions(matched, "reused"))
-
-
-def _is_stored_chunk(matched: Matched) -> bool:
-    return matched.span.kind == "chunk" and matched.origin != "fresh"
-
-
-def _none() -> Tensor:
-    return torch.empty(0, dtype=torch.long)
+        return _rows_of(m.span for m in matched if m.span.kind == "chunk" and m.origin != "fresh")
+    stale = _rows_of(m.span for m in matched if m.origin == "reused")
+    return recipe.select.choose(request, canvas, matched, stale)
 
 
 def _rows_to_compute(matched: tuple[Matched, ...], selected: Tensor) -> Tensor:
-    return torch.cat([selected, _positions(matched, "fresh")]).sort().values
+    fresh = _rows_of(m.span for m in matched if m.origin == "fresh")
+    return torch.cat([selected, fresh]).sort().values
 
 
 def _worth_keeping(recipe: Recipe, request: PrefillRequest, matched: tuple[Matched, ...]) -> list[int]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -33,7 +34,7 @@ class Budget:
         return math.ceil(round(self.ratio * stale, 9))  # 0.07 · 100 is a little over 7 in floating point
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrefillRequest:
     """One prompt, and what is at hand to prefill it: the model and the store of chunk KV."""
 
@@ -42,9 +43,15 @@ class PrefillRequest:
     prompt: TokenizedPrompt
     budget: Budget
 
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """The token digest of each span, in order."""
+        return tuple(digest_tokens(self.prompt.ids(span)) for span in self.prompt.spans)
+
     def context(self, span: int) -> tuple[str, ...]:
         """Digests of what stands before a span, the system prefix first: the exact path to it."""
-        return tuple(digest_tokens(self.prompt.ids(s)) for s in self.prompt.spans[:span] if s.tokens)
+        before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
+        return tuple(digest for earlier, digest in before if earlier.tokens)
 
     def exact_making(self, span: int) -> Making:
         """How KV of this span must have been made to equal full attention's in this prompt."""
@@ -53,8 +60,8 @@ class PrefillRequest:
 
     def sources(self, span: int) -> tuple[str, ...]:
         """Digests of the chunks that KV of this span depends on: its own and those before it."""
-        spans = self.prompt.spans[: span + 1]
-        return tuple(digest_tokens(self.prompt.ids(s)) for s in spans if s.kind == "chunk")
+        path = zip(self.prompt.spans[: span + 1], self.digests[: span + 1], strict=True)
+        return tuple(digest for part, digest in path if part.kind == "chunk")
 
 
 @dataclass(frozen=True, slots=True)
