@@ -1,0 +1,1 @@
+"""What every recipe's answers are worth: tasks, metrics, the runner, and its reports."""

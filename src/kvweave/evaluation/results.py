@@ -1,0 +1,88 @@
+"""What an evaluation produces: one outcome per prompt, recipe and ratio, and rows that sum them up."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Where the tokens of one run came from; `benchmarks/replay.py` times the same on a real shape.
+
+    `exact`, `stale` and `fresh` are the prompt's tokens by origin, `recomputed` how many of the exact and
+    stale ones were computed anyway, `decoded` the answer's.
+    """
+
+    exact: int
+    stale: int
+    recomputed: int
+    fresh: int
+    decoded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One prompt under one recipe at one ratio.
+
+    Attributes:
+        task: the task.
+        context_tokens: the length the sample was made for; 0 for samples read from a file.
+        seed: of the sample.
+        sample: the sample's name.
+        recipe: the recipe's name.
+        ratio: asked share of stale context tokens to recompute, 0..1.
+        answer: the text that was generated.
+        score: by the sample's metric, 0..1.
+        agreement: whether the answer equals full attention's.
+        kl: Kullback-Leibler divergence of the first token's distribution from full attention's, in nats.
+        faithfulness: share of the answer's facts that stand in the context, 0..1.
+        selection: share of the recomputed rows that are among the equally many rows to which the question
+            attends most under full attention; None when nothing was selected.
+        trace: the tokens.
+    """
+
+    task: str
+    context_tokens: int
+    seed: int
+    sample: str
+    recipe: str
+    ratio: float
+    answer: str
+    score: float
+    agreement: bool
+    kl: float
+    faithfulness: float
+    selection: float | None
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All prompts of one task and length under one recipe at one ratio; intervals by paired bootstrap.
+
+    `normalised` = (score - reuse_score) / (full_score - reuse_score) (FusionRAG eq. 11), None where full
+    attention gains less than 0.1 over reuse. `rows` is the mean number of recomputed tokens, `task` "overall"
+    the mean over tasks, its `normalised` the ratio of means over tasks with a gain of at least 0.1.
+    """
+
+    task: str
+    context_tokens: int
+    recipe: str
+    ratio: float
+    samples: int
+    score: Estimate
+    full_score: Estimate
+    reuse_score: Estimate
+    normalised: Estimate | None
+    agreement: Estimate
+    kl: Estimate
+    faithfulness: Estimate
+    rows: float
+    selection: float | None

@@ -1,0 +1,37 @@
+"""Two facts asked for in one question (RULER's multi-query needle)."""
+
+from kvweave.evaluation.attributes import NUMBERS, STATED
+from kvweave.evaluation.draft import Anywhere, Draft
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.world import World
+
+NAME = "multiquery"
+KEYS = 4
+DIGITS = 5
+
+ASKED: Phrases = {
+    TRAIN: (
+        "What are the {a}s of {j} and {k}?",
+        "Which {a}s do {j} and {k} have?",
+        "Tell me the {a}s of {j} and {k}.",
+        "Find the {a}s that belong to {j} and {k}.",
+        "What is the {a} of {j} and that of {k}?",
+    ),
+    DEV: ("Please give the {a}s of {j} and {k}.",),
+    TEST: ("What are the {a}s for {j} and {k}?", "Do you know the {a}s of {j} and {k}?"),
+    HIDDEN: ("Which {a}s belong to {j} and {k}?",),
+}
+
+
+def write(world: World, *, keys: int = KEYS, digits: int = DIGITS) -> Draft:
+    """`keys` needles that differ in name and value; each question asks for two of them."""
+    attribute = world.rng.choice(NUMBERS)
+    facts = [(world.name(), world.number(digits)) for _ in range(keys)]
+    draft = Draft()
+    for name, value in facts:
+        draft.pieces.append(Anywhere(world.phrase(STATED).format(a=attribute, k=name, v=value)))
+    for _ in range(keys // 2):
+        (j, v), (k, w) = world.rng.sample(facts, 2)
+        text = world.phrase(ASKED).format(a=attribute, j=j, k=k)
+        draft.ask(NAME, text, v, w, reply=f"{j} {v}, {k} {w}")
+    return draft

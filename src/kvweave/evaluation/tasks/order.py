@@ -1,0 +1,46 @@
+"""Which of two things came first, when only their places in the notes tell."""
+
+from kvweave.evaluation.draft import Draft, InOrder
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.world import World
+
+NAME = "order"
+EVENTS = 3
+
+HAPPENED: Phrases = {
+    TRAIN: (
+        "Then they saw the {v}.",
+        "After a while somebody brought in the {v}.",
+        "Now the {v} was shown.",
+        "The {v} appeared.",
+        "Next on the list was the {v}.",
+        "They went on with the {v}.",
+        "Everyone turned to the {v}.",
+    ),
+    DEV: ("After a while they saw the {v}.",),
+    TEST: ("Then the {v} was brought in.", "Now they went on with the {v}."),
+    HIDDEN: ("Then the {v} appeared.",),
+}
+
+ASKED: Phrases = {
+    TRAIN: (
+        "Which came first, the {x} or the {y}?",
+        "What was first, the {x} or the {y}?",
+        "Which was shown first, the {x} or the {y}?",
+        "Tell me what came first, the {x} or the {y}.",
+    ),
+    DEV: ("Which appeared first, the {x} or the {y}?",),
+    TEST: ("What came first, the {x} or the {y}?", "Which was first, the {x} or the {y}?"),
+    HIDDEN: ("What appeared first, the {x} or the {y}?",),
+}
+
+
+def write(world: World, *, events: int = EVENTS) -> Draft:
+    """`events` things in order, each in a chunk of its own; every question asks about two of them."""
+    things = [world.thing() for _ in range(events)]
+    draft = Draft([InOrder(tuple(world.phrase(HAPPENED).format(v=thing) for thing in things))])
+    for _ in range(events):
+        early, late = sorted(world.rng.sample(range(events), 2))
+        x, y = (early, late) if world.rng.random() < 0.5 else (late, early)
+        draft.ask(NAME, world.phrase(ASKED).format(x=things[x], y=things[y]), things[early])
+    return draft

@@ -1,0 +1,145 @@
+"""Training documents: the evaluation's tasks, several in one document, drawn from the train split only."""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft, InOrder, Question, Together
+from kvweave.evaluation.haystack import Haystack
+from kvweave.evaluation.layout import Layout
+from kvweave.evaluation.splits import SPLITS, TRAIN, nouns
+from kvweave.evaluation.tasks import TASKS
+from kvweave.evaluation.tasks import contradiction, coref, multikey, multiquery, multivalue, order, twohop, vartrack
+from kvweave.evaluation.world import World
+
+TEXT = Path(__file__).parent / "text"
+
+# How often a task is written into a document; those that need several steps come more often.
+SHARES = {
+    "single": 1.0,
+    "multikey": 1.2,
+    "multivalue": 1.3,
+    "multiquery": 1.0,
+    "vartrack": 2.0,
+    "commonwords": 0.12,
+    "frequentwords": 0.12,
+    "twohop": 2.0,
+    "coref": 1.8,
+    "contradiction": 1.6,
+    "order": 1.0,
+}
+
+
+class TrainingHaystack(Haystack):
+    """The texts of `training/text`, kept whole as well."""
+
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__(texts)
+        self.texts = texts
+
+
+@cache
+def training_haystack() -> TrainingHaystack:
+    """All training texts, in the order of their file names."""
+    return TrainingHaystack([path.read_text("utf-8") for path in sorted(TEXT.glob("*.txt"))])
+
+
+@cache
+def training_words() -> tuple[str, ...]:
+    """Words of the training texts that are no value of another split: an open set of one-word values."""
+    other = {word for split in SPLITS if split != TRAIN for word in nouns(split)}
+    found = {word for text in training_haystack().texts for word in re.findall(r"(?<= )[a-z]{4,10}(?=[ ,.])", text)}
+    return tuple(sorted(found - other))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Chunks, the sentences in them that say something, chunk by chunk, and what can be asked."""
+
+    chunks: list[str]
+    questions: list[Question]
+    facts: list[str]
+
+
+class Writer:
+    """Writes training documents.
+
+    Args:
+        rng: the source of every choice.
+        count: token count of a text.
+    """
+
+    def __init__(self, rng: random.Random, count: Callable[[str], int]) -> None:
+        self._rng = rng
+        counted: dict[str, int] = {}
+        haystack = {sentence for text in training_haystack().sentences() for sentence in text}
+
+        def remembered(text: str) -> int:
+            if text not in haystack:
+                return count(text)
+            if text not in counted:
+                counted[text] = count(text)
+            return counted[text]
+
+        self._count = remembered
+
+    def document(self, chunks: int, *, sparse: float = 0.3, smallest: int = 48, largest: int = 128) -> Document:
+        """A document of `chunks` chunks; with probability `sparse` one task alone among haystack."""
+        rng = self._rng
+        size = rng.randint(smallest, largest)
+        budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
+        layout = Layout(rng, budgets, self._count, training_haystack())
+        world = World(rng, TRAIN, training_words())
+        questions: list[Question] = []
+        facts: list[str] = []
+        names, shares = list(TASKS), [SHARES[name] for name in TASKS]
+        if rng.random() < sparse:
+            wanted = rng.choices(names, shares, k=rng.choice((1, 1, 2)))
+        else:  # dense: many questions for the tokens of one context
+            wanted = rng.choices(names, shares, k=max(2, round(chunks * size / rng.randint(40, 160))))
+            if chunks <= 3 or rng.random() < 0.3:  # few kinds, many look-alikes
+                wanted = rng.choices(rng.sample(wanted, min(len(wanted), 2)), k=len(wanted))
+        for name in wanted:
+            draft = self._draft(name, world, chunks)
+            if layout.place_all(draft.pieces):
+                questions += draft.questions
+                facts += [sentence for piece in draft.pieces for sentence in _sentences(piece)]
+        return Document(layout.chunks(), questions, facts)
+
+    def _draft(self, name: str, world: World, chunks: int) -> Draft:
+        """A task with sizes around those of the evaluation."""
+        rng = self._rng
+        few = chunks < 4
+        match name:
+            case "multikey":
+                return multikey.write(world, keys=rng.randint(2, 3 if few else 6), digits=rng.randint(3, 7))
+            case "multivalue":
+                return multivalue.write(world, owners=rng.randint(1, 2 if few else 4), values=rng.choice((2, 2, 2, 3)))
+            case "multiquery":
+                return multiquery.write(world, keys=rng.randint(2, 3 if few else 5), digits=rng.randint(3, 7))
+            case "vartrack":
+                return vartrack.write(
+                    world, chains=rng.randint(1, 2 if few else 4), links=rng.choice((1, 1) if few else (1, 2, 2, 3))
+                )
+            case "twohop":
+                return twohop.write(world, pairs=rng.randint(1, 2 if few else 4))
+            case "coref":
+                return coref.write(world, cut=rng.randint(1, max(1, min(4, chunks - 1))), whole=rng.randint(0, 2))
+            case "contradiction":
+                return contradiction.write(world, revised=rng.randint(1, 2 if few else 3), kept=rng.randint(0, 3))
+            case "order":
+                return order.write(world, events=rng.randint(2, 3 if few else 5))
+        return TASKS[name](world)
+
+
+def _sentences(piece: Anywhere | InOrder | AcrossCut | Together) -> tuple[str, ...]:
+    match piece:
+        case Anywhere(text):
+            return (text,)
+        case AcrossCut(first, then):
+            return (first, then)
+        case InOrder(texts) | Together(texts):
+            return texts
