@@ -8,16 +8,14 @@ hence warm), placement and the question's pass. The baseline is the better of tr
 """
 
 import argparse
-import datetime
 import json
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+from measured import circumstances
 from transformers.cache_utils import DynamicCache
 
 import kvweave
@@ -76,7 +74,6 @@ def measure(shape: str, context_tokens: int, chunk_tokens: int, repeats: int) ->
         "shape": shape,
         "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
         "device": str(adapter.geometry.device),
-        "threads": torch.get_num_threads(),
         "prompt_tokens": prompt.tokens,
         "repeats": repeats,
         "baseline": best,
@@ -104,16 +101,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     row = measure(args.shape, args.context_tokens, args.chunk_tokens, args.repeats)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
-    row |= {
-        "command": f"benchmarks/ttft.py --shape {args.shape} --context-tokens {args.context_tokens} "
-        f"--chunk-tokens {args.chunk_tokens} --repeats {args.repeats}",
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-    }
+    row |= circumstances(
+        f"benchmarks/ttft.py --shape {args.shape} --context-tokens {args.context_tokens} "
+        f"--chunk-tokens {args.chunk_tokens} --repeats {args.repeats}"
+    )
     text = json.dumps(row, indent=2)
     print(text)
     if args.output:

@@ -10,9 +10,18 @@ from pathlib import Path
 from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft, InOrder, Question, Together
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.layout import Layout
-from kvweave.evaluation.splits import SPLITS, TRAIN, nouns
-from kvweave.evaluation.tasks import TASKS
-from kvweave.evaluation.tasks import contradiction, coref, multikey, multiquery, multivalue, order, twohop, vartrack
+from kvweave.evaluation.splits import SPLITS, TRAIN, Phrases, nouns
+from kvweave.evaluation.tasks import (
+    TASKS,
+    contradiction,
+    coref,
+    multikey,
+    multiquery,
+    multivalue,
+    order,
+    twohop,
+    vartrack,
+)
 from kvweave.evaluation.world import World
 
 TEXT = Path(__file__).parent / "text"
@@ -33,6 +42,9 @@ SHARES = {
 }
 
 
+_ONCE = frozenset({"commonwords", "frequentwords"})  # their questions are about the whole document
+
+
 class TrainingHaystack(Haystack):
     """The texts of `training/text`, kept whole as well."""
 
@@ -51,8 +63,31 @@ def training_haystack() -> TrainingHaystack:
 def training_words() -> tuple[str, ...]:
     """Words of the training texts that are no value of another split: an open set of one-word values."""
     other = {word for split in SPLITS if split != TRAIN for word in nouns(split)}
-    found = {word for text in training_haystack().texts for word in re.findall(r"(?<= )[a-z]{4,10}(?=[ ,.])", text)}
+    found = {
+        word for text in training_haystack().texts for word in re.findall(r"(?<= )[a-z]{4,10}(?=[ ,.])", text)
+    }
     return tuple(sorted(found - other))
+
+
+class EasyWorld(World):
+    """A world whose names are everyday words and whose sentences are the plainest: matching forms on it first."""
+
+    def __init__(self, rng: random.Random, words: tuple[str, ...]) -> None:
+        super().__init__(rng, TRAIN, words)
+        self._plainest = rng.random() < 0.6
+        self._short = rng.random() < 0.7
+
+    def person(self) -> str:
+        """A word, as a rule."""
+        return self.thing() if self._short else super().person()
+
+    def town(self) -> str:
+        """A word, as a rule."""
+        return self.thing() if self._short else super().town()
+
+    def phrase(self, phrases: Phrases) -> str:
+        """The first one, as a rule."""
+        return phrases[TRAIN][0] if self._plainest else super().phrase(phrases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +121,23 @@ class Writer:
 
         self._count = remembered
 
-    def document(self, chunks: int, *, sparse: float = 0.3, smallest: int = 48, largest: int = 128) -> Document:
-        """A document of `chunks` chunks; with probability `sparse` one task alone among haystack."""
+    def document(
+        self, chunks: int, *, sparse: float = 0.3, sizes: tuple[int, int] = (48, 128), easy: float = 0.0
+    ) -> Document:
+        """A document of `chunks` chunks of a size in tokens within `sizes`.
+
+        With probability `sparse` it holds one or two tasks alone among haystack, with probability `easy` plain words.
+        """
         rng = self._rng
-        size = rng.randint(smallest, largest)
+        size = rng.randint(*sizes)
         budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
         layout = Layout(rng, budgets, self._count, training_haystack())
-        world = World(rng, TRAIN, training_words())
+        world = (
+            EasyWorld(rng, training_words()) if rng.random() < easy else World(rng, TRAIN, training_words())
+        )
         questions: list[Question] = []
         facts: list[str] = []
+        written: set[str] = set()
         names, shares = list(TASKS), [SHARES[name] for name in TASKS]
         if rng.random() < sparse:
             wanted = rng.choices(names, shares, k=rng.choice((1, 1, 2)))
@@ -103,6 +146,9 @@ class Writer:
             if chunks <= 3 or rng.random() < 0.3:  # few kinds, many look-alikes
                 wanted = rng.choices(rng.sample(wanted, min(len(wanted), 2)), k=len(wanted))
         for name in wanted:
+            if name in _ONCE and name in written:
+                continue
+            written.add(name)
             draft = self._draft(name, world, chunks)
             if layout.place_all(draft.pieces):
                 questions += draft.questions
@@ -117,19 +163,27 @@ class Writer:
             case "multikey":
                 return multikey.write(world, keys=rng.randint(2, 3 if few else 6), digits=rng.randint(3, 7))
             case "multivalue":
-                return multivalue.write(world, owners=rng.randint(1, 2 if few else 4), values=rng.choice((2, 2, 2, 3)))
+                return multivalue.write(
+                    world, owners=rng.randint(1, 2 if few else 4), values=rng.choice((2, 2, 2, 3))
+                )
             case "multiquery":
                 return multiquery.write(world, keys=rng.randint(2, 3 if few else 5), digits=rng.randint(3, 7))
             case "vartrack":
                 return vartrack.write(
-                    world, chains=rng.randint(1, 2 if few else 4), links=rng.choice((1, 1) if few else (1, 2, 2, 3))
+                    world,
+                    chains=rng.randint(1, 2 if few else 4),
+                    links=rng.choice((1, 1) if few else (1, 2, 2, 3)),
                 )
             case "twohop":
                 return twohop.write(world, pairs=rng.randint(1, 2 if few else 4))
             case "coref":
-                return coref.write(world, cut=rng.randint(1, max(1, min(4, chunks - 1))), whole=rng.randint(0, 2))
+                return coref.write(
+                    world, cut=rng.randint(1, max(1, min(4, chunks - 1))), whole=rng.randint(0, 2)
+                )
             case "contradiction":
-                return contradiction.write(world, revised=rng.randint(1, 2 if few else 3), kept=rng.randint(0, 3))
+                return contradiction.write(
+                    world, revised=rng.randint(1, 2 if few else 3), kept=rng.randint(0, 3)
+                )
             case "order":
                 return order.write(world, events=rng.randint(2, 3 if few else 5))
         return TASKS[name](world)

@@ -12,7 +12,10 @@ from transformers import LlamaForCausalLM
 CONTENT, BIAS, NOISE = 0.1, 0.4, 0.01
 LOOK_BACK, WRITE_BACK = 0.8, 0.12
 MATCH, COPY = 2.0, 0.1
-FAST_PAIRS, SLOW_PAIRS = 10, 14  # rotary pairs: the first ones tell neighbours apart, those from here on barely turn
+FAST_PAIRS, SLOW_PAIRS = (
+    10,
+    14,
+)  # rotary pairs: the first ones tell neighbours apart, those from here on barely turn
 
 
 @torch.no_grad()
@@ -28,9 +31,16 @@ def initialize(model: LlamaForCausalLM, seed: int) -> None:
     basis = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator))[0]
     content, bias = basis[:, :width].T, basis[:, -1]  # (D, hidden), (hidden,)
     room = (hidden - width) // 3
-    back = [torch.cat([basis[:, start : start + room], torch.zeros(hidden, width - room)], 1) for start in range(width, width + 3 * room, room)]
+    back = [
+        torch.cat([basis[:, start : start + room], torch.zeros(hidden, width - room)], 1)
+        for start in range(width, width + 3 * room, room)
+    ]
     embedding = model.model.embed_tokens.weight
-    embedding.copy_(torch.randn(len(embedding), width, generator=generator) @ content * CONTENT + noise(embedding, 0.005) + BIAS * bias)
+    embedding.copy_(
+        torch.randn(len(embedding), width, generator=generator) @ content * CONTENT
+        + noise(embedding, 0.005)
+        + BIAS * bias
+    )
     frequencies = config.rope_parameters["rope_theta"] ** (-torch.arange(0, width, 2).float() / width)
     fast = (torch.arange(width // 2) < FAST_PAIRS).float()
     slow = torch.cat([(torch.arange(width // 2) >= SLOW_PAIRS).float() + 0.15] * 2)[:, None]
@@ -40,7 +50,10 @@ def initialize(model: LlamaForCausalLM, seed: int) -> None:
 
     for number, layer in enumerate(model.model.layers):
         attention = layer.self_attn
-        q, k, v, o = (noise(part.weight) for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
+        q, k, v, o = (
+            noise(part.weight)
+            for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        )
         for group in range(groups):
             v[rows(group)] += content
         if number == 0:
@@ -48,15 +61,22 @@ def initialize(model: LlamaForCausalLM, seed: int) -> None:
                 k[rows(group)] += LOOK_BACK * torch.outer(torch.cat([fast, 0 * fast]), bias)
             for head, target in enumerate(back):
                 turn = -(head + 1) * frequencies
-                q[rows(head)] += LOOK_BACK * torch.outer(torch.cat([fast * turn.cos(), fast * turn.sin()]), bias)
+                q[rows(head)] += LOOK_BACK * torch.outer(
+                    torch.cat([fast * turn.cos(), fast * turn.sin()]), bias
+                )
                 o[:, rows(head)] += WRITE_BACK * target
         else:
             second = back[1] if number % 2 else back[2]
             for group, target in enumerate((back[0], second)):
                 k[rows(group)] += MATCH * slow * target.T
             previous = back[0] if number % 2 else back[1]
-            for head, source in enumerate((content, content, previous.T, content)):
+            sources = (content, content, previous.T, content)
+            for head, source in enumerate(sources):
                 q[rows(head)] += MATCH * slow * source
                 o[:, rows(head)] += COPY * content.T
-        for part, start in zip((attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj), (q, k, v, o), strict=True):
+        for part, start in zip(
+            (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+            (q, k, v, o),
+            strict=True,
+        ):
             part.weight.copy_(start)

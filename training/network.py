@@ -3,8 +3,8 @@ one context and many questions. What it computes for a question equals the ordin
 """
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 BLOCK = 512  # context rows that attend together: what lies behind a block is not computed
@@ -17,40 +17,89 @@ def rotation(length: int, width: int, theta: float) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def hidden_states(model: LlamaForCausalLM, ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, context: int) -> Tensor:
+def hidden_states(
+    model: LlamaForCausalLM, ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, context: int
+) -> Tensor:
     """Final hidden states (B, T, hidden), normalised; matrix products in bfloat16, the residual stream in float32.
 
     `cos`, `sin` are (B, 1, T, D / 2). Tokens before `context` attend causally to what is before them; later ones to
     the context and to earlier tokens of their own segment.
     """
-    config = model.config
-    heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    batch, total = ids.shape
-    half, eps = torch.bfloat16, config.rms_norm_eps
-    order = torch.arange(total, device=ids.device)
-    asked = segments[:, context:, None]
-    visible = (asked == segments[:, None, :]) & (order[context:, None] >= order) | (segments[:, None, :] == 0)
-    mask = torch.zeros(visible.shape, dtype=half).masked_fill(~visible, float("-inf"))[:, None]  # (B, 1, Tq, T)
-    causal = mask.new_full((context, context), float("-inf")).triu(1)
-    blocks = [(start, min(start + BLOCK, context)) for start in range(0, context, BLOCK)]
+    causal, mask = _masks(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
     for layer in model.model.layers:
-        attention, feed = layer.self_attn, layer.mlp
-        h = F.rms_norm(x, (x.size(-1),), layer.input_layernorm.weight, eps).to(half)
-        packed = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]).to(half)
-        q, k, v = F.linear(h, packed).view(batch, total, -1, width).transpose(1, 2).split([heads, groups, groups], 1)
-        q, k = _rotate(q.float(), cos, sin).to(half), _rotate(k.float(), cos, sin).to(half)
-        parts = [
-            _attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], causal[start:end, :end])
-            for start, end in blocks
-        ]
-        parts.append(_attend(q[:, :, context:], k, v, mask))
-        out = torch.cat(parts, 2).transpose(1, 2).reshape(batch, total, heads * width)
-        x = x + F.linear(out, attention.o_proj.weight.to(half)).float()
-        h = F.rms_norm(x, (x.size(-1),), layer.post_attention_layernorm.weight, eps).to(half)
-        gated = F.silu(F.linear(h, feed.gate_proj.weight.to(half))) * F.linear(h, feed.up_proj.weight.to(half))
-        x = x + F.linear(gated, feed.down_proj.weight.to(half)).float()
-    return F.rms_norm(x, (x.size(-1),), model.model.norm.weight, eps)
+        x = _layer(model, layer, x, cos, sin, causal, mask)
+    return F.rms_norm(x, (x.size(-1),), model.model.norm.weight, model.config.rms_norm_eps)
+
+
+def question_attention(
+    model: LlamaForCausalLM, ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, context: int
+) -> Tensor:
+    """What the last layer's question rows attend to: (B, Tq, context), averaged over heads; arguments as above."""
+    causal, mask = _masks(segments, context)
+    x = F.embedding(ids, model.model.embed_tokens.weight)
+    for layer in model.model.layers[:-1]:
+        x = _layer(model, layer, x, cos, sin, causal, mask)
+    q, k, _ = _project(model, model.model.layers[-1], x, cos, sin)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = q[:, :, context:] @ k.transpose(2, 3) * q.shape[-1] ** -0.5
+    return torch.softmax(scores.float() + mask, -1)[..., :context].mean(1)
+
+
+def _masks(segments: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """What context rows (context, context) and question rows (B, 1, Tq, T) must not see, as terms of the scores."""
+    order = torch.arange(segments.shape[1], device=segments.device)
+    asked = segments[:, context:, None]
+    seen = (segments[:, None, :] == 0) | (asked == segments[:, None, :])
+    visible = seen & (order[context:, None] >= order)
+    mask = torch.zeros(visible.shape, dtype=torch.bfloat16, device=segments.device)
+    mask = mask.masked_fill(~visible, float("-inf"))[:, None]
+    return mask.new_full((context, context), float("-inf")).triu(1), mask
+
+
+def _layer(
+    model: LlamaForCausalLM,
+    layer: nn.Module,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    causal: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    """One decoder layer over the residual stream (B, T, hidden)."""
+    batch, total, _ = x.shape
+    context = len(causal)
+    feed, half = layer.mlp, torch.bfloat16
+    q, k, v = _project(model, layer, x, cos, sin)
+    parts = []
+    for start in range(0, context, BLOCK):
+        end = min(start + BLOCK, context)
+        parts.append(_attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], causal[start:end, :end]))
+    parts.append(_attend(q[:, :, context:], k, v, mask))
+    out = torch.cat(parts, 2).transpose(1, 2).reshape(batch, total, -1)
+    x = x + F.linear(out, layer.self_attn.o_proj.weight.to(half)).float()
+    h = F.rms_norm(x, (x.size(-1),), layer.post_attention_layernorm.weight, model.config.rms_norm_eps).to(
+        half
+    )
+    gated = F.silu(F.linear(h, feed.gate_proj.weight.to(half))) * F.linear(h, feed.up_proj.weight.to(half))
+    return x + F.linear(gated, feed.down_proj.weight.to(half)).float()
+
+
+def _project(
+    model: LlamaForCausalLM, layer: nn.Module, x: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries (B, H, T, D), rotated keys and values (B, G, T, D)."""
+    config, attention = model.config, layer.self_attn
+    heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    batch, total, _ = x.shape
+    h = F.rms_norm(x, (x.size(-1),), layer.input_layernorm.weight, config.rms_norm_eps).to(torch.bfloat16)
+    packed = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]).to(
+        h.dtype
+    )
+    q, k, v = (
+        F.linear(h, packed).view(batch, total, -1, width).transpose(1, 2).split([heads, groups, groups], 1)
+    )
+    return _rotate(q.float(), cos, sin).to(h.dtype), _rotate(k.float(), cos, sin).to(h.dtype), v
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

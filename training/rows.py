@@ -29,13 +29,19 @@ class Shape:
         context: tokens of the context part, padded to it.
         questions: tokens of the question part.
         chunks: fewest and most chunks of a document.
+        chunk_tokens: smallest and largest size of a document's chunks.
         sparse: share of documents that are mostly haystack.
+        easy: share of documents whose names are everyday words.
+        chained: whether questions that need one fact to find another are asked.
     """
 
     context: int
     questions: int
     chunks: tuple[int, int]
+    chunk_tokens: tuple[int, int]
     sparse: float
+    easy: float
+    chained: bool = True
 
 
 @dataclass(slots=True)
@@ -82,7 +88,7 @@ class RowMaker:
         self._template = PromptTemplate(tokenizer)
         self._prefix = self._template.prefix_ids(None)
         self._end = tokenizer.eos_token_id
-        self._plain = lru_cache(100_000)(self._template._plain.ids)
+        self._plain = lru_cache(100_000)(self._template.text_ids)
         self._writer = Writer(rng, count=lambda text: len(self._plain(text)))
         self._hexadecimal = [tokenizer.convert_tokens_to_ids(sign) for sign in "0123456789abcdef"]
         self._language = (language_share, language_weight)
@@ -109,7 +115,9 @@ class RowMaker:
     def _write_document(self, made: Rows, row: int, shape: Shape) -> None:
         rng = self._rng
         while True:
-            document = self._writer.document(rng.randint(*shape.chunks), sparse=shape.sparse)
+            document = self._writer.document(
+                rng.randint(*shape.chunks), sparse=shape.sparse, sizes=shape.chunk_tokens, easy=shape.easy
+            )
             context = list(self._prefix)
             for chunk in document.chunks:
                 context += self._template.chunk_ids(chunk)
@@ -127,6 +135,8 @@ class RowMaker:
 
     def _write_questions(self, made: Rows, row: int, shape: Shape, document: Document, length: int) -> None:
         asked = [*document.questions, *abilities.questions(self._rng, document)]
+        if not shape.chained:
+            asked = [question for question in asked if question.task not in _CHAINED]
         asked.sort(key=lambda question: self._rng.random() / _EAGERNESS.get(question.task, 1.0))
         at, end = shape.context, shape.context + shape.questions
         number = 0
@@ -158,21 +168,26 @@ class RowMaker:
     def _write_copying(self, made: Rows, row: int, shape: Shape) -> None:
         """Random tokens over and over: the densest signal for looking something up and copying it."""
         rng, size = self._rng, shape.context + shape.questions
-        pool = self._hexadecimal if rng.random() < 0.25 else range(3, self._size)
-        if rng.random() < 0.5:
+        words = range(3, self._size)
+        signs = self._hexadecimal[: rng.choice((10, 16))]
+        if rng.random() < 0.4:
+            pool = signs if rng.random() < 0.4 else words
             block = [rng.choice(pool) for _ in range(rng.randint(8, min(120, size // 3)))]
             ids = (block * (size // len(block) + 1))[: size - 1]
             fresh = [index >= len(block) + 1 for index in range(len(ids))]
-        else:  # keys with what follows them, listed once and then in other orders
-            width = rng.randint(2, 6)
-            keys = [[rng.choice(range(3, self._size)) for _ in range(width)] for _ in range(rng.randint(2, max(2, size // width // 4)))]
+        else:  # keys with what follows them, words or figures, listed once and then in other orders
+            kind, longest = (signs, 9) if rng.random() < 0.6 else (words, 5)
+            keys = [
+                [rng.choice(words), *(rng.choice(kind) for _ in range(rng.randint(1, longest)))]
+                for _ in range(rng.randint(2, max(2, size // longest // 4)))
+            ]
             ids, fresh = [], []
             while len(ids) < size - 1:
                 first = not ids
                 rng.shuffle(keys)
                 for key in keys:
                     ids += key
-                    fresh += [False] + [not first] * (width - 1)
+                    fresh += [False] + [not first] * (len(key) - 1)
             ids, fresh = ids[: size - 1], fresh[: size - 1]
         made.ids[row, 0] = self._prefix[0]
         made.ids[row, 1:] = torch.tensor(ids)
@@ -183,5 +198,20 @@ class RowMaker:
 
 
 # A question that takes several steps is asked sooner where not all of a context's questions fit.
-_EAGERNESS = {"vartrack": 2.0, "twohop": 2.0, "coref": 2.0, "contradiction": 2.0, "multivalue": 2.0, "order": 1.5}
-_WEIGHTS = {"vartrack": 1.5, "twohop": 1.5, "coref": 1.5, "contradiction": 1.5, "multivalue": 1.5, "order": 1.5}
+_EAGERNESS = {
+    "vartrack": 2.0,
+    "twohop": 2.0,
+    "coref": 2.0,
+    "contradiction": 2.0,
+    "multivalue": 2.0,
+    "order": 1.5,
+}
+_WEIGHTS = {
+    "vartrack": 1.5,
+    "twohop": 1.5,
+    "coref": 1.5,
+    "contradiction": 1.5,
+    "multivalue": 1.5,
+    "order": 1.5,
+}
+_CHAINED = frozenset({"vartrack", "twohop", "contradiction"})

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -40,21 +40,25 @@ class Stage:
         shape: of the rows.
         rows: per process and step.
         copying: share of rows that only repeat, once repetition is learned.
+        rate: learning rate before the common decay.
     """
 
     steps: int
     shape: Shape
     rows: int
     copying: float
+    rate: float
 
 
 PLAN = (
-    Stage(3400, Shape(256, 256, (2, 3), 0.1), 6, 0.12),
-    Stage(2600, Shape(768, 384, (4, 9), 0.3), 3, 0.06),
-    Stage(1100, Shape(1664, 512, (9, 20), 0.5), 2, 0.04),
+    Stage(500, Shape(144, 176, (2, 2), (32, 64), 0.0, 0.9, chained=False), 10, 0.12, 1e-3),
+    Stage(700, Shape(144, 176, (2, 2), (32, 64), 0.0, 0.7), 10, 0.12, 1e-3),
+    Stage(1200, Shape(224, 256, (2, 3), (32, 96), 0.05, 0.5), 6, 0.15, 1e-3),
+    Stage(1700, Shape(768, 384, (4, 9), (48, 128), 0.3, 0.1), 3, 0.10, 1e-3),
+    Stage(700, Shape(1664, 512, (9, 20), (48, 128), 0.5, 0.0), 2, 0.04, 1e-3),
 )
 EARLIER = 0.2  # share of steps on the shape of the stage before
-RATE, WARM_STEPS, DECAY_FROM = 1e-3, 100, 0.5
+WARM_STEPS, DECAY_FROM = 100, 0.5
 
 
 def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
@@ -82,11 +86,11 @@ def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
     return model
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Warm-up, constant, then linear to almost nothing."""
+def pace(step: int, steps: int) -> float:
+    """Share of a stage's learning rate: warm-up, constant, then linear to almost nothing."""
     if step < WARM_STEPS:
-        return RATE * (step + 1) / WARM_STEPS
-    return RATE * min(1.0, max(0.02, (1 - step / steps) / (1 - DECAY_FROM)))
+        return (step + 1) / WARM_STEPS
+    return min(1.0, max(0.02, (1 - step / steps) / (1 - DECAY_FROM)))
 
 
 class Trainer:
@@ -125,7 +129,7 @@ class Trainer:
             shared = random.Random(f"{self.seed}/{self.step}")
             if number and shared.random() < EARLIER:
                 number -= 1
-            self._train(PLAN[number], learning_rate(self.step, ends[-1]))
+            self._train(PLAN[number], PLAN[number].rate * pace(self.step, ends[-1]))
             self.step += 1
             self.seconds = time.monotonic() - started
             if self.step % 50 == 0 and self.rank == 0:
@@ -146,7 +150,9 @@ class Trainer:
         ids, targets = rows.ids.to(self.device), rows.ids.flatten()[places + 1].to(self.device)
         weights = rows.weights.flatten()[places + 1].to(self.device)
         cos, sin = (part[rows.positions.to(self.device)][:, None] for part in self.rotation)
-        logits = self._forward(stage.shape)(ids, cos, sin, rows.segments.to(self.device), places.to(self.device))
+        logits = self._forward(stage.shape)(
+            ids, cos, sin, rows.segments.to(self.device), places.to(self.device)
+        )
         losses = F.cross_entropy(logits, targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum().clamp(min=1e-6)
         loss.backward()
@@ -189,7 +195,9 @@ class Trainer:
         names = sorted(_NAMES)
         order = torch.tensor([names.index(name) for name in self.maker.tasks], device=self.device)
         counted[:most].index_add_(0, order[tasks[known]], right[known].float())
-        counted[most : 2 * most].index_add_(0, order[tasks[known]], torch.ones(int(known.sum()), device=self.device))
+        counted[most : 2 * most].index_add_(
+            0, order[tasks[known]], torch.ones(int(known.sum()), device=self.device)
+        )
         counted[-2], counted[-1] = loss.detach(), rows.tokens
         flat = torch.cat([parameter.grad.flatten() for parameter in self.parameters] + [counted])
         if self.ranks > 1:
@@ -202,7 +210,9 @@ class Trainer:
         for index, name in enumerate(names):
             if counted[most + index] > 0:
                 now = float(counted[index] / counted[most + index])
-                self.accuracy[name] = 0.97 * self.accuracy[name] + 0.03 * now if name in self.accuracy else now
+                self.accuracy[name] = (
+                    0.97 * self.accuracy[name] + 0.03 * now if name in self.accuracy else now
+                )
         now = float(counted[-2]) / self.ranks
         self.loss = 0.97 * self.loss + 0.03 * now if self.step else now
         self.tokens += int(counted[-1])

@@ -36,12 +36,13 @@ def learn(size: int, seed: int = 0) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(seed), trainer)
+    tokenizer.train_from_iterator(training_texts(seed), trainer)
     pad, bos, eos = SPECIAL
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, bos_token=bos, eos_token=eos)
 
 
-def _texts(seed: int) -> Iterator[str]:
+def training_texts(seed: int) -> Iterator[str]:
+    """What vocabularies are learned from: the training texts and generated documents with their questions."""
     yield from (*training_haystack().texts,) * 4
     yield from (DEFAULT_SYSTEM + SEPARATOR, SEPARATOR, QUESTION_LEAD, ANSWER_LEAD) * 200
     writer = Writer(random.Random(seed), count=lambda text: len(text) // 4)

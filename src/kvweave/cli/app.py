@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvweave import __version__
-from kvweave.cli import ask, cache, demo, doctor, documents
+from kvweave.cli import ask, cache, demo, doctor, documents, evaluate
 from kvweave.errors import KvweaveError
 
 INTERRUPTED = 130
@@ -28,6 +28,7 @@ app.command("ls")(documents.ls)
 app.command("rm")(documents.rm)
 app.add_typer(cache.app, name="cache")
 app.command("doctor")(doctor.doctor)
+app.add_typer(evaluate.app)
 app.command("demo")(demo.demo)
 
 

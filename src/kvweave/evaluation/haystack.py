@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from kvweave.errors import InvalidRequest
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST
 
 _SENTENCE_END = re.compile(r"(?<=[.!?][\"')])\s+|(?<=[.!?])\s+")
 
@@ -27,15 +28,22 @@ class Haystack:
     @classmethod
     def of_split(cls, split: str) -> "Haystack":
         """The documents that ship with kvweave for `dev`, `test` or `hidden`."""
+        if split not in (DEV, TEST, HIDDEN):
+            raise InvalidRequest(
+                f"no haystack ships for the split {split!r}; choose dev, test or hidden, or name a folder with --haystack"
+            )
         folder = resources.files(__package__) / "data" / "haystack" / split
-        return cls([entry.read_text("utf-8") for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)])
+        files = sorted(folder.iterdir(), key=lambda entry: entry.name)
+        return cls([entry.read_text("utf-8") for entry in files])
 
     @classmethod
     def of_folder(cls, folder: Path) -> "Haystack":
         """Every .txt and .md file below a folder."""
         if not folder.is_dir():
             raise InvalidRequest(f"{folder} is not a folder; --haystack takes a folder of .txt or .md files")
-        files = sorted(path for path in folder.rglob("*") if path.suffix in (".txt", ".md") and path.is_file())
+        files = sorted(
+            path for path in folder.rglob("*") if path.suffix in (".txt", ".md") and path.is_file()
+        )
         return cls([path.read_text("utf-8", errors="replace") for path in files])
 
     def sentences(self) -> Sequence[Sequence[str]]:

@@ -12,7 +12,11 @@ from kvweave.evaluation.haystack import Haystack
 
 CountTokens = Callable[[str], int]
 
-_SEPARATION = 0.35  # how often a haystack sentence stands beside the cut, between two sentences that belong together
+# How often a haystack sentence stands beside the cut, between two sentences that belong together.
+_SEPARATION = 0.35
+_ATTEMPTS = (
+    20  # an early piece, or a long haystack sentence, may by chance take the only place of a later one
+)
 
 
 class Layout:
@@ -25,7 +29,9 @@ class Layout:
         haystack: natural sentences to fill up with; None leaves chunks as the pieces made them.
     """
 
-    def __init__(self, rng: random.Random, budgets: Sequence[int], count: CountTokens, haystack: Haystack | None) -> None:
+    def __init__(
+        self, rng: random.Random, budgets: Sequence[int], count: CountTokens, haystack: Haystack | None
+    ) -> None:
         self._rng = rng
         self._count = count
         self._haystack = haystack
@@ -93,8 +99,10 @@ class Layout:
         cuts = [
             cut
             for cut in range(len(self._room) - 1)
-            if not self._tails[cut] and not self._heads[cut + 1]
-            and self._room[cut] >= self._tokens(before) and self._room[cut + 1] >= self._tokens(after)
+            if not self._tails[cut]
+            and not self._heads[cut + 1]
+            and self._room[cut] >= self._tokens(before)
+            and self._room[cut + 1] >= self._tokens(after)
         ]
         if not cuts:
             return False
@@ -129,13 +137,14 @@ def lay_out(
 
     Raises InvalidRequest when the context is too short for the pieces.
     """
-    layout = Layout(rng, budgets, count, haystack)
-    if not layout.place_all(pieces):
-        raise InvalidRequest(
-            f"{len(budgets)} chunks of about {max(budgets)} tokens have no room for the task's"
-            f" {len(pieces)} pieces of text; take a longer context or larger chunks"
-        )
-    return layout.chunks()
+    for _ in range(_ATTEMPTS):
+        layout = Layout(rng, budgets, count, haystack)
+        if layout.place_all(pieces):
+            return layout.chunks()
+    raise InvalidRequest(
+        f"{len(budgets)} chunks of about {max(budgets)} tokens have no room for the task's {len(pieces)} pieces of"
+        " text, or too few ends between them; take a longer context or chunks of another size"
+    )
 
 
 def _freedom(piece: Piece) -> int:

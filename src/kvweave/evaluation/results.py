@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+FULL, REUSE = "full", "reuse"
+"""The recipes that every other one is compared with: full attention, and reuse at ratio 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -68,7 +71,7 @@ class Row:
     """All prompts of one task and length under one recipe at one ratio; intervals by paired bootstrap.
 
     `normalised` = (score - reuse_score) / (full_score - reuse_score) (FusionRAG eq. 11), None where full
-    attention gains less than 0.1 over reuse. `rows` is the mean number of recomputed tokens, `task` "overall"
+    attention gains less than 0.1 over reuse. `rows` is the mean number of context tokens computed, `task` "overall"
     the mean over tasks, its `normalised` the ratio of means over tasks with a gain of at least 0.1.
     """
 

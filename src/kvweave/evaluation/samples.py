@@ -42,8 +42,9 @@ class Setting:
     Attributes:
         split: train, dev, test or hidden.
         seed: two settings that are equal give equal samples.
-        context_tokens: length of the context, in tokens of the model under test.
-        chunk_tokens: the largest chunk.
+        context_tokens: nominal length of the context, in tokens of the model under test: what chunks of average
+            size add up to. They are filled with whole sentences, which leaves them a little short of it.
+        chunk_tokens: the largest chunk, in the same tokens.
     """
 
     split: str
@@ -67,7 +68,13 @@ def generate(
         rng = random.Random(name)
         draft = TASKS[task](World(rng, s.split))
         budgets = [rng.randint(int(s.chunk_tokens * FULLEST), s.chunk_tokens) for _ in range(chunks)]
-        texts = lay_out(rng, draft.pieces, budgets, count, haystack)
+        texts = lay_out(rng, draft.pieces, budgets, _behind_a_sentence(count), haystack)
         asked = draft.questions[0]
         room = 2 * count(asked.reply) + 8
         yield Sample(name, task, tuple(texts), asked.text, asked.answers, "string_match_all", room)
+
+
+def _behind_a_sentence(count: Callable[[str], int]) -> Callable[[str], int]:
+    """Token counts as inside a chunk, the space before a sentence included, so that a chunk's sentences add up."""
+    before = count(".")
+    return lambda text: count(f". {text}") - before

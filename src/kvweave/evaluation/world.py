@@ -3,16 +3,33 @@
 Knows nothing about tasks, chunks or models.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
+
+import xxhash
 
 from kvweave.evaluation.splits import Phrases, nouns, split_of
 
-_ONSETS = "b br c ch cl d dr f fl g gl gr h j k kl l m n p pl pr qu r s sh sk sl sn st str t th tr v w y z".split()
-_VOWELS = "a e i o u a e i o ai ea ou ee oo".split()
-_CODAS = ["", "", "", *"b ck d ff g ld ll lm lt m mp n nd nk nt p r rd rk rn rt s sk ss st t th v x".split()]
-_ENDINGS = "a en er ia in is o on or us y ek im el".split()
+_ONSETS = (
+    "b br c ch cl d dr f fl g gl gr h j k kl l m n p pl pr qu r s sh sk sl sn st str t th tr v w y z".split()
+)
+_VOWELS = "a e i o u ai ea oo".split()
+_CODAS = "b d g k l ld lm lt m n nd nt p r rd rk rn s sk st th v x".split()
+_STARTS = 600
+_ENDINGS = (
+    "nek lia dor mas ric vin tha bel ron sa dra gan mir lo fa tus na ven rik sel wyn zo bert cia dan fer gus"
+    " han jo ko len mon nis pa rus sin ta vic yan zel"
+).split()
 _TOWNS = "ford burg ton mere wick holm dale stad ville port haven field".split()
+
+
+@cache
+def _starts() -> tuple[str, ...]:
+    """First syllables of names, the same ones everywhere: it is their combination with an ending that is new."""
+    syllables = ("".join(parts) for parts in itertools.product(_ONSETS, _VOWELS, _CODAS))
+    return tuple(sorted(syllables, key=lambda text: xxhash.xxh64_intdigest(text.encode()))[:_STARTS])
 
 
 class World:
@@ -33,11 +50,11 @@ class World:
 
     def person(self) -> str:
         """A name of one word: Brenek, Toulia."""
-        return self._fresh(lambda: (_syllable(self.rng) + self.rng.choice(_ONSETS) + self.rng.choice(_ENDINGS)).capitalize())
+        return self._fresh(lambda: (self.rng.choice(_starts()) + self.rng.choice(_ENDINGS)).capitalize())
 
     def town(self) -> str:
         """A place name of one word: Skeltford."""
-        return self._fresh(lambda: (_syllable(self.rng) + self.rng.choice(_TOWNS)).capitalize())
+        return self._fresh(lambda: (self.rng.choice(_starts()) + self.rng.choice(_TOWNS)).capitalize())
 
     def name(self) -> str:
         """A person or a town."""
@@ -55,6 +72,7 @@ class World:
 
     def uuid(self) -> str:
         """A random UUID in its usual form, 8-4-4-4-12 hexadecimal digits."""
+
         def draw() -> str:
             digits = f"{self.rng.getrandbits(128):032x}"
             return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
@@ -72,7 +90,3 @@ class World:
                 self._drawn.add(text)
                 return text
         raise AssertionError("a pool is too small for one document")
-
-
-def _syllable(rng: random.Random) -> str:
-    return rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)

@@ -1,10 +1,12 @@
 """Our attention function, registered with transformers under one name.
 
 A pass over chosen rows carries a `RowPlan` as a keyword of the model call; attention then goes by it and
-ignores masks. Any other call (an ordinary `generate` on the fused cache) takes the library's own path.
+ignores masks. Whoever wants to see what the rows attend to watches the plan. Any other call (an ordinary
+`generate` on the fused cache) takes the library's own path.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +22,47 @@ ATTENTION_NAME = "kvweave"
 ROWS_KEYWORD = "kvweave_rows"
 
 
+@dataclass(frozen=True, slots=True)
+class LayerQueries:
+    """What one layer's attention weights are made of: rotated queries and keys, to be read only.
+
+    `query` (B, H, T, D) belongs to prompt positions `rows` (T,), ascending; `keys` (B, G, N, D) stand in prompt
+    order. `window` and `softcap` are the layer's own, None where it has none.
+    """
+
+    layer: int
+    rows: Tensor
+    query: Tensor
+    keys: Tensor
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
+class RowWatch(Protocol):
+    """Something that looks at what the rows of a pass attend to, layer by layer, without changing it."""
+
+    def see(self, queries: LayerQueries) -> None:
+        """Called once per layer, in order, before the layer's output is made."""
+        ...
+
+
 class RowPlan:
-    """Which prompt positions a pass computes, `rows` (T,) ascending; blocks per sliding window, made once."""
+    """Which prompt positions a pass computes, `rows` (T,) ascending; blocks per sliding window, made once.
+
+    `watches` see every layer of the pass; add to them before it runs.
+    """
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
         self.rows = rows
+        self.watches: list[RowWatch] = []
         self.layers_seen: set[int] = set()
         self._dtype = dtype
         self._blocks: dict[int | None, RowBlocks] = {}
 
     def attend(
         self,
+        layer: int,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -39,6 +71,9 @@ class RowPlan:
         softcap: float | None,
     ) -> Tensor:
         """Attention of the rows' query (B, H, T, D) over the canvas' keys and values (B, G, N, D)."""
+        self.layers_seen.add(layer)
+        for watch in self.watches:
+            watch.see(LayerQueries(layer, self.rows, query, key, scaling, window, softcap))
         if window not in self._blocks:
             self._blocks[window] = RowBlocks(self.rows, window=window, dtype=self._dtype)
         # The canvas has merged shared spans and rows already: one private run in prompt order, nothing to skip.
@@ -76,8 +111,8 @@ def canvas_attention(
     plan: RowPlan | None = kwargs.get(ROWS_KEYWORD)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if plan is not None:
-        plan.layers_seen.add(int(getattr(module, "layer_idx", -1)))
-        out = plan.attend(query, key, value, sliding_window, scale, softcap)
+        layer = int(getattr(module, "layer_idx", -1))
+        out = plan.attend(layer, query, key, value, sliding_window, scale, softcap)
     elif softcap is not None:
         # A missing mask means plain causal attention, as it does for the library's own function.
         causal = attention_mask is None and query.shape[2] > 1

@@ -9,24 +9,25 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 
-REFERENCE_NAME = "reference"
-_REFERENCE_FOLDER = Path(__file__).parent / "reference"
+REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
+_SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(name: str | None = None, *, dtype: str = "auto", device: str = "auto") -> Adapter:
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
-    `name` is a local folder or a hub id; None or "reference" is the small model that ships with kvweave.
+    `name` is a local folder or a hub id; None or "reference" is the small model that ships with kvweave, "auxiliary"
+    the even smaller one that looks where the reference model looks.
     `dtype` auto takes the checkpoint's; `device` auto takes a GPU if there is one. Raises ModelNotFound when
     there is nothing to load, UnsupportedModel when its KV cannot be represented, InvalidRequest for an
     unknown dtype or device.
     """
     place = _device(device)
-    if name in (None, REFERENCE_NAME):
+    name = name or REFERENCE_NAME
+    if name in _SHIPPED:
         # Small enough that full precision costs nothing, and it was measured that way.
-        return _load(str(_REFERENCE_FOLDER), REFERENCE_NAME, "float32" if dtype == "auto" else dtype, place)
-    assert name is not None
+        return _load(str(_SHIPPED[name]), name, "float32" if dtype == "auto" else dtype, place)
     _check_folder(name)
     folder = Path(name).expanduser()
     source = str(folder.absolute()) if folder.exists() else name  # a name that means the same from anywhere
@@ -35,7 +36,7 @@ def load_model(name: str | None = None, *, dtype: str = "auto", device: str = "a
 
 def reference_tokenizer() -> PreTrainedTokenizerBase:
     """The tokenizer of the shipped reference model."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_REFERENCE_FOLDER)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_SHIPPED[REFERENCE_NAME])
     return tokenizer
 
 

@@ -57,6 +57,10 @@ class PromptTemplate:
         """A chunk's ids as they stand in a prompt: its text, then the separator."""
         return self.framed(self._plain.ids(text))
 
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text on its own; whatever it says, none of them is a control token."""
+        return self._plain.ids(text)
+
     def framed(self, text_ids: Sequence[int]) -> tuple[int, ...]:
         """A chunk's ids as they stand in a prompt, from the ids of its text."""
         return (*text_ids, *self._separator)

@@ -1,7 +1,7 @@
 """Slot 4, select: which stale tokens are computed again."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,13 @@ from kvweave.recipes.request import Matched, PrefillRequest
 
 
 class Select(Protocol):
-    """Chooses rows within the budget, from stale rows only."""
+    """Chooses rows within the budget, from stale rows only.
+
+    Attributes:
+        selects: whether ratios between 0 and 1 mean anything to it.
+    """
+
+    selects: ClassVar[bool]
 
     def choose(
         self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor
@@ -27,6 +33,8 @@ class Select(Protocol):
 @dataclass(frozen=True, slots=True)
 class SelectNone:
     """Nothing is recomputed; where something is stale, a ratio between 0 and 1 has no meaning and is refused."""
+
+    selects: ClassVar[bool] = False
 
     def choose(
         self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor

@@ -18,7 +18,10 @@ LISTED: Phrases = {
 }
 
 ASKED: Phrases = {
-    TRAIN: ("Which {n} words are the most common in the lists?", "Name the {n} most common words of the lists."),
+    TRAIN: (
+        "Which {n} words are the most common in the lists?",
+        "Name the {n} most common words of the lists.",
+    ),
     DEV: ("Tell me the {n} most common words in the lists.",),
     TEST: ("What are the {n} most common words in the lists?",),
     HIDDEN: ("Find the {n} most common words of the lists.",),

@@ -97,7 +97,7 @@ def write(world: World, *, pairs: int = PAIRS) -> Draft:
         p, q, value = world.person(), world.person(), world.thing()
         link = world.phrase(relation.phrases).format(p=p, q=q)
         fact = world.phrase(COLLECTS).format(p=p, v=value)
-        draft.pieces.append(InOrder((fact, link) if world.rng.random() < 0.7 else (link, fact)))
+        draft.pieces.append(InOrder((fact, link)))
         draft.ask(NAME, world.phrase(ASKED).format(r=relation.role, q=q), value)
         steps.append((p, q, value))
     for p, q, value in steps:

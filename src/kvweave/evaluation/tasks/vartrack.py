@@ -4,6 +4,8 @@ RULER asks for every variable that has a value; here the question names the end 
 value, so that each link has to be followed, not listed.
 """
 
+from itertools import pairwise
+
 from kvweave.evaluation.draft import Draft, InOrder
 from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
 from kvweave.evaluation.world import World
@@ -61,10 +63,7 @@ def write(world: World, *, chains: int = CHAINS, links: int = LINKS) -> Draft:
     for _ in range(chains):
         value, names = world.thing(), [world.name() for _ in range(links + 1)]
         texts = [world.phrase(HOLDS).format(p=place, k=names[0], v=value)]
-        texts += [
-            world.phrase(COPIES).format(p=place, k=name, j=before)
-            for before, name in zip(names, names[1:], strict=False)
-        ]
+        texts += [world.phrase(COPIES).format(p=place, k=name, j=before) for before, name in pairwise(names)]
         draft.pieces.append(InOrder(tuple(_sentence(text) for text in texts)))
         draft.ask(NAME, world.phrase(ASKED).format(p=place, k=names[-1]), value)
         steps += [(name, value) for name in names[:-1]]

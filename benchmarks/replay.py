@@ -1,0 +1,122 @@
+"""Latency of an evaluation's runs on a real shape: the same tokens placed, recomputed, prefilled and decoded.
+
+    .venv/bin/kvweave eval --output results
+    .venv/bin/python benchmarks/replay.py results --scale 8 --output benchmarks/results/replay.json
+
+The reference model's own latency says nothing (it is interpreter overhead), but its evaluation notes for every run how
+many tokens were exact, stale, recomputed, fresh and decoded. Each recipe's mean trace is replayed on a model with
+random weights, interleaved with full prefill of the same prompt; `--scale` multiplies all counts but the decoded ones.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from measured import circumstances
+
+from kvweave.core import ChunkKV
+from kvweave.models.adapter import Adapter
+from kvweave.models.canvas import PlacedSpan
+from kvweave.models.shapes import random_model
+
+Trace = Mapping[str, float]
+
+
+def mean_traces(folder: Path) -> dict[tuple[int, str, float], Trace]:
+    """The mean trace of each context length, recipe and ratio."""
+    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    groups: dict[tuple[int, str, float], list[Trace]] = {}
+    for outcome in map(json.loads, lines):
+        groups.setdefault((outcome["context_tokens"], outcome["recipe"], outcome["ratio"]), []).append(
+            outcome["trace"]
+        )
+    return {
+        key: {name: statistics.fmean(trace[name] for trace in traces) for name in traces[0]}
+        for key, traces in sorted(groups.items())
+    }
+
+
+def replay(adapter: Adapter, trace: Trace, scale: float) -> tuple[float, float]:
+    """Seconds to the first token and for all decoding after it."""
+    stored, rows, tokens = (
+        round(scale * count)
+        for count in (
+            trace["exact"] + trace["stale"],
+            trace["recomputed"] + trace["fresh"],
+            trace["exact"] + trace["stale"] + trace["fresh"],
+        )
+    )
+    ids = [7 + number % 1000 for number in range(tokens)]
+    g = adapter.geometry
+    kv = torch.zeros(g.layers, 2, g.kv_heads, stored, g.head_width, dtype=g.dtype)
+    recomputed = torch.linspace(0, max(stored - 1, 0), max(rows - (tokens - stored), 0)).long()
+    computed = torch.cat([recomputed, torch.arange(stored, tokens)]).unique()
+    began = time.perf_counter()
+    canvas = adapter.canvas(tokens, [PlacedSpan(ChunkKV(tuple(ids[:stored]), kv), 0, 0)] if stored else [])
+    adapter.compute(canvas, ids, adapter.rows(computed))
+    adapter.synchronize()
+    first_s = time.perf_counter() - began
+    for _ in range(round(trace["decoded"])):
+        adapter.step(canvas, 7)
+    adapter.synchronize()
+    return first_s, time.perf_counter() - began - first_s
+
+
+def measure(folder: Path, shape: str, scale: float, repeats: int) -> list[dict[str, object]]:
+    adapter = random_model(shape)
+    rows: list[dict[str, object]] = []
+    for (context_tokens, recipe, ratio), trace in mean_traces(folder).items():
+        if recipe == "full":
+            continue
+        plain = {"exact": 0.0, "stale": 0.0, "recomputed": 0.0, "decoded": 0.0}
+        plain["fresh"] = trace["exact"] + trace["stale"] + trace["fresh"]
+        times = [(replay(adapter, trace, scale), replay(adapter, plain, scale)) for _ in range(repeats + 1)][
+            1:
+        ]
+        ratios = [ours[0] / full[0] for ours, full in times]
+        rows.append(
+            {
+                "context_tokens": context_tokens,
+                "recipe": recipe,
+                "ratio": ratio,
+                "trace": {name: round(count, 1) for name, count in trace.items()},
+                "ttft_s": statistics.median(ours[0] for ours, _ in times),
+                "full_ttft_s": statistics.median(full[0] for _, full in times),
+                "decode_s": statistics.median(ours[1] for ours, _ in times),
+                "ttft_over_full": statistics.median(ratios),
+                "ttft_over_full_range": [min(ratios), max(ratios)],
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="what kvweave eval --output wrote")
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    command = f"benchmarks/replay.py {args.folder} --shape {args.shape} --scale {args.scale:g} --repeats {args.repeats}"
+    result = {
+        "shape": args.shape,
+        "scale": args.scale,
+        "repeats": args.repeats,
+        "rows": measure(args.folder, args.shape, args.scale, args.repeats),
+        **circumstances(command),
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if args.output:
+        args.output.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

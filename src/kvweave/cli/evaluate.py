@@ -1,0 +1,214 @@
+"""eval: what every recipe's answers are worth, in one command."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from kvweave.evaluation.evaluation import Evaluation
+    from kvweave.evaluation.suites import Suite
+
+app = typer.Typer(name="eval", invoke_without_command=True)
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        envvar="KVWEAVE_MODEL",
+        help="Hub id or local folder. Default: the shipped reference model.",
+    ),
+]
+Split = Annotated[
+    str, typer.Option("--split", help="Pool of names, phrases and haystacks: train, dev, test or hidden.")
+]
+ChunkTokens = Annotated[int | None, typer.Option("--chunk-tokens", min=16, help="Largest chunk.")]
+Samples = Annotated[int | None, typer.Option("--samples", min=1, help="Prompts per task, length and seed.")]
+Lengths = Annotated[
+    list[int] | None, typer.Option("--context-tokens", min=64, help="Length of the context; repeatable.")
+]
+Tasks = Annotated[list[str] | None, typer.Option("--task", help="Task to run; repeatable.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Seed of the samples; repeatable.")]
+Haystack = Annotated[
+    Path | None, typer.Option("--haystack", help="Folder of .txt and .md files to hide facts in.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", help="Folder for JSON, plots and report; run again, it goes on where it stopped."
+    ),
+]
+Suite_ = Annotated[
+    str, typer.Option("--suite", help="What runs where no other option says so: quick or full.")
+]
+
+
+@app.callback()
+def evaluate(
+    context: typer.Context,
+    suite: Suite_ = "quick",
+    model: Model = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    recipe: Annotated[list[str] | None, typer.Option("--recipe", help="Recipe to run; repeatable.")] = None,
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option("--ratio", min=0, max=1, help="Share of stale context to recompute; repeatable."),
+    ] = None,
+    task: Tasks = None,
+    seed: Seeds = None,
+    samples: Samples = None,
+    context_tokens: Lengths = None,
+    chunk_tokens: ChunkTokens = None,
+    split: Split = "dev",
+    haystack: Haystack = None,
+    ruler: Annotated[
+        list[Path] | None, typer.Option("--ruler", help="RULER's jsonl, instead of tasks; repeatable.")
+    ] = None,
+    longbench: Annotated[
+        list[Path] | None,
+        typer.Option("--longbench", help="LongBench's jsonl, instead of tasks; repeatable."),
+    ] = None,
+    overlap: Annotated[
+        int, typer.Option("--overlap", min=0, help="Tokens that chunks of a file's context share.")
+    ] = 0,
+    output: Output = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Run every recipe × ratio × task × seed and compare the answers with full attention's."""
+    if context.invoked_subcommand is not None:
+        return
+    opt.quiet_libraries()
+    from kvweave.cli.show import progress_bar
+    from kvweave.evaluation.evaluation import Request, run_evaluation
+
+    request = Request(
+        suite=_suite(
+            suite,
+            recipes=recipe,
+            ratios=ratio,
+            tasks=task,
+            seeds=seed,
+            samples=samples,
+            context_tokens=context_tokens,
+            chunk_tokens=chunk_tokens,
+        ),
+        split=split,
+        haystack=haystack,
+        files=(
+            *(("ruler", path) for path in ruler or ()),
+            *(("longbench", path) for path in longbench or ()),
+        ),
+        overlap_tokens=overlap,
+        output=output,
+        command=_command(),
+    )
+    with progress_bar(quiet or json) as report:
+        done = run_evaluation(_adapter(model, dtype, device), request, report)
+    _show(done, json)
+
+
+def _suite(name: str, **changes: Any) -> "Suite":
+    """A named suite with what other options change in it."""
+    from dataclasses import replace
+
+    from kvweave.evaluation.suites import suite_named
+
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+    chosen: Any = {key: value for key, value in given.items() if value is not None}
+    return replace(suite_named(name), **chosen)
+
+
+def _adapter(model: str | None, dtype: str | None, device: str | None) -> Any:
+    from kvweave.models.loading import load_model
+
+    return load_model(model, dtype=dtype or "auto", device=device or "auto")
+
+
+def _command() -> str:
+    return shlex.join(["kvweave", *sys.argv[1:]])
+
+
+def _show(done: "Evaluation", json: bool) -> None:
+    from kvweave.cli.show import STDOUT, print_json
+    from kvweave.evaluation.report import table, to_json
+
+    if json:
+        print_json(to_json(done.rows))
+        return
+    STDOUT.print(table(done.rows))
+    for path in done.files:
+        STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)
+
+
+@app.command()
+def selection(
+    model: Model = None,
+    auxiliary: Annotated[
+        str | None,
+        typer.Option("--auxiliary", help="Model whose last layer is compared. Default: the shipped one."),
+    ] = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    task: Tasks = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the samples.")] = 0,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Prompts per task.")] = 40,
+    context_tokens: Lengths = None,
+    chunk_tokens: Annotated[
+        list[int] | None, typer.Option("--chunk-tokens", min=16, help="Largest chunk; repeatable.")
+    ] = None,
+    ratio: Annotated[float, typer.Option("--ratio", min=0, max=1, help="Share of tokens selected.")] = 0.2,
+    answer: Annotated[
+        list[float] | None,
+        typer.Option("--answer", min=0, max=1, help="Also answer with this share recomputed; repeatable."),
+    ] = None,
+    split: Split = "dev",
+    haystack: Haystack = None,
+    output: Output = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Which tokens matter, and which selections find them: overlap, residual loss, deviation, layers, places."""
+    from kvweave.cli.show import STDOUT, print_json, progress_bar
+    from kvweave.evaluation.selection.sweep import Sweep, run_sweep, write
+    from kvweave.evaluation.selection.tables import sweep_table, tables
+
+    opt.quiet_libraries()
+    sweep = Sweep(
+        tasks=tuple(task or ("multikey", "twohop", "coref", "vartrack")),
+        split=split,
+        seed=seed,
+        samples=samples,
+        context_tokens=tuple(context_tokens or (512,)),
+        chunk_tokens=tuple(chunk_tokens or (96,)),
+        ratio=ratio,
+        answered_ratios=tuple(answer or ()),
+        haystack=haystack,
+    )
+    reader = _auxiliary(model, auxiliary, dtype, device)
+    with progress_bar(quiet or json) as report:
+        reports = run_sweep(_adapter(model, dtype, device), reader, sweep, report)
+    files = write(output, reports) if output else []
+    if json:
+        print_json(reports)
+        return
+    for shown in [each for one in reports.values() for each in tables(one)]:
+        STDOUT.print(shown)
+    if len(reports) > 1:
+        STDOUT.print(sweep_table(reports))
+    for path in files:
+        STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)
+
+
+def _auxiliary(model: str | None, auxiliary: str | None, dtype: str | None, device: str | None) -> Any:
+    """The named auxiliary model, the shipped one beside the shipped reference, or none beside another model."""
+    from kvweave.models.loading import AUXILIARY_NAME, REFERENCE_NAME
+
+    if auxiliary is None and model not in (None, REFERENCE_NAME):
+        return None
+    return _adapter(auxiliary or AUXILIARY_NAME, dtype, device)

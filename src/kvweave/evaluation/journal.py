@@ -1,0 +1,130 @@
+"""Outcomes on disk, one line each, so that an interrupted evaluation goes on where it stopped.
+
+A line counts once it is complete: one torn by a crash is cut off and its prompt is run again. One process
+writes at a time.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvweave.errors import InvalidRequest
+from kvweave.evaluation.results import Outcome, Trace
+
+_FILE = "outcomes.jsonl"
+
+Key = tuple[str, str, float]
+"""A prompt under a recipe at a ratio: sample name, recipe name, ratio."""
+
+
+class Journal:
+    """The outcomes of one evaluation, appended as they come.
+
+    Args:
+        folder: made if it is not there; None keeps outcomes in memory only.
+        subject: what the outcomes are about (model, dtype, ...). A folder that holds outcomes of another subject is
+            refused, so that one table never mixes two models.
+
+    Raises:
+        InvalidRequest: another subject's folder, a file that is no journal, or another process writing to it.
+    """
+
+    def __init__(self, folder: Path | None, subject: Mapping[str, Any]) -> None:
+        self._outcomes: dict[Key, Outcome] = {}
+        self._file = None
+        if folder is None:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._path = folder / _FILE
+            self._file = open(self._path, "a+b")  # noqa: SIM115 - lives as long as the journal
+        except OSError as error:
+            raise InvalidRequest(
+                f"{folder} cannot be written to ({error.strerror}); name another --output"
+            ) from error
+        self._lock()
+        self._read(json.loads(_line(dict(subject))))  # as it would come back
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process write; what was added stays."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def get(self, key: Key) -> Outcome | None:
+        """The outcome that is there already, or None."""
+        return self._outcomes.get(key)
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep an outcome; it is on its way to the disk when this returns."""
+        self._outcomes[outcome.sample, outcome.recipe, outcome.ratio] = outcome
+        if self._file is not None:
+            self._file.write(_line(asdict(outcome)))
+            self._file.flush()
+
+    def _lock(self) -> None:
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise InvalidRequest(
+                f"another evaluation is writing to {self._path}; wait for it or name another --output"
+            ) from None
+
+    def _read(self, subject: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        try:
+            said, outcomes = _parsed(whole, content[len(whole) :])
+        except (ValueError, TypeError, KeyError) as error:
+            self.close()
+            raise InvalidRequest(
+                f"{self._path} is not a journal of this version of kvweave; name another --output"
+            ) from error
+        if said is not None and said != subject:
+            self.close()
+            changed = sorted(name for name in {*said, *subject} if said.get(name) != subject.get(name))
+            raise InvalidRequest(
+                f"{self._path} holds results that differ in {', '.join(changed)}; name another --output"
+            )
+        os.truncate(self._path, len(whole))  # a torn last line, once it is sure that the file is ours
+        if said is None:
+            self._file.write(_line(subject))
+            self._file.flush()
+        self._outcomes = {(o.sample, o.recipe, o.ratio): o for o in outcomes}
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
+def _parsed(whole: bytes, torn: bytes) -> tuple[dict[str, Any] | None, list[Outcome]]:
+    """The subject, None where no complete line says it, and the outcomes; an error for what is no journal."""
+    if not whole:
+        if torn and not torn.startswith(b"{"):
+            raise ValueError("no journal starts like this")
+        return None, []
+    first, *rest = (json.loads(line) for line in whole.splitlines())
+    if not isinstance(first, dict):
+        raise TypeError("the first line names no subject")
+    return first, [_outcome(content) for content in rest]
+
+
+def _outcome(content: dict[str, Any]) -> Outcome:
+    return Outcome(**content | {"trace": Trace(**content["trace"])})

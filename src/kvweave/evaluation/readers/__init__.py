@@ -1,0 +1,14 @@
+"""Benchmarks as their users have them on disk, read as samples."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from kvweave.evaluation.readers import longbench, ruler
+from kvweave.evaluation.samples import Sample
+from kvweave.knowledge.chunking import Chunker
+
+READERS: Mapping[str, Callable[[Path, Chunker, int | None], Iterator[Sample]]] = MappingProxyType(
+    {"ruler": ruler.read, "longbench": longbench.read}
+)
+"""Readers by name: a file or folder, how contexts are cut, and how many samples of each file (None: all)."""

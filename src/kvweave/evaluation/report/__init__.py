@@ -1,0 +1,62 @@
+"""What an evaluation leaves behind: rows.json, figures as PNG, and one page that holds everything.
+
+`table` shows the same rows in a terminal. Knows rows, not how they came about.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from kvweave.errors import InvalidRequest
+from kvweave.evaluation.report.about import About
+from kvweave.evaluation.report.table import from_json, table, to_json
+from kvweave.evaluation.results import Row
+
+__all__ = ["About", "from_json", "table", "to_json", "write_report"]
+
+
+def write_report(folder: Path, rows: Sequence[Row], about: About) -> list[Path]:
+    """Write rows.json, the figures and report.html; files of an earlier report are replaced one by one.
+
+    Each file is old or new, never half of it, and nothing is written before everything is drawn.
+
+    Args:
+        folder: made if it is not there.
+        rows: in the order in which tables list them.
+        about: what was run.
+
+    Returns:
+        The files, the page last.
+
+    Raises:
+        InvalidRequest: there are no rows, or the folder cannot be written to.
+    """
+    from kvweave.evaluation.report.page import page  # with matplotlib, which takes a second
+    from kvweave.evaluation.report.plots import pictures
+
+    if not rows:
+        raise InvalidRequest("there is nothing to report: the evaluation has no rows")
+    drawn = list(pictures(rows))
+    content = {"about": asdict(about), "rows": to_json(rows)}
+    files = {"rows.json": json.dumps(content, ensure_ascii=False, indent=1).encode()}
+    files |= {f"{picture.name}.png": picture.light for picture in drawn}
+    files["report.html"] = page(rows, about, drawn).encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_replace(folder / name, data) for name, data in files.items()]
+    except OSError as error:
+        raise InvalidRequest(
+            f"the report cannot be written to {folder} ({error.strerror}); name another --output"
+        ) from error
+
+
+def _replace(path: Path, data: bytes) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

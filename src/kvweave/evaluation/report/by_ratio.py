@@ -1,0 +1,129 @@
+"""Score against ratio: one panel per task, one line per recipe."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from kvweave.evaluation.report import slices
+from kvweave.evaluation.report.sheet import full_line, legend_below, ratio_ticks, score_ticks, sheet, sign
+from kvweave.evaluation.report.style import Look, Theme
+from kvweave.evaluation.results import FULL, Row
+
+_APART = 0.024  # between points that stand at the same ratio
+_FEW = 6  # lines in a panel; more are drawn thinner
+
+
+def by_ratio(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Figure:
+    """Rows of one length; a dashed line is full attention, bands and bars are 95 % intervals."""
+    names = slices.panels(rows)
+    columns = _columns(len(names))
+    lines = math.ceil(len(names) / columns)
+    figure = sheet(
+        *_size(columns, lines),
+        "Score by share of tokens recomputed",
+        f"{slices.length_named(rows[0].context_tokens)} · bands and bars: 95 % interval",
+        theme,
+    )
+    grid = figure.subplots(lines, columns, squeeze=False)
+    lowest = min(row.score.low for row in rows)
+    for place, axes in enumerate(grid.flat):
+        if place < len(names):
+            _panel(axes, slices.of_task(rows, names[place]), looks, theme)
+            axes.set_title(names[place])
+            score_ticks(axes, lowest, named=place % columns == 0)
+            ratio_ticks(axes, named=place + columns >= len(names))
+        else:
+            axes.set_axis_off()
+    legend_below(figure, _legend(rows, looks, theme))
+    return figure
+
+
+def _columns(panels: int) -> int:
+    if panels <= 3:
+        return panels
+    return 2 if panels == 4 else 3 if panels in (5, 6, 9) else 4
+
+
+def _size(columns: int, lines: int) -> tuple[float, float]:
+    """Inches: one panel is large, many are small."""
+    panel = {1: (7.2, 4.0), 2: (4.4, 3.1), 3: (3.5, 2.5)}.get(columns, (2.75, 2.2))
+    return panel[0] * columns, panel[1] * lines + 0.6
+
+
+def _panel(axes: Axes, rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> None:
+    full = rows[0].full_score
+    axes.axhspan(full.low, full.high, color=theme.ramp[-1], alpha=0.08, linewidth=0)
+    axes.axhline(full.value, **full_line(theme))
+    drawn = {name: points for name, points in slices.by_recipe(rows).items() if name != FULL}
+    shifts = _shifts(drawn)
+    few = sum(map(slices.swept, drawn.values())) <= _FEW
+    for name, points in drawn.items():
+        look = looks[name]
+        if slices.swept(points):
+            _line(axes, points, look, few=few)
+        else:
+            _points(axes, points, look, theme, shifts)
+
+
+def _line(axes: Axes, points: Sequence[Row], look: Look, *, few: bool) -> None:
+    ratios = [row.ratio for row in points]
+    low, high = [row.score.low for row in points], [row.score.high for row in points]
+    axes.fill_between(ratios, low, high, color=look.color, alpha=0.15 if few else 0.07, linewidth=0)
+    axes.plot(
+        ratios,
+        [row.score.value for row in points],
+        color=look.color,
+        linestyle=look.dashes,
+        linewidth=1.6 if few else 1.1,
+        marker=look.marker,
+        markersize=3.4 if few else 2.8,
+        markerfacecolor=look.color if look.filled else "none",
+        zorder=3,
+    )
+
+
+def _points(
+    axes: Axes, points: Sequence[Row], look: Look, theme: Theme, shifts: Mapping[tuple[str, float], float]
+) -> None:
+    for row in points:
+        x = row.ratio + shifts[row.recipe, row.ratio]
+        axes.plot([x, x], [row.score.low, row.score.high], color=look.color, linewidth=1.3, zorder=4)
+        axes.plot(
+            [x],
+            [row.score.value],
+            color=look.color,
+            marker=look.marker,
+            markersize=5,
+            markerfacecolor=look.color if look.filled else theme.ground,
+            zorder=5,
+        )
+
+
+def _shifts(drawn: Mapping[str, Sequence[Row]]) -> dict[tuple[str, float], float]:
+    """Single points at the same ratio stand side by side, so that no interval hides another."""
+    crowds: dict[float, list[str]] = {}
+    for name, points in drawn.items():
+        if not slices.swept(points):
+            for row in points:
+                crowds.setdefault(row.ratio, []).append(name)
+    shifts = {}
+    for ratio, crowd in crowds.items():
+        for place, name in enumerate(crowd):
+            shifts[name, ratio] = (place - (len(crowd) - 1) / 2) * _APART
+    return shifts
+
+
+def _legend(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> list[tuple[Artist, str]]:
+    entries: list[tuple[Artist, str]] = [(Line2D([], [], **full_line(theme)), "full attention")]
+    for name, points in slices.by_recipe(rows).items():
+        if name != FULL:
+            entries.append((sign(looks[name], theme, line=_any_swept(points)), name))
+    return entries
+
+
+def _any_swept(points: Sequence[Row]) -> bool:
+    return any(slices.swept(slices.of_task(points, task)) for task in {row.task for row in points})

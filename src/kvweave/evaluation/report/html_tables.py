@@ -1,0 +1,103 @@
+"""The report's tables as HTML: rows in, markup out."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from kvweave.evaluation.report import slices
+from kvweave.evaluation.report.style import DARK, LIGHT, Look, looks
+from kvweave.evaluation.results import Estimate, Row
+
+_MEASURES = "normalised agreement KL faithful recomputed selection prompts".split()
+_NONE = '<td class="none">–</td>'
+
+
+def overall_table(rows: Sequence[Row]) -> str:
+    """Every measure of every recipe and ratio, length by length, with a scale that shows score and interval."""
+    dots = Dots(slices.recipes(rows))
+    scale = '<th class="where"><span class="ends"><span>0</span><span>1</span></span></th>'
+    heads = "".join(f"<th>{head}</th>" for head in _MEASURES)
+    names = '<th class="recipe">recipe</th><th>ratio</th><th>score</th>'
+    parts = [f"<table><thead><tr>{names}{scale}{heads}</tr></thead>"]
+    for context_tokens in slices.lengths(rows):
+        here = slices.overall(slices.at_length(rows, context_tokens))
+        if not here:
+            continue
+        label = escape(slices.length_named(context_tokens))
+        parts.append(f'<tbody><tr class="length"><th colspan="11">{label}</th></tr></tbody>')
+        parts += [
+            dots.group(points, [_measures(row) for row in points])
+            for points in slices.by_recipe(here).values()
+        ]
+    return "\n".join([*parts, "</table>"])
+
+
+def task_table(rows: Sequence[Row]) -> str:
+    """Rows of one length: a line per recipe and ratio, a column per task."""
+    dots = Dots(slices.recipes(rows))
+    names = slices.panels(rows)
+    heads = "".join(f'<th class="task">{escape(name)}</th>' for name in names)
+    parts = [f'<table><thead><tr><th class="recipe">recipe</th><th>ratio</th>{heads}</tr></thead>']
+    cells = {(row.recipe, row.ratio, row.task): row for row in rows}
+    for recipe, points in slices.by_recipe(rows).items():
+        first = {row.ratio: row for row in reversed(points)}
+        lines = [
+            "".join(_heat(cells.get((recipe, ratio, name))) for name in names) for ratio in sorted(first)
+        ]
+        parts.append(dots.group([first[ratio] for ratio in sorted(first)], lines))
+    return "\n".join([*parts, "</table>"])
+
+
+class Dots:
+    """A recipe's colours in the figures, for its lines in the tables."""
+
+    def __init__(self, recipes: Sequence[str]) -> None:
+        self._light: Mapping[str, Look] = looks(recipes, LIGHT)
+        self._dark: Mapping[str, Look] = looks(recipes, DARK)
+
+    def group(self, points: Sequence[Row], lines: Sequence[str]) -> str:
+        """One recipe: its name once, then for every ratio the cells in `lines`."""
+        recipe = points[0].recipe
+        light, dark = self._light[recipe], self._dark[recipe]
+        dot = f'<span class="{"dot" if light.filled else "dot hollow"}"></span>'
+        head = f'<th class="recipe" scope="rowgroup" rowspan="{len(points)}">{dot}{escape(recipe)}</th>'
+        ratios = [f"<td>{row.ratio:g}</td>{cells}" for row, cells in zip(points, lines, strict=True)]
+        body = "</tr>\n<tr>".join(ratios)
+        return f'<tbody style="--at-light:{light.color};--at-dark:{dark.color}"><tr>{head}{body}</tr></tbody>'
+
+
+def _measures(row: Row) -> str:
+    selection = _NONE if row.selection is None else f"<td>{row.selection:.2f}</td>"
+    return "".join(
+        [
+            _measure(row.score),
+            _track(row),
+            _NONE if row.normalised is None else _measure(row.normalised),
+            _measure(row.agreement),
+            _measure(row.kl),
+            _measure(row.faithfulness),
+            f"<td>{row.rows:,.0f}</td>",
+            selection,
+            f"<td>{row.samples:,}</td>",
+        ]
+    )
+
+
+def _measure(estimate: Estimate) -> str:
+    return f"<td>{estimate.value:.3f}<small>{_half(estimate, 3)}</small></td>"
+
+
+def _half(estimate: Estimate, places: int) -> str:
+    return "±" + f"{slices.margin(estimate):.{places}f}".removeprefix("0")
+
+
+def _track(row: Row) -> str:
+    score, full = row.score, row.full_score
+    at = f"--low:{score.low:.4f};--high:{score.high:.4f};--score:{score.value:.4f};--full:{full.value:.4f}"
+    return f'<td class="where"><span class="track" style="{at}"><u></u><i></i><b></b></span></td>'
+
+
+def _heat(row: Row | None) -> str:
+    if row is None:
+        return _NONE
+    shade = f"--score:{row.score.value:.3f}"
+    return f'<td class="heat" style="{shade}">{row.score.value:.2f}<small>{_half(row.score, 2)}</small></td>'

@@ -1,0 +1,90 @@
+"""All figures of an evaluation as PNG, on light and on dark ground."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from kvweave.evaluation.report import slices
+from kvweave.evaluation.report.baselines import baselines
+from kvweave.evaluation.report.by_ratio import by_ratio
+from kvweave.evaluation.report.pareto import pareto
+from kvweave.evaluation.report.sheet import png
+from kvweave.evaluation.report.style import DARK, DPI, LIGHT, Look, Theme, looks, settings
+from kvweave.evaluation.results import Row
+
+
+class _Kind(NamedTuple):
+    name: str
+    caption: str
+    draw: Callable[[Sequence[Row], Mapping[str, Look], Theme], Figure]
+
+
+_PER_TASK = _Kind(
+    "score-per-task",
+    "The gap between full attention and reuse is what recomputing selected tokens can win back.",
+    baselines,
+)
+_BY_RATIO = _Kind(
+    "score-by-ratio",
+    "A line is a recipe. One that can only be left as it is or recomputed whole has markers without a line;"
+    " markers at the same ratio stand side by side.",
+    by_ratio,
+)
+_BY_COST = _Kind(
+    "score-by-cost",
+    "Up and to the left is better. The front joins what nothing beats at the same or a lower cost; where"
+    " intervals overlap, the order of two points is not settled.",
+    pareto,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One figure.
+
+    Attributes:
+        name: of its file, without the suffix.
+        title: what it shows, for readers who do not see it.
+        context_tokens: the length it is about.
+        caption: what a reader should look at.
+        light: PNG on light ground.
+        dark: the same on dark ground.
+    """
+
+    name: str
+    title: str
+    context_tokens: int
+    caption: str
+    light: bytes
+    dark: bytes
+
+    @property
+    def width_px(self) -> int:
+        """Width at which its letters are as large as a page's small print: 100 pixels an inch."""
+        return int.from_bytes(self.light[16:20]) * 100 // DPI  # PNG: the width stands at the head
+
+
+def pictures(rows: Sequence[Row]) -> Iterator[Picture]:
+    """Every figure, length by length; a recipe has one colour and marker in all of them."""
+    recipes = slices.recipes(rows)
+    for context_tokens in slices.lengths(rows):
+        here = slices.at_length(rows, context_tokens)
+        whole = slices.overall(here)
+        yield _picture(_PER_TASK, here, recipes)
+        yield _picture(_BY_RATIO, here, recipes)
+        if any(row.rows > 0 for row in whole):
+            yield _picture(_BY_COST, whole, recipes)
+
+
+def _picture(kind: _Kind, rows: Sequence[Row], recipes: Sequence[str]) -> Picture:
+    images = []
+    for theme in (LIGHT, DARK):
+        with matplotlib.rc_context(settings(theme)):
+            images.append(png(kind.draw(rows, looks(recipes, theme), theme)))
+    context_tokens = rows[0].context_tokens
+    name = f"{kind.name}-{context_tokens}" if context_tokens else kind.name
+    title = f"{kind.name.replace('-', ' ')}, {slices.length_named(context_tokens)}"
+    return Picture(name, title, context_tokens, kind.caption, *images)

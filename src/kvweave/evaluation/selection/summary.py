@@ -1,0 +1,179 @@
+"""Many prompts' findings summed up into one report."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvweave.evaluation.results import Estimate
+from kvweave.evaluation.selection.auxiliary import Alignment
+from kvweave.evaluation.selection.idealised import ANSWERED, Answered
+from kvweave.evaluation.selection.measure import LAYER_CURVES, RATIOS, Measured
+from kvweave.evaluation.selection.measures import rank_correlation
+from kvweave.evaluation.selection.rankings import FACTORS, SELECTIONS
+from kvweave.evaluation.selection.report import (
+    AnswersReport,
+    AuxiliaryReport,
+    Grid,
+    KVDeviation,
+    PreparationReport,
+    SelectionReport,
+    Shares,
+    TaskLayers,
+)
+from kvweave.evaluation.statistics import interval_over_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFindings:
+    """What was found out about one prompt; `measured` by preparation, the others None where not asked for."""
+
+    task: str
+    context_tokens: int
+    chunks: int
+    measured: Mapping[str, Measured]
+    answered: Answered | None
+    alignment: Alignment | None
+
+
+def summarise(
+    model: str,
+    ratio: float,
+    answered_ratios: tuple[float, ...],
+    auxiliary: str | None,
+    found: Sequence[PromptFindings],
+) -> SelectionReport:
+    """Sum up at least one prompt; `model` and `auxiliary` are names."""
+    tokens = sum(one.context_tokens for one in found)
+    tasks = [one.task for one in found]
+    return SelectionReport(
+        model=model,
+        ratio=ratio,
+        samples=len(found),
+        tasks=tuple(dict.fromkeys(tasks)),
+        context_tokens=tokens / len(found),
+        chunk_tokens=tokens / sum(one.chunks for one in found),
+        selections=tuple(SELECTIONS),
+        factors=tuple(FACTORS),
+        ratios=RATIOS,
+        layer_curves=tuple(LAYER_CURVES),
+        preparations=tuple(
+            _preparation(name, [one.measured[name] for one in found], tasks) for name in found[0].measured
+        ),
+        answers=_answers([one.answered for one in found if one.answered is not None], tasks, answered_ratios),
+        auxiliary=None if auxiliary is None else _alignment(auxiliary, found),
+    )
+
+
+def _preparation(name: str, measured: Sequence[Measured], tasks: Sequence[str]) -> PreparationReport:
+    def values(field: Callable[[Measured], Tensor]) -> Grid:
+        return _grid(torch.stack([field(one) for one in measured]), tasks)
+
+    keys, of_values = values(lambda one: one.deviation)
+    return PreparationReport(
+        name=name,
+        overlap=values(lambda one: one.overlap),
+        jaccard=values(lambda one: one.jaccard),
+        by_ratio=values(lambda one: one.by_ratio),
+        with_optimal=values(lambda one: one.with_optimal),
+        factor_loss=values(lambda one: one.loss),
+        selection_loss=values(lambda one: one.selection_loss),
+        layers=_task_layers(measured, tasks),
+        agreement=_agreement(measured, tasks),
+        depths=_mean_shares([one.depths for one in measured]),
+        chunks=_mean_shares([one.chunks for one in measured]),
+        deviation=KVDeviation(
+            keys=keys,
+            values=of_values,
+            relative=values(lambda one: one.relative[None])[0],
+            left=values(lambda one: one.deviation_left[None])[0],
+            depths=_mean_shares([one.deviation_depths[None] for one in measured])[0],
+            chunks=_mean_shares([one.deviation_chunks[None] for one in measured])[0],
+        ),
+    )
+
+
+def _answers(
+    answered: Sequence[Answered], tasks: Sequence[str], ratios: tuple[float, ...]
+) -> AnswersReport | None:
+    if not answered:
+        return None
+    return AnswersReport(
+        selections=ANSWERED,
+        ratios=ratios,
+        score=_grid(torch.stack([one.score for one in answered]), tasks),
+        kl=_grid(torch.stack([one.kl for one in answered]), tasks),
+        full_score=_mean([one.full_score for one in answered], tasks),
+        stale_score=_mean([one.stale_score for one in answered], tasks),
+        stale_kl=_mean([one.stale_kl for one in answered], tasks),
+    )
+
+
+def _alignment(name: str, found: Sequence[PromptFindings]) -> AuxiliaryReport | None:
+    pairs = [(one.alignment, one.task) for one in found if one.alignment is not None]
+    if not pairs:
+        return None
+    aligned, tasks = zip(*pairs, strict=True)
+    return AuxiliaryReport(
+        name=name,
+        samples=len(pairs),
+        left_out=len(found) - len(pairs),
+        kl=_mean([one.kl for one in aligned], tasks),
+        own_kl=_mean([one.own_kl for one in aligned], tasks),
+        jaccard=_mean([one.jaccard for one in aligned], tasks),
+        own_jaccard=_mean([one.own_jaccard for one in aligned], tasks),
+    )
+
+
+def _mean(values: Sequence[float], tasks: Sequence[str]) -> Estimate:
+    return _grid(torch.tensor(values, dtype=torch.float64)[:, None, None], tasks)[0][0]
+
+
+def _grid(values: Tensor, tasks: Sequence[str]) -> Grid:
+    """Mean and interval of every cell of values (prompts, rows, columns)."""
+    by_task = [values[own].numpy() for own in _by_task(tasks).values()]
+    rows, columns = values.shape[1:]
+    return tuple(
+        tuple(interval_over_tasks([part[:, i, j] for part in by_task]) for j in range(columns))
+        for i in range(rows)
+    )
+
+
+def _by_task(tasks: Sequence[str]) -> dict[str, list[int]]:
+    """The prompts of each task, by number."""
+    found: dict[str, list[int]] = {}
+    for number, task in enumerate(tasks):
+        found.setdefault(task, []).append(number)
+    return found
+
+
+def _task_layers(measured: Sequence[Measured], tasks: Sequence[str]) -> tuple[TaskLayers, ...]:
+    curves = torch.stack([one.layers for one in measured])  # (prompts, 3, L)
+    overall = TaskLayers("overall", len(tasks), _grid(curves, tasks))
+    by_task = _by_task(tasks).items()
+    return overall, *(
+        TaskLayers(task, len(own), _grid(curves[own], [task] * len(own))) for task, own in by_task
+    )
+
+
+def _agreement(measured: Sequence[Measured], tasks: Sequence[str]) -> Shares:
+    curve = list(LAYER_CURVES).index("stale")
+    curves = torch.stack([one.layers[curve] for one in measured])  # (prompts, L)
+    by_task = [curves[own] for own in _by_task(tasks).values()]
+
+    def between(a: int, b: int) -> float:
+        if a != b:
+            return rank_correlation(by_task[a].mean(0), by_task[b].mean(0))
+        own = by_task[a]
+        return rank_correlation(own[::2].mean(0), own[1::2].mean(0)) if len(own) > 1 else 1.0
+
+    count = range(len(by_task))
+    return tuple(tuple(between(a, b) for b in count) for a in count)
+
+
+def _mean_shares(parts: Sequence[Tensor]) -> Shares:
+    """Mean of shares (rows, C), whose C may differ: prompts with fewer chunks have nothing in the last ones."""
+    most = max(part.shape[-1] for part in parts)
+    padded = [torch.nn.functional.pad(part, (0, most - part.shape[-1])) for part in parts]
+    return tuple(tuple(row) for row in torch.stack(padded).mean(0).tolist())

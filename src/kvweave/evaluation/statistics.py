@@ -1,0 +1,100 @@
+"""Means with 95 % intervals by bootstrap (percentile method), paired and over several tasks.
+
+A resample draws prompts with replacement within each task, the same ones for every array of that task, so
+that differences between recipes on one prompt stay together. Knows arrays only.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvweave.evaluation.results import Estimate
+
+Array = NDArray[np.float64]
+
+GAIN = 0.1
+"""A task on which full attention gains less than this over reuse says nothing about how much a recipe restores."""
+
+_ROUNDING = 1e-9  # 0.5 - 0.4 counts as a gain of 0.1
+
+
+class Scores(NamedTuple):
+    """The scores of one task's prompts: of a recipe, of full attention and of reuse, each of shape (prompts,)."""
+
+    score: ArrayLike
+    full: ArrayLike
+    reuse: ArrayLike
+
+
+def interval(values: ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """The mean of `values` (prompts,); equal arguments give equal intervals."""
+    return interval_over_tasks([values], resamples=resamples, seed=seed)
+
+
+def interval_over_tasks(tasks: Sequence[ArrayLike], *, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """The mean over tasks of each task's mean; tasks may differ in their numbers of prompts."""
+    columns = [_array(values) for values in tasks]
+    means = _resampled(columns, resamples, seed)
+    return _estimate(float(np.mean([column.mean() for column in columns])), means)
+
+
+def ratio_interval(
+    score: ArrayLike, full: ArrayLike, reuse: ArrayLike, *, resamples: int = 2000, seed: int = 0
+) -> Estimate | None:
+    """The share of full attention's gain over reuse that a recipe restores (FusionRAG eq. 11), of paired arrays.
+
+    None where the gain is below GAIN.
+    """
+    return ratio_over_tasks([Scores(score, full, reuse)], resamples=resamples, seed=seed)
+
+
+def ratio_over_tasks(tasks: Sequence[Scores], *, resamples: int = 2000, seed: int = 0) -> Estimate | None:
+    """The same over tasks: mean restored gain over mean gain, of the tasks with a gain of at least GAIN.
+
+    None without such a task. Which tasks those are is settled by the scores as they are, not again in every
+    resample; a resample in which full attention gains nothing has no ratio and is left out.
+    """
+    restored, gains = [], []
+    for task in tasks:
+        score, full, reuse = (_array(values) for values in task)
+        if full.mean() - reuse.mean() >= GAIN - _ROUNDING:
+            restored.append(score - reuse)
+            gains.append(full - reuse)
+    if not gains:
+        return None
+    value = np.mean([part.mean() for part in restored]) / np.mean([part.mean() for part in gains])
+    above, below = _resampled(restored, resamples, seed), _resampled(gains, resamples, seed)
+    usable = below > 0
+    return _estimate(float(value), above[usable] / below[usable])  # Eq. 11
+
+
+def _array(values: ArrayLike) -> Array:
+    array = np.asarray(values, dtype=np.float64)
+    assert array.shape > (0,), f"an estimate needs at least one value, not shape {array.shape}"
+    return array
+
+
+def _resampled(columns: Sequence[Array], resamples: int, seed: int) -> Array:
+    """Means over columns of their means, once per resample: (resamples,)."""
+    means = [
+        _draws(len(column), resamples, (seed, number)) @ column / len(column)
+        for number, column in enumerate(columns)
+    ]
+    return np.mean(means, axis=0)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=32)
+def _draws(prompts: int, resamples: int, seed: tuple[int, int]) -> Array:
+    """How often each prompt is drawn in each resample: (resamples, prompts). Equal for equal arguments: paired."""
+    counts = np.random.default_rng(seed).multinomial(prompts, [1 / prompts] * prompts, size=resamples)
+    drawn: Array = counts.astype(np.float64)
+    drawn.setflags(write=False)
+    return drawn
+
+
+def _estimate(value: float, means: Array) -> Estimate:
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Estimate(value, float(low), float(high))

@@ -1,0 +1,65 @@
+"""What `kvweave eval` runs when nothing else is asked for: named sets of tasks, lengths, recipes and ratios."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kvweave.errors import InvalidRequest
+from kvweave.evaluation.tasks import TASKS
+from kvweave.recipes.methods import METHODS
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A grid of runs.
+
+    Attributes:
+        tasks: task names.
+        context_tokens: context lengths in tokens.
+        chunk_tokens: largest chunk.
+        recipes: recipe names; full attention always runs beside them.
+        ratios: shares of stale context tokens to recompute, for recipes that select.
+        seeds: each gives samples of its own.
+        samples: prompts per task, length and seed.
+    """
+
+    tasks: tuple[str, ...]
+    context_tokens: tuple[int, ...]
+    chunk_tokens: int
+    recipes: tuple[str, ...]
+    ratios: tuple[float, ...]
+    seeds: tuple[int, ...]
+    samples: int
+
+
+_RECIPES = tuple(name for name in METHODS if name not in ("full", "prefix"))
+
+SUITES: Mapping[str, Suite] = MappingProxyType(
+    {
+        "quick": Suite(
+            tasks=("single", "twohop", "coref", "vartrack"),
+            context_tokens=(512,),
+            chunk_tokens=96,
+            recipes=_RECIPES,
+            ratios=(0.0, 0.2),
+            seeds=(0,),
+            samples=200,
+        ),
+        "full": Suite(
+            tasks=tuple(TASKS),
+            context_tokens=(512, 2048),
+            chunk_tokens=96,
+            recipes=_RECIPES,
+            ratios=(0.0, 0.1, 0.2, 0.3, 0.5, 1.0),
+            seeds=(0,),
+            samples=200,
+        ),
+    }
+)
+
+
+def suite_named(name: str) -> Suite:
+    """The suite a name stands for; raises InvalidRequest listing the names there are."""
+    if name not in SUITES:
+        raise InvalidRequest(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
+    return SUITES[name]

@@ -1,0 +1,78 @@
+"""How much chosen rows of a pass attend to each key, taken from the queries and keys of the running model.
+
+A probe watches a row plan; the pass itself stays as it is and its output bit-identical. Cost and memory go
+with the rows asked for, not with the rows computed. Knows nothing of what the rows are.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.attention import LayerQueries
+from kvweave.ops.scores import mean_attention
+
+
+class AttentionProbe:
+    """Records softmax weights of rows on keys, per layer, averaged over rows and query heads.
+
+    Sees what attention sees: grouped heads, sliding windows and soft caps are the layer's own. Watches one pass:
+
+        plan = adapter.rows(rows)
+        plan.watches.append(probe)
+        adapter.compute(canvas, token_ids, plan)
+        probe.weights
+
+    Args:
+        rows: prompt positions (R,), a subset of those that the pass computes.
+        columns: (first, end) of the prompt positions that the softmax runs over, and that are recorded; None for
+            all that a row sees. With the context's bounds neither system prompt nor question takes part, so that
+            a layer whose heads rest on the first token counts as much as the others (ProphetKV eq. 7).
+        layers: which layers to look at; None for all. The others cost nothing.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        *,
+        columns: tuple[int, int] | None = None,
+        layers: Collection[int] | None = None,
+    ) -> None:
+        self._rows = rows
+        self._columns = columns
+        self._layers = layers
+        self._places: Tensor | None = None
+        self._seen: dict[int, Tensor] = {}
+
+    def see(self, queries: LayerQueries) -> None:
+        """Record one layer; raises InvalidRequest if the pass does not compute a row that was asked for."""
+        if self._layers is not None and queries.layer not in self._layers:
+            return
+        if self._places is None:
+            self._places = _places(self._rows.to(queries.rows.device), queries.rows)
+        self._seen[queries.layer] = mean_attention(
+            queries.query[:, :, self._places],  # (1, H, R, D)
+            queries.rows[self._places],
+            queries.keys,
+            scaling=queries.scaling,
+            window=queries.window,
+            softcap=queries.softcap,
+            columns=self._columns,
+        )[0]
+
+    @property
+    def weights(self) -> Tensor:
+        """(L, keys) float32 on the model's device: the layers looked at, in order; call it after the pass."""
+        return torch.stack([self._seen[layer] for layer in sorted(self._seen)])
+
+
+def _places(rows: Tensor, computed: Tensor) -> Tensor:
+    """Where each of `rows` stands among the ascending rows that a pass computes."""
+    places = torch.searchsorted(computed, rows).clamp_(max=max(0, computed.numel() - 1))
+    if rows.numel() and (computed.numel() == 0 or not torch.equal(computed[places], rows)):
+        missing = rows[~torch.isin(rows, computed)].tolist()
+        raise InvalidRequest(
+            f"rows {missing[:5]} are to be watched, but this pass does not compute them; watch rows of the pass"
+        )
+    return places

@@ -1,0 +1,77 @@
+"""Scores of context tokens, as pure reductions: how much rows attend to them, how far their KV is off.
+
+Selectors rank tokens by these. Nothing here knows models, prompts or methods.
+
+Tensor letters: B batch, H query heads, G KV heads, R query rows, S keys, D head width, n tokens.
+"""
+
+import torch
+from torch import Tensor
+
+MAX_LOGITS = 2**24  # elements held at a time: rows are taken in blocks, whatever their number
+
+
+def mean_attention(
+    query: Tensor,
+    rows: Tensor,
+    keys: Tensor,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    columns: tuple[int, int] | None = None,
+) -> Tensor:
+    """Softmax weights of query rows on keys, averaged over rows and heads.
+
+    Query (B, H, R, D) stands at prompt positions `rows` (R,), keys (B, G, S, D) at 0 … S − 1; a row sees what
+    `ops.attention.attend_reference` lets it see. With `columns` (first, end) the softmax runs over those keys
+    alone; a row that sees none of them counts as zeros. Logits are made in the query's dtype, as attention
+    makes them, and the softmax in float32. Returns (B, end − first), float32.
+    """
+    first, end = columns or (0, keys.shape[2])
+    batch, heads, count, width = query.shape
+    groups = keys.shape[1]
+    seen = keys[:, :, first:end].transpose(2, 3)  # (B, G, D, keys)
+    positions = torch.arange(first, end, device=keys.device)
+    total = torch.zeros(batch, end - first, device=keys.device)
+    block = max(1, MAX_LOGITS // max(1, batch * heads * (end - first)))
+    for start in range(0, count, block):
+        own = rows[start : start + block]
+        # Heads that share keys follow each other: fold them into the rows instead of repeating the keys.
+        folded = query[:, :, start : start + block].reshape(batch, groups, -1, width)  # (B, G, H/G · rows, D)
+        logits = (folded @ seen).float().reshape(
+            batch, heads, -1, end - first
+        ) * scaling  # (B, H, rows, keys)
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        visible = positions[None, :] <= own[:, None]  # (rows, keys)
+        if window is not None:
+            visible &= positions[None, :] > own[:, None] - window
+        weights = logits.masked_fill_(~visible, float("-inf")).softmax(dim=-1)
+        blind = ~visible.any(dim=-1, keepdim=True)  # (rows, 1)
+        total += weights.masked_fill_(blind, 0.0).sum(dim=(1, 2))
+    return total / max(1, heads * count)
+
+
+def top_tokens(scores: Tensor, count: int) -> Tensor:
+    """Which tokens are among the `count` with the highest scores: bool like `scores` (…, n); ties go to the first."""
+    best = scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
+    return torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True)
+
+
+def residual_norms(weights: Tensor, values: Tensor, stale_weights: Tensor, stale_values: Tensor) -> Tensor:
+    """What each token, left stale, adds to the bound on the attention output's error (ProphetKV eq. 5).
+
+    Attention weights (n,) averaged over rows and heads, values (G, n, D), each under full attention and over
+    stale KV. Returns ‖Φ V − Φ′ V′‖₂ over all heads and dims, (n,), float32.
+    """
+    off = weights[:, None] * values.float() - stale_weights[:, None] * stale_values.float()  # (G, n, D)
+    return off.square().sum(dim=(0, 2)).sqrt()
+
+
+def kv_deviation(full: Tensor, stale: Tensor) -> Tensor:
+    """Squared distance of each token's stale keys or values from full attention's (FusionRAG eq. 7).
+
+    Both (G, n, D), at the same positions; rotated or not makes no difference. Returns (n,), float32.
+    """
+    return (full.float() - stale.float()).square().sum(dim=(0, 2))

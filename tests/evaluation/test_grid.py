@@ -1,0 +1,170 @@
+"""Which samples go through which candidates."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
+from kvweave.evaluation import grid
+from kvweave.evaluation.grid import Case, candidates, evaluate, generated_cases
+from kvweave.evaluation.haystack import Haystack
+from kvweave.evaluation.journal import Journal
+from kvweave.evaluation.runner import Runner
+from kvweave.evaluation.samples import Sample
+from kvweave.evaluation.suites import SUITES, Suite, suite_named
+from kvweave.evaluation.tasks import TASKS
+from kvweave.recipes.methods import METHODS
+from kvweave.recipes.recipe import Recipe
+from kvweave.testing import tiny_adapter
+
+SUITE = Suite(
+    tasks=("single", "order"),
+    context_tokens=(300, 200),
+    chunk_tokens=60,
+    recipes=("reuse",),
+    ratios=(0.0,),
+    seeds=(3, 4),
+    samples=2,
+)
+HAY = Haystack(["It rains. The old trees stand still in the wind, and nobody walks by. Then it is night."])
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def cases(suite=SUITE, split="dev"):
+    return list(generated_cases(suite, split, HAY, words))
+
+
+def labels(recipes, ratios):
+    return [candidate.label for candidate in candidates(recipes, ratios)]
+
+
+class SelectsSomething:
+    """Stands for any selective recipe's third slot."""
+
+    selects = True
+
+    def choose(self, request, canvas, matched, stale):
+        return stale[: request.budget.rows(stale.numel())].to(torch.long)
+
+
+@pytest.fixture
+def selective(monkeypatch):
+    """A recipe of this name that spends any ratio."""
+    known = grid.recipe_named
+    made = Recipe("selective", select=SelectsSomething())
+    monkeypatch.setattr(grid, "recipe_named", lambda name: made if name == "selective" else known(name))
+    return "selective"
+
+
+class TestCandidates:
+    def test_reuse_at_zero_is_always_there_and_first(self):
+        assert labels([], []) == labels([], [0.2, 0.5]) == [("reuse", 0.0)]
+        assert labels(["naive", "reuse"], [1.0])[0] == ("reuse", 0.0)
+
+    def test_what_recomputes_nothing_runs_at_zero_and_at_one_only_if_asked(self):
+        assert labels(["naive"], [0.0, 0.2, 0.5]) == [("reuse", 0.0), ("naive", 0.0)]
+        assert labels(["naive"], [0.2, 1.0]) == [
+            ("reuse", 0.0),
+            ("reuse", 1.0),
+            ("naive", 0.0),
+            ("naive", 1.0),
+        ]
+
+    def test_what_selects_runs_at_every_ratio_asked_for(self, selective):
+        assert labels([selective], [0.2, 0.5]) == [("reuse", 0.0), ("selective", 0.2), ("selective", 0.5)]
+
+    def test_full_attention_is_no_candidate(self):
+        assert labels(["full", "naive"], [0.0]) == [("reuse", 0.0), ("naive", 0.0)]
+
+    def test_nothing_is_there_twice(self, selective):
+        assert labels([selective, "reuse", selective], [0.2, 0.2, 0]) == [
+            ("reuse", 0.0),
+            ("selective", 0.2),
+            ("selective", 0.0),
+        ]
+
+    def test_an_unknown_recipe_is_refused(self):
+        with pytest.raises(UnknownRecipe, match="'magic'"):
+            candidates(["magic"], [0.0])
+
+
+class TestGeneratedCases:
+    def test_lengths_are_outermost_then_tasks_then_seeds(self):
+        order = [(case.context_tokens, case.sample.task, case.seed) for case in cases()]
+        assert order == [
+            (tokens, task, seed)
+            for tokens in (300, 200)
+            for task in ("single", "order")
+            for seed in (3, 4)
+            for _ in "ab"
+        ]
+
+    def test_names_are_unique(self):
+        assert len({case.sample.name for case in cases()}) == 16
+
+    def test_splits_share_no_question(self):
+        assert not {c.sample.question for c in cases()} & {c.sample.question for c in cases(split="test")}
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ({"tasks": ("single", "juggling")}, "no task 'juggling'; choose from single, multikey"),
+            ({"context_tokens": (4,), "chunk_tokens": 4}, "take a longer context"),
+        ],
+    )
+    def test_what_cannot_be_made_is_refused(self, wrong, said):
+        with pytest.raises(InvalidRequest, match=said):
+            cases(replace(SUITE, **wrong))
+
+
+class TestEvaluate:
+    @pytest.fixture
+    def runner(self, tmp_path):
+        runner = Runner(tiny_adapter(), tmp_path, Journal(None, {}))
+        yield runner
+        runner.close()
+
+    @staticmethod
+    def case(number: int, question: str = "Where?") -> Case:
+        return Case(
+            Sample(f"file/{number}", "file", ("Here.", "Or there."), question, ("x",), "f1", 2), 0, number
+        )
+
+    def test_every_case_goes_through_every_candidate_in_order(self, runner):
+        heard = []
+        among = candidates(["naive"], [1.0])
+        outcomes = evaluate(
+            [self.case(0), self.case(1)], 2, among, runner, lambda *progress: heard.append(progress)
+        )
+        labels = [("full", 1.0), *(candidate.label for candidate in among)]
+        assert [(o.sample, o.recipe, o.ratio) for o in outcomes] == [
+            (f"file/{number}", *label) for number in (0, 1) for label in labels
+        ]
+        assert heard == [("prompts", 1, 2), ("prompts", 2, 2)]
+
+    def test_a_selective_recipe_recomputes_its_share(self, runner, selective):
+        outcomes = evaluate([self.case(0)], 1, candidates([selective], [0.25]), runner)
+        (trace,) = (outcome.trace for outcome in outcomes if outcome.recipe == selective)
+        assert trace.recomputed == -(-trace.stale // 4) > 0
+
+    def test_a_prompt_that_does_not_fit_is_named(self, runner):
+        with pytest.raises(PromptTooLong, match=r"file/1: the prompt has \d+ tokens"):
+            evaluate([self.case(0), self.case(1, "Where? " * 200)], 2, [], runner)
+
+
+class TestSuites:
+    @pytest.mark.parametrize("name", SUITES)
+    def test_a_suite_names_what_there_is(self, name):
+        suite = suite_named(name)
+        assert set(suite.tasks) <= set(TASKS)
+        assert set(suite.recipes) <= set(METHODS)
+        assert candidates(suite.recipes, suite.ratios)
+        assert suite.samples * len(suite.seeds) >= 200  # behind every figure that is quoted
+
+    def test_an_unknown_suite_is_refused(self):
+        with pytest.raises(InvalidRequest, match="no suite 'slow'; choose one of quick, full"):
+            suite_named("slow")

@@ -1,0 +1,184 @@
+"""Prompts through recipes, on a tiny model."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvweave.core import Prompt
+from kvweave.errors import PromptTooLong
+from kvweave.evaluation.journal import Journal
+from kvweave.evaluation.runner import Candidate, Runner, divergence
+from kvweave.evaluation.samples import Sample
+from kvweave.recipes.methods import METHODS, recipe_named
+from kvweave.testing import tiny_adapter
+
+SAMPLE = Sample(
+    name="here/0",
+    task="here",
+    chunks=("The inn is in the north.", "There is rain on the river.", "The road then leads on."),
+    question="Where is the inn?",
+    answers=("north",),
+    metric="string_match_all",
+    max_new_tokens=4,
+)
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return tiny_adapter()
+
+
+@pytest.fixture
+def runner(adapter, tmp_path):
+    """A runner with a journal of its own, in memory."""
+    runner = Runner(adapter, tmp_path / "kv", Journal(None, {}))
+    yield runner
+    runner.close()
+
+
+def run(runner, *candidates, sample=SAMPLE):
+    """Outcomes by label, `(recipe, ratio)` as candidates."""
+    chosen = [Candidate(recipe_named(name), ratio) for name, ratio in candidates]
+    outcomes = list(runner.outcomes(sample, chosen, context_tokens=64, seed=7))
+    assert [(o.recipe, o.ratio) for o in outcomes] == [("full", 1.0), *candidates]
+    return {(outcome.recipe, outcome.ratio): outcome for outcome in outcomes}
+
+
+def tokens(adapter, sample=SAMPLE):
+    return adapter.template.render(Prompt(sample.question, sample.chunks))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "full"])
+class TestEveryRecipe:
+    def test_recomputing_everything_is_full_attention(self, name, runner):
+        outcomes = run(runner, (name, 1.0))
+        full, outcome = outcomes["full", 1.0], outcomes[name, 1.0]
+        assert outcome.agreement
+        assert outcome.kl < 1e-6
+        assert (outcome.answer, outcome.score) == (full.answer, full.score)
+
+    def test_a_trace_adds_up_to_the_prompt(self, name, runner, adapter):
+        for ratio in (0.0, 1.0):
+            trace = run(runner, (name, ratio))[name, ratio].trace
+            assert trace.exact + trace.stale + trace.fresh == tokens(adapter).tokens
+            assert trace.recomputed <= trace.exact + trace.stale
+            assert trace.decoded <= SAMPLE.max_new_tokens
+
+    def test_what_ran_before_changes_nothing(self, name, runner, adapter, tmp_path):
+        after_others = run(
+            runner, *((other, 0.0) for other in METHODS if other not in ("full", name)), (name, 0.0)
+        )
+        alone = Runner(adapter, tmp_path / "other kv", Journal(None, {}))
+        assert run(alone, (name, 0.0))[name, 0.0] == after_others[name, 0.0]
+        alone.close()
+
+
+def test_full_attention_is_compared_with_itself(runner, adapter):
+    outcome = run(runner)["full", 1.0]
+    assert (outcome.agreement, outcome.kl, outcome.selection) == (True, 0.0, None)
+    trace = outcome.trace
+    assert (trace.exact, trace.stale, trace.recomputed, trace.fresh) == (0, 0, 0, tokens(adapter).tokens)
+
+
+def test_full_attentions_answer_is_the_models(runner, adapter):
+    ids = torch.tensor([tokens(adapter).token_ids])
+    generated = adapter.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=0
+    )
+    answer = adapter.tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True).strip()
+    assert run(runner)["full", 1.0].answer == answer
+
+
+def test_reuse_diverges_and_says_where_its_tokens_came_from(runner, adapter):
+    outcome = run(runner, ("reuse", 0.0))["reuse", 0.0]
+    assert outcome.kl > 1e-3
+    system, one, two, three, question = (span.tokens for span in tokens(adapter).spans)
+    trace = outcome.trace
+    # The first chunk stands behind exactly what it was prepared behind.
+    assert (trace.exact, trace.stale, trace.fresh) == (system + one, two + three, question)
+    assert trace.recomputed == 0
+
+
+def test_an_outcome_says_what_it_is_about(runner):
+    outcome = run(runner)["full", 1.0]
+    assert (outcome.task, outcome.sample, outcome.context_tokens, outcome.seed) == ("here", "here/0", 64, 7)
+
+
+def test_answers_are_scored_and_judged(adapter, tmp_path):
+    class Doubtful:
+        def share(self, answer, chunks):
+            assert chunks == SAMPLE.chunks
+            return 0.25
+
+    runner = Runner(adapter, tmp_path, Journal(None, {}), Doubtful())
+    answer = run(runner)["full", 1.0].answer
+    for number, (answers, score) in enumerate([(("no", answer), 1.0), (("no",), 0.0)]):
+        asked = replace(SAMPLE, name=f"here/1/{number}", metric="exact_match", answers=answers)
+        outcome = run(runner, sample=asked)["full", 1.0]
+        assert (outcome.score, outcome.faithfulness) == (score, 0.25)
+    runner.close()
+
+
+class TestResuming:
+    CANDIDATES = (("reuse", 0.0), ("naive", 0.0), ("prefix", 0.0), ("reuse", 1.0))
+
+    def test_what_the_journal_holds_is_not_computed_again(self, runner, monkeypatch):
+        first = run(runner, *self.CANDIDATES)
+        monkeypatch.setattr(type(runner._adapter), "compute", _never)
+        assert run(runner, *self.CANDIDATES) == first
+        assert run(runner, self.CANDIDATES[1]) == {
+            label: first[label] for label in (("full", 1.0), ("naive", 0.0))
+        }
+
+    def test_a_resumed_run_gives_what_an_unbroken_one_gives(self, runner, adapter, tmp_path):
+        unbroken = run(runner, *self.CANDIDATES)
+        for number in range(len(self.CANDIDATES)):
+            with Journal(tmp_path / str(number), {}) as journal:
+                broken = Runner(adapter, tmp_path / "broken kv", journal)
+                run(broken, *self.CANDIDATES[:number])
+                broken.close()
+            with Journal(tmp_path / str(number), {}) as journal:
+                resumed = Runner(adapter, tmp_path / "resumed kv", journal)
+                assert run(resumed, *self.CANDIDATES) == unbroken
+                resumed.close()
+
+    def test_stopping_in_the_middle_keeps_what_is_done(self, runner, monkeypatch):
+        outcomes = runner.outcomes(SAMPLE, [Candidate(recipe_named("reuse"), 0.0)], 64, 7)
+        done = next(outcomes)
+        outcomes.close()
+        monkeypatch.setattr(type(runner._adapter), "compute", _never)
+        assert run(runner)["full", 1.0] == done
+
+
+def test_nothing_is_warm_for_the_next_prompt(runner, adapter, tmp_path):
+    second = replace(SAMPLE, name="here/1", chunks=(SAMPLE.chunks[0], SAMPLE.chunks[2]))
+    run(runner, ("reuse", 0.0), ("prefix", 0.0))
+    after = run(runner, ("prefix", 0.0), ("reuse", 0.0), sample=second)
+    fresh = Runner(adapter, tmp_path / "other kv", Journal(None, {}))
+    assert run(fresh, ("prefix", 0.0), ("reuse", 0.0), sample=second) == after
+    fresh.close()
+    assert list((tmp_path / "kv").rglob("*.safetensors")) == []
+
+
+def test_a_prompt_without_room_for_its_answer_is_refused(runner, adapter):
+    room = adapter.geometry.context_tokens - tokens(adapter).tokens
+    run(runner, sample=replace(SAMPLE, max_new_tokens=room))
+    with pytest.raises(PromptTooLong, match=f"the answer may take {room + 1}: 1 more than"):
+        run(runner, sample=replace(SAMPLE, name="here/1", max_new_tokens=room + 1))
+
+
+def test_divergence_is_zero_for_equal_distributions_whatever_their_offset():
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    assert divergence(logits, logits + 3) == pytest.approx(0, abs=1e-12)
+
+
+def test_divergence_is_kullback_leibler_in_nats_from_the_first_to_the_second():
+    half, quarter = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    assert divergence(half, quarter) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    assert divergence(quarter, half) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5))
+
+
+def _never(*args, **kwargs):
+    raise AssertionError("the model was asked again")

@@ -1,0 +1,86 @@
+"""Scores of tokens against their definitions, written out."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvweave.ops import scores
+from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference
+from kvweave.ops.scores import kv_deviation, mean_attention, residual_norms, top_tokens
+
+WIDTH, KV_HEADS, HEADS = 8, 2, 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 25).flatmap(
+        lambda keys: st.tuples(
+            st.just(keys), st.lists(st.integers(0, keys - 1), min_size=1, unique=True).map(sorted)
+        )
+    ),
+    st.sampled_from([None, 1, 5, 1000]),
+    st.sampled_from([None, 2.0]),
+    st.integers(0, 2**16),
+)
+def test_mean_attention_is_the_weights_of_the_definition(layout, window, softcap, seed):
+    """With the unit vectors as values, attention's output is its weights."""
+    keys, positions = layout
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(1, HEADS, len(positions), WIDTH, generator=generator)
+    key = torch.randn(1, KV_HEADS, keys, WIDTH, generator=generator)
+    units = torch.eye(keys).expand(1, KV_HEADS, keys, keys)
+    rows = torch.tensor(positions)
+    stored = AttentionInput((), KeyRows(key, units, torch.arange(keys)), rows[:0])
+    weights = attend_reference(query, rows, stored, scaling=0.3, window=window, softcap=softcap)
+    got = mean_attention(query, rows, key, scaling=0.3, window=window, softcap=softcap)
+    torch.testing.assert_close(got, weights.mean(dim=(1, 2)))
+
+
+def test_a_row_that_sees_none_of_the_columns_counts_as_zeros():
+    query, keys = torch.randn(1, HEADS, 2, WIDTH), torch.randn(1, KV_HEADS, 10, WIDTH)
+    got = mean_attention(query, torch.tensor([1, 9]), keys, scaling=1.0, columns=(4, 8))
+    assert got.shape == (1, 4)
+    assert got.sum().item() == pytest.approx(0.5)
+    near = mean_attention(query, torch.tensor([1, 9]), keys, scaling=1.0, window=1, columns=(4, 8))
+    assert torch.equal(near, torch.zeros(1, 4))
+
+
+def test_no_rows_give_zeros():
+    query, keys = torch.randn(1, HEADS, 0, WIDTH), torch.randn(1, KV_HEADS, 5, WIDTH)
+    assert torch.equal(
+        mean_attention(query, torch.empty(0, dtype=torch.long), keys, scaling=1.0), torch.zeros(1, 5)
+    )
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    query, keys = torch.randn(1, HEADS, 9, WIDTH), torch.randn(1, KV_HEADS, 12, WIDTH)
+    rows = torch.arange(3, 12)
+    whole = mean_attention(query, rows, keys, scaling=1.0)
+    monkeypatch.setattr(scores, "MAX_LOGITS", 2 * HEADS * 12)
+    torch.testing.assert_close(mean_attention(query, rows, keys, scaling=1.0), whole)
+
+
+def test_top_tokens_are_as_many_as_asked_for_and_ties_go_to_the_first():
+    chosen = top_tokens(torch.tensor([[1.0, 3.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]), 2)
+    assert chosen.tolist() == [[True, True, False, False], [True, True, False, False]]
+    assert not top_tokens(torch.tensor([1.0, 2.0]), 0).any()
+
+
+def test_residual_norms_are_eq_5():
+    generator = torch.Generator().manual_seed(0)
+    weights, stale_weights = torch.rand(2, 6, generator=generator)
+    values, stale_values = torch.randn(2, KV_HEADS, 6, WIDTH, generator=generator)
+    got = residual_norms(weights, values, stale_weights, stale_values)
+    for token in range(6):
+        off = weights[token] * values[:, token] - stale_weights[token] * stale_values[:, token]
+        assert got[token].item() == pytest.approx(off.flatten().norm().item(), rel=1e-5)
+
+
+def test_kv_deviation_is_eq_7_and_does_not_overflow_in_half_precision():
+    full, stale = torch.zeros(KV_HEADS, 3, WIDTH), torch.zeros(KV_HEADS, 3, WIDTH)
+    stale[:, 1] = 2.0
+    stale[0, 2, 0] = -3.0
+    assert kv_deviation(full, stale).tolist() == [0.0, 4.0 * KV_HEADS * WIDTH, 9.0]
+    large = torch.full((1, 1, 1), 300.0, dtype=torch.float16)
+    assert kv_deviation(large, torch.zeros_like(large)).item() == 90_000

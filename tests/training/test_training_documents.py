@@ -1,0 +1,66 @@
+import random
+import re
+
+import pytest
+from training.documents import SHARES, Document, EasyWorld, Writer, training_haystack, training_words
+
+from kvweave.evaluation.tasks import TASKS
+
+
+def count(text: str) -> int:
+    return len(re.findall(r"\d|[^\W\d]{1,5}|[^\w\s]", text))
+
+
+def documents(seed: int, of: int, **given) -> list[Document]:
+    writer = Writer(random.Random(seed), count)
+    return [writer.document(**given) for _ in range(of)]
+
+
+def test_every_task_has_a_share():
+    assert set(SHARES) == set(TASKS)
+
+
+def test_equal_generators_write_equal_documents():
+    assert documents(1, 5, chunks=6) == documents(1, 5, chunks=6) != documents(2, 5, chunks=6)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5, 16])
+@pytest.mark.parametrize("sizes", [(32, 64), (48, 128)])
+def test_a_document_has_its_chunks_within_their_size(chunks, sizes):
+    for document in documents(chunks, 8, chunks=chunks, sizes=sizes):
+        assert len(document.chunks) == chunks
+        assert all(0 < count(chunk) <= sizes[1] for chunk in document.chunks)
+
+
+def test_all_that_is_told_and_all_that_answers_stands_in_the_document():
+    asked = 0
+    for document in documents(3, 30, chunks=8, easy=0.3):
+        text = " ".join(document.chunks)
+        for fact in document.facts:
+            assert any(fact in chunk for chunk in document.chunks)
+        for question in document.questions:
+            assert question.answers
+            assert all(
+                re.search(rf"(?<![\w-]){re.escape(answer)}(?![\w-])", text) for answer in question.answers
+            )
+            assert all(answer in question.reply for answer in question.answers)
+            asked += 1
+    assert asked > 200
+
+
+def test_all_tasks_are_asked_and_sparse_documents_ask_less():
+    dense = documents(4, 80, chunks=10, sparse=0.0)
+    assert {question.task for document in dense for question in document.questions} >= set(TASKS)
+    sparse = documents(4, 40, chunks=10, sparse=1.0)
+    assert 3 * sum(len(d.questions) for d in sparse) < sum(len(d.questions) for d in dense)
+
+
+def test_an_easy_world_is_named_in_words():
+    words = training_words()
+    names = [EasyWorld(random.Random(seed), words).person() for seed in range(100)]
+    assert 50 < sum(name.islower() for name in names) < 100
+
+
+def test_training_words_are_words_of_the_training_text():
+    text = " ".join(training_haystack().texts)
+    assert all(re.search(rf"\b{word}\b", text) for word in training_words()[::50])
