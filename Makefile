@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs env clean
+.PHONY: help demo test lint docs reference auxiliary env clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test    lint, types, import contracts and the whole test suite"
 	@echo "make lint    the same without the test suite"
 	@echo "make docs    write the generated parts of the documentation"
+	@echo "make reference, make auxiliary    train the shipped models again (training/README.md)"
 	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
 	@echo "make clean   remove .venv, build output and what tools remember"
 
@@ -44,6 +45,16 @@ lint: $(READY)
 # What is generated in the documentation, from recipes and measured results.
 docs: $(READY)
 	@$(BIN)/python docs/build.py
+
+# Hours on a CPU; given again after an interruption, each goes on where it stopped. Without the settings for malloc
+# the kernel clears the same gigabyte in every step.
+TRAIN := MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=8589934592 PYTHONPATH=. $(BIN)/python -m
+
+reference: $(READY)
+	@$(TRAIN) training.train training/runs/reference
+
+auxiliary: $(READY)
+	@$(TRAIN) training.auxiliary training/runs/reference/model training/runs/auxiliary
 
 env: $(READY)
 

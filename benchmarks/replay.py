@@ -6,6 +6,8 @@
 The reference model's own latency says nothing (it is interpreter overhead), but its evaluation notes for every run how
 many tokens were exact, stale, recomputed, fresh and decoded. Each recipe's mean trace is replayed on a model with
 random weights, interleaved with full prefill of the same prompt; `--scale` multiplies all counts but the decoded ones.
+Timed are placing stored KV, recomputing and prefilling rows, and decoding; neither loading KV from a store nor selecting
+tokens is.
 """
 
 import argparse
@@ -28,7 +30,8 @@ Trace = Mapping[str, float]
 
 def mean_traces(folder: Path) -> dict[tuple[int, str, float], Trace]:
     """The mean trace of each context length, recipe and ratio."""
-    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    # Answers may hold any line separator but this one; what stands behind the last is an outcome torn by a crash.
+    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").split("\n")[1:-1]
     groups: dict[tuple[int, str, float], list[Trace]] = {}
     for outcome in map(json.loads, lines):
         groups.setdefault((outcome["context_tokens"], outcome["recipe"], outcome["ratio"]), []).append(

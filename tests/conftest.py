@@ -14,6 +14,6 @@ def documents(tmp_path):
     """A copy of three sample documents that a test may change."""
     folder = tmp_path / "documents"
     folder.mkdir()
-    for name in ("jobs.md", "room-numbers.txt", "dinner.md"):
+    for name in ("passwords.md", "badges.txt", "supper.md"):
         (folder / name).write_text((DOCUMENTS / name).read_text())
     return folder

@@ -34,7 +34,7 @@ def test_the_first_example_of_the_readme_runs(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("carpenter\n")
+    assert done.stdout.startswith("walnut\n")
 
 
 def test_every_exported_name_is_there():

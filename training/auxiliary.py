@@ -8,7 +8,9 @@ token to token by the characters they cover.
 
 import argparse
 import json
+import os
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +31,9 @@ from transformers import (
 
 from kvweave.core import Prompt
 from kvweave.evaluation.draft import Question
-from kvweave.models.template import PromptTemplate
+from kvweave.evaluation.selection.crossing import Offsets, carry, context_offsets
+from kvweave.models.adapter import Adapter
+from kvweave.models.template import SEPARATOR
 from training.documents import Document, Writer
 from training.network import hidden_states, question_attention, rotation
 from training.vocabulary import SPECIAL, training_texts
@@ -84,85 +88,71 @@ def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
 class Row:
     """One document with questions under one tokenizer; tensors are (T,), T = context + questions.
 
-    `starts`, `ends` (context,) are the characters that a context token covers, both 0 outside chunks.
+    `users` says which tokens are a question's own words, `answers` which are answers; `chunks` (context,) which are
+    the chunks', and `offsets` which characters those stand for.
     """
 
     ids: Tensor
     positions: Tensor
     segments: Tensor
+    users: Tensor
     answers: Tensor
-    starts: Tensor
-    ends: Tensor
+    chunks: Tensor
+    offsets: Offsets
 
 
 class Side:
     """One of the two models with its tokenizer: makes rows and runs over them."""
 
     def __init__(self, model: LlamaForCausalLM, tokenizer: Any, shape: tuple[int, int]) -> None:
-        self.model, self.shape = model, shape
-        self._tokenizer = tokenizer
-        self.template = PromptTemplate(tokenizer)
+        self.adapter, self.model, self.shape = Adapter(model, tokenizer), model, shape
+        self._end = tokenizer.eos_token_id
         self._rotation = rotation(4096, model.config.head_dim, THETA)
-        self.attend = torch.compile(self._attention, dynamic=False)
-        self.read = torch.compile(self._states, dynamic=False)
+        self._attend = torch.compile(self._attention, dynamic=False)
+        self._read = torch.compile(self._states, dynamic=False)
 
     def row(self, document: Document, questions: Sequence[Question]) -> Row | None:
         """A row, or None if document and questions do not fit."""
-        context, asked = self.shape
-        ids = list(self.template.prefix_ids(None))
-        spans = [(0, 0)] * len(ids)
-        passed = 0
-        for chunk in document.chunks:
-            chunk_ids = self.template.chunk_ids(chunk)
-            offsets = self._tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True)[
-                "offset_mapping"
-            ]
-            spans += [(passed + start, passed + end) for start, end in offsets]
-            spans += [(0, 0)] * (len(chunk_ids) - len(offsets))
-            ids += chunk_ids
-            passed += len(chunk)
+        template, (context, asked) = self.adapter.template, self.shape
+        prefix = template.prefix_ids(None)
+        ids = [*prefix, *(token for chunk in document.chunks for token in template.chunk_ids(chunk))]
+        offsets = context_offsets(self.adapter, document.chunks)
         length, total = len(ids), context + asked
-        if length > context:
+        if length > context or offsets is None:
             return None
-        row = Row(
-            *(torch.zeros(total, dtype=torch.long) for _ in range(4)),
-            *torch.zeros(2, context, dtype=torch.long),
+        made = Row(
+            *(torch.zeros(total, dtype=torch.long) for _ in range(5)), torch.zeros(context).bool(), offsets
         )
-        row.ids[:length] = torch.tensor(ids)
-        row.segments[length:] = -1
-        row.positions[:length] = torch.arange(length)
-        row.starts[:length], row.ends[:length] = torch.tensor(spans).T
+        made.ids[:length] = torch.tensor(ids)
+        made.chunks[len(prefix) : length] = True
+        made.segments[length:] = -1
+        made.positions[:length] = torch.arange(length)
         at = context
         for number, question in enumerate(questions, 1):
-            rendered = self.template.render(Prompt(question.text, ()))
-            lead = rendered.token_ids[rendered.spans[-1].start :]
-            reply = [
-                *self._tokenizer(question.reply, add_special_tokens=False)["input_ids"],
-                self._tokenizer.eos_token_id,
-            ]
+            rendered = template.render(Prompt(question.text, ()))
+            first = rendered.spans[-1].start
+            lead, reply = rendered.token_ids[first:], (*template.text_ids(question.reply), self._end)
             size = len(lead) + len(reply)
             if at + size > total:
                 return None
-            row.ids[at : at + size] = torch.tensor([*lead, *reply])
-            row.positions[at : at + size] = torch.arange(length, length + size)
-            row.segments[at : at + size] = number
-            row.answers[at + len(lead) : at + size] = 1
+            made.ids[at : at + size] = torch.tensor([*lead, *reply])
+            made.positions[at : at + size] = torch.arange(length, length + size)
+            made.segments[at : at + size] = number
+            made.users[at + rendered.user_rows[0] - first : at + rendered.user_rows[1] - first] = number
+            made.answers[at + len(lead) : at + size] = 1
             at += size
-        return row
+        return made
 
-    def attention(self, rows: Sequence[Row], questions: int) -> Tensor:
-        """What each question attends to: (B, questions, context), a distribution over the chunks' tokens."""
-        context = self.shape[0]
-        weights = self.attend(*self._stacked(rows))
-        asked = torch.stack([(row.segments[context:] * (1 - row.answers[context:])) for row in rows])
-        numbers = torch.arange(1, questions + 1)
-        of_question = (asked[:, None] == numbers[:, None]).to(weights.dtype)  # (B, questions, Tq)
-        mean = of_question @ weights * torch.stack([row.ends > row.starts for row in rows])[:, None]
-        return mean / mean.sum(-1, keepdim=True).clamp(min=1e-9)
+    def attention(self, rows: Sequence[Row]) -> Tensor:
+        """What each question's own words attend to: (B, QUESTIONS, context), a distribution over the chunks."""
+        weights = self._attend(*self._stacked(rows), torch.stack([row.chunks for row in rows]))
+        users = torch.stack([row.users[self.shape[0] :] for row in rows])
+        of_question = (users[:, None] == torch.arange(1, QUESTIONS + 1)[:, None]).to(weights.dtype)
+        return of_question @ weights / of_question.sum(-1, keepdim=True).clamp(min=1)
 
     def answer_loss(self, rows: Sequence[Row]) -> Tensor:
         """Cross-entropy of the answers' tokens."""
-        states = self.read(*self._stacked(rows)).flatten(0, 1)
+        states = self._read(*self._stacked(rows)).flatten(0, 1)
         places = torch.cat([row.answers for row in rows]).nonzero()[:, 0]
         ids = torch.cat([row.ids for row in rows])
         embedding = self.model.model.embed_tokens.weight.to(torch.bfloat16)
@@ -179,76 +169,131 @@ class Side:
         return question_attention(self.model, *inputs, context=self.shape[0])
 
     def _states(self, *inputs: Tensor) -> Tensor:
-        return hidden_states(self.model, *inputs, context=self.shape[0])
+        return hidden_states(self.model, *inputs, context=self.shape[0])[0]
 
 
-def carried(weights: Tensor, source: Row, target: Row) -> Tensor:
-    """Weights (Q, context) of one tokenization's tokens on another's, by shared characters; sums stay."""
-    characters = int(max(source.ends.max(), target.ends.max()))
-    widths = (source.ends - source.starts).clamp(min=1)
-    density = torch.zeros(len(weights), characters + 1)
-    density.index_add_(1, source.starts, weights / widths)
-    density.index_add_(1, source.ends, -weights / widths)
-    passed = F.pad(density.cumsum(1).cumsum(1), (1, 0))  # what lies before each character
-    return passed[:, target.ends] - passed[:, target.starts]
+def carried(seen: Tensor, source: Row, target: Row, characters: int) -> Tensor:
+    """Attention (QUESTIONS, context) to one row's chunk tokens as attention to another row's."""
+    wanted = torch.zeros(len(seen), len(target.chunks))
+    for number, weights in enumerate(seen[:, source.chunks]):
+        wanted[number, target.chunks] = carry(weights, source.offsets, target.offsets, characters).float()
+    return wanted
 
 
-def train(reference: Path, folder: Path, steps: int, seed: int) -> None:
-    """Train and save; the reference model is only read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = learn_vocabulary(seed)
-    teacher_model = AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
-    teacher = Side(teacher_model, AutoTokenizer.from_pretrained(reference), REFERENCE_SHAPE)
-    student = Side(new_model(tokenizer, seed), tokenizer, AUXILIARY_SHAPE)
-    rng = random.Random(seed)
-    writer = Writer(rng, count=lambda text: len(teacher.template.text_ids(text)))
-    optimizer = torch.optim.AdamW(student.model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    began, shown = time.monotonic(), {"kl": 0.0, "answers": 0.0}
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * min((step + 1) / WARM_STEPS, max(0.02, 1.5 * (1 - step / steps)), 1.0)
-        pairs = _rows(rng, writer, teacher, student)
+class Distillation:
+    """The training run; saves itself, and goes on from there when made again with the same folder.
+
+    Args:
+        reference: folder of the reference model, which is only read.
+        folder: of checkpoint, log and result.
+        seed: of everything.
+    """
+
+    def __init__(self, reference: Path, folder: Path, seed: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.seed = folder, seed
+        teacher = AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
+        self.teacher = Side(teacher, AutoTokenizer.from_pretrained(reference), REFERENCE_SHAPE)
+        self.tokenizer = learn_vocabulary(seed)
+        self.student = Side(new_model(self.tokenizer, seed), self.tokenizer, AUXILIARY_SHAPE)
+        self.rng = random.Random(seed)
+        count = self.teacher.adapter.template.text_ids
+        self.writer = Writer(self.rng, count=lambda text: len(count(text)))
+        self.optimizer = torch.optim.AdamW(
+            self.student.model.parameters(), betas=(0.9, 0.98), weight_decay=0.01
+        )
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self.shown = {"kl": 0.0, "answers": 0.0}
+        if (folder / "checkpoint.pt").exists():
+            self._resume()
+
+    def run(self) -> None:
+        """Train to the end and export."""
+        self.student.model.train()
+        started = time.monotonic() - self.seconds
+        while self.step < STEPS:
+            self._train()
+            self.step += 1
+            self.seconds = time.monotonic() - started
+            if self.step % 50 == 0:
+                self._report()
+            if self.step % 250 == 0:
+                self._save()
+        self._export()
+
+    def _train(self) -> None:
+        self.rng.seed(f"{self.seed}/{self.step}")
+        theirs, ours, lengths = zip(*self._rows(), strict=True)
         with torch.no_grad():
-            seen = teacher.attention([pair[0] for pair in pairs], QUESTIONS)
-            wanted = torch.stack([carried(one, *pair) for one, pair in zip(seen, pairs, strict=True)])
-        attended = student.attention([pair[1] for pair in pairs], QUESTIONS)
+            seen = self.teacher.attention(theirs)
+            wanted = torch.stack([carried(*each) for each in zip(seen, theirs, ours, lengths, strict=True)])
+        attended = self.student.attention(ours)
         kl = (wanted * (wanted.clamp(min=1e-9).log() - attended.clamp(min=1e-9).log())).sum(-1).mean()
-        answers = student.answer_loss([pair[1] for pair in pairs])
+        answers = self.student.answer_loss(ours)
         (kl + ANSWERING * answers).backward()
-        torch.nn.utils.clip_grad_norm_(student.model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        torch.nn.utils.clip_grad_norm_(self.student.model.parameters(), 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATE * min(
+                (self.step + 1) / WARM_STEPS, max(0.02, 1.5 * (1 - self.step / STEPS)), 1.0
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.tokens += sum(int((row.segments >= 0).sum()) for row in ours)
         for name, value in (("kl", float(kl)), ("answers", float(answers))):
-            shown[name] = value if step == 0 else 0.97 * shown[name] + 0.03 * value
-        if (step + 1) % 50 == 0:
-            line = {"step": step + 1, "seconds": round(time.monotonic() - began), **shown}
-            with (folder / "log.jsonl").open("a") as log:
-                log.write(json.dumps(line) + "\n")
-    _export(
-        student.model,
-        tokenizer,
-        folder / "model",
-        {"seed": seed, "steps": steps, "hours": (time.monotonic() - began) / 3600},
-    )
+            self.shown[name] = 0.97 * self.shown[name] + 0.03 * value if self.step else value
 
+    def _rows(self) -> list[tuple[Row, Row, int]]:
+        """Documents as rows of both sides, and how many characters each has."""
+        made: list[tuple[Row, Row, int]] = []
+        while len(made) < DOCUMENTS:
+            document = self.writer.document(self.rng.randint(3, 9), sparse=0.4)
+            if not document.questions:
+                continue
+            questions = [self.rng.choice(document.questions) for _ in range(QUESTIONS)]
+            theirs, ours = (side.row(document, questions) for side in (self.teacher, self.student))
+            if theirs is not None and ours is not None:
+                made.append((theirs, ours, sum(len(text) + len(SEPARATOR) for text in document.chunks)))
+        return made
 
-def _rows(rng: random.Random, writer: Writer, teacher: Side, student: Side) -> list[tuple[Row, Row]]:
-    pairs: list[tuple[Row, Row]] = []
-    while len(pairs) < DOCUMENTS:
-        document = writer.document(rng.randint(3, 9), sparse=0.4)
-        if len(document.questions) < 2:
-            continue
-        questions = [rng.choice(document.questions) for _ in range(QUESTIONS)]
-        rows = teacher.row(document, questions), student.row(document, questions)
-        if rows[0] is not None and rows[1] is not None:
-            pairs.append((rows[0], rows[1]))
-    return pairs
+    def _report(self) -> None:
+        shown = {name: round(value, 4) for name, value in self.shown.items()}
+        line = {"step": self.step, "seconds": round(self.seconds), "tokens": self.tokens, **shown}
+        with (self.folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
 
+    def _save(self) -> None:
+        state = {
+            "seed": self.seed,
+            "model": self.student.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "shown": self.shown,
+            "progress": (self.step, self.tokens, self.seconds),
+        }
+        torch.save(state, self.folder / "checkpoint.new")
+        os.replace(self.folder / "checkpoint.new", self.folder / "checkpoint.pt")
 
-def _export(model: LlamaForCausalLM, tokenizer: Any, target: Path, facts: dict[str, Any]) -> None:
-    model.to(torch.bfloat16).save_pretrained(target)
-    tokenizer.save_pretrained(target)
-    (target / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    def _resume(self) -> None:
+        state = torch.load(self.folder / "checkpoint.pt", weights_only=True)
+        if state["seed"] != self.seed:
+            sys.exit(f"{self.folder} holds a run with another seed; name another folder")
+        self.student.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.shown = state["shown"]
+        self.step, self.tokens, self.seconds = state["progress"]
+
+    def _export(self) -> None:
+        target = self.folder / "model"
+        self.student.model.to(torch.bfloat16).save_pretrained(target)
+        self.tokenizer.save_pretrained(target)
+        facts = {
+            "seed": self.seed,
+            "steps": self.step,
+            "tokens": self.tokens,
+            "hours": round(self.seconds / 3600, 2),
+            "device": "CPU",
+            "torch": torch.__version__,
+        }
+        (target / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def main() -> None:
@@ -256,10 +301,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reference", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    train(given.reference, given.folder, given.steps, given.seed)
+    Distillation(given.reference, given.folder, given.seed).run()
 
 
 if __name__ == "__main__":

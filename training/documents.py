@@ -29,18 +29,19 @@ TEXT = Path(__file__).parent / "text"
 # How often a task is written into a document; those that need several steps come more often.
 SHARES = {
     "single": 1.0,
-    "multikey": 1.2,
-    "multivalue": 1.3,
-    "multiquery": 1.0,
-    "vartrack": 2.0,
-    "commonwords": 0.12,
-    "frequentwords": 0.12,
-    "twohop": 2.0,
-    "coref": 1.8,
-    "contradiction": 1.6,
-    "order": 1.0,
+    "multikey": 1.0,
+    "multivalue": 1.6,
+    "multiquery": 0.8,
+    "vartrack": 1.8,
+    "commonwords": 0.15,
+    "frequentwords": 0.15,
+    "twohop": 1.3,
+    "coref": 2.2,
+    "contradiction": 2.2,
+    "order": 1.6,
 }
 
+SEPARATION = 0.35  # how often a haystack sentence stands beside the cut, between two that belong together
 
 _ONCE = frozenset({"commonwords", "frequentwords"})  # their questions are about the whole document
 
@@ -51,6 +52,26 @@ class TrainingHaystack(Haystack):
     def __init__(self, texts: list[str]) -> None:
         super().__init__(texts)
         self.texts = texts
+
+    def sentence(self, rng: random.Random) -> str:
+        """Any one sentence."""
+        return rng.choice(rng.choice(self.sentences()))
+
+    def passage(self, rng: random.Random, tokens: int, count: Callable[[str], int]) -> list[str]:
+        """Consecutive sentences of one place that together have at most `tokens` tokens."""
+        sentences = rng.choice(self.sentences())
+        start = rng.randrange(len(sentences))
+        chosen: list[str] = []
+        for offset in range(len(sentences)):
+            text = sentences[(start + offset) % len(sentences)]
+            tokens -= count(text)
+            if tokens < 0:
+                if chosen or offset > 8:
+                    break
+                tokens += count(text)
+                continue
+            chosen.append(text)
+        return chosen
 
 
 @cache
@@ -92,11 +113,12 @@ class EasyWorld(World):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Chunks, the sentences in them that say something, chunk by chunk, and what can be asked."""
+    """Chunks, what can be asked, the sentences that say something, and what those lead to that need an earlier one."""
 
     chunks: list[str]
     questions: list[Question]
     facts: list[str]
+    refers: dict[str, str]
 
 
 class Writer:
@@ -122,7 +144,12 @@ class Writer:
         self._count = remembered
 
     def document(
-        self, chunks: int, *, sparse: float = 0.3, sizes: tuple[int, int] = (48, 128), easy: float = 0.0
+        self,
+        chunks: int,
+        *,
+        sparse: float = 0.3,
+        sizes: tuple[int, int] = (48, 128),
+        easy: float = 0.0,
     ) -> Document:
         """A document of `chunks` chunks of a size in tokens within `sizes`.
 
@@ -131,12 +158,13 @@ class Writer:
         rng = self._rng
         size = rng.randint(*sizes)
         budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
-        layout = Layout(rng, budgets, self._count, training_haystack())
+        layout = Layout(rng, budgets, self._count, self._around_cut)
         world = (
             EasyWorld(rng, training_words()) if rng.random() < easy else World(rng, TRAIN, training_words())
         )
         questions: list[Question] = []
         facts: list[str] = []
+        refers: dict[str, str] = {}
         written: set[str] = set()
         names, shares = list(TASKS), [SHARES[name] for name in TASKS]
         if rng.random() < sparse:
@@ -152,8 +180,19 @@ class Writer:
             draft = self._draft(name, world, chunks)
             if layout.place_all(draft.pieces):
                 questions += draft.questions
+                refers |= draft.refers
                 facts += [sentence for piece in draft.pieces for sentence in _sentences(piece)]
-        return Document(layout.chunks(), questions, facts)
+        haystack = training_haystack()
+        natural = (haystack.passage(rng, tokens, self._count) for tokens in layout.room)
+        return Document(layout.chunks(natural), questions, facts, refers)
+
+    def _around_cut(self, first: str, then: str) -> tuple[list[str], list[str]]:
+        """The two sentences, now and then one of the haystack between them, before the cut or behind it."""
+        if self._rng.random() >= SEPARATION:
+            return [first], [then]
+        before = self._rng.random() < 0.5
+        between = training_haystack().sentence(self._rng)
+        return ([first, between], [then]) if before else ([first], [between, then])
 
     def _draft(self, name: str, world: World, chunks: int) -> Draft:
         """A task with sizes around those of the evaluation."""
@@ -171,11 +210,12 @@ class Writer:
             case "vartrack":
                 return vartrack.write(
                     world,
-                    chains=rng.randint(1, 2 if few else 4),
-                    links=rng.choice((1, 1) if few else (1, 2, 2, 3)),
+                    chains=rng.randint(2, 3 if few else 4),
+                    links=rng.choice((0, 1, 1, 2) if few else (1, 2, 2, 3)),
+                    cut=rng.randint(1, max(1, min(3, chunks - 1))),
                 )
             case "twohop":
-                return twohop.write(world, pairs=rng.randint(1, 2 if few else 4))
+                return twohop.write(world, pairs=rng.randint(2, 3 if few else 4))
             case "coref":
                 return coref.write(
                     world, cut=rng.randint(1, max(1, min(4, chunks - 1))), whole=rng.randint(0, 2)

@@ -9,6 +9,8 @@ from transformers import LlamaForCausalLM
 
 BLOCK = 512  # context rows that attend together: what lies behind a block is not computed
 
+HINTED = 5  # layers after which a referring sentence should hold what it refers to
+
 
 def rotation(length: int, width: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position, each (length, width / 2)."""
@@ -19,31 +21,48 @@ def rotation(length: int, width: int, theta: float) -> tuple[Tensor, Tensor]:
 
 def hidden_states(
     model: LlamaForCausalLM, ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, context: int
-) -> Tensor:
-    """Final hidden states (B, T, hidden), normalised; matrix products in bfloat16, the residual stream in float32.
+) -> tuple[Tensor, Tensor]:
+    """Hidden states (B, T, hidden) after the last layer and after layer HINTED, both normalised.
 
+    Matrix products in bfloat16, the residual stream in float32.
     `cos`, `sin` are (B, 1, T, D / 2). Tokens before `context` attend causally to what is before them; later ones to
     the context and to earlier tokens of their own segment.
     """
     causal, mask = _masks(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
+    seen = []
     for layer in model.model.layers:
         x = _layer(model, layer, x, cos, sin, causal, mask)
-    return F.rms_norm(x, (x.size(-1),), model.model.norm.weight, model.config.rms_norm_eps)
+        seen.append(x)
+    norm = model.model.norm.weight
+    last, middle = (
+        F.rms_norm(x, (x.size(-1),), norm, model.config.rms_norm_eps)
+        for x in (seen[-1], seen[min(HINTED, len(seen)) - 1])
+    )
+    return last, middle
 
 
 def question_attention(
-    model: LlamaForCausalLM, ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, context: int
+    model: LlamaForCausalLM,
+    ids: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    segments: Tensor,
+    chunks: Tensor,
+    context: int,
 ) -> Tensor:
-    """What the last layer's question rows attend to: (B, Tq, context), averaged over heads; arguments as above."""
+    """What the last layer's question rows attend to among the chunks' tokens: (B, Tq, context), averaged over heads.
+
+    The softmax runs over `chunks` (B, context) alone, as selectors take it; other arguments as above.
+    """
     causal, mask = _masks(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
     for layer in model.model.layers[:-1]:
         x = _layer(model, layer, x, cos, sin, causal, mask)
     q, k, _ = _project(model, model.model.layers[-1], x, cos, sin)
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    scores = q[:, :, context:] @ k.transpose(2, 3) * q.shape[-1] ** -0.5
-    return torch.softmax(scores.float() + mask, -1)[..., :context].mean(1)
+    k = k[:, :, :context].repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = (q[:, :, context:] @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
+    return scores.masked_fill(~chunks[:, None, None], float("-inf")).softmax(-1).mean(1)
 
 
 def _masks(segments: Tensor, context: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ Nothing separates the chunks of a context from each other: it is plain causal te
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,7 +33,6 @@ class Shape:
         chunk_tokens: smallest and largest size of a document's chunks.
         sparse: share of documents that are mostly haystack.
         easy: share of documents whose names are everyday words.
-        chained: whether questions that need one fact to find another are asked.
     """
 
     context: int
@@ -41,7 +41,6 @@ class Shape:
     chunk_tokens: tuple[int, int]
     sparse: float
     easy: float
-    chained: bool = True
 
 
 @dataclass(slots=True)
@@ -54,6 +53,7 @@ class Rows:
         segments: 0 for the context, k for its k-th question, -1 for padding.
         weights: of each token as a target, 0 where it is none.
         tasks: index of the task that each answer token counts for, -1 elsewhere.
+        hints: the token that a sentence leads to, at the last two tokens of the sentence; -1 elsewhere.
         tokens: real tokens in the batch.
     """
 
@@ -62,6 +62,7 @@ class Rows:
     segments: Tensor
     weights: Tensor
     tasks: Tensor
+    hints: Tensor
     tokens: int
 
 
@@ -88,14 +89,16 @@ class RowMaker:
         self._template = PromptTemplate(tokenizer)
         self._prefix = self._template.prefix_ids(None)
         self._end = tokenizer.eos_token_id
+        self._encode = tokenizer.backend_tokenizer.encode
         self._plain = lru_cache(100_000)(self._template.text_ids)
         self._writer = Writer(rng, count=lambda text: len(self._plain(text)))
         self._hexadecimal = [tokenizer.convert_tokens_to_ids(sign) for sign in "0123456789abcdef"]
         self._language = (language_share, language_weight)
         self.tasks = [COPY]
 
-    def batch(self, shape: Shape, rows: int, copying: float) -> Rows:
-        """`rows` rows, a share `copying` of which only repeat random tokens."""
+    def batch(self, shape: Shape, seeds: Sequence[str], copying: float) -> Rows:
+        """A row per seed, a share `copying` of which only repeat random tokens; a row depends on its seed alone."""
+        rows = len(seeds)
         total = shape.context + shape.questions
         made = Rows(
             torch.zeros(rows, total, dtype=torch.long),
@@ -103,9 +106,11 @@ class RowMaker:
             torch.full((rows, total), -1, dtype=torch.long),
             torch.zeros(rows, total),
             torch.full((rows, total), -1, dtype=torch.long),
+            torch.full((rows, total), -1, dtype=torch.long),
             0,
         )
-        for row in range(rows):
+        for row, seed in enumerate(seeds):
+            self._rng.seed(seed)
             if self._rng.random() < copying:
                 self._write_copying(made, row, shape)
             else:
@@ -116,13 +121,20 @@ class RowMaker:
         rng = self._rng
         while True:
             document = self._writer.document(
-                rng.randint(*shape.chunks), sparse=shape.sparse, sizes=shape.chunk_tokens, easy=shape.easy
+                rng.randint(*shape.chunks),
+                sparse=shape.sparse,
+                sizes=shape.chunk_tokens,
+                easy=shape.easy,
             )
             context = list(self._prefix)
+            hints: list[tuple[int, int]] = []
             for chunk in document.chunks:
+                hints += self._hints(document, chunk, len(context))
                 context += self._template.chunk_ids(chunk)
             if len(context) <= shape.context:
                 break
+        for place, token in hints:
+            made.hints[row, place - 1 : place + 1] = token
         length = len(context)
         made.ids[row, :length] = torch.tensor(context)
         made.segments[row, :length] = 0
@@ -133,10 +145,20 @@ class RowMaker:
         made.tokens += length
         self._write_questions(made, row, shape, document, length)
 
+    def _hints(self, document: Document, chunk: str, start: int) -> list[tuple[int, int]]:
+        """Where in the row the chunk's referring sentences end, and the first token of what each leads to."""
+        found = [
+            (at + len(text) - 1, self._plain(word)[0])
+            for text, word in document.refers.items()
+            if (at := chunk.find(text)) >= 0
+        ]
+        if not found:
+            return []
+        encoding = self._encode(chunk, add_special_tokens=False)
+        return [(start + encoding.char_to_token(end), token) for end, token in found]
+
     def _write_questions(self, made: Rows, row: int, shape: Shape, document: Document, length: int) -> None:
         asked = [*document.questions, *abilities.questions(self._rng, document)]
-        if not shape.chained:
-            asked = [question for question in asked if question.task not in _CHAINED]
         asked.sort(key=lambda question: self._rng.random() / _EAGERNESS.get(question.task, 1.0))
         at, end = shape.context, shape.context + shape.questions
         number = 0
@@ -199,12 +221,10 @@ class RowMaker:
 
 # A question that takes several steps is asked sooner where not all of a context's questions fit.
 _EAGERNESS = {
-    "vartrack": 2.0,
-    "twohop": 2.0,
     "coref": 2.0,
     "contradiction": 2.0,
     "multivalue": 2.0,
-    "order": 1.5,
+    "order": 2.0,
 }
 _WEIGHTS = {
     "vartrack": 1.5,
@@ -214,4 +234,3 @@ _WEIGHTS = {
     "multivalue": 1.5,
     "order": 1.5,
 }
-_CHAINED = frozenset({"vartrack", "twohop", "contradiction"})

@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,78 +19,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 
-from training.initialize import initialize
 from training.network import hidden_states, rotation
+from training.plan import CONTEXT, EARLIER, PLAN, THETA, VOCABULARY, Stage, new_model, pace
 from training.rows import RowMaker, Rows, Shape
 from training.vocabulary import learn
 
-VOCABULARY = 4096
-THETA = 100_000.0
+HINTS = 160  # places per batch at which hints are read; fewer are padded
 TARGETS = 0.3  # share of a batch's tokens that get logits; more are drawn from, fewer are padded
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Steps on rows of one shape.
-
-    Attributes:
-        steps: how many.
-        shape: of the rows.
-        rows: per process and step.
-        copying: share of rows that only repeat, once repetition is learned.
-        rate: learning rate before the common decay.
-    """
-
-    steps: int
-    shape: Shape
-    rows: int
-    copying: float
-    rate: float
-
-
-PLAN = (
-    Stage(500, Shape(144, 176, (2, 2), (32, 64), 0.0, 0.9, chained=False), 10, 0.12, 1e-3),
-    Stage(700, Shape(144, 176, (2, 2), (32, 64), 0.0, 0.7), 10, 0.12, 1e-3),
-    Stage(1200, Shape(224, 256, (2, 3), (32, 96), 0.05, 0.5), 6, 0.15, 1e-3),
-    Stage(1700, Shape(768, 384, (4, 9), (48, 128), 0.3, 0.1), 3, 0.10, 1e-3),
-    Stage(700, Shape(1664, 512, (9, 20), (48, 128), 0.5, 0.0), 2, 0.04, 1e-3),
-)
-EARLIER = 0.2  # share of steps on the shape of the stage before
-WARM_STEPS, DECAY_FROM = 100, 0.5
-
-
-def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
-    """The reference model before training."""
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=256,
-            intermediate_size=384,
-            num_hidden_layers=8,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=64,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
-            rms_norm_eps=1e-5,
-            rope_parameters={"rope_type": "default", "rope_theta": THETA},
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-    initialize(model, seed)
-    return model
-
-
-def pace(step: int, steps: int) -> float:
-    """Share of a stage's learning rate: warm-up, constant, then linear to almost nothing."""
-    if step < WARM_STEPS:
-        return (step + 1) / WARM_STEPS
-    return min(1.0, max(0.02, (1 - step / steps) / (1 - DECAY_FROM)))
 
 
 class Trainer:
@@ -100,36 +37,41 @@ class Trainer:
         folder: where tokenizer, checkpoint, log and weights lie.
         seed: of everything.
         rank: this process; rank 0 writes.
-        ranks: how many processes average their gradients.
+        ranks: how many processes share out a step's rows and average their gradients.
+        device: cpu or cuda.
+        scale: factor on the steps of every stage.
     """
 
-    def __init__(self, folder: Path, seed: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, folder: Path, seed: int, rank: int, ranks: int, device: str = "cpu", scale: float = 1.0
+    ) -> None:
         self.folder, self.seed, self.rank, self.ranks = folder, seed, rank, ranks
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device(device)
+        self.plan = [replace(stage, steps=round(scale * stage.steps)) for stage in PLAN]
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = new_model(self.tokenizer, seed).to(self.device)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
         self.rng = random.Random(seed)
         self.maker = RowMaker(self.tokenizer, self.rng)
-        self.rotation = tuple(part.to(self.device) for part in rotation(4096, 64, THETA))
+        self.rotation = tuple(part.to(self.device) for part in rotation(CONTEXT, 64, THETA))
         self.compiled: dict[Shape, Any] = {}
         self.accuracy: dict[str, float] = {}
-        self.loss = 0.0
+        self.loss, self.hinted = 0.0, 0.0
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         if (folder / "checkpoint.pt").exists():
             self._resume()
 
     def run(self) -> None:
         """Train to the end of the plan and save."""
-        ends = [sum(stage.steps for stage in PLAN[: number + 1]) for number in range(len(PLAN))]
+        ends = [sum(stage.steps for stage in self.plan[: number + 1]) for number in range(len(self.plan))]
         started, shown = time.monotonic() - self.seconds, (time.monotonic(), self.tokens)
         while self.step < ends[-1]:
             number = next(number for number, end in enumerate(ends) if self.step < end)
             shared = random.Random(f"{self.seed}/{self.step}")
             if number and shared.random() < EARLIER:
                 number -= 1
-            self._train(PLAN[number], PLAN[number].rate * pace(self.step, ends[-1]))
+            self._train(self.plan[number], self.plan[number].rate * pace(self.step, ends[-1]))
             self.step += 1
             self.seconds = time.monotonic() - started
             if self.step % 50 == 0 and self.rank == 0:
@@ -143,18 +85,25 @@ class Trainer:
             self._export()
 
     def _train(self, stage: Stage, rate: float) -> None:
-        self.rng.seed(f"{self.seed}/{self.rank}/{self.step}")
         copying = stage.copying if self.accuracy.get("copy", 0.0) > 0.9 else 0.6
-        rows = self.maker.batch(stage.shape, stage.rows, copying)
+        seeds = [f"{self.seed}/{self.step}/{row}" for row in range(self.rank, stage.rows, self.ranks)]
+        rows = self.maker.batch(stage.shape, seeds, copying)
         places = self._targets(rows)
         ids, targets = rows.ids.to(self.device), rows.ids.flatten()[places + 1].to(self.device)
         weights = rows.weights.flatten()[places + 1].to(self.device)
         cos, sin = (part[rows.positions.to(self.device)][:, None] for part in self.rotation)
-        logits = self._forward(stage.shape)(
-            ids, cos, sin, rows.segments.to(self.device), places.to(self.device)
+        hinted = (rows.hints.flatten() >= 0).nonzero()[:HINTS, 0]
+        hinted = F.pad(hinted, (0, HINTS - len(hinted)))
+        wanted = rows.hints.flatten()[hinted].to(self.device)
+        logits, hints = self._forward(stage.shape)(
+            ids, cos, sin, rows.segments.to(self.device), places.to(self.device), hinted.to(self.device)
         )
         losses = F.cross_entropy(logits, targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum().clamp(min=1e-6)
+        if stage.hinting and (wanted >= 0).any():
+            loss = loss + stage.hinting * F.cross_entropy(hints, wanted, ignore_index=-1)
+            right = (hints.argmax(-1) == wanted)[wanted >= 0].float().mean()
+            self.hinted = 0.97 * self.hinted + 0.03 * float(right)
         loss.backward()
         self._average(loss, rows, places, logits.argmax(-1) == targets)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -168,7 +117,7 @@ class Trainer:
         wanted = int(rows.ids.numel() * TARGETS)
         flat = rows.weights.flatten().clone()
         flat[:: rows.ids.shape[1]] = 0
-        draw = torch.rand(len(flat), generator=torch.Generator().manual_seed(self.rng.getrandbits(60)))
+        draw = torch.rand(len(flat), generator=torch.Generator().manual_seed(self.step))
         first = (rows.tasks.flatten() > 0) | ((flat > 0.2) & (rows.tasks.flatten() != 0))
         score = torch.where(flat > 0, draw + first.float(), draw - 2.0)
         score[:: rows.ids.shape[1]] = -9.0
@@ -178,10 +127,14 @@ class Trainer:
         """The compiled step of one shape: logits at the places before the targets."""
         if shape not in self.compiled:
 
-            def forward(ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, places: Tensor) -> Tensor:
-                states = hidden_states(self.model, ids, cos, sin, segments, shape.context)
+            def forward(
+                ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, places: Tensor, hinted: Tensor
+            ) -> tuple[Tensor, Tensor]:
+                last, middle = hidden_states(self.model, ids, cos, sin, segments, shape.context)
                 embedding = self.model.model.embed_tokens.weight.to(torch.bfloat16)
-                return F.linear(states.flatten(0, 1)[places].to(torch.bfloat16), embedding).float()
+                read = last.flatten(0, 1)[places], middle.flatten(0, 1)[hinted]
+                logits, hints = (F.linear(states.to(torch.bfloat16), embedding).float() for states in read)
+                return logits, hints
 
             self.compiled[shape] = torch.compile(forward, dynamic=False)
         return self.compiled[shape]
@@ -224,6 +177,7 @@ class Trainer:
             "tokens": self.tokens,
             "tokens_per_s": round(speed),
             "loss": round(self.loss, 4),
+            "hinted": round(self.hinted, 3),
             "accuracy": {name: round(value, 3) for name, value in sorted(self.accuracy.items())},
         }
         with (self.folder / "log.jsonl").open("a") as log:
@@ -231,6 +185,7 @@ class Trainer:
 
     def _save(self) -> None:
         state = {
+            "run": (self.seed, [asdict(stage) for stage in self.plan]),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "accuracy": self.accuracy,
@@ -241,6 +196,8 @@ class Trainer:
 
     def _resume(self) -> None:
         state = torch.load(self.folder / "checkpoint.pt", map_location=self.device, weights_only=True)
+        if state["run"] != (self.seed, [asdict(stage) for stage in self.plan]):
+            sys.exit(f"{self.folder} holds a run with another seed or plan; name another folder")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.accuracy = state["accuracy"]
@@ -258,7 +215,7 @@ class Trainer:
             "processes": self.ranks,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU",
             "torch": torch.__version__,
-            "plan": [asdict(stage) for stage in PLAN],
+            "plan": [asdict(stage) for stage in self.plan],
         }
         (target / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
 
@@ -275,9 +232,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1 if torch.cuda.is_available() else os.cpu_count())
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--processes", type=int, default=None, help="default: 2 on a CPU, 1 on a GPU")
+    parser.add_argument("--scale", type=float, default=1.0, help="train so many times longer")
     parser.add_argument("--rank", type=int, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    given.processes = given.processes or (2 if given.device == "cpu" else 1)
+    if any(stage.rows % given.processes for stage in PLAN):
+        parser.error(
+            f"a step's rows cannot be shared out evenly among {given.processes} processes; take 1 or 2"
+        )
     if given.rank is None:
         given.folder.mkdir(parents=True, exist_ok=True)
         if not (given.folder / "tokenizer.json").exists():
@@ -289,12 +253,12 @@ def main() -> None:
             for rank in range(given.processes)
         ]
         sys.exit(max(child.wait() for child in children))
-    if not torch.cuda.is_available():
+    if given.device == "cpu" and given.processes > 1:
         torch.set_num_threads(1)
     if given.processes > 1:
         meeting = f"file://{(given.folder / 'meeting').absolute()}"
         dist.init_process_group("gloo", init_method=meeting, rank=given.rank, world_size=given.processes)
-    Trainer(given.folder, given.seed, given.rank, given.processes).run()
+    Trainer(given.folder, given.seed, given.rank, given.processes, given.device, given.scale).run()
 
 
 if __name__ == "__main__":

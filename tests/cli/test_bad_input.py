@@ -10,7 +10,7 @@ from kvweave.cli.app import _came_from_interrupt, app
 from kvweave.errors import KvweaveError, ModelNotFound
 from kvweave.testing import tiny_model, tiny_tokenizer
 
-RUTH = "What is the job of Ruth?"
+GLORRIC = "What is the password of Glorric?"
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_missing_path(invoke, tmp_path):
 
 
 def test_a_knowledge_base_that_is_not_there_is_not_made_by_looking_for_it(invoke, tmp_path, documents):
-    for words in (("ask", RUTH), ("ls",), ("rm", "--all"), ("cache", "stats"), ("cache", "clear")):
+    for words in (("ask", GLORRIC), ("ls",), ("rm", "--all"), ("cache", "stats"), ("cache", "clear")):
         assert "there is none yet" in refusal(invoke(*words))
     assert not (tmp_path / "home").exists()
     invoke("add", documents)
@@ -45,13 +45,13 @@ def test_a_knowledge_base_that_is_not_there_is_not_made_by_looking_for_it(invoke
 def test_an_emptied_knowledge_base(invoke, documents):
     invoke("add", documents)
     assert "removed 3 documents" in invoke("rm", "--all").output
-    assert "kvweave add" in refusal(invoke("ask", RUTH))
+    assert "kvweave add" in refusal(invoke("ask", GLORRIC))
     assert "holds no documents" in invoke("ls").output
 
 
 def test_what_documents_say_is_never_taken_for_markup(invoke, documents):
     (documents / "[red]x.md").write_text(
-        "# The [/usr] guide\n\n[/etc/fstab] [bold]The job of Karen is nurse."
+        "# The [/usr] guide\n\n[/etc/fstab] [bold]The password of Plabry is needle."
     )
     (documents / "[oops].bin").write_bytes(bytes(range(256)) * 10)
     added = invoke("add", documents)
@@ -99,36 +99,36 @@ def test_a_store_written_by_another_model(invoke, documents, tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     assert invoke("add", documents).exit_code == 0
-    message = refusal(invoke("ask", RUTH, "--model", tmp_path / "model"))
+    message = refusal(invoke("ask", GLORRIC, "--model", tmp_path / "model"))
     assert "'reference'" in message
     assert str(tmp_path / "model") in message
 
 
 def test_a_prompt_that_is_too_long(invoke, documents):
     invoke("add", documents)
-    assert "more than the 2048" in refusal(invoke("ask", RUTH, "--max-new-tokens", "2000"))
-    assert invoke("ask", RUTH, "--max-new-tokens", "1950", "--drop-chunks").exit_code == 0
+    assert "more than the 2048" in refusal(invoke("ask", GLORRIC, "--max-new-tokens", "2000"))
+    assert invoke("ask", GLORRIC, "--max-new-tokens", "1950", "--drop-chunks").exit_code == 0
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("ask", RUTH, "--recipe", "fastest"), "choose one of full"),
-        (("ask", RUTH, "--ratio", "1.5"), "between 0 and 1"),
-        (("ask", RUTH, "--top-k", "0"), "at least one chunk"),
+        (("ask", GLORRIC, "--recipe", "fastest"), "choose one of full"),
+        (("ask", GLORRIC, "--ratio", "1.5"), "between 0 and 1"),
+        (("ask", GLORRIC, "--top-k", "0"), "at least one chunk"),
         (("ask", ""), "empty"),
         (("rm",), "--all"),
         (("rm", ""), "path is empty"),
         (("add", ""), "path is empty"),
-        (("ask", RUTH, "--device", "cuda:99"), "cuda:99"),
+        (("ask", GLORRIC, "--device", "cuda:99"), "cuda:99"),
         (("cache", "limit", "99999999999T"), "2^63"),
-        (("ask", RUTH, "--temperature", "1e-300"), "temperature"),
-        (("ask", RUTH, "--temperature", "inf"), "temperature"),
+        (("ask", GLORRIC, "--temperature", "1e-300"), "temperature"),
+        (("ask", GLORRIC, "--temperature", "inf"), "temperature"),
         (("rm", "/nowhere"), "nothing in knowledge base"),
         (("cache", "limit", "much"), "500MB"),
-        (("ask", RUTH, "--kb", "../x"), "not usable"),
-        (("ask", RUTH, "--dtype", "float8"), "float8"),
-        (("ask", RUTH, "--device", "abacus"), "abacus"),
+        (("ask", GLORRIC, "--kb", "../x"), "not usable"),
+        (("ask", GLORRIC, "--dtype", "float8"), "float8"),
+        (("ask", GLORRIC, "--device", "abacus"), "abacus"),
     ],
 )
 def test_values_that_cannot_be_honoured(invoke, documents, words, said):
@@ -137,7 +137,7 @@ def test_values_that_cannot_be_honoured(invoke, documents, words, said):
 
 
 @pytest.mark.parametrize(
-    "words", [("ask", RUTH, "--fastest"), ("ask",), ("frobnicate",), ("ask", RUTH, "--ratio", "much")]
+    "words", [("ask", GLORRIC, "--fastest"), ("ask",), ("frobnicate",), ("ask", GLORRIC, "--ratio", "much")]
 )
 def test_wrong_usage_exits_with_two_and_help(invoke, words):
     result = invoke(*words)
@@ -161,7 +161,7 @@ def test_limit_and_clear(invoke, documents):
     assert json.loads(invoke("cache", "stats", "--json").stdout)["bytes"] <= 300_000
     assert invoke("cache", "clear").exit_code == 0
     assert json.loads(invoke("cache", "stats", "--json").stdout)["entries"] == 0
-    assert json.loads(invoke("ask", RUTH, "--json").stdout)["text"] == "carpenter"
+    assert json.loads(invoke("ask", GLORRIC, "--json").stdout)["text"] == "walnut"
 
 
 def test_the_line_that_a_user_sees(command, tmp_path):
@@ -171,8 +171,8 @@ def test_the_line_that_a_user_sees(command, tmp_path):
 
 def test_a_broken_character_in_the_question_and_a_huge_number_of_chunks(invoke, documents):
     invoke("add", documents)
-    assert invoke("ask", "What is the job of Ruth?\udcff").exit_code == 0
-    assert invoke("ask", RUTH, "--top-k", str(10**25)).output.startswith("carpenter")
+    assert invoke("ask", "What is the password of Glorric?\udcff").exit_code == 0
+    assert invoke("ask", GLORRIC, "--top-k", str(10**25)).output.startswith("walnut")
 
 
 def test_lost_data_files_of_the_index(invoke, documents, tmp_path):
@@ -180,16 +180,16 @@ def test_lost_data_files_of_the_index(invoke, documents, tmp_path):
     for file in (tmp_path / "home").rglob("*.lance"):
         if file.is_file():
             file.unlink()
-    assert "index of chunks cannot be used" in refusal(invoke("ask", RUTH))
+    assert "index of chunks cannot be used" in refusal(invoke("ask", GLORRIC))
     assert invoke("rm", "--all").exit_code == 0
     assert invoke("add", documents).exit_code == 0
-    assert invoke("ask", RUTH).output.startswith("carpenter")
+    assert invoke("ask", GLORRIC).output.startswith("walnut")
 
 
 def test_names_are_printed_whole_where_nobody_reads_them(invoke, documents):
     invoke("add", documents)
     rows = [line.split("\t") for line in invoke("ls").output.splitlines()]
-    assert rows[0][0] == str(documents / "dinner.md")
+    assert rows[0][0] == str(documents / "supper.md")
     assert all(len(row) == 4 for row in rows)
 
 

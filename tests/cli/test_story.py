@@ -7,7 +7,7 @@ import time
 
 from kvweave.samples import DOCUMENTS
 
-RUTH = "What is the job of Ruth?"
+GLORRIC = "What is the password of Glorric?"
 
 
 def test_add_ask_list_change_remove(command, documents):
@@ -15,10 +15,10 @@ def test_add_ask_list_change_remove(command, documents):
     assert len(added["added"]) == 3
     assert added["chunk_kv_computed"] == added["chunks"] > 3
 
-    answer = command.json("ask", RUTH)
+    answer = command.json("ask", GLORRIC)
     assert set(answer) == {"text", "sources", "plan", "timing"}
-    assert answer["text"] == "carpenter"
-    assert str(documents / "jobs.md") in {source["document"] for source in answer["sources"]}
+    assert answer["text"] == "walnut"
+    assert str(documents / "passwords.md") in {source["document"] for source in answer["sources"]}
     assert (
         answer["plan"]["fresh_tokens"]
         == answer["plan"]["spans"][-1]["end"] - answer["plan"]["spans"][-1]["start"]
@@ -29,23 +29,23 @@ def test_add_ask_list_change_remove(command, documents):
     assert "3 unchanged" in again
     assert "KV computed for 0" in again
 
-    told = command("ask", RUTH, "--explain", "--recipe", "prefix").stdout
-    assert told.startswith("carpenter\n")
-    assert "jobs.md" in told
+    told = command("ask", GLORRIC, "--explain", "--recipe", "prefix").stdout
+    assert told.startswith("walnut\n")
+    assert "passwords.md" in told
     assert "the question is always computed" in told
     assert "recompute" in told
 
     assert {document["title"] for document in command.json("ls")} == {
-        "jobs.md",
-        "room-numbers.txt",
-        "dinner.md",
+        "passwords.md",
+        "badges.txt",
+        "supper.md",
     }
     stats = command.json("cache", "stats")
     assert stats["bytes"] <= stats["limit_bytes"]
     assert stats["hits"] > 0
 
-    assert command.json("rm", documents / "jobs.md")["removed"] == [str(documents / "jobs.md")]
-    assert command.json("ask", RUTH)["text"] != "carpenter"
+    assert command.json("rm", documents / "passwords.md")["removed"] == [str(documents / "passwords.md")]
+    assert command.json("ask", GLORRIC)["text"] != "walnut"
     assert (
         "damaged: []" in command("cache", "verify").stdout or command.json("cache", "verify")["damaged"] == []
     )
@@ -57,7 +57,7 @@ def test_add_ask_list_change_remove(command, documents):
 def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(command, documents, tmp_path):
     for number in range(30):
         (documents / f"{number}.txt").write_text(
-            (DOCUMENTS / "flights.md").read_text().replace("sunny", "rainy") * (number + 1)
+            (DOCUMENTS / "boxes.md").read_text().replace("movers", "helpers") * (number + 1)
         )
     process = subprocess.Popen(
         [sys.executable, "-m", "kvweave", "add", str(documents), "--quiet"],
@@ -76,7 +76,7 @@ def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(command, docume
     assert "run the same command again" in errors
     assert "Traceback" not in errors
 
-    assert command.json("ask", RUTH)["text"] == "carpenter"
+    assert command.json("ask", GLORRIC)["text"] == "walnut"
     resumed = command.json("add", documents)
     assert resumed["chunk_kv_computed"] > 0
     stats = command.json("cache", "stats")

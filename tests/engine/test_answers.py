@@ -11,7 +11,7 @@ from kvweave.errors import (
 )
 from kvweave.samples import DOCUMENTS, sample_questions
 
-RUTH = "What is the job of Ruth?"
+GLORRIC = "What is the password of Glorric?"
 
 
 def test_the_sample_questions_are_answered_and_the_second_time_nothing_but_the_question_is_computed(open_kb):
@@ -38,12 +38,12 @@ def test_answers_at_ratio_one_are_those_of_full_attention(open_kb):
 def test_an_answer_says_where_it_came_from_and_where_the_time_went(open_kb, documents):
     base = open_kb()
     base.add(documents)
-    stream = base.stream(RUTH)
+    stream = base.stream(GLORRIC)
     with pytest.raises(InvalidRequest, match="not finished"):
         _ = stream.answer
-    assert "".join(stream).strip() == stream.answer.text == "carpenter"
+    assert "".join(stream).strip() == stream.answer.text == "walnut"
     answer = stream.answer
-    assert str(documents / "jobs.md") in {source.document for source in answer.sources}
+    assert str(documents / "passwords.md") in {source.document for source in answer.sources}
     for source in answer.sources:
         text = documents.joinpath(source.document).read_text()
         assert text[source.start : source.end] == source.text
@@ -57,7 +57,7 @@ def test_an_answer_says_where_it_came_from_and_where_the_time_went(open_kb, docu
         + timing.recompute_s
     )
     assert 0 < parts <= timing.ttft_s <= timing.total_s
-    assert timing.answer_tokens == 1
+    assert timing.answer_tokens == len(base.adapter.template.text_ids(answer.text))
 
 
 def test_chunks_of_one_document_stand_in_reading_order(open_kb):
@@ -70,12 +70,12 @@ def test_chunks_of_one_document_stand_in_reading_order(open_kb):
 
 
 def test_a_prompt_that_is_too_long_says_so_and_chunks_are_dropped_only_if_allowed(open_kb, documents):
-    base = open_kb(max_new_tokens=1950)
+    base = open_kb(max_new_tokens=4000)
     base.add(documents)
-    with pytest.raises(PromptTooLong, match="more than the 2048"):
-        base.ask(RUTH)
-    answer = base.ask(RUTH, drop_chunks=True)
-    assert 0 < len(answer.sources) < 4
+    with pytest.raises(PromptTooLong, match="more than the 4096"):
+        base.ask(GLORRIC)
+    answer = base.ask(GLORRIC, drop_chunks=True)
+    assert 0 < len(answer.sources) < 3
 
 
 def test_tokenization_of_chunks_and_prompts_agrees(open_kb, documents):
@@ -91,16 +91,16 @@ def test_sampling_is_reproducible_with_a_seed(open_kb, documents):
     base = open_kb(temperature=5.0, seed=3, max_new_tokens=8)
     base.add(documents)
     torch.manual_seed(0)
-    assert base.ask(RUTH).text == base.ask(RUTH).text != "carpenter"
+    assert base.ask(GLORRIC).text == base.ask(GLORRIC).text != "walnut"
 
 
 def test_iterating_twice_keeps_the_answer(open_kb, documents):
     base = open_kb()
     base.add(documents)
-    stream = base.stream(RUTH)
-    assert "".join(stream) == "carpenter"
+    stream = base.stream(GLORRIC)
+    assert "".join(stream) == "walnut"
     assert "".join(stream) == ""
-    assert stream.answer.text == "carpenter"
+    assert stream.answer.text == "walnut"
 
 
 def test_threads_may_ask_one_knowledge_base_at_once(open_kb):

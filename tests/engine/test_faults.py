@@ -19,7 +19,7 @@ from kvweave.errors import (
 )
 from kvweave.knowledge import reading
 
-RUTH = "What is the job of Ruth?"
+GLORRIC = "What is the password of Glorric?"
 
 
 def test_an_interrupted_add_keeps_what_was_done_and_goes_on(open_kb, documents):
@@ -37,7 +37,7 @@ def test_an_interrupted_add_keeps_what_was_done_and_goes_on(open_kb, documents):
     done = base.store.stats().entries
     assert done > 0
     assert base.missing_kv() > 0
-    assert base.ask(RUTH).text == "carpenter"  # what has no KV yet is computed
+    assert base.ask(GLORRIC).text == "walnut"  # what has no KV yet is computed
     report = base.add(documents)
     assert len(report.unchanged) == 3
     assert 0 < report.chunk_kv_computed <= sum(d.chunks for d in base.documents())
@@ -47,9 +47,9 @@ def test_an_interrupted_add_keeps_what_was_done_and_goes_on(open_kb, documents):
 def test_an_answer_outlives_a_restart_without_computing_its_context_again(open_kb, documents):
     first = open_kb()
     first.add(documents)
-    expected = first.ask(RUTH)
+    expected = first.ask(GLORRIC)
     first.close()
-    again = open_kb().ask(RUTH)
+    again = open_kb().ask(GLORRIC)
     assert again.text == expected.text
     assert again.plan == expected.plan
 
@@ -57,14 +57,14 @@ def test_an_answer_outlives_a_restart_without_computing_its_context_again(open_k
 def test_a_damaged_file_is_recomputed_and_never_used(open_kb, documents):
     base = open_kb()
     base.add(documents)
-    expected = base.ask(RUTH)
+    expected = base.ask(GLORRIC)
     base.close()
     for file in (base.folder / "kv").rglob("*.safetensors"):
         data = bytearray(file.read_bytes())
         data[-9] ^= 1
         file.write_bytes(data)
     base = open_kb()
-    answer = base.ask(RUTH)
+    answer = base.ask(GLORRIC)
     assert answer.text == expected.text
     assert answer.plan.reused_share == 0
     assert base.store.stats().damaged > 0
@@ -76,12 +76,12 @@ def test_bad_input_is_named(open_kb, documents, tmp_path):
         base.add(documents, tmp_path / "nowhere")
     assert base.documents() == []
     with pytest.raises(EmptyKnowledgeBase):
-        base.ask(RUTH)
+        base.ask(GLORRIC)
     base.add(documents)
     with pytest.raises(InvalidRequest, match="empty"):
         base.ask("  ")
     with pytest.raises(InvalidRequest, match="top_k"):
-        base.ask(RUTH, top_k=0)
+        base.ask(GLORRIC, top_k=0)
     with pytest.raises(PathNotFound, match="nowhere"):
         base.remove(tmp_path / "nowhere")
     with pytest.raises(InvalidRequest, match="unknown setting 'topk'"):
@@ -91,11 +91,11 @@ def test_bad_input_is_named(open_kb, documents, tmp_path):
 def test_a_file_that_turned_unreadable_is_no_longer_answered_from(open_kb, documents):
     base = open_kb()
     base.add(documents)
-    (documents / "jobs.md").write_bytes(bytes(range(256)) * 40)
+    (documents / "passwords.md").write_bytes(bytes(range(256)) * 40)
     report = base.add(documents)
-    assert report.removed == (str(documents / "jobs.md"),)
+    assert report.removed == (str(documents / "passwords.md"),)
     assert len(report.skipped) == 1
-    assert base.ask(RUTH).text != "carpenter"
+    assert base.ask(GLORRIC).text != "walnut"
 
 
 def test_kv_that_was_lost_is_computed_by_the_next_add(open_kb, documents):
@@ -103,17 +103,17 @@ def test_kv_that_was_lost_is_computed_by_the_next_add(open_kb, documents):
     first = base.add(documents).chunk_kv_computed
     base.store.clear()
     assert base.add(documents).chunk_kv_computed == first
-    assert base.ask(RUTH).plan.reused_share > 0.9
+    assert base.ask(GLORRIC).plan.reused_share > 0.9
 
 
 def test_kv_computed_while_its_document_is_removed_is_not_kept(open_kb, documents):
     base = open_kb()
-    base.add(documents / "jobs.md")
-    stream = base.stream(RUTH, recipe="prefix")
+    base.add(documents / "passwords.md")
+    stream = base.stream(GLORRIC, recipe="prefix")
     pieces = iter(stream)
     first = next(pieces)
-    base.remove(documents / "jobs.md")
-    assert first + "".join(pieces) == "carpenter"
+    base.remove(documents / "passwords.md")
+    assert first + "".join(pieces) == "walnut"
     assert set(base.store.stats().by_kind) <= {"bare"}
 
 
@@ -125,7 +125,7 @@ def test_a_store_that_fails_does_not_take_the_answer_back(open_kb, documents, mo
         raise StoreBusy("locked")
 
     monkeypatch.setattr(base.store, "put", fail)
-    assert base.ask(RUTH, recipe="prefix").text == "carpenter"
+    assert base.ask(GLORRIC, recipe="prefix").text == "walnut"
     assert "not kept: locked" in caplog.text
 
 
@@ -136,10 +136,10 @@ def test_a_lost_index_is_told_and_mended(open_kb, documents):
     shutil.rmtree(base.folder / "vectors")
     again = open_kb()
     with pytest.raises(KnowledgeBaseError, match="kvweave add"):
-        again.ask(RUTH)
+        again.ask(GLORRIC)
     assert len(again.lost_documents()) == 3
     assert len(again.add(documents).changed) == 3
-    assert again.ask(RUTH).text == "carpenter"
+    assert again.ask(GLORRIC).text == "walnut"
     assert again.lost_documents() == []
 
 
@@ -157,16 +157,16 @@ def test_a_file_that_cannot_be_opened_now_keeps_what_is_indexed_of_it(open_kb, d
     open_file = builtins.open
 
     def failing(path, *args, **kwargs):
-        if str(path).endswith("jobs.md"):
+        if str(path).endswith("passwords.md"):
             raise OSError(5, "Input/output error", str(path))
         return open_file(path, *args, **kwargs)
 
     monkeypatch.setattr(reading, "open", failing, raising=False)
     report = base.add(documents)
-    assert [skipped.path.name for skipped in report.skipped] == ["jobs.md"]
+    assert [skipped.path.name for skipped in report.skipped] == ["passwords.md"]
     assert report.removed == ()
     monkeypatch.undo()
-    assert base.ask(RUTH).text == "carpenter"
+    assert base.ask(GLORRIC).text == "walnut"
 
 
 def test_a_closed_knowledge_base_says_so(open_kb, documents):
@@ -175,7 +175,7 @@ def test_a_closed_knowledge_base_says_so(open_kb, documents):
     base.close()
     base.close()
     with pytest.raises(StoreError, match="was closed"):
-        base.ask(RUTH)
+        base.ask(GLORRIC)
 
 
 def test_documents_in_a_folder_that_cannot_be_looked_into_now_stay(open_kb, documents, monkeypatch):
@@ -184,12 +184,12 @@ def test_documents_in_a_folder_that_cannot_be_looked_into_now_stay(open_kb, docu
     look = os.stat
 
     def refusing(path, *args, **kwargs):
-        if str(path).endswith("jobs.md"):
+        if str(path).endswith("passwords.md"):
             raise PermissionError(13, "Permission denied", str(path))
         return look(path, *args, **kwargs)
 
     monkeypatch.setattr(indexing.os, "stat", refusing)
-    assert not indexing._is_gone(str(documents / "jobs.md"))
+    assert not indexing._is_gone(str(documents / "passwords.md"))
     monkeypatch.undo()
     assert indexing._is_gone(str(documents / "nothing.md"))
     assert indexing._is_gone(str(documents))

@@ -14,7 +14,7 @@ from kvweave.errors import (
 from kvweave.knowledge.bank import ChunkBank
 from kvweave.testing import tiny_model, tiny_tokenizer
 
-RUTH = "What is the job of Ruth?"
+GLORRIC = "What is the password of Glorric?"
 
 
 def test_another_model_is_refused_by_name_and_nothing_is_used(open_kb, documents, tmp_path):
@@ -23,7 +23,7 @@ def test_another_model_is_refused_by_name_and_nothing_is_used(open_kb, documents
     tiny_tokenizer().save_pretrained(tmp_path / "other")
     other = open_kb(model=str(tmp_path / "other"))
     with pytest.raises(KnowledgeBaseMismatch, match=r"'reference'.*other"):
-        other.ask(RUTH)
+        other.ask(GLORRIC)
     other.remove_all()
     assert other.add(documents).chunk_kv_computed > 0
     assert open_kb().adapter.fingerprint.name == str(tmp_path / "other")  # remembered
@@ -36,21 +36,21 @@ def test_changed_weights_under_the_same_path_are_noticed(open_kb, documents, tmp
     open_kb(model=str(folder)).add(documents)
     tiny_model(seed=1).save_pretrained(folder)
     with pytest.raises(KnowledgeBaseMismatch):
-        open_kb().ask(RUTH)
+        open_kb().ask(GLORRIC)
 
 
 def test_another_system_prompt_is_refused(open_kb, documents):
     open_kb(system="Read the notes.").add(documents)
     with pytest.raises(KnowledgeBaseMismatch, match="--system"):
-        open_kb(system="Answer the questions.").ask(RUTH)
-    assert open_kb().ask(RUTH).plan.reused_share > 0.5  # the settled one is used
+        open_kb(system="Answer the questions.").ask(GLORRIC)
+    assert open_kb().ask(GLORRIC).plan.reused_share > 0.5  # the settled one is used
 
 
 def test_knowledge_bases_share_nothing(open_kb, documents):
     open_kb("one").add(documents)
     two = open_kb("two")
     with pytest.raises(EmptyKnowledgeBase, match="two"):
-        two.ask(RUTH)
+        two.ask(GLORRIC)
     assert two.add(documents).chunk_kv_computed > 0
 
 
@@ -69,7 +69,7 @@ def test_dtype_and_place_of_the_model_are_remembered(open_kb, documents, tmp_pat
     again = open_kb()
     assert again.adapter.geometry.dtype == torch.bfloat16
     with pytest.raises(KnowledgeBaseMismatch, match="other dtype"):
-        open_kb(dtype="float32").ask(RUTH)
+        open_kb(dtype="float32").ask(GLORRIC)
 
 
 def test_another_way_of_cutting_is_refused(open_kb, documents):
@@ -103,9 +103,9 @@ def test_chunks_longer_than_the_context_are_refused_before_anything_is_settled(o
 def test_of_two_that_fill_a_new_knowledge_base_differently_the_second_is_told(open_kb, documents):
     one, other = open_kb(chunk_tokens=48), open_kb(chunk_tokens=96)
     late = other._indexer()  # made while nothing was settled yet
-    one.add(documents / "jobs.md")
+    one.add(documents / "passwords.md")
     with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens"):
-        late.add([documents / "dinner.md"], lambda *_: None, settle=lambda: other._settle(late))
+        late.add([documents / "supper.md"], lambda *_: None, settle=lambda: other._settle(late))
     assert len(one.documents()) == 1
 
 

@@ -86,18 +86,18 @@ def belongings(sample: Sample, split: str) -> tuple[str, ...]:
 
 
 def content(sample: Sample, split: str) -> tuple[str, ...]:
-    """vartrack: follow the chain to where it starts; each link stands behind the one it needs."""
-    told = said(sample, split, holds=vartrack.HOLDS, copies=vartrack.COPIES)
-    held = {s.filled["k"]: (s.filled["v"], s.chunk) for s in told if s.kind == "holds"}
-    for link in (
-        s for s in told if s.kind == "copies"
-    ):  # in reading order: what it copies must be known already
-        value, chunk = held[link.filled["j"]]
-        assert link.chunk > chunk or len(sample.chunks) <= vartrack.LINKS, (
-            "a link is no later than the one before"
-        )
-        held[link.filled["k"]] = (value, link.chunk)
-    return (held[asked(sample, split, vartrack.ASKED)["k"]][0],)
+    """vartrack: follow the copies back to the place whose content is told behind the cut."""
+    told = said(sample, split, named=vartrack.NAMED, holds=vartrack.HOLDS, copies=vartrack.COPIES)
+    name = asked(sample, split, vartrack.ASKED)["k"]
+    later = len(sample.chunks)
+    while copies := [s for s in told if s.kind == "copies" and s.filled["k"] == name]:
+        (copy,) = copies
+        assert copy.chunk < later, "a link is no later than the one before"
+        name, later = copy.filled["j"], copy.chunk
+    (at,) = (number for number, s in enumerate(told) if s.kind == "named" and s.filled["k"] == name)
+    assert told[at + 1].kind == "holds"
+    _check_cut(sample, told[at], told[at + 1])
+    return (told[at + 1].filled["v"],)
 
 
 def second_hop(sample: Sample, split: str) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def second_hop(sample: Sample, split: str) -> tuple[str, ...]:
 
 
 def antecedent(sample: Sample, split: str) -> tuple[str, ...]:
-    """coref: what the next referring sentence says, which stands behind the end of the name's chunk."""
+    """coref: what the sentence behind the cut says, which refers to the name before it."""
     for kind in (coref.GUEST, coref.TOWN):
         if any(pattern(phrase).fullmatch(sample.question) for phrase in kind.asked[split]):
             name = asked(sample, split, kind.asked)["k"]
@@ -129,9 +129,7 @@ def antecedent(sample: Sample, split: str) -> tuple[str, ...]:
     (at,) = (number for number, s in enumerate(told) if s.filled.get("k") == name)
     named, then = told[at : at + 2]
     assert (named.kind, then.kind) in (("guest", "he"), ("town", "it")), "something stands between"
-    assert then.chunk == named.chunk + 1, "the cut lies elsewhere"
-    between = (sample.chunks[named.chunk][named.end :], sample.chunks[then.chunk][: then.start])
-    assert "" in between, "haystack on both sides of the cut"
+    _check_cut(sample, named, then)
     return (then.filled["v"],)
 
 
@@ -139,11 +137,13 @@ def latest(sample: Sample, split: str) -> tuple[str, ...]:
     """contradiction: facts as they stand after the last sentence."""
     facts: dict[str, str] = {}
     chunks: dict[str, list[int]] = {}
-    for s in said(sample, split, stated=attributes.STATED, replaced=contradiction.REPLACED):
+    told = said(sample, split, stated=attributes.STATED, corrected=contradiction.CORRECTED)
+    for at, s in enumerate(told):
         if s.kind == "stated":
             name = s.filled["k"]
-        else:
-            (name,) = (name for name, value in facts.items() if value == s.filled["o"])
+        else:  # of the fact before it
+            name = told[at - 1].filled["k"]
+            _check_cut(sample, told[at - 1], s)
         facts[name] = s.filled["v"]
         chunks.setdefault(name, []).append(s.chunk)
     asked_for = asked(sample, split, attributes.ASKED)["k"]
@@ -168,6 +168,13 @@ def most_frequent(sample: Sample, split: str) -> tuple[str, ...]:
     """frequentwords: the three most frequent codes, the most frequent first."""
     lines = said(sample, split, coded=frequentwords.CODED)
     return _top(Counter(word for s in lines for word in s.filled["w"].split()), sample, in_order=True)
+
+
+def _check_cut(sample: Sample, first: Said, then: Said) -> None:
+    """A sentence ends its chunk, the other starts the next."""
+    assert then.chunk == first.chunk + 1, "the cut lies elsewhere"
+    between = (sample.chunks[first.chunk][first.end :], sample.chunks[then.chunk][: then.start])
+    assert between == ("", ""), "something stands at the cut"
 
 
 def _top(counts: Counter[str], sample: Sample, *, in_order: bool) -> tuple[str, ...]:

@@ -103,6 +103,10 @@ class TestGeneratedCases:
             for _ in "ab"
         ]
 
+    def test_what_is_named_twice_counts_once(self):
+        twice = {name: getattr(SUITE, name) * 2 for name in ("tasks", "context_tokens", "seeds")}
+        assert cases(replace(SUITE, **twice)) == cases()
+
     def test_names_are_unique(self):
         assert len({case.sample.name for case in cases()}) == 16
 

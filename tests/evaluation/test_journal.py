@@ -1,5 +1,7 @@
 """An interrupted evaluation goes on where it stopped, and never mixes two subjects."""
 
+import errno
+import fcntl
 import subprocess
 import sys
 import textwrap
@@ -24,8 +26,10 @@ OUTCOME = Outcome(
     agreement=True,
     kl=0.25,
     faithfulness=0.5,
+    rows=7,
     selection=None,
     trace=Trace(1, 2, 3, 4, 5),
+    took_s=0.5,
 )
 OTHER = replace(OUTCOME, recipe="naive", selection=0.5)
 KEY, OTHER_KEY = ((outcome.sample, outcome.recipe, outcome.ratio) for outcome in (OUTCOME, OTHER))
@@ -49,6 +53,7 @@ def file(folder):
 def test_outcomes_come_back_equal(folder, file):
     with Journal(folder, SUBJECT) as journal:
         assert journal.get(KEY) == OUTCOME
+        assert journal.get(KEY).took_s == OUTCOME.took_s  # no part of what equality looks at
         assert journal.get(OTHER_KEY) == OTHER
         assert journal.get((OUTCOME.sample, "reuse", 0.3)) is None
 
@@ -96,6 +101,41 @@ def test_another_subject_is_refused_naming_just_what_differs(folder, file):
     assert file.read_bytes() == before
     with Journal(folder, SUBJECT) as journal:  # nothing is locked
         assert journal.get(KEY) == OUTCOME
+
+
+@pytest.mark.parametrize("name", ["kvweave.__version__", "kvweave.evaluation.journal.JOURNAL_VERSION"])
+def test_what_another_version_found_out_is_refused(folder, file, monkeypatch, name):
+    before = file.read_bytes()
+    monkeypatch.setattr(name, 1000)
+    with pytest.raises(InvalidRequest, match=r"version.*name another --output"):
+        Journal(folder, SUBJECT)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"\x00\xff", b"", b"{", b"17", b"[]", b'{"task": "single"}', b'{"trace": null}']
+)
+def test_a_damaged_line_is_named_with_what_to_do(folder, file, damaged):
+    subject, _, second, end = file.read_bytes().split(b"\n")
+    broken = b"\n".join([subject, damaged, second, end])
+    file.write_bytes(broken)
+    with pytest.raises(
+        InvalidRequest, match=r"outcomes.jsonl, line 2, is damaged .*; delete that line and run again"
+    ):
+        Journal(folder, SUBJECT)
+    assert file.read_bytes() == broken
+    file.write_bytes(b"\n".join([subject, second, end]))
+    with Journal(folder, SUBJECT) as journal:
+        assert (journal.get(KEY), journal.get(OTHER_KEY)) == (None, OTHER)
+
+
+def test_a_file_system_without_locks_is_said(folder, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(InvalidRequest, match=r"cannot be locked \(No locks available\); name an --output"):
+        Journal(folder, SUBJECT)
 
 
 @pytest.mark.parametrize(

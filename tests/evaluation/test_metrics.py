@@ -38,6 +38,42 @@ def test_ruler_counts_the_references_that_stand_in_the_answer(prediction, refere
 @pytest.mark.parametrize(
     ("prediction", "references", "score"),
     [
+        ("Brenek 4417, Toulia 9023.", ["4417", "9023"], 1.0),
+        ("Brenek 14417, Toulia 9023", ["4417", "9023"], 0.5),  # RULER's containment would count it
+        ("lanterns, kettle-drum", ["lantern", "kettle"], 0.0),
+        ("Kettle\nLANTERN", ["lantern", "kettle"], 1.0),
+        ("It is (c3).", ["C3", "c"], 0.5),
+        ("", ["kettle"], 0.0),
+    ],
+)
+def test_references_that_stand_in_the_answer_as_whole_words(prediction, references, score):
+    assert METRICS["words_match_all"](prediction, references) == score
+
+
+_UUID = "550e8400-e29b-41d4-a716-446655440000"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "score"),
+    [
+        (_UUID, _UUID, 1.0),
+        (f"{_UUID.upper()}.", _UUID, 1.0),
+        (_UUID[:-1], _UUID, 0.0),
+        (_UUID.replace("a", "b"), _UUID, 0.0),
+        (_UUID.replace("-a716", ""), _UUID, 0.0),
+        ("4417201.", "4417201", 1.0),
+        ("44172011", "4417201", 0.0),
+        ("4417201, 9023117", "4417201", 0.0),
+        ("417201", "4417201", 0.0),
+    ],
+)
+def test_exact_match_tells_generated_values_apart(prediction, reference, score):
+    assert METRICS["exact_match"](prediction, [reference]) == score
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "score"),
+    [
         ("The Cat!", ["cat"], 1.0),
         ("cats", ["cat"], 0.0),
         ("New  York", ["Boston", "new york."], 1.0),

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from kvweave.errors import InvalidRequest
-from kvweave.evaluation.report import About, from_json, table, to_json, write_report
+from kvweave.evaluation.report import About, first_look, table, to_json, write_report
 from kvweave.evaluation.report.baselines import baselines
 from kvweave.evaluation.report.by_ratio import by_ratio
 from kvweave.evaluation.report.pareto import front, pareto
@@ -26,7 +26,8 @@ ABOUT = About(
     device="cpu",
     split="dev",
     seeds=(3, 4),
-    samples_per_task=200,
+    samples=200,
+    left_out=0,
     chunk_tokens=96,
     context_tokens=(512,),
     command="kvweave eval --task coref --output 'a & b'",
@@ -53,12 +54,13 @@ def row(task, recipe, ratio, score, *, context_tokens=512, samples=200):
         score=about(score),
         full_score=about(0.95),
         reuse_score=about(0.4),
+        lost=about(0.95 - score),
         normalised=about((score - 0.4) / 0.55) if task != "easy" else None,
         agreement=about(score - 0.02),
         kl=about(1 - score),
         faithfulness=about(0.9),
-        rows=0.0 if recipe == "full" else 480 * ratio,
-        selection=0.5 if 0 < ratio < 1 else None,
+        rows=Estimate(480 * ratio, 470 * ratio, 490 * ratio),
+        selection=about(0.5) if 0 < ratio < 1 else None,
     )
 
 
@@ -135,10 +137,10 @@ def test_the_folder_holds_rows_figures_and_the_page_and_nothing_else(report):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report[1:-1])
 
 
-def test_rows_json_says_what_was_run_and_gives_the_same_rows_again(report, rows):
+def test_rows_json_says_what_was_run_and_holds_the_rows(report, rows):
     content = json.loads(report[0].read_text("utf-8"))
     assert content["about"]["seeds"] == [3, 4]
-    assert from_json(content["rows"]) == rows
+    assert content["rows"] == to_json(rows)
 
 
 def test_the_page_needs_nothing_outside_itself(page):
@@ -157,7 +159,14 @@ def test_every_row_stands_on_the_page(page, rows):
     for row in overall:
         assert f"{row.score.value:.3f}±.030" in found.measures
         assert f"{row.kl.value:.3f}±.030" in found.measures
-        assert f"{row.rows:,.0f}" in found.measures
+        assert f"{row.rows.value:,.0f}±{10 * row.ratio:.0f}" in found.measures
+        assert row.selection is None or "0.50±.03" in found.measures
+
+
+def test_the_page_says_what_reuse_loses_and_how_sure_that_is(page, rows):
+    (reuse,) = (row for row in rows if (row.task, row.recipe) == ("overall", "reuse"))
+    said = f'<span class="big">{reuse.lost.value:.3f}</span><span class="what">lost by reuse</span>'
+    assert said + '<span class="what">±0.030</span>' in page
 
 
 def test_what_was_run_is_escaped_and_complete(page):
@@ -169,8 +178,17 @@ def test_what_was_run_is_escaped_and_complete(page):
 
 def test_few_prompts_are_said_to_be_few(tmp_path, page):
     few = write_report(tmp_path, made_up(("coref",), {"full": (1.0,), "reuse": (0.0,)}, samples=12), ABOUT)
-    assert "rest on 12 prompts" in few[-1].read_text("utf-8")
+    assert first_look(12) in few[-1].read_text("utf-8")
+    assert "rest on 12 prompts; below 200" in first_look(12)
+    assert first_look(200) is None
     assert "not to be quoted" not in page
+
+
+def test_prompts_that_were_left_out_are_counted(tmp_path, page):
+    assert "left out" not in page
+    some = dataclasses.replace(ABOUT, left_out=3)
+    files = write_report(tmp_path, made_up(("coref",), {"reuse": (0.0,)}), some)
+    assert "<dt>left out</dt><dd>3 prompts, too long for the model</dd>" in files[-1].read_text("utf-8")
 
 
 def test_lengths_have_figures_and_tables_of_their_own(tmp_path):
@@ -188,12 +206,21 @@ def test_lengths_have_figures_and_tables_of_their_own(tmp_path):
 
 
 def test_samples_from_a_file_have_no_seed_and_no_split(tmp_path):
-    about_file = dataclasses.replace(ABOUT, split="niah.jsonl", seeds=(), context_tokens=())
+    about_file = dataclasses.replace(ABOUT, split="niah.jsonl", seeds=(), samples=None, context_tokens=())
     files = write_report(tmp_path, made_up(("niah",), {"reuse": (0.0,)}, context_tokens=0), about_file)
     page = files[-1].read_text("utf-8")
     assert "<dt>file</dt><dd>niah.jsonl</dd>" in page
+    assert "<dt>prompts</dt><dd>all of the file</dd>" in page
     assert "<dt>seed" not in page
     assert "as in the file" in page
+
+
+def test_figures_of_an_earlier_report_go_and_nothing_else_does(tmp_path):
+    recipes = {"full": (1.0,), "reuse": (0.0,)}
+    write_report(tmp_path, made_up(("coref",), BASELINES | SWEPT, context_tokens=2048), ABOUT)
+    (tmp_path / "score-of-mine.png").write_bytes(b"mine")
+    files = write_report(tmp_path, made_up(("coref",), recipes), ABOUT)
+    assert {path.name for path in tmp_path.iterdir()} == {"score-of-mine.png", *(path.name for path in files)}
 
 
 def test_a_report_needs_rows(tmp_path):
@@ -221,14 +248,11 @@ def test_json_has_numbers_under_the_names_of_the_fields(rows):
     assert set(names) <= set(plain)
     assert plain["score"] == rows[0].score.value
     assert plain["score_interval"] == [rows[0].score.low, rows[0].score.high]
+    assert (plain["rows"], plain["rows_interval"]) == (480.0, [470.0, 490.0])
+    assert plain["lost_interval"] == [rows[0].lost.low, rows[0].lost.high]
     assert plain["normalised"] is plain["normalised_interval"] is None
-    assert from_json(json.loads(json.dumps(to_json(rows)))) == rows
-
-
-@pytest.mark.parametrize("broken", [[{"task": "coref"}], [3], ["text"], 5])
-def test_json_that_holds_no_rows_is_refused(broken):
-    with pytest.raises(InvalidRequest, match="no rows of an evaluation"):
-        from_json(broken)
+    assert plain["selection"] is plain["selection_interval"] is None
+    assert json.loads(json.dumps(to_json(rows))) == to_json(rows)
 
 
 def test_the_table_fits_a_narrow_terminal_with_overall_last(rows):
@@ -289,7 +313,9 @@ def test_names_at_the_front_cover_neither_points_nor_each_other():
     rows = [row for row in made_up((), FIFTEEN) if row.task == "overall"]
     [axes] = visible(drawn(pareto, rows))
     boxes = [text.get_window_extent() for text in axes.texts]
-    points = axes.transData.transform([(row.rows, row.score.value) for row in rows if row.recipe != "full"])
+    points = axes.transData.transform(
+        [(row.rows.value, row.score.value) for row in rows if row.recipe != "full"]
+    )
     assert boxes
     assert not any(box.contains(x, y) for box in boxes for x, y in points)
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])

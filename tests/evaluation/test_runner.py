@@ -1,6 +1,5 @@
 """Prompts through recipes, on a tiny model."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from kvweave.core import Prompt
 from kvweave.errors import PromptTooLong
 from kvweave.evaluation.journal import Journal
-from kvweave.evaluation.runner import Candidate, Runner, divergence
+from kvweave.evaluation.runner import Candidate, Runner
 from kvweave.evaluation.samples import Sample
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.testing import tiny_adapter
@@ -101,6 +100,54 @@ def test_reuse_diverges_and_says_where_its_tokens_came_from(runner, adapter):
     assert trace.recomputed == 0
 
 
+def test_rows_are_the_context_tokens_that_were_computed(runner, adapter):
+    outcomes = run(runner, ("reuse", 0.0), ("naive", 0.0), ("prefix", 0.0), ("reuse", 1.0))
+    context = sum(span.tokens for span in tokens(adapter).spans[1:-1])
+    assert [outcome.rows for outcome in outcomes.values()] == [context, 0, 0, context, context]
+
+
+class Chooses:
+    """Selects given places among the stale rows."""
+
+    selects = True
+
+    def __init__(self, places):
+        self._places = places
+
+    def choose(self, request, canvas, matched, stale):
+        return stale[self._places]
+
+
+class TestSelection:
+    @staticmethod
+    def selection(runner, places):
+        recipe = replace(recipe_named("reuse"), name=f"chooses {places}", select=Chooses(places))
+        *_, outcome = runner.outcomes(SAMPLE, [Candidate(recipe, 0.5)], 64, 7)
+        assert outcome.rows == len(places)
+        return outcome.selection
+
+    def test_every_stale_row_alone_is_best_just_once(self, runner, adapter):
+        """Exact rows compete with nobody, whatever the question attends to."""
+        _, _, two, three, _ = (span.tokens for span in tokens(adapter).spans)
+        alone = [self.selection(runner, [place]) for place in range(two + three)]
+        assert sorted(alone) == [0.0] * (two + three - 1) + [1.0]
+
+    def test_all_stale_rows_are_all_the_best(self, runner, adapter):
+        _, _, two, three, _ = (span.tokens for span in tokens(adapter).spans)
+        assert self.selection(runner, list(range(two + three))) == 1.0
+        assert run(runner, ("reuse", 1.0))["reuse", 1.0].selection == 1.0
+
+    def test_nothing_stale_recomputed_has_no_share(self, runner):
+        one_chunk = replace(SAMPLE, name="here/2", chunks=SAMPLE.chunks[:1])  # exact behind the system prefix
+        found = run(runner, ("reuse", 0.0), ("reuse", 1.0), sample=one_chunk)
+        assert [outcome.selection for outcome in found.values()] == [None] * 3
+
+
+def test_an_outcome_says_what_it_took(runner):
+    outcomes = run(runner, ("reuse", 0.0)).values()
+    assert all(outcome.took_s > 0 for outcome in outcomes)
+
+
 def test_an_outcome_says_what_it_is_about(runner):
     outcome = run(runner)["full", 1.0]
     assert (outcome.task, outcome.sample, outcome.context_tokens, outcome.seed) == ("here", "here/0", 64, 7)
@@ -165,19 +212,8 @@ def test_nothing_is_warm_for_the_next_prompt(runner, adapter, tmp_path):
 def test_a_prompt_without_room_for_its_answer_is_refused(runner, adapter):
     room = adapter.geometry.context_tokens - tokens(adapter).tokens
     run(runner, sample=replace(SAMPLE, max_new_tokens=room))
-    with pytest.raises(PromptTooLong, match=f"the answer may take {room + 1}: 1 more than"):
+    with pytest.raises(PromptTooLong, match=f"^here/1: .*the answer may take {room + 1}: 1 more than"):
         run(runner, sample=replace(SAMPLE, name="here/1", max_new_tokens=room + 1))
-
-
-def test_divergence_is_zero_for_equal_distributions_whatever_their_offset():
-    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
-    assert divergence(logits, logits + 3) == pytest.approx(0, abs=1e-12)
-
-
-def test_divergence_is_kullback_leibler_in_nats_from_the_first_to_the_second():
-    half, quarter = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
-    assert divergence(half, quarter) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
-    assert divergence(quarter, half) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5))
 
 
 def _never(*args, **kwargs):

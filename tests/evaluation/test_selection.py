@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from kvweave.evaluation.selection.crossing import carry, context_offsets
 from kvweave.evaluation.selection.files import write_selection, write_sweep
 from kvweave.evaluation.selection.idealised import ByScore
 from kvweave.evaluation.selection.measures import (
+    attention_divergence,
     common_share,
-    divergence,
     jaccard,
     rank_correlation,
     share_left,
@@ -121,9 +122,9 @@ class TestMeasures:
     def test_divergence_is_kullback_leiblers_and_finite_where_the_other_has_nothing(self):
         truth, other = torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0])
         expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
-        assert divergence(truth, other) == pytest.approx(expected, abs=1e-6)
-        assert divergence(truth, truth * 5) == pytest.approx(0, abs=1e-9)
-        assert 10 < divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])) < 30
+        assert attention_divergence(truth, other) == pytest.approx(expected, abs=1e-6)
+        assert attention_divergence(truth, truth * 5) == pytest.approx(0, abs=1e-9)
+        assert 10 < attention_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])) < 30
 
     @pytest.mark.parametrize(
         ("left", "right", "expected"),
@@ -214,6 +215,11 @@ class TestReport:
         assert again.answers is None
         assert again.auxiliary is None
 
+    def test_what_does_not_fit_is_left_out_and_counted(self, adapter, tmp_path):
+        found = analyse(adapter, tmp_path, [SAMPLES[0], sample("E", new_tokens=500)])
+        assert (found.samples, found.left_out) == (1, 1)
+        assert "1, 1 left out" in "\n".join(lines_of(sweep_table({"one": found})))
+
     def test_the_store_is_left_empty(self, adapter, tmp_path):
         seen = []
         analyse(adapter, tmp_path, SAMPLES[:1], progress=lambda *told: seen.append(told))
@@ -229,7 +235,7 @@ class TestReport:
         (SAMPLES, {"ratio": 0.0}, InvalidRequest, "ratios above 0"),
         (SAMPLES, {"answered_ratios": (1.5,)}, InvalidRequest, "ratios above 0"),
         ([sample("E", chunks=())], {}, InvalidRequest, "no context"),
-        ([sample("E", new_tokens=500)], {}, PromptTooLong, "^E: "),
+        ([sample("E", new_tokens=500)], {}, PromptTooLong, "none of the 1 prompts fits"),
     ],
 )
 def test_what_cannot_be_analysed_is_refused(adapter, tmp_path, samples, options, error, words):
@@ -291,6 +297,21 @@ class TestAuxiliary:
         assert (some.samples, some.left_out) == (1, 1)
         assert analyse(adapter, tmp_path, SAMPLES[:1], auxiliary=other).auxiliary is None
 
+    def test_prompts_that_do_not_fit_the_auxiliary_model_are_counted(self, adapter, tmp_path, monkeypatch):
+        other = tiny_adapter("qwen3", seed=3)
+        room = max(render(other, SAMPLES[place]).tokens for place in (0, 3)) - 1
+        monkeypatch.setattr(other, "geometry", replace(other.geometry, context_tokens=room))
+        found = analyse(adapter, tmp_path, [SAMPLES[0], SAMPLES[3]], auxiliary=other).auxiliary
+        assert (found.samples, found.left_out) == (1, 1)
+
+    def test_differences_are_paired(self, report):
+        found = report.auxiliary
+        assert found.kl_difference.value == pytest.approx(found.kl.value - found.own_kl.value)
+        assert found.jaccard_difference.value == pytest.approx(found.jaccard.value - found.own_jaccard.value)
+        assert found.kl_difference.low <= found.kl_difference.value <= found.kl_difference.high
+        text = "\n".join(lines_of(tables(report)[-1]))
+        assert f"{found.kl_difference.value:.2f}".lstrip("-0") in text
+
     def test_the_report_has_both_sides(self, report):
         found = report.auxiliary
         assert (found.samples, found.left_out) == (4, 0)
@@ -323,6 +344,13 @@ class TestOutput:
         data, picture = write_sweep(tmp_path, {"64": report, "128": report})
         assert list(json.loads(data.read_text())) == ["64", "128"]
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_what_an_earlier_report_left_goes(self, report, tmp_path):
+        write_sweep(tmp_path, {"64": report})
+        write_selection(tmp_path, report)
+        written = write_selection(tmp_path, replace(report, answers=None))
+        assert sorted(tmp_path.iterdir()) == sorted(written)
+        assert len(written) == 8
 
     def test_a_folder_that_is_a_file_is_refused(self, report, tmp_path):
         (tmp_path / "file").write_text("")

@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 
-from kvweave.evaluation.statistics import (
-    Scores,
-    interval,
-    interval_over_tasks,
-    ratio_interval,
-    ratio_over_tasks,
-)
+from kvweave.evaluation.statistics import Scores, interval_over_tasks, ratio_over_tasks
+
+
+def interval(values, **more):
+    """Of a single task."""
+    return interval_over_tasks([values], **more)
+
+
+def ratio_interval(score, full, reuse):
+    """Of a single task."""
+    return ratio_over_tasks([Scores(score, full, reuse)])
 
 
 def test_the_interval_of_a_mean_is_that_of_its_resampled_means():

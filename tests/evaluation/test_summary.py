@@ -19,8 +19,10 @@ def outcome(task, sample, recipe, ratio, score, *, context_tokens=512, recompute
         agreement=score == 1,
         kl=1 - score,
         faithfulness=score / 2,
+        rows=recomputed,
         selection=selection,
         trace=Trace(exact=0, stale=100, recomputed=recomputed, fresh=10, decoded=3),
+        took_s=0.5,
     )
 
 
@@ -63,7 +65,7 @@ def test_a_row_is_the_mean_over_its_prompts_beside_both_baselines(outcomes):
     assert row.agreement.value == 0.5
     assert row.kl.value == pytest.approx(0.125)
     assert row.faithfulness.value == pytest.approx(0.4375)
-    assert (row.rows, row.selection) == (40, 0.75)
+    assert (row.rows.value, row.selection.value) == (40, 0.75)
     assert row.score.low <= row.score.value <= row.score.high
 
 
@@ -84,7 +86,7 @@ def test_overall_is_the_mean_over_tasks_and_its_ratio_that_of_means(outcomes):
     assert row.full_score.value == pytest.approx((1.0 + 0.9 + 0.5) / 3)
     assert row.normalised is not None
     assert row.normalised.value == pytest.approx((0.0 + 0.05) / (0.75 + 0.2))  # order has no gain
-    assert (row.rows, row.selection) == (20, 0.5)
+    assert (row.rows.value, row.selection.value) == (20, 0.5)
 
 
 def test_selection_is_the_mean_where_something_was_selected(outcomes):
@@ -96,7 +98,35 @@ def test_selection_is_the_mean_where_something_was_selected(outcomes):
         outcome("single", 1, "reuse", 0.0, 1.0),
         outcome("single", 1, "some", 0.2, 1.0),
     ]
-    assert one(rows(mixed), "single", "some", 0.2).selection == 0.5
+    assert one(rows(mixed), "single", "some", 0.2).selection.value == 0.5
+
+
+def test_computed_rows_and_selection_have_intervals(outcomes):
+    more = [
+        outcome("single", number, *what)
+        for number in range(8)
+        for what in (("full", 1.0, 1.0), ("reuse", 0.0, 0.0))
+    ]
+    varied = [
+        outcome("single", number, "some", 0.2, 0.5, recomputed=10 * number, selection=number / 8)
+        for number in range(8)
+    ]
+    row = one(rows([*more, *varied]), "single", "some", 0.2)
+    assert 10 < row.rows.low < row.rows.value == 35 < row.rows.high < 60
+    assert row.selection.low < row.selection.value < row.selection.high
+
+
+def test_what_is_lost_is_paired_prompt_by_prompt():
+    """Every prompt loses 0.25, however unlike the prompts are: no resample knows anything else."""
+    made = rows(
+        [each for n in range(9) for each in prompt("single", n, n / 9 + 0.25, n / 9, (n / 9, n / 9 + 0.25))]
+    )
+    lost, reuse = (one(made, "single", *which).lost for which in (("some", 0.2), ("reuse", 0.0)))
+    assert (lost.value, lost.low, lost.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert lost == reuse
+    assert one(made, "single", "full", 1.0).lost.high == 0
+    score = one(made, "single", "some", 0.2).score
+    assert score.high - score.low > 0.1
 
 
 def test_rows_are_ordered_by_length_task_recipe_and_ratio(outcomes):

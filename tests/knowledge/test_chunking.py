@@ -57,9 +57,19 @@ def unigram() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="</s>")
 
 
+def word_level() -> PreTrainedTokenizerFast:
+    """One word, one token; white space has none."""
+    words = sorted({word for text in CORPUS for word in text.split()})
+    vocabulary = {word: number for number, word in enumerate(["<unk>", *words])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
 TOKENIZERS: dict[str, Any] = {
     "reference": AutoTokenizer.from_pretrained(REFERENCE),
     "byte_level": byte_level(),
+    "word_level": word_level(),
     "unigram": unigram(),
 }
 
@@ -141,7 +151,7 @@ def test_headings_are_kept_with_what_follows() -> None:
 
 
 def test_a_text_without_tokens_has_no_chunks() -> None:
-    assert Chunker(TOKENIZERS["reference"], 8).split(document("\n\n  \n")) == []
+    assert Chunker(TOKENIZERS["word_level"], 8).split(document("\n\n  \n")) == []
     assert Chunker(TOKENIZERS["byte_level"], 8).split(document("")) == []
 
 

@@ -64,13 +64,20 @@ def test_control_tokens_in_documents_and_questions_stay_text():
         assert prompt.token_ids.count(control) == harmless.token_ids.count(control)
 
 
-def test_the_reference_prompt_is_the_one_it_was_trained_on():
+def test_a_prompt_of_the_reference_model_is_its_parts_each_tokenized_alone():
     tokenizer = reference_tokenizer()
-    prompt = PromptTemplate(tokenizer).render(
-        Prompt("What is the job of Ruth?", ("The job of Ruth is nurse.",))
+    question, note = "What is the password of Glorric?", "The password of Glorric is needle."
+    prompt = PromptTemplate(tokenizer).render(Prompt(question, (note,)))
+    parts = (
+        "Read the notes below and answer the questions.\n\n",
+        note,
+        "\n\n",
+        "Question: ",
+        question,
+        " Answer:",
     )
-    expected = "<bos> Read the notes below and answer the questions. The job of Ruth is nurse. Question: What is the job of Ruth? Answer:"
-    assert list(prompt.token_ids) == tokenizer(expected, add_special_tokens=False)["input_ids"]
+    alone = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
+    assert list(prompt.token_ids) == [tokenizer.bos_token_id, *(token for ids in alone for token in ids)]
 
 
 def test_a_chunkers_ids_are_the_templates():

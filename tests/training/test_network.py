@@ -83,7 +83,7 @@ def batch(tokenizer) -> Batch:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maker._writer, "document", writing)
         patch.setattr(abilities, "questions", also)
-        rows = maker.batch(SHAPE, ROWS, copying=0.0)
+        rows = maker.batch(SHAPE, [str(row) for row in range(ROWS)], copying=0.0)
     assert len(documents) == ROWS, "a document did not fit; take a larger context"
     return Batch(rows, documents, questions, maker.tasks)
 
@@ -91,7 +91,7 @@ def batch(tokenizer) -> Batch:
 def states(model: LlamaForCausalLM, rows: Rows, context: int) -> torch.Tensor:
     cos, sin = (part[rows.positions][:, None] for part in rotation(2048, WIDTH, THETA))
     with torch.no_grad():
-        return hidden_states(model, rows.ids, cos, sin, rows.segments, context)
+        return hidden_states(model, rows.ids, cos, sin, rows.segments, context)[0]
 
 
 def ordinary(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ class TestTheForwardPass:
         computed = states(model, batch.rows, SHAPE.context)
         for row in range(ROWS):
             length = batch.length(row)
-            assert len(batch.segments(row)) >= 3  # somewhere at the start, in the middle and at the end
+            assert len(batch.segments(row)) >= 2  # one at the start, others behind it
             for places in batch.segments(row):
                 ids = torch.cat([batch.rows.ids[row, :length], batch.rows.ids[row, places]])
                 expected = ordinary(model, ids)
@@ -121,7 +121,7 @@ class TestTheForwardPass:
 
     def test_contexts_of_several_blocks_are_causal(self, model, monkeypatch):
         ids = torch.randint(3, VOCABULARY, (1, 70), generator=torch.Generator().manual_seed(1))
-        rows = Rows(ids, torch.arange(70)[None], torch.zeros_like(ids), None, None, 70)
+        rows = Rows(ids, torch.arange(70)[None], torch.zeros_like(ids), None, None, None, 70)
         rows.segments[:, 60:] = 1
         for block in (16, 25, 60):
             monkeypatch.setattr("training.network.BLOCK", block)
@@ -129,7 +129,7 @@ class TestTheForwardPass:
 
     def test_a_row_that_only_repeats_is_causal(self, model, tokenizer):
         rows = RowMaker(tokenizer, random.Random(1)).batch(
-            Shape(60, 60, (2, 2), (30, 40), 0, 0), 1, copying=1.0
+            Shape(60, 60, (2, 2), (30, 40), 0, 0), ["one"], copying=1.0
         )
         assert (states(model, rows, 60)[0] - ordinary(model, rows.ids[0])).abs().max() < TOLERANCE
 
@@ -184,13 +184,15 @@ class TestRows:
         assert batch.rows.tokens == int((~padding).sum())
 
     def test_equal_generators_make_equal_rows(self, tokenizer):
-        one, two = (RowMaker(tokenizer, random.Random(3)).batch(SHAPE, 1, copying=0.5) for _ in range(2))
+        one, two = (
+            RowMaker(tokenizer, random.Random(3)).batch(SHAPE, ["one"], copying=0.5) for _ in range(2)
+        )
         assert torch.equal(one.ids, two.ids)
         assert torch.equal(one.weights, two.weights)
 
     def test_repetition_rows_ask_only_for_what_stood_there_before(self, tokenizer):
         maker = RowMaker(tokenizer, random.Random(2))
-        rows = maker.batch(SHAPE, 12, copying=1.0)
+        rows = maker.batch(SHAPE, [str(row) for row in range(12)], copying=1.0)
         assert maker.tasks[0] == COPY
         assert rows.tokens == rows.ids.numel()
         for ids, weights, tasks in zip(

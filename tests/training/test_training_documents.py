@@ -2,7 +2,16 @@ import random
 import re
 
 import pytest
-from training.documents import SHARES, Document, EasyWorld, Writer, training_haystack, training_words
+from training.documents import (
+    SEPARATION,
+    SHARES,
+    Document,
+    EasyWorld,
+    TrainingHaystack,
+    Writer,
+    training_haystack,
+    training_words,
+)
 
 from kvweave.evaluation.tasks import TASKS
 
@@ -30,6 +39,32 @@ def test_a_document_has_its_chunks_within_their_size(chunks, sizes):
     for document in documents(chunks, 8, chunks=chunks, sizes=sizes):
         assert len(document.chunks) == chunks
         assert all(0 < count(chunk) <= sizes[1] for chunk in document.chunks)
+
+
+def test_a_passage_is_consecutive_and_within_its_tokens():
+    sentences = [f"Number {number} of them." for number in range(10)]
+    haystack = TrainingHaystack([" ".join(sentences)])
+    for seed in range(20):
+        passage = haystack.passage(random.Random(seed), 17, lambda text: len(text.split()))
+        at = sentences.index(passage[0])
+        assert passage == [sentences[(at + offset) % 10] for offset in range(4)]
+    assert haystack.passage(random.Random(0), 2, lambda text: len(text.split())) == []
+
+
+def test_now_and_then_a_sentence_of_the_haystack_stands_at_a_cut(monkeypatch):
+    monkeypatch.setattr("training.documents.SHARES", dict.fromkeys(SHARES, 0.0) | {"coref": 1.0})
+    natural = {sentence for text in training_haystack().sentences() for sentence in text}
+    apart = []
+    for document in documents(6, 100, chunks=5, sizes=(100, 128)):
+        pairs = zip(document.facts[::2], document.facts[1::2], strict=True)
+        text = "|".join(document.chunks)
+        for first, then in pairs:
+            between = text[text.index(first) + len(first) : text.index(then)]
+            if between != " ":  # not one of those inside a chunk
+                assert between == "|" or between.strip("| ") in natural
+                apart.append(between != "|")
+    assert len(apart) > 200
+    assert SEPARATION - 0.1 < sum(apart) / len(apart) < SEPARATION + 0.1
 
 
 def test_all_that_is_told_and_all_that_answers_stands_in_the_document():

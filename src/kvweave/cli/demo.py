@@ -121,7 +121,7 @@ def _measure_speed(folder: Path) -> dict[str, float]:
         )
         for i in range(_SPEED_CHUNKS)
     )
-    tokens = adapter.template.render(Prompt("What is the job of Ruth?", chunks))
+    tokens = adapter.template.render(Prompt("What is the password of Glorric?", chunks))
     times: dict[str, list[float]] = {"full": [], "cold": [], "warm": []}
     with ChunkStore(folder / "speed") as store:
         prepare(adapter, store, chunks)

@@ -154,7 +154,8 @@ def _model(adapter: "Adapter") -> list[Finding]:
 
     shape, name = adapter.geometry, adapter.fingerprint.name
     prompt = Prompt(
-        "What is the job of Ruth?", ("The job of Ruth is nurse.", "The sky was sunny that morning.")
+        "What is the password of Glorric?",
+        ("The password of Glorric is needle.", "Nobody came that morning."),
     )
     with tempfile.TemporaryDirectory() as folder, ChunkStore(folder) as store:
         full = prefill(adapter, store, prompt, recipe="full").logits.float()

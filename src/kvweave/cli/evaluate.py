@@ -2,12 +2,14 @@
 
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kvweave.evaluation.evaluation import Evaluation
@@ -24,10 +26,17 @@ Model = Annotated[
     ),
 ]
 Split = Annotated[
-    str, typer.Option("--split", help="Pool of names, phrases and haystacks: train, dev, test or hidden.")
+    str,
+    typer.Option(
+        "--split",
+        help="Pool of names, phrases and haystacks: train, dev (to tune on), test (to report) or hidden.",
+    ),
 ]
 ChunkTokens = Annotated[int | None, typer.Option("--chunk-tokens", min=16, help="Largest chunk.")]
-Samples = Annotated[int | None, typer.Option("--samples", min=1, help="Prompts per task, length and seed.")]
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", min=1, help="Prompts per task, length and seed; of a file, the first so many."),
+]
 Lengths = Annotated[
     list[int] | None, typer.Option("--context-tokens", min=64, help="Length of the context; repeatable.")
 ]
@@ -45,6 +54,10 @@ Output = Annotated[
 Suite_ = Annotated[
     str, typer.Option("--suite", help="What runs where no other option says so: quick or full.")
 ]
+
+
+_GENERATED = ("task", "split", "seed", "haystack", "context_tokens")
+"""Parameters that say which samples are generated."""
 
 
 @app.callback()
@@ -81,36 +94,78 @@ def evaluate(
     quiet: opt.Quiet = False,
 ) -> None:
     """Run every recipe × ratio × task × seed and compare the answers with full attention's."""
+    given = _sources(context, "COMMANDLINE")
     if context.invoked_subcommand is not None:
+        _refuse(given, given, f"it would be ignored before `{context.invoked_subcommand}`; put it behind")
         return
+    files = (*(("ruler", path) for path in ruler or ()), *(("longbench", path) for path in longbench or ()))
+    if files:
+        _refuse(given, _GENERATED, "only for generated samples; leave it out, or the file")
+    else:
+        _refuse(given, ("overlap",), "only for --ruler and --longbench; leave it out")
     opt.quiet_libraries()
     from kvweave.cli.show import progress_bar
     from kvweave.evaluation.evaluation import Request, run_evaluation
 
+    chosen = _suite(
+        suite,
+        recipes=recipe,
+        ratios=ratio,
+        tasks=task,
+        seeds=seed,
+        samples=samples,
+        context_tokens=context_tokens,
+        chunk_tokens=chunk_tokens,
+    )
+    if ratio:
+        _tell_ratios(chosen)
     request = Request(
-        suite=_suite(
-            suite,
-            recipes=recipe,
-            ratios=ratio,
-            tasks=task,
-            seeds=seed,
-            samples=samples,
-            context_tokens=context_tokens,
-            chunk_tokens=chunk_tokens,
-        ),
+        suite=chosen,
         split=split,
         haystack=haystack,
-        files=(
-            *(("ruler", path) for path in ruler or ()),
-            *(("longbench", path) for path in longbench or ()),
-        ),
+        files=files,
+        samples_per_file=samples,
         overlap_tokens=overlap,
         output=output,
-        command=_command(),
+        command=_command(context),
     )
     with progress_bar(quiet or json) as report:
-        done = run_evaluation(_adapter(model, dtype, device), request, report)
+        done = run_evaluation(_adapter(model, dtype, device), request, report, _tell)
     _show(done, json)
+
+
+def _sources(context: typer.Context, source: str) -> list[str]:
+    """The parameters whose values come from there: COMMANDLINE or ENVIRONMENT."""
+    found = ((name, context.get_parameter_source(name)) for name in context.params)
+    return [name for name, where in found if where is not None and where.name == source]
+
+
+def _refuse(given: Iterable[str], among: Iterable[str], why: str) -> None:
+    """Raise InvalidRequest naming the given options that are among those, if there are any."""
+    wrong = [f"--{name.replace('_', '-')}" for name in given if name in among]
+    if wrong:
+        raise InvalidRequest(f"{', '.join(wrong)}: {why}")
+
+
+def _tell(sentence: str) -> None:
+    from rich.markup import escape
+
+    from kvweave.cli.show import STDERR
+
+    STDERR.print(escape(sentence), soft_wrap=True)
+
+
+def _tell_ratios(suite: "Suite") -> None:
+    """Say which recipes the asked ratios do not apply to."""
+    from kvweave.evaluation.grid import candidates
+    from kvweave.evaluation.results import FULL
+
+    run = {(FULL, 1.0), *(candidate.label for candidate in candidates(suite.recipes, suite.ratios))}
+    asked = [(name, ratio) for name in dict.fromkeys(suite.recipes) for ratio in suite.ratios]
+    recipes = dict.fromkeys(name for name, ratio in asked if (name, ratio) not in run)
+    ratios = dict.fromkeys(f"{ratio:g}" for name, ratio in asked if (name, ratio) not in run)
+    if recipes:
+        _tell(f"--ratio {', '.join(ratios)} does not apply to {', '.join(recipes)}, which select no tokens")
 
 
 def _suite(name: str, **changes: Any) -> "Suite":
@@ -130,14 +185,19 @@ def _adapter(model: str | None, dtype: str | None, device: str | None) -> Any:
     return load_model(model, dtype=dtype or "auto", device=device or "auto")
 
 
-def _command() -> str:
-    return shlex.join(["kvweave", *sys.argv[1:]])
+def _command(context: typer.Context) -> str:
+    """The command as it was given, with what the environment said of the model written out."""
+    said = [name for name in _sources(context, "ENVIRONMENT") if name in ("model", "dtype", "device")]
+    added = [word for name in said for word in (f"--{name}", str(context.params[name]))]
+    return shlex.join(["kvweave", *sys.argv[1:], *added])
 
 
 def _show(done: "Evaluation", json: bool) -> None:
     from kvweave.cli.show import STDOUT, print_json
-    from kvweave.evaluation.report import table, to_json
+    from kvweave.evaluation.report import first_look, table, to_json
 
+    if warning := first_look(min(row.samples for row in done.rows)):
+        _tell(warning)
     if json:
         print_json(to_json(done.rows))
         return
@@ -157,7 +217,7 @@ def selection(
     device: opt.Device = None,
     task: Tasks = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the samples.")] = 0,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Prompts per task.")] = 40,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Prompts per task.")] = 50,
     context_tokens: Lengths = None,
     chunk_tokens: Annotated[
         list[int] | None, typer.Option("--chunk-tokens", min=16, help="Largest chunk; repeatable.")
@@ -175,6 +235,7 @@ def selection(
 ) -> None:
     """Which tokens matter, and which selections find them: overlap, residual loss, deviation, layers, places."""
     from kvweave.cli.show import STDOUT, print_json, progress_bar
+    from kvweave.evaluation.report import first_look
     from kvweave.evaluation.selection.sweep import Sweep, run_sweep, write
     from kvweave.evaluation.selection.tables import sweep_table, tables
 
@@ -194,6 +255,10 @@ def selection(
     with progress_bar(quiet or json) as report:
         reports = run_sweep(_adapter(model, dtype, device), reader, sweep, report)
     files = write(output, reports) if output else []
+    if left_out := sum(one.left_out for one in reports.values()):
+        _tell(f"prompts left out because the model has no room for them: {left_out}")
+    if warning := first_look(min(one.samples for one in reports.values())):
+        _tell(warning)
     if json:
         print_json(reports)
         return

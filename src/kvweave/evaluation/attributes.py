@@ -1,6 +1,6 @@
 """Facts of the form "the ATTRIBUTE of NAME is VALUE", which several tasks tell and ask about."""
 
-from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
 
 NUMBERS = (
     "access code", "room number", "ticket number", "badge number", "account number", "phone extension",
@@ -10,23 +10,20 @@ IDENTIFIERS = ("device id", "record id", "session id", "license key", "asset id"
 WORDS = ("password", "code word", "nickname", "favorite word", "secret sign", "motto")
 
 STATED: Phrases = {
-    TRAIN: (
+    TRAIN: variants(
         "The {a} of {k} is {v}.",
-        "The {a} for {k} is {v}.",
-        "For {k} the {a} is {v}.",
-        "It was agreed that the {a} of {k} should be {v}.",
-        "Somebody wrote that {k} has the {a} {v}.",
-        "In the files {k} is listed with the {a} {v}.",
-        "Please remember the {a} of {k}: {v}.",
-        "The card of {k} shows the {a} {v}.",
-        "{k} can be reached with the {a} {v}.",
-        "We know that the {a} belonging to {k} is {v}.",
-        "The office gave {k} the {a} {v}.",
-        "A note says the {a} of {k} reads {v}.",
+        "[So the|And the|Here the] {a} [of|for|belonging to|given to|that goes with] {k} [is|reads|was|remains] {v}.",
+        "The {a} [for|belonging to|given to|that goes with] {k} [is|reads|was|remains] {v}.",
+        "{k} [has|got|was given|keeps|chose] the {a} {v}.",
+        "[Somebody wrote|A note says|It was agreed|We know|People say|It turned out] that the {a} of {k} [is|was|reads] {v}.",
+        "[Somebody wrote|A note says|We know|People say|It turned out] that {k} [has|got|uses] the {a} {v}.",
+        "[The office|The manager|Somebody|The clerk] gave {k} the {a} {v}.",
+        "[For|As for|In the case of] {k} the {a} is {v}.",
+        "[The card|The file|The page|The entry] of {k} [shows|gives|has] the {a} {v}.",
+        "[Please remember|Write down|Do not forget] the {a} of {k}: {v}.",
+        "{k} [can be reached with|was told to use|is listed with] the {a} {v}.",
+        "[According to the list|In the files|As far as we know], the {a} of {k} was {v}.",
         "The {a} that {k} uses is {v}.",
-        "{k} was told to use the {a} {v}.",
-        "According to the list, the {a} of {k} was {v}.",
-        "{k} has the {a} {v}.",
     ),
     DEV: (
         "The {a} on record for {k} is {v}.",
@@ -47,14 +44,15 @@ STATED: Phrases = {
 }
 
 ASKED: Phrases = {
-    TRAIN: (
+    TRAIN: variants(
         "What is the {a} of {k}?",
-        "Which {a} does {k} have?",
-        "What {a} was given to {k}?",
-        "Tell me the {a} of {k}.",
+        "What is the {a} [belonging to|given to|used by] {k}?",
+        "Which {a} [does {k} have|does {k} use|was assigned to {k}]?",
+        "What {a} [does {k} have|was given to {k}]?",
+        "[Tell me|Find|Look up|I need] the {a} of {k}.",
         "Find the {a} that belongs to {k}.",
         "What is the {a} that {k} uses?",
-        "Do you know the {a} of {k}?",
+        "[Do you know|Do you remember|Do the notes give] the {a} of {k}?",
         "Under which {a} is {k} listed?",
     ),
     DEV: ("Which {a} belongs to {k}?", "Please give the {a} of {k}."),

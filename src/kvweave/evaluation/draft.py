@@ -58,8 +58,8 @@ class Draft:
 
     pieces: list[Piece] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
-    natural: bool = True
-    """Whether the rest of the document is haystack; a task that fills the whole context says False."""
+    refers: dict[str, str] = field(default_factory=dict)
+    """For a sentence that says something only together with an earlier one: the word that it leads to."""
 
     def ask(self, task: str, text: str, *answers: str, reply: str | None = None) -> None:
         """Add a question; the reply defaults to the values, separated by commas."""

@@ -2,25 +2,28 @@
 
 import datetime
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import kvweave
 from kvweave.errors import InvalidRequest
+from kvweave.evaluation.fitting import too_long
 from kvweave.evaluation.grid import Case, Progress, candidates, evaluate, generated_cases
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.readers import READERS
 from kvweave.evaluation.report import About, write_report
-from kvweave.evaluation.results import Row
-from kvweave.evaluation.runner import Runner
+from kvweave.evaluation.results import Outcome, Row
+from kvweave.evaluation.runner import Candidate, Runner
 from kvweave.evaluation.splits import SPLITS
 from kvweave.evaluation.suites import Suite
 from kvweave.evaluation.summary import rows
 from kvweave.knowledge.chunking import Chunker
 from kvweave.models.adapter import Adapter
+
+Notice = Callable[[str], None]
+"""Called with a sentence for the user, before what it is about costs time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,11 @@ class Request:
     """What to evaluate.
 
     Attributes:
-        suite: the grid; its tasks and lengths count only where no files are named.
+        suite: the grid; its tasks, lengths, seeds and samples count only where no files are named.
         split: pool of generated samples.
         haystack: a folder to take natural text from instead of the split's own.
         files: benchmarks on disk, each with the name of its reader.
+        samples_per_file: how many of each file, from its start; None reads files whole.
         overlap_tokens: what neighbouring chunks of a file's context share.
         output: where results and report go; None writes nothing.
         command: repeats the evaluation when pasted into a shell.
@@ -41,6 +45,7 @@ class Request:
     split: str
     haystack: Path | None = None
     files: tuple[tuple[str, Path], ...] = ()
+    samples_per_file: int | None = None
     overlap_tokens: int = 0
     output: Path | None = None
     command: str = "kvweave eval"
@@ -56,19 +61,41 @@ class Evaluation:
 
 
 def run_evaluation(
-    adapter: Adapter, request: Request, progress: Progress = lambda stage, done, of: None
+    adapter: Adapter,
+    request: Request,
+    progress: Progress = lambda stage, done, of: None,
+    notice: Notice = lambda sentence: None,
 ) -> Evaluation:
     """Run an evaluation; interrupted with an output folder, the same call goes on where it stopped.
 
-    Raises InvalidRequest for names that do not exist, a context too short for a task, files that cannot be read and
-    an output folder of another evaluation; PromptTooLong for prompts beyond the model's context.
+    Prompts beyond the model's context are left out and counted, and the notice says so. Raises InvalidRequest for
+    names that do not exist, a context too short for a task, files that cannot be read and an output folder of
+    another evaluation; PromptTooLong, before anything runs, if no prompt fits the model.
     """
     if request.split not in SPLITS:
         raise InvalidRequest(f"there is no split {request.split!r}; choose one of {', '.join(SPLITS)}")
-    began = time.monotonic()
-    suite = request.suite
-    among = candidates(suite.recipes, suite.ratios)
-    cases = list(_file_cases(adapter, request) if request.files else _generated(adapter, request))
+    among = candidates(request.suite.recipes, request.suite.ratios)
+    made = list(_file_cases(adapter, request) if request.files else _generated(adapter, request))
+    if not made:
+        named = ", ".join(str(path) for _, path in request.files)
+        raise InvalidRequest(f"there are no samples in {named}; name a file that has some")
+    left_out = too_long(adapter, [case.sample for case in made])
+    if left_out:
+        notice(
+            f"{len(left_out)} of {len(made)} prompts are left out: they are longer than the"
+            f" {adapter.geometry.context_tokens} tokens that {adapter.fingerprint.name} takes, answer included"
+        )
+    cases = [case for case in made if case.sample.name not in left_out]
+    outcomes = _outcomes(adapter, request, cases, among, progress)
+    found = rows(outcomes)
+    about = _about(adapter, request, sum(outcome.took_s for outcome in outcomes) / 60, len(left_out))
+    files = write_report(request.output, found, about) if request.output else []
+    return Evaluation(found, about, tuple(files))
+
+
+def _outcomes(
+    adapter: Adapter, request: Request, cases: Sequence[Case], among: Sequence[Candidate], progress: Progress
+) -> list[Outcome]:
     subject = {
         "model": adapter.fingerprint.digest,
         "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
@@ -80,13 +107,9 @@ def run_evaluation(
     ):
         runner = Runner(adapter, Path(folder), journal)
         try:
-            outcomes = evaluate(cases, len(cases), among, runner, progress)
+            return evaluate(cases, len(cases), among, runner, progress)
         finally:
             runner.close()
-    made = rows(outcomes)
-    about = _about(adapter, request, (time.monotonic() - began) / 60)
-    files = write_report(request.output, made, about) if request.output else []
-    return Evaluation(made, about, tuple(files))
 
 
 def token_count(adapter: Adapter) -> Callable[[str], int]:
@@ -114,11 +137,11 @@ def _generated(adapter: Adapter, request: Request) -> Iterable[Case]:
 def _file_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
     chunker = Chunker(adapter.tokenizer, request.suite.chunk_tokens, request.overlap_tokens)
     for reader, path in request.files:
-        for sample in READERS[reader](path, chunker, request.suite.samples):
+        for sample in READERS[reader](path, chunker, request.samples_per_file):
             yield Case(sample, 0, 0)
 
 
-def _about(adapter: Adapter, request: Request, minutes: float) -> About:
+def _about(adapter: Adapter, request: Request, minutes: float, left_out: int) -> About:
     suite = request.suite
     return About(
         model=adapter.fingerprint.name,
@@ -126,7 +149,8 @@ def _about(adapter: Adapter, request: Request, minutes: float) -> About:
         device=str(adapter.geometry.device),
         split=", ".join(path.name for _, path in request.files) or request.split,
         seeds=() if request.files else suite.seeds,
-        samples_per_task=suite.samples,
+        samples=request.samples_per_file if request.files else suite.samples,
+        left_out=left_out,
         chunk_tokens=suite.chunk_tokens,
         context_tokens=() if request.files else suite.context_tokens,
         command=request.command,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.errors import InvalidRequest
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.results import FULL, REUSE, Outcome
 from kvweave.evaluation.runner import Candidate, Runner
@@ -27,16 +27,16 @@ class Case(NamedTuple):
 def generated_cases(
     suite: Suite, split: str, haystack: Haystack, count: Callable[[str], int]
 ) -> Iterator[Case]:
-    """The samples of a suite: lengths outermost, then tasks, then seeds.
+    """The samples of a suite: lengths outermost, then tasks, then seeds; what is named twice counts once.
 
     Raises InvalidRequest for a task that there is not, and for a context too short for one.
     """
     for task in suite.tasks:
         if task not in TASKS:
             raise InvalidRequest(f"there is no task {task!r}; choose from {', '.join(TASKS)}")
-    for context_tokens in suite.context_tokens:
-        for task in suite.tasks:
-            for seed in suite.seeds:
+    for context_tokens in dict.fromkeys(suite.context_tokens):
+        for task in dict.fromkeys(suite.tasks):
+            for seed in dict.fromkeys(suite.seeds):
                 setting = Setting(split, seed, context_tokens, suite.chunk_tokens)
                 for sample in generate(task, setting, suite.samples, count, haystack):
                     yield Case(sample, context_tokens, seed)
@@ -72,9 +72,6 @@ def evaluate(
     """
     outcomes: list[Outcome] = []
     for done, case in enumerate(cases, 1):
-        try:
-            outcomes += runner.outcomes(case.sample, among, case.context_tokens, case.seed)
-        except PromptTooLong as error:
-            raise PromptTooLong(f"{case.sample.name}: {error}") from error
+        outcomes += runner.outcomes(case.sample, among, case.context_tokens, case.seed)
         progress("prompts", done, total)
     return outcomes

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.evaluation.splits import DEV, HIDDEN, TEST
 
 _SENTENCE_END = re.compile(r"(?<=[.!?][\"')])\s+|(?<=[.!?])\s+")
+_WORD = re.compile(r"\w+")
 
 
 class Haystack:
@@ -24,6 +25,7 @@ class Haystack:
         self._documents = [sentences for sentences in cut if sentences]
         if not self._documents:
             raise InvalidRequest("the haystack holds no text; name a folder with text files")
+        self._words = {text: _words(text) for sentences in self._documents for text in sentences}
 
     @classmethod
     def of_split(cls, split: str) -> "Haystack":
@@ -50,22 +52,56 @@ class Haystack:
         """The sentences of every document, in order."""
         return self._documents
 
-    def sentence(self, rng: random.Random) -> str:
-        """Any one sentence."""
-        return rng.choice(rng.choice(self._documents))
+    def without(self, texts: Iterable[str]) -> list[str]:
+        """Every different sentence, in order, that has no word in common with these texts, in any case of letters."""
+        taken = {word for text in texts for word in _words(text)}
+        return [sentence for sentence, words in self._words.items() if words.isdisjoint(taken)]
 
-    def passage(self, rng: random.Random, tokens: int, count: Callable[[str], int]) -> list[str]:
-        """Consecutive sentences of one place that together have at most `tokens` tokens."""
-        sentences = rng.choice(self._documents)
-        start = rng.randrange(len(sentences))
-        chosen: list[str] = []
-        for offset in range(len(sentences)):
-            text = sentences[(start + offset) % len(sentences)]
-            tokens -= count(text)
-            if tokens < 0:
-                if chosen or offset > 8:
-                    break
-                tokens += count(text)
-                continue
-            chosen.append(text)
-        return chosen
+
+class Passages:
+    """Natural text for the chunks of one prompt: no sentence comes again while another one fits in its place.
+
+    Args:
+        rng: the source of every choice.
+        sentences: different ones, in the order in which they are read.
+        count: token count of a sentence.
+    """
+
+    def __init__(self, rng: random.Random, sentences: Sequence[str], count: Callable[[str], int]) -> None:
+        self._rng = rng
+        self._all = [(text, count(text)) for text in sentences]
+        self._left = self._all
+        self._usual = sum(tokens for _, tokens in self._all) / max(1, len(self._all))
+
+    def draw(self, tokens: int) -> tuple[list[str], int]:
+        """Sentences from some place on, as many as fit into `tokens` tokens, and how many tokens they have.
+
+        Those that do not fit are passed over.
+        """
+        texts: list[str] = []
+        left = tokens
+        while some := self._fitting(left) or self._again(left):
+            self._left = [sentence for sentence in self._left if sentence not in some]
+            texts += [text for text, _ in some]
+            left -= sum(size for _, size in some)
+        return texts, tokens - left
+
+    def _fitting(self, tokens: int) -> list[tuple[str, int]]:
+        start = self._rng.randrange(len(self._left)) if self._left else 0
+        some = []
+        for sentence in (*self._left[start:], *self._left[:start]):
+            if sentence[1] <= tokens:
+                some.append(sentence)
+                tokens -= sentence[1]
+        return some
+
+    def _again(self, tokens: int) -> list[tuple[str, int]]:
+        """From all sentences anew, unless it is a small place that they leave empty."""
+        if tokens < self._usual:
+            return []
+        self._left = self._all
+        return self._fitting(tokens)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text.lower()))

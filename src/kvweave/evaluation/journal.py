@@ -13,8 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import kvweave
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.results import Outcome, Trace
+
+JOURNAL_VERSION = 2
+"""What outcomes mean; raised with every change of a field, a task or a recipe after which older ones would mislead."""
 
 _FILE = "outcomes.jsonl"
 
@@ -27,11 +31,12 @@ class Journal:
 
     Args:
         folder: made if it is not there; None keeps outcomes in memory only.
-        subject: what the outcomes are about (model, dtype, ...). A folder that holds outcomes of another subject is
-            refused, so that one table never mixes two models.
+        subject: what the outcomes are about (model, dtype, ...); the versions of kvweave and of the journal join it.
+            A folder that holds outcomes of another subject is refused, so that one table never mixes two models.
 
     Raises:
-        InvalidRequest: another subject's folder, a file that is no journal, or another process writing to it.
+        InvalidRequest: another subject's folder, a file that is no journal or is damaged, another process writing
+            to it, or a folder that cannot be written to or locked.
     """
 
     def __init__(self, folder: Path | None, subject: Mapping[str, Any]) -> None:
@@ -48,7 +53,8 @@ class Journal:
                 f"{folder} cannot be written to ({error.strerror}); name another --output"
             ) from error
         self._lock()
-        self._read(json.loads(_line(dict(subject))))  # as it would come back
+        versions = {"journal": JOURNAL_VERSION, "kvweave version": kvweave.__version__}
+        self._read(json.loads(_line({**versions, **subject})))  # as it would come back
 
     def __enter__(self) -> Self:
         return self
@@ -79,11 +85,15 @@ class Journal:
         assert self._file is not None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             self.close()
+            if isinstance(error, BlockingIOError):
+                raise InvalidRequest(
+                    f"another evaluation is writing to {self._path}; wait for it or name another --output"
+                ) from None
             raise InvalidRequest(
-                f"another evaluation is writing to {self._path}; wait for it or name another --output"
-            ) from None
+                f"{self._path} cannot be locked ({error.strerror}); name an --output on another file system"
+            ) from error
 
     def _read(self, subject: dict[str, Any]) -> None:
         assert self._file is not None
@@ -91,40 +101,52 @@ class Journal:
         content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
         try:
-            said, outcomes = _parsed(whole, content[len(whole) :])
-        except (ValueError, TypeError, KeyError) as error:
+            outcomes = self._held(whole, content[len(whole) :], subject)
+        except InvalidRequest:
             self.close()
-            raise InvalidRequest(
-                f"{self._path} is not a journal of this version of kvweave; name another --output"
-            ) from error
-        if said is not None and said != subject:
-            self.close()
-            changed = sorted(name for name in {*said, *subject} if said.get(name) != subject.get(name))
-            raise InvalidRequest(
-                f"{self._path} holds results that differ in {', '.join(changed)}; name another --output"
-            )
+            raise
         os.truncate(self._path, len(whole))  # a torn last line, once it is sure that the file is ours
-        if said is None:
+        if not whole:
             self._file.write(_line(subject))
             self._file.flush()
         self._outcomes = {(o.sample, o.recipe, o.ratio): o for o in outcomes}
+
+    def _held(self, whole: bytes, torn: bytes, subject: dict[str, Any]) -> list[Outcome]:
+        """The outcomes in complete lines; raises InvalidRequest for another subject's, and for what is none."""
+        if not whole and (not torn or torn.startswith(b"{")):
+            return []
+        first, *rest = whole.split(b"\n")[:-1] or [torn]
+        said = _subject(first)
+        if said.get("journal") != JOURNAL_VERSION:
+            raise InvalidRequest(
+                f"{self._path} is not a journal of this version of kvweave; name another --output"
+            )
+        changed = sorted(name for name in {*said, *subject} if said.get(name) != subject.get(name))
+        if changed:
+            raise InvalidRequest(
+                f"{self._path} holds results that differ in {', '.join(changed)}; name another --output"
+            )
+        return [self._outcome(number, line) for number, line in enumerate(rest, 2)]
+
+    def _outcome(self, number: int, line: bytes) -> Outcome:
+        try:
+            content = json.loads(line)
+            return Outcome(**content | {"trace": Trace(**content["trace"])})
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InvalidRequest(
+                f"{self._path}, line {number}, is damaged ({error}); delete that line and run again, which computes its"
+                " outcome anew, or name another --output"
+            ) from error
 
 
 def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
 
 
-def _parsed(whole: bytes, torn: bytes) -> tuple[dict[str, Any] | None, list[Outcome]]:
-    """The subject, None where no complete line says it, and the outcomes; an error for what is no journal."""
-    if not whole:
-        if torn and not torn.startswith(b"{"):
-            raise ValueError("no journal starts like this")
-        return None, []
-    first, *rest = (json.loads(line) for line in whole.splitlines())
-    if not isinstance(first, dict):
-        raise TypeError("the first line names no subject")
-    return first, [_outcome(content) for content in rest]
-
-
-def _outcome(content: dict[str, Any]) -> Outcome:
-    return Outcome(**content | {"trace": Trace(**content["trace"])})
+def _subject(line: bytes) -> dict[str, Any]:
+    """What the first line says; nothing if it is no journal's."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -3,20 +3,22 @@
 Knows neither tasks nor models; token counts come from the caller.
 """
 
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.draft import AcrossCut, Anywhere, InOrder, Piece, Together
-from kvweave.evaluation.haystack import Haystack
+from kvweave.evaluation.haystack import Passages
 
 CountTokens = Callable[[str], int]
 
-# How often a haystack sentence stands beside the cut, between two sentences that belong together.
-_SEPARATION = 0.35
-_ATTEMPTS = (
-    20  # an early piece, or a long haystack sentence, may by chance take the only place of a later one
-)
+AroundCut = Callable[[str, str], tuple[list[str], list[str]]]
+"""From two sentences that a cut lies between to what stands before and what behind it."""
+
+_SMALLEST = 0.75  # the smallest chunk is to have this share of the largest one's tokens
+_ATTEMPTS = 20  # an early piece may by chance take the only place of a later one
+_LACKING = 0.05  # how much of its length a context may lack, since sentences are whole
 
 
 class Layout:
@@ -26,19 +28,28 @@ class Layout:
         rng: the source of every choice.
         budgets: tokens that each chunk may have.
         count: token count of a sentence.
-        haystack: natural sentences to fill up with; None leaves chunks as the pieces made them.
+        around_cut: what stands around a cut; as a rule the two sentences and nothing else.
     """
 
     def __init__(
-        self, rng: random.Random, budgets: Sequence[int], count: CountTokens, haystack: Haystack | None
+        self,
+        rng: random.Random,
+        budgets: Sequence[int],
+        count: CountTokens,
+        around_cut: AroundCut = lambda first, then: ([first], [then]),
     ) -> None:
         self._rng = rng
         self._count = count
-        self._haystack = haystack
+        self._around_cut = around_cut
         self._room = list(budgets)
         self._heads: list[list[str]] = [[] for _ in budgets]
         self._tails: list[list[str]] = [[] for _ in budgets]
         self._inside: list[list[tuple[float, str]]] = [[] for _ in budgets]
+
+    @property
+    def room(self) -> Sequence[int]:
+        """Tokens that every chunk has left."""
+        return self._room
 
     def place(self, piece: Piece) -> bool:
         """Find a place for a piece; False, and nothing changed, if no chunk has room for it."""
@@ -56,9 +67,12 @@ class Layout:
         """Place pieces that belong together, those tied to a cut or an order first; False if one found no room."""
         return all(self.place(piece) for piece in sorted(pieces, key=_freedom))
 
-    def chunks(self) -> list[str]:
-        """The finished text of every chunk."""
-        return [self._finish(number) for number in range(len(self._room))]
+    def chunks(self, natural: Iterable[Sequence[str]]) -> list[str]:
+        """The finished text of every chunk: its pieces among its natural sentences, which keep their order."""
+        return [
+            self._finish(number, sentences)
+            for number, sentences in zip(range(len(self._room)), natural, strict=True)
+        ]
 
     def _fitting(self, tokens: int) -> list[int]:
         return [number for number, room in enumerate(self._room) if room >= tokens]
@@ -92,10 +106,7 @@ class Layout:
         return True
 
     def _place_across(self, first: str, then: str) -> bool:
-        before, after = [first], [then]
-        if self._haystack is not None and self._rng.random() < _SEPARATION:
-            side = self._rng.random() < 0.5
-            (before if side else after).insert(len(before) if side else 0, self._haystack.sentence(self._rng))
+        before, after = self._around_cut(first, then)
         cuts = [
             cut
             for cut in range(len(self._room) - 1)
@@ -112,11 +123,8 @@ class Layout:
         self._room[cut + 1] -= self._tokens(after)
         return True
 
-    def _finish(self, number: int) -> str:
+    def _finish(self, number: int, natural: Sequence[str]) -> str:
         inside = [text for _, text in sorted(self._inside[number])]
-        natural: list[str] = []
-        if self._haystack is not None:
-            natural = self._haystack.passage(self._rng, self._room[number], self._count)
         slots = sorted(self._rng.randint(0, len(natural)) for _ in inside)
         middle: list[str] = []
         taken = 0
@@ -129,22 +137,67 @@ class Layout:
 def lay_out(
     rng: random.Random,
     pieces: Sequence[Piece],
-    budgets: Sequence[int],
+    context_tokens: int,
+    chunk_tokens: int,
     count: CountTokens,
-    haystack: Haystack | None,
+    haystack: Sequence[str],
 ) -> list[str]:
-    """Chunk texts that hold every piece; what ties sentences together is placed first.
+    """Chunks of at most `chunk_tokens`, together of nearly `context_tokens`, that hold every piece.
 
-    Raises InvalidRequest when the context is too short for the pieces.
+    What ties sentences together is placed first, sentences of the haystack fill up. There are as many chunks as the
+    pieces need, and as many more as the length does when filled with whole sentences.
+
+    Raises InvalidRequest when the context is too short for the pieces, or the sentences are too long for its chunks.
     """
+    usual = chunk_tokens * (1 + _SMALLEST) / 2
+    chunks = max(_fewest(pieces), math.ceil(context_tokens / chunk_tokens), round(context_tokens / usual))
+    most = 2 * chunks  # whole sentences fill at least half a chunk
+    fitting = [text for text in haystack if count(text) <= chunk_tokens]
+    lacking = 0
     for _ in range(_ATTEMPTS):
-        layout = Layout(rng, budgets, count, haystack)
-        if layout.place_all(pieces):
-            return layout.chunks()
+        layout = Layout(rng, [chunk_tokens] * chunks, count)
+        if not layout.place_all(pieces):
+            continue
+        passages = Passages(rng, fitting, count)
+        natural, lacking = _fill(rng, layout.room, context_tokens, chunk_tokens, passages)
+        if 0 <= lacking <= context_tokens * _LACKING:
+            return [text for text in layout.chunks(natural) if text]
+        chunks = min(most, chunks + math.ceil(chunks * max(0, lacking) / context_tokens))
+    lengths = f"chunks of at most {chunk_tokens} tokens, {context_tokens} in all,"
+    if lacking > 0:
+        raise InvalidRequest(
+            f"the haystack's sentences are too long for {lengths} and leave {lacking} of them empty; take larger chunks"
+            " or another haystack"
+        )
     raise InvalidRequest(
-        f"{len(budgets)} chunks of about {max(budgets)} tokens have no room for the task's {len(pieces)} pieces of"
-        " text, or too few ends between them; take a longer context or chunks of another size"
+        f"{lengths} have no room for the task's {len(pieces)} pieces of text; take a longer context or chunks of"
+        " another size"
     )
+
+
+def _fill(
+    rng: random.Random, room: Sequence[int], context_tokens: int, chunk_tokens: int, passages: Passages
+) -> tuple[list[list[str]], int]:
+    """Natural sentences of every chunk, and the tokens that the context then lacks; negative if pieces are too long.
+
+    What whole sentences leave a chunk short of its share is made up for by the next ones.
+    """
+    shares = [rng.uniform(_SMALLEST, 1) for _ in room]
+    lacking = context_tokens - sum(chunk_tokens - free for free in room)
+    due = 0.0
+    filled = []
+    for share, free in zip(shares, room, strict=True):
+        due += context_tokens * share / sum(shares) - (chunk_tokens - free)
+        texts, drawn = passages.draw(min(free, round(due), lacking))
+        filled.append(texts)
+        due, lacking = due - drawn, lacking - drawn
+    return filled, lacking
+
+
+def _fewest(pieces: Sequence[Piece]) -> int:
+    """How many chunks it takes for all cuts, and for every order to have a chunk for each of its sentences."""
+    cuts = sum(isinstance(piece, AcrossCut) for piece in pieces)
+    return max([cuts + 1, *(len(piece.texts) for piece in pieces if isinstance(piece, InOrder))])
 
 
 def _freedom(piece: Piece) -> int:

@@ -1,6 +1,6 @@
 """Every metric by name: an answer and its references to a score from 0 to 1.
 
-Definitions are those of RULER's and LongBench's evaluation scripts. Knows no data sets; the readers say which
+Definitions are those of RULER's and LongBench's evaluation scripts, but for `words_match_all`. Knows no data sets; the readers say which
 metric belongs to which.
 """
 
@@ -31,6 +31,13 @@ _NUMBER = re.compile(r"\d+")
 def string_match_all(prediction: str, references: Sequence[str]) -> float:
     """RULER: share of the references that stand in the prediction, in any case of letters."""
     return sum(_found(prediction, references)) / len(references)
+
+
+def words_match_all(prediction: str, references: Sequence[str]) -> float:
+    """Share of the references that stand in the prediction as whole words, in any case of letters."""
+    text = prediction.lower()
+    whole = (rf"(?<![\w-]){re.escape(reference.lower())}(?![\w-])" for reference in references)
+    return sum(re.search(pattern, text) is not None for pattern in whole) / len(references)
 
 
 def string_match_part(prediction: str, references: Sequence[str]) -> float:
@@ -117,6 +124,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "string_match_all": string_match_all,
         "string_match_part": string_match_part,
+        "words_match_all": words_match_all,
         "exact_match": best(_exact),
         "f1": best(f1),
         "f1_first_line": first_line(best(f1)),

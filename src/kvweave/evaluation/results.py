@@ -1,9 +1,12 @@
 """What an evaluation produces: one outcome per prompt, recipe and ratio, and rows that sum them up."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FULL, REUSE = "full", "reuse"
 """The recipes that every other one is compared with: full attention, and reuse at ratio 0."""
+
+QUOTABLE = 200
+"""Prompts behind a figure below which it should not be quoted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,11 @@ class Outcome:
         agreement: whether the answer equals full attention's.
         kl: Kullback-Leibler divergence of the first token's distribution from full attention's, in nats.
         faithfulness: share of the answer's facts that stand in the context, 0..1.
-        selection: share of the recomputed rows that are among the equally many rows to which the question
-            attends most under full attention; None when nothing was selected.
+        rows: context tokens that were computed: recomputed ones and those for which nothing was stored.
+        selection: share of the recomputed stale rows that are among the equally many stale rows to which the
+            question attends most under full attention; None when no stale row was recomputed.
         trace: the tokens.
+        took_s: what it took to come by the outcome, in seconds; no part of the result.
     """
 
     task: str
@@ -53,8 +58,10 @@ class Outcome:
     agreement: bool
     kl: float
     faithfulness: float
+    rows: int
     selection: float | None
     trace: Trace
+    took_s: float = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +75,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All prompts of one task and length under one recipe at one ratio; intervals by paired bootstrap.
+    """All prompts of one task and length under one recipe at one ratio; intervals by bootstrap over prompts.
 
-    `normalised` = (score - reuse_score) / (full_score - reuse_score) (FusionRAG eq. 11), None where full
-    attention gains less than 0.1 over reuse. `rows` is the mean number of context tokens computed, `task` "overall"
-    the mean over tasks, its `normalised` the ratio of means over tasks with a gain of at least 0.1.
+    What compares two runs of a prompt is resampled in pairs: `lost` = full_score - score, and `normalised` =
+    (score - reuse_score) / (full_score - reuse_score) (FusionRAG eq. 11), None where full attention gains less
+    than 0.1 over reuse. `rows` is the number of context tokens computed for a prompt; neither the system prefix
+    nor the question counts. `task` "overall" is the mean over tasks, its `normalised` the ratio of means over
+    tasks with a gain of at least 0.1.
     """
 
     task: str
@@ -83,9 +92,10 @@ class Row:
     score: Estimate
     full_score: Estimate
     reuse_score: Estimate
+    lost: Estimate
     normalised: Estimate | None
     agreement: Estimate
     kl: Estimate
     faithfulness: Estimate
-    rows: float
-    selection: float | None
+    rows: Estimate
+    selection: Estimate | None

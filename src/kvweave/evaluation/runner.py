@@ -4,6 +4,7 @@ Uses recipes the way every caller does; knows no method by name but `full`, whic
 `reuse`, which stands for reuse without care.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from kvweave.config import GenerationConfig
-from kvweave.core import Prompt, TokenizedPrompt
+from kvweave.core import PlanSpan, TokenizedPrompt
 from kvweave.engine.generation import Decoded, generate
+from kvweave.evaluation.divergence import divergence
 from kvweave.evaluation.faithfulness import ContainedFacts, Judge
+from kvweave.evaluation.fitting import render
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.metrics import METRICS
 from kvweave.evaluation.results import FULL, Outcome, Trace
@@ -94,16 +97,17 @@ class Runner:
             for candidate in (self._full, *candidates):
                 outcome = self._journal.get((sample.name, *candidate.label))
                 if outcome is None:
+                    began = time.monotonic()
                     truth = truth or self._truth(sample)
                     answered = truth.answered if candidate == self._full else self._answer(candidate, sample)
-                    outcome = self._outcome(sample, candidate, answered, truth, context_tokens, seed)
+                    outcome = self._outcome(sample, candidate, answered, truth, context_tokens, seed, began)
                     self._journal.add(outcome)
                 yield outcome
         finally:
             self._clear()
 
     def _truth(self, sample: Sample) -> _Truth:
-        prompt = self._adapter.template.render(Prompt(sample.question, sample.chunks))
+        prompt = render(self._adapter, sample)
         spans = [span for span in prompt.spans if span.kind == "chunk"]
         bounds = (spans[0].start, spans[-1].end) if spans else (0, 0)
         probe = AttentionProbe(torch.arange(*prompt.user_rows), columns=bounds)
@@ -114,8 +118,7 @@ class Runner:
 
     def _answer(self, candidate: Candidate, sample: Sample) -> _Answered:
         adapter = self._adapter
-        prompt = adapter.template.render(Prompt(sample.question, sample.chunks))
-        adapter.check_length(prompt.tokens, sample.max_new_tokens)
+        prompt = render(adapter, sample)
         self._prepare(candidate.recipe.prepare, prompt)
         result = run(candidate.recipe, adapter, self._store, prompt, ratio=candidate.ratio)
         decoded = Decoded()
@@ -151,8 +154,10 @@ class Runner:
         truth: _Truth,
         context_tokens: int,
         seed: int,
+        began: float,
     ) -> Outcome:
         recipe, ratio = candidate.label
+        chunks = [span for span in answered.prefilled.plan.spans if span.kind == "chunk"]
         return Outcome(
             task=sample.task,
             context_tokens=context_tokens,
@@ -165,23 +170,28 @@ class Runner:
             agreement=answered.text == truth.answered.text,
             kl=divergence(truth.answered.prefilled.logits, answered.prefilled.logits),
             faithfulness=self._judge.share(answered.text, sample.chunks),
-            selection=_selection(answered.prefilled.selected, truth),
+            rows=sum(span.tokens if span.origin == "fresh" else span.recomputed_tokens for span in chunks),
+            selection=_selection(answered.prefilled.selected, chunks, truth),
             trace=_trace(answered.prefilled, answered.tokens),
+            took_s=time.monotonic() - began,
         )
 
 
-def divergence(truth: Tensor, other: Tensor) -> float:
-    """KL(truth ‖ other) of two next-token distributions given as logits (1, vocab), in nats, never below 0."""
-    p, q = (logits.double().log_softmax(-1) for logits in (truth, other))
-    return max(0.0, float((p.exp() * (p - q)).sum()))
+def _selection(selected: Tensor, chunks: Sequence[PlanSpan], truth: _Truth) -> float | None:
+    """Share of the selected stale positions among the equally many to which full attention's question attends most.
 
-
-def _selection(selected: Tensor, truth: _Truth) -> float | None:
-    """Share of the selected positions among the equally many that full attention's question attends to most."""
-    if selected.numel() == 0:
+    Exact positions compete on neither side: no recipe has a reason to select them.
+    """
+    stale = torch.zeros(len(truth.attended), dtype=torch.bool)
+    for span in chunks:
+        stale[span.start - truth.first : span.end - truth.first] = span.origin == "reused"
+    chosen = torch.zeros_like(stale)
+    chosen[selected - truth.first] = True
+    chosen &= stale
+    if not chosen.any():
         return None
-    best = top_tokens(truth.attended, selected.numel())
-    return float(best[selected - truth.first].float().mean())
+    best = top_tokens(truth.attended.masked_fill(~stale, float("-inf")), int(chosen.sum()))
+    return float(best[chosen].float().mean())
 
 
 def _trace(result: PrefillResult, decoded: int) -> Trace:

@@ -1,15 +1,18 @@
 """Samples: a prompt's chunks, its question, and what the answer has to contain; and how tasks become samples."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
+import xxhash
+
+from kvweave.evaluation.draft import Question
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.layout import lay_out
-from kvweave.evaluation.tasks import TASKS
+from kvweave.evaluation.tasks import METRIC_OF, TASKS
 from kvweave.evaluation.world import World
-
-FULLEST = 0.75  # the smallest chunk of a document has this share of the largest one's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,7 @@ class Sample:
     """One prompt of an evaluation.
 
     Attributes:
-        name: unique in a run; says where the sample comes from and is the same in every run.
+        name: says where the sample comes from; the same in every run, and another one for another prompt.
         task: the task it counts for.
         chunks: the context, in prompt order.
         question: as a user would ask it.
@@ -42,9 +45,10 @@ class Setting:
     Attributes:
         split: train, dev, test or hidden.
         seed: two settings that are equal give equal samples.
-        context_tokens: nominal length of the context, in tokens of the model under test: what chunks of average
-            size add up to. They are filled with whole sentences, which leaves them a little short of it.
-        chunk_tokens: the largest chunk, in the same tokens.
+        context_tokens: length of the context, in tokens of the model under test: what its chunks add up to. They
+            are filled with whole sentences, which leaves it up to a few percent short.
+        chunk_tokens: the largest that a chunk may be, in the same tokens; chunks are smaller where a task needs more
+            of them than the context otherwise has.
     """
 
     split: str
@@ -62,16 +66,26 @@ def generate(
     context is too short for the task.
     """
     s = setting
-    chunks = max(1, round(s.context_tokens / s.chunk_tokens / (1 + FULLEST) * 2))
+    behind = cache(_behind_a_sentence(count))
     for number in range(samples):
-        name = f"{task}/{s.split}/{s.context_tokens}/{s.chunk_tokens}/{s.seed}/{number}"
-        rng = random.Random(name)
-        draft = TASKS[task](World(rng, s.split))
-        budgets = [rng.randint(int(s.chunk_tokens * FULLEST), s.chunk_tokens) for _ in range(chunks)]
-        texts = lay_out(rng, draft.pieces, budgets, _behind_a_sentence(count), haystack)
+        source = f"{task}/{s.split}/{s.context_tokens}/{s.chunk_tokens}/{s.seed}/{number}"
+        world = World(random.Random(source), s.split)
+        draft = TASKS[task](world)
+        natural = haystack.without(world.drawn)
+        texts = lay_out(world.rng, draft.pieces, s.context_tokens, s.chunk_tokens, behind, natural)
         asked = draft.questions[0]
-        room = 2 * count(asked.reply) + 8
-        yield Sample(name, task, tuple(texts), asked.text, asked.answers, "string_match_all", room)
+        prompt = (tuple(texts), asked.text, _references(asked), METRIC_OF[task], 2 * count(asked.reply) + 8)
+        yield Sample(f"{source}-{_digest(prompt)}", task, *prompt)
+
+
+def _references(asked: Question) -> tuple[str, ...]:
+    """The values; an only one may be given alone or with the steps that lead to it."""
+    return asked.answers if len(asked.answers) > 1 else tuple(dict.fromkeys((*asked.answers, asked.reply)))
+
+
+def _digest(prompt: tuple[object, ...]) -> str:
+    """Tells a journal that what once had the same source was another prompt."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(prompt).encode())[:8]
 
 
 def _behind_a_sentence(count: Callable[[str], int]) -> Callable[[str], int]:

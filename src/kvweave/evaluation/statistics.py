@@ -29,32 +29,21 @@ class Scores(NamedTuple):
     reuse: ArrayLike
 
 
-def interval(values: ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Estimate:
-    """The mean of `values` (prompts,); equal arguments give equal intervals."""
-    return interval_over_tasks([values], resamples=resamples, seed=seed)
-
-
 def interval_over_tasks(tasks: Sequence[ArrayLike], *, resamples: int = 2000, seed: int = 0) -> Estimate:
-    """The mean over tasks of each task's mean; tasks may differ in their numbers of prompts."""
+    """The mean over tasks of each task's mean, of arrays (prompts,) that may differ in their length.
+
+    Equal arguments give equal intervals. Paired differences of two runs of the same prompts give the paired interval.
+    """
     columns = [_array(values) for values in tasks]
     means = _resampled(columns, resamples, seed)
     return _estimate(float(np.mean([column.mean() for column in columns])), means)
 
 
-def ratio_interval(
-    score: ArrayLike, full: ArrayLike, reuse: ArrayLike, *, resamples: int = 2000, seed: int = 0
-) -> Estimate | None:
-    """The share of full attention's gain over reuse that a recipe restores (FusionRAG eq. 11), of paired arrays.
-
-    None where the gain is below GAIN.
-    """
-    return ratio_over_tasks([Scores(score, full, reuse)], resamples=resamples, seed=seed)
-
-
 def ratio_over_tasks(tasks: Sequence[Scores], *, resamples: int = 2000, seed: int = 0) -> Estimate | None:
-    """The same over tasks: mean restored gain over mean gain, of the tasks with a gain of at least GAIN.
+    """The share of full attention's gain over reuse that a recipe restores (FusionRAG eq. 11).
 
-    None without such a task. Which tasks those are is settled by the scores as they are, not again in every
+    Over tasks it is mean restored gain over mean gain, of the tasks with a gain of at least GAIN; None without
+    such a task. Which tasks those are is settled by the scores as they are, not again in every
     resample; a resample in which full attention gains nothing has no ratio and is left out.
     """
     restored, gains = [], []

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from kvweave.evaluation.results import FULL, REUSE, Estimate, Outcome, Row
 from kvweave.evaluation.statistics import Scores, interval_over_tasks, ratio_over_tasks
 
@@ -71,11 +69,12 @@ def _row(task: str, cell: _Cell, groups: Sequence[Sequence[Outcome]], baselines:
         score=_mean(groups, lambda outcome: outcome.score),
         full_score=_mean(full, lambda outcome: outcome.score),
         reuse_score=_mean(reuse, lambda outcome: outcome.score),
+        lost=interval_over_tasks([_lost(*pair) for pair in zip(groups, full, strict=True)]),
         normalised=ratio_over_tasks(scores),
         agreement=_mean(groups, lambda outcome: outcome.agreement),
         kl=_mean(groups, lambda outcome: outcome.kl),
         faithfulness=_mean(groups, lambda outcome: outcome.faithfulness),
-        rows=float(np.mean([np.mean(_computed(*pair)) for pair in zip(groups, reuse, strict=True)])),
+        rows=_mean(groups, lambda outcome: outcome.rows),
         selection=_selection(groups),
     )
 
@@ -85,12 +84,9 @@ def _beside(outcome: Outcome, baseline: Mapping[str, Outcome], name: str) -> Out
     return baseline[outcome.sample]
 
 
-def _computed(group: Sequence[Outcome], reuse: Sequence[Outcome]) -> list[int]:
-    """Context tokens that each run computed: what reuse computes too is the question and counts for nobody."""
-    return [
-        mine.trace.recomputed + mine.trace.fresh - least.trace.fresh
-        for mine, least in zip(group, reuse, strict=True)
-    ]
+def _lost(group: Sequence[Outcome], full: Sequence[Outcome]) -> list[float]:
+    """What each prompt loses against full attention; resampled as differences, so that they stay paired."""
+    return [truth.score - mine.score for mine, truth in zip(group, full, strict=True)]
 
 
 def _scores(group: Sequence[Outcome]) -> list[float]:
@@ -101,8 +97,8 @@ def _mean(groups: Sequence[Sequence[Outcome]], value: Value) -> Estimate:
     return interval_over_tasks([[value(outcome) for outcome in group] for group in groups])
 
 
-def _selection(groups: Sequence[Sequence[Outcome]]) -> float | None:
+def _selection(groups: Sequence[Sequence[Outcome]]) -> Estimate | None:
     """Mean over tasks, of the outcomes for which something was selected; None if there are none."""
-    selected = ([o.selection for o in group if o.selection is not None] for group in groups)
-    means = [np.mean(shares) for shares in selected if shares]
-    return float(np.mean(means)) if means else None
+    selected = [[o.selection for o in group if o.selection is not None] for group in groups]
+    shares = [values for values in selected if values]
+    return interval_over_tasks(shares) if shares else None

@@ -5,7 +5,7 @@ Knows nothing about tasks, chunks or models.
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import cache
 
 import xxhash
@@ -47,6 +47,11 @@ class World:
         self._nouns = nouns(split)
         self._words = words
         self._drawn: set[str] = set()
+
+    @property
+    def drawn(self) -> Set[str]:
+        """Every name and value so far."""
+        return self._drawn
 
     def person(self) -> str:
         """A name of one word: Brenek, Toulia."""

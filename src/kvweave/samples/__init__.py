@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCUMENTS = Path(__file__).parent / "documents"
-CHUNK_TOKENS = 48  # the reference model was trained on chunks of about this length
+CHUNK_TOKENS = 80  # within what the reference model was trained on
 TOP_K = 6
 
 

@@ -11,16 +11,17 @@ from pathlib import Path
 
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.report.about import About
-from kvweave.evaluation.report.table import from_json, table, to_json
+from kvweave.evaluation.report.table import first_look, table, to_json
 from kvweave.evaluation.results import Row
 
-__all__ = ["About", "from_json", "table", "to_json", "write_report"]
+__all__ = ["About", "first_look", "table", "to_json", "write_report"]
 
 
 def write_report(folder: Path, rows: Sequence[Row], about: About) -> list[Path]:
     """Write rows.json, the figures and report.html; files of an earlier report are replaced one by one.
 
-    Each file is old or new, never half of it, and nothing is written before everything is drawn.
+    Each file is old or new, never half of it, and nothing is written before everything is drawn. Figures of an
+    earlier report that this one does not have are deleted.
 
     Args:
         folder: made if it is not there.
@@ -34,7 +35,7 @@ def write_report(folder: Path, rows: Sequence[Row], about: About) -> list[Path]:
         InvalidRequest: there are no rows, or the folder cannot be written to.
     """
     from kvweave.evaluation.report.page import page  # with matplotlib, which takes a second
-    from kvweave.evaluation.report.plots import pictures
+    from kvweave.evaluation.report.plots import is_picture, pictures
 
     if not rows:
         raise InvalidRequest("there is nothing to report: the evaluation has no rows")
@@ -45,11 +46,15 @@ def write_report(folder: Path, rows: Sequence[Row], about: About) -> list[Path]:
     files["report.html"] = page(rows, about, drawn).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [_replace(folder / name, data) for name, data in files.items()]
+        written = [_replace(folder / name, data) for name, data in files.items()]
+        for old in folder.glob("*.png"):
+            if is_picture(old.stem) and old not in written:
+                old.unlink()
     except OSError as error:
         raise InvalidRequest(
             f"the report cannot be written to {folder} ({error.strerror}); name another --output"
         ) from error
+    return written
 
 
 def _replace(path: Path, data: bytes) -> Path:

@@ -13,13 +13,14 @@ class About:
         device: where the model ran.
         split: pool of the generated samples, or the file that samples were read from.
         seeds: of the generated samples; empty for samples from a file.
-        samples_per_task: generated prompts of one task, one length and one seed.
+        samples: generated prompts of one task, one length and one seed; or as many of each file, None for all.
+        left_out: prompts that were not run because the model has no room for them.
         chunk_tokens: the largest chunk.
         context_tokens: lengths that samples were made for; empty for samples from a file.
         command: repeats the run when pasted into a shell.
         date: day of the run, ISO 8601.
         version: of kvweave.
-        minutes: wall-clock time of the run.
+        minutes: time that the outcomes took, in all the runs that an interrupted evaluation came by them.
     """
 
     model: str
@@ -27,7 +28,8 @@ class About:
     device: str
     split: str
     seeds: tuple[int, ...]
-    samples_per_task: int
+    samples: int | None
+    left_out: int
     chunk_tokens: int
     context_tokens: tuple[int, ...]
     command: str

@@ -24,7 +24,7 @@ def by_ratio(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Fi
     lines = math.ceil(len(names) / columns)
     figure = sheet(
         *_size(columns, lines),
-        "Score by share of tokens recomputed",
+        "Score by share of stale tokens recomputed",
         f"{slices.length_named(rows[0].context_tokens)} · bands and bars: 95 % interval",
         theme,
     )

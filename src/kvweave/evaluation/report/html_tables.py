@@ -7,7 +7,7 @@ from kvweave.evaluation.report import slices
 from kvweave.evaluation.report.style import DARK, LIGHT, Look, looks
 from kvweave.evaluation.results import Estimate, Row
 
-_MEASURES = "normalised agreement KL faithful recomputed selection prompts".split()
+_MEASURES = "normalised agreement KL faithful computed selection prompts".split()
 _NONE = '<td class="none">–</td>'
 
 
@@ -66,7 +66,6 @@ class Dots:
 
 
 def _measures(row: Row) -> str:
-    selection = _NONE if row.selection is None else f"<td>{row.selection:.2f}</td>"
     return "".join(
         [
             _measure(row.score),
@@ -75,15 +74,15 @@ def _measures(row: Row) -> str:
             _measure(row.agreement),
             _measure(row.kl),
             _measure(row.faithfulness),
-            f"<td>{row.rows:,.0f}</td>",
-            selection,
+            f"<td>{row.rows.value:,.0f}<small>±{slices.margin(row.rows):,.0f}</small></td>",
+            _NONE if row.selection is None else _measure(row.selection, 2),
             f"<td>{row.samples:,}</td>",
         ]
     )
 
 
-def _measure(estimate: Estimate) -> str:
-    return f"<td>{estimate.value:.3f}<small>{_half(estimate, 3)}</small></td>"
+def _measure(estimate: Estimate, places: int = 3) -> str:
+    return f"<td>{estimate.value:.{places}f}<small>{_half(estimate, places)}</small></td>"
 
 
 def _half(estimate: Estimate, places: int) -> str:

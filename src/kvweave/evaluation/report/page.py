@@ -10,10 +10,8 @@ from kvweave.evaluation.report import slices
 from kvweave.evaluation.report.about import About
 from kvweave.evaluation.report.html_tables import overall_table, task_table
 from kvweave.evaluation.report.plots import Picture
-from kvweave.evaluation.results import Row
-
-QUOTABLE = 200
-"""Prompts behind a figure below which it should not be quoted."""
+from kvweave.evaluation.report.table import first_look
+from kvweave.evaluation.results import REUSE, Estimate, Row
 
 _LEGIBLE = 0.62  # of a figure's width; on narrower screens it is scrolled instead of shrunk
 
@@ -47,50 +45,57 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _warning(rows: Sequence[Row]) -> str:
-    fewest = min(row.samples for row in rows)
-    if fewest >= QUOTABLE:
-        return ""
-    return (
-        f'<p class="note warn">Some figures rest on {_count(fewest, "prompt")}; below {QUOTABLE} they are for'
-        f" a first look and not to be quoted.</p>"
-    )
+    said = first_look(min(row.samples for row in rows))
+    return f'<p class="note warn">{said}</p>' if said else ""
 
 
 def _numbers(rows: Sequence[Row]) -> Iterable[str]:
     """Full attention and reuse, length by length."""
-    for context_tokens in slices.lengths(rows):
-        here = slices.overall(slices.at_length(rows, context_tokens))
-        if here:
-            full, reuse = here[0].full_score.value, here[0].reuse_score.value
+    for row in slices.overall(rows):
+        if (row.recipe, row.ratio) == (REUSE, 0):
             yield (
-                f'<div class="card"><span class="where">{escape(slices.length_named(context_tokens))}</span>'
-                f'<div class="pair">{_big(full, "full attention")}'
-                f"{_big(reuse, 'reuse')}{_big(full - reuse, 'lost by reuse')}</div></div>"
+                f'<div class="card"><span class="where">{escape(slices.length_named(row.context_tokens))}</span>'
+                f'<div class="pair">{_big(row.full_score, "full attention")}{_big(row.score, "reuse")}'
+                f"{_big(row.lost, 'lost by reuse')}</div></div>"
             )
 
 
-def _big(score: float, what: str) -> str:
-    return f'<div><span class="big">{score:.3f}</span><span class="what">{what}</span></div>'
+def _big(estimate: Estimate, what: str) -> str:
+    lines = (("big", f"{estimate.value:.3f}"), ("what", what), ("what", f"±{slices.margin(estimate):.3f}"))
+    return "<div>" + "".join(f'<span class="{name}">{text}</span>' for name, text in lines) + "</div>"
 
 
 def _facts(about: About) -> list[tuple[str, str]]:
     lengths = " · ".join(f"{tokens:,}" for tokens in about.context_tokens)
-    generated = [
-        ("seeds" if len(about.seeds) > 1 else "seed", ", ".join(map(str, about.seeds))),
-        ("prompts per task", f"{about.samples_per_task:,} per length and seed"),
-    ]
     return [
         ("model", about.model),
         ("dtype", about.dtype),
         ("device", about.device),
-        ("split" if about.seeds else "file", about.split),
-        *(generated if about.seeds else []),
+        *(_generated(about) if about.seeds else _read(about)),
+        *(
+            [("left out", f"{_count(about.left_out, 'prompt')}, too long for the model")]
+            if about.left_out
+            else []
+        ),
         ("context", f"{lengths} tokens" if lengths else "as in the file"),
         ("chunks", f"at most {about.chunk_tokens:,} tokens"),
         ("date", about.date),
         ("kvweave", about.version),
         ("time", f"{about.minutes:.1f} minutes"),
     ]
+
+
+def _generated(about: About) -> list[tuple[str, str]]:
+    return [
+        ("split", about.split),
+        ("seeds" if len(about.seeds) > 1 else "seed", ", ".join(map(str, about.seeds))),
+        ("prompts per task", f"{about.samples:,} per length and seed"),
+    ]
+
+
+def _read(about: About) -> list[tuple[str, str]]:
+    how_many = "all of the file" if about.samples is None else f"the first {about.samples:,} of a file"
+    return [("file", about.split), ("prompts", how_many)]
 
 
 def _length(rows: Sequence[Row], context_tokens: int, pictures: Sequence[Picture]) -> str:

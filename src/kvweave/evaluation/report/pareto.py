@@ -1,4 +1,4 @@
-"""Score against recomputed tokens: what a recipe costs and what it gives, with the front of the best bargains."""
+"""Score against computed tokens: what a recipe costs and what it gives, with the front of the best bargains."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from kvweave.evaluation.summary import OVERALL
 def front(rows: Sequence[Row]) -> list[Row]:
     """The rows that no other row beats on score at the same or a lower cost, cheapest first."""
     best: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row.rows, -row.score.value)):
+    for row in sorted(rows, key=lambda row: (row.rows.value, -row.score.value)):
         if not best or row.score.value > best[-1].score.value:
             best.append(row)
     return best
@@ -30,7 +30,7 @@ def front(rows: Sequence[Row]) -> list[Row]:
 def pareto(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Figure:
     """Rows of one length and one task, usually `overall`.
 
-    Full attention is a line, not a point: it reuses nothing, so nothing of it counts as recomputed.
+    Full attention is a line, not a point: it computes the whole context, where every recipe at ratio 1 stands too.
     """
     full = rows[0].full_score
     rows = [row for row in rows if row.recipe != FULL]
@@ -38,7 +38,7 @@ def pareto(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Figu
     figure = sheet(
         9.6,
         4.9,
-        "Score by number of tokens recomputed",
+        "Score by number of context tokens computed",
         f"{task} · {slices.length_named(rows[0].context_tokens)} · bars: 95 % interval · numbers: ratio",
         theme,
     )
@@ -46,7 +46,9 @@ def pareto(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Figu
     best = front(rows)
     _limits(axes, rows)
     axes.axhline(full.value, **full_line(theme))
-    axes.plot([row.rows for row in best], [row.score.value for row in best], **_front_line(theme), zorder=1)
+    axes.plot(
+        [row.rows.value for row in best], [row.score.value for row in best], **_front_line(theme), zorder=1
+    )
     for name, points in slices.by_recipe(rows).items():
         _recipe(axes, points, looks[name], theme)
     axes.legend(
@@ -74,15 +76,15 @@ def _names(best: Sequence[Row], rows: Sequence[Row]) -> list[Name]:
         if row.recipe in sweeps:
             texts.append(ratio)
         if row.ratio < 1:
-            names.append(Name(texts, row.rows, row.score.value))
+            names.append(Name(texts, row.rows.value, row.score.value))
         before = row.recipe
     return names
 
 
 def _limits(axes: Axes, rows: Sequence[Row]) -> None:
-    most = max(row.rows for row in rows) or 1.0
+    most = max(row.rows.value for row in rows) or 1.0
     axes.set_xlim(-0.03 * most, 1.05 * most)
-    axes.set_xlabel("tokens recomputed per prompt (mean)")
+    axes.set_xlabel("context tokens computed per prompt (mean)")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     lowest = min(row.score.low for row in rows)
@@ -92,9 +94,11 @@ def _limits(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _recipe(axes: Axes, points: Sequence[Row], look: Look, theme: Theme) -> None:
     for row in points:
-        axes.plot([row.rows] * 2, [row.score.low, row.score.high], color=look.color, alpha=0.4, linewidth=1.2)
+        axes.plot(
+            [row.rows.value] * 2, [row.score.low, row.score.high], color=look.color, alpha=0.4, linewidth=1.2
+        )
     axes.plot(
-        [row.rows for row in points],
+        [row.rows.value for row in points],
         [row.score.value for row in points],
         color=look.color,
         linestyle=look.dashes if slices.swept(points) else "none",

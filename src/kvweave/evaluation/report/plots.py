@@ -1,5 +1,6 @@
 """All figures of an evaluation as PNG, on light and on dark ground."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from kvweave.evaluation.report.by_ratio import by_ratio
 from kvweave.evaluation.report.pareto import pareto
 from kvweave.evaluation.report.sheet import png
 from kvweave.evaluation.report.style import DARK, DPI, LIGHT, Look, Theme, looks, settings
-from kvweave.evaluation.results import Row
+from kvweave.evaluation.results import FULL, Row
 
 
 class _Kind(NamedTuple):
@@ -39,6 +40,9 @@ _BY_COST = _Kind(
     " intervals overlap, the order of two points is not settled.",
     pareto,
 )
+
+
+_NAME = re.compile("(?:" + "|".join(kind.name for kind in (_PER_TASK, _BY_RATIO, _BY_COST)) + r")(?:-\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,13 @@ def pictures(rows: Sequence[Row]) -> Iterator[Picture]:
         whole = slices.overall(here)
         yield _picture(_PER_TASK, here, recipes)
         yield _picture(_BY_RATIO, here, recipes)
-        if any(row.rows > 0 for row in whole):
+        if any(row.rows.value > 0 for row in whole if row.recipe != FULL):
             yield _picture(_BY_COST, whole, recipes)
+
+
+def is_picture(name: str) -> bool:
+    """Whether a report's figure can have this name, without the suffix."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _picture(kind: _Kind, rows: Sequence[Row], recipes: Sequence[str]) -> Picture:

@@ -1,19 +1,17 @@
 """Rows for a terminal and for programs: a compact table, and plain values that JSON can hold."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
 from rich.markup import escape
 from rich.table import Table
 
-from kvweave.errors import InvalidRequest
 from kvweave.evaluation.report import slices
-from kvweave.evaluation.results import Estimate, Row
+from kvweave.evaluation.results import QUOTABLE, Estimate, Row
 from kvweave.evaluation.summary import OVERALL
 
-_ESTIMATES: Final = ("score", "full_score", "reuse_score", "normalised", "agreement", "kl", "faithfulness")
-_INTERVAL: Final = "_interval"
+_PLAIN: Final = ("task", "context_tokens", "recipe", "ratio", "samples")
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -23,7 +21,7 @@ def table(rows: Sequence[Row]) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
         header_style="bold",
-        caption="± half of the 95 % interval",
+        caption="± half of the 95 % interval · rows: context tokens computed per prompt",
     )
     shown.caption_justify = "left"
     shown.add_column("task", overflow="fold")
@@ -52,14 +50,12 @@ def to_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [_plain(row) for row in rows]
 
 
-def from_json(values: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """The rows that `to_json` was given; raises InvalidRequest for anything else."""
-    try:
-        return [_row(value) for value in values]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest(
-            f"these are no rows of an evaluation: {error!r}; run it again to make new ones"
-        ) from error
+def first_look(prompts: int) -> str | None:
+    """What to say about figures of which one rests on so few prompts; None if they are enough."""
+    if prompts >= QUOTABLE:
+        return None
+    counted = f"{prompts:,} prompt{'' if prompts == 1 else 's'}"
+    return f"Some figures rest on {counted}; below {QUOTABLE} they are for a first look and not to be quoted."
 
 
 def _numbers(row: Row) -> tuple[str, ...]:
@@ -71,29 +67,16 @@ def _numbers(row: Row) -> tuple[str, ...]:
         "–" if row.normalised is None else f"{row.normalised.value:.2f}",
         f"{row.agreement.value:.2f}",
         f"{row.kl.value:.3f}",
-        f"{row.rows:.0f}",
-        "–" if row.selection is None else f"{row.selection:.2f}",
+        f"{row.rows.value:.0f}",
+        "–" if row.selection is None else f"{row.selection.value:.2f}",
     )
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
+    plain: dict[str, Any] = {name: getattr(row, name) for name in _PLAIN}
     for field in fields(Row):
-        value = getattr(row, field.name)
-        if field.name in _ESTIMATES:
-            plain[field.name] = None if value is None else value.value
-            plain[field.name + _INTERVAL] = None if value is None else [value.low, value.high]
-        else:
-            plain[field.name] = value
+        if field.name not in _PLAIN:
+            estimate: Estimate | None = getattr(row, field.name)
+            plain[field.name] = None if estimate is None else estimate.value
+            plain[f"{field.name}_interval"] = None if estimate is None else [estimate.low, estimate.high]
     return plain
-
-
-def _row(plain: Mapping[str, Any]) -> Row:
-    known: dict[str, Any] = {}
-    for field in fields(Row):
-        value = plain[field.name]
-        if field.name in _ESTIMATES and value is not None:
-            low, high = plain[field.name + _INTERVAL]
-            value = Estimate(value, low, high)
-        known[field.name] = value
-    return Row(**known)

@@ -9,9 +9,10 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from kvweave.core import Prompt, TokenizedPrompt
+from kvweave.core import TokenizedPrompt
 from kvweave.engine.records import Progress
-from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.errors import InvalidRequest
+from kvweave.evaluation.fitting import render, too_long
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.selection.auxiliary import align
 from kvweave.evaluation.selection.differences import differences
@@ -46,7 +47,7 @@ def analyse(
 
     For each sample one full prefill, a greedy answer, and for each preparation the chunks' KV and one pass of
     the question over it. Samples of one length and chunk size make one report; `sweep_table` lays several side
-    by side.
+    by side. Samples that the model has no room for are left out and counted, before anything runs.
 
     Args:
         adapter: the reference model.
@@ -62,7 +63,7 @@ def analyse(
 
     Raises:
         InvalidRequest: no samples, a sample without chunks, a ratio that selects nothing.
-        PromptTooLong: a prompt and its answer do not fit a model.
+        PromptTooLong: no prompt fits the model.
         UnknownRecipe: a preparation names none.
     """
     ratios = (ratio, *answered_ratios)
@@ -72,14 +73,18 @@ def analyse(
             "give at least one of each, and ratios above 0 and up to 1"
         )
     recipes = {name: _recipe(name, how) for name, how in preparations.items()}
+    left_out = too_long(adapter, samples)
+    fitting = [sample for sample in samples if sample.name not in left_out]
     found = []
     with ChunkStore(store_folder) as store:
         work = _Analysis(adapter, store, recipes, ratio, tuple(answered_ratios), auxiliary)
-        for done, sample in enumerate(samples, 1):
+        for done, sample in enumerate(fitting, 1):
             found.append(work.findings(sample))
-            progress("prompts", done, len(samples))
+            progress("prompts", done, len(fitting))
     foreseen_by = None if auxiliary is None else auxiliary.fingerprint.name
-    return summarise(adapter.fingerprint.name, ratio, tuple(answered_ratios), foreseen_by, found)
+    return summarise(
+        adapter.fingerprint.name, ratio, tuple(answered_ratios), foreseen_by, found, len(left_out)
+    )
 
 
 def _recipe(name: str, how: str | Prepare) -> Recipe:
@@ -98,7 +103,7 @@ class _Analysis:
     auxiliary: Adapter | None
 
     def findings(self, sample: Sample) -> PromptFindings:
-        prompt = self._prompt(sample)
+        prompt = render(self.adapter, sample)
         full = observe_full(self.adapter, prompt, sample.max_new_tokens)
         measured: dict[str, Measured] = {}
         answered: Answered | None = None
@@ -125,14 +130,6 @@ class _Analysis:
         off = differences(full, stale)
         scores = selection_scores(full, stale, off, seed=zlib.crc32(sample.name.encode()))
         return measure(full, stale, off, scores, self.ratio), scores
-
-    def _prompt(self, sample: Sample) -> TokenizedPrompt:
-        prompt = self.adapter.template.render(Prompt(sample.question, sample.chunks))
-        try:
-            self.adapter.check_length(prompt.tokens, sample.max_new_tokens)
-        except PromptTooLong as error:
-            raise PromptTooLong(f"{sample.name}: {error}") from error
-        return prompt
 
     @contextmanager
     def _prepared(self, recipe: Recipe, prompt: TokenizedPrompt) -> Iterator[None]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvweave.core import Prompt
+from kvweave.core import Prompt, TokenizedPrompt
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.selection.context import context_of
 from kvweave.evaluation.selection.crossing import carry, context_offsets
-from kvweave.evaluation.selection.measures import divergence, jaccard
+from kvweave.evaluation.selection.measures import attention_divergence, jaccard
 from kvweave.evaluation.selection.observe import FullView
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention_probe import AttentionProbe
@@ -40,31 +40,32 @@ class Alignment:
 
 
 def align(adapter: Adapter, auxiliary: Adapter, sample: Sample, full: FullView) -> Alignment | None:
-    """Run the auxiliary model over a sample and compare; None if tokens cannot be laid side by side.
+    """Run the auxiliary model over a sample and compare.
 
-    Raises PromptTooLong if the prompt does not fit the auxiliary model.
+    None if the auxiliary model has no room for the prompt, or if tokens cannot be laid side by side.
     """
+    prompt = auxiliary.template.render(Prompt(sample.question, sample.chunks))
+    if prompt.tokens > auxiliary.geometry.context_tokens:
+        return None
     source = context_offsets(auxiliary, sample.chunks)
     target = context_offsets(adapter, sample.chunks)
     if source is None or target is None:
         return None
     characters = sum(len(text) + len(SEPARATOR) for text in sample.chunks)
     last, first = full.attended.question[-1], full.attended.question[0]
-    foreseen = carry(_last_layer(auxiliary, sample), source, target, characters)
+    foreseen = carry(_last_layer(auxiliary, prompt), source, target, characters)
     count = Budget(TOP_SHARE).rows(full.context.tokens)
     wanted = top_tokens(last, count)
     return Alignment(
-        kl=divergence(last, foreseen),
-        own_kl=divergence(last, first),
+        kl=attention_divergence(last, foreseen),
+        own_kl=attention_divergence(last, first),
         jaccard=float(jaccard(top_tokens(foreseen, count), wanted)),
         own_jaccard=float(jaccard(top_tokens(first, count), wanted)),
     )
 
 
-def _last_layer(auxiliary: Adapter, sample: Sample) -> Tensor:
+def _last_layer(auxiliary: Adapter, prompt: TokenizedPrompt) -> Tensor:
     """The last layer's attention from the user's question to the context, (n,)."""
-    prompt = auxiliary.template.render(Prompt(sample.question, sample.chunks))
-    auxiliary.check_length(prompt.tokens)
     context = context_of(prompt)
     probe = AttentionProbe(
         torch.arange(*prompt.user_rows),

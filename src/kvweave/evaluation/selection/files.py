@@ -7,12 +7,15 @@ from pathlib import Path
 
 from kvweave.engine.facts import facts
 from kvweave.errors import InvalidRequest
-from kvweave.evaluation.selection.plots import pictures, sweep_picture
+from kvweave.evaluation.selection.plots import PICTURES, pictures, sweep_picture
 from kvweave.evaluation.selection.report import SelectionReport
+
+_REPORT = ("selection.json", *(f"{name}.png" for name in PICTURES))
+_SWEEP = ("sweep.json", "sweep.png")
 
 
 def write_selection(folder: Path, report: SelectionReport) -> list[Path]:
-    """Write `selection.json` and a PNG for every figure; makes the folder and replaces files of an earlier report.
+    """Write `selection.json` and a PNG for every figure; makes the folder and replaces what an earlier report left.
 
     Returns the files written. Raises InvalidRequest if the folder cannot be written to.
     """
@@ -47,4 +50,6 @@ def _json(content: object) -> bytes:
 def _write(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     for name, content in contents.items():
         (folder / name).write_bytes(content)
+    for old in {*_REPORT, *_SWEEP} - {*contents}:  # it would stand beside this report as if it belonged to it
+        (folder / old).unlink(missing_ok=True)
     return [folder / name for name in contents]

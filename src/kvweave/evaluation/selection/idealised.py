@@ -14,8 +14,8 @@ from torch import Tensor
 from kvweave.config import GenerationConfig
 from kvweave.core import TokenizedPrompt
 from kvweave.engine.generation import Decoded, generate
+from kvweave.evaluation.divergence import divergence
 from kvweave.evaluation.metrics import METRICS
-from kvweave.evaluation.runner import divergence
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.selection.observe import FullView
 from kvweave.models.adapter import Adapter

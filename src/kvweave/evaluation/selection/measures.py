@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kvweave.evaluation.divergence import divergence
 from kvweave.ops.scores import top_tokens
 
 _FLOOR = 1e-9  # share of a distribution given to every token alike, so that no divergence is infinite
@@ -21,10 +22,9 @@ def jaccard(left: Tensor, right: Tensor) -> Tensor:
     return (left & right).sum(-1).double() / (left | right).sum(-1)
 
 
-def divergence(truth: Tensor, other: Tensor) -> float:
+def attention_divergence(truth: Tensor, other: Tensor) -> float:
     """KL(truth ‖ other) in nats of two non-negative score vectors (n,), each made to sum to 1."""
-    p, q = (_distribution(scores) for scores in (truth, other))
-    return max(0.0, float((p * (p.log() - q.log())).sum()))
+    return divergence(_distribution(truth).log(), _distribution(other).log())
 
 
 def _distribution(scores: Tensor) -> Tensor:

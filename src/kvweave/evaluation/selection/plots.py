@@ -32,8 +32,10 @@ Series = Mapping[str, Sequence[Estimate]]
 
 def pictures(report: SelectionReport) -> Mapping[str, bytes]:
     """Every figure as PNG, by the name of its file without the suffix."""
-    figures = dict(_FIGURES) if report.answers is None else {**_FIGURES, "answers-by-ratio": _answers}
-    return {name: _drawn(draw, report) for name, draw in figures.items()}
+    wanted = {
+        name: draw for name, draw in _FIGURES.items() if report.answers is not None or draw is not _answers
+    }
+    return {name: _drawn(draw, report) for name, draw in wanted.items()}
 
 
 def sweep_picture(reports: Mapping[str, SelectionReport]) -> bytes:
@@ -249,5 +251,9 @@ _FIGURES: Mapping[str, Callable[[SelectionReport], Figure]] = MappingProxyType(
         "decoding-by-layer": _layers,
         "kv-deviation": _deviation,
         "places": _places,
+        "answers-by-ratio": _answers,
     }
 )
+
+PICTURES: Final = tuple(_FIGURES)
+"""The names of all figures that a report can have."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from kvweave.evaluation.results import Estimate
 
-Row = tuple[Estimate, ...]
-Grid = tuple[Row, ...]
+Line = tuple[Estimate, ...]
+Grid = tuple[Line, ...]
 Shares = tuple[tuple[float, ...], ...]
 
 
@@ -31,10 +31,10 @@ class KVDeviation:
         chunks: of the second layer, share by chunk.
     """
 
-    keys: Row
-    values: Row
-    relative: Row
-    left: Row
+    keys: Line
+    values: Line
+    relative: Line
+    left: Line
     depths: tuple[float, ...]
     chunks: tuple[float, ...]
 
@@ -103,7 +103,9 @@ class AnswersReport:
 class AuxiliaryReport:
     """How well an auxiliary model foresees the reference's last layer; `Alignment` defines the quantities.
 
-    `left_out` prompts could not be laid side by side token by token.
+    `left_out` prompts did not fit the auxiliary model or could not be laid side by side token by token. The last two
+    are differences prompt by prompt, the auxiliary model's minus the reference's own first layer's: below 0 its KL,
+    and above 0 its Jaccard index, is the better one.
     """
 
     name: str
@@ -113,6 +115,8 @@ class AuxiliaryReport:
     own_kl: Estimate
     jaccard: Estimate
     own_jaccard: Estimate
+    kl_difference: Estimate
+    jaccard_difference: Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class SelectionReport:
         model: name of the reference model.
         ratio: share of the context that selections take.
         samples: number of prompts.
+        left_out: prompts beside them that the model has no room for.
         tasks: their tasks, in order of appearance.
         context_tokens: mean length of a context.
         chunk_tokens: mean length of a chunk, its separator included.
@@ -138,6 +143,7 @@ class SelectionReport:
     model: str
     ratio: float
     samples: int
+    left_out: int
     tasks: tuple[str, ...]
     context_tokens: float
     chunk_tokens: float

@@ -43,14 +43,16 @@ def summarise(
     answered_ratios: tuple[float, ...],
     auxiliary: str | None,
     found: Sequence[PromptFindings],
+    left_out: int,
 ) -> SelectionReport:
-    """Sum up at least one prompt; `model` and `auxiliary` are names."""
+    """Sum up at least one prompt; `model` and `auxiliary` are names, `left_out` is a number of prompts."""
     tokens = sum(one.context_tokens for one in found)
     tasks = [one.task for one in found]
     return SelectionReport(
         model=model,
         ratio=ratio,
         samples=len(found),
+        left_out=left_out,
         tasks=tuple(dict.fromkeys(tasks)),
         context_tokens=tokens / len(found),
         chunk_tokens=tokens / sum(one.chunks for one in found),
@@ -123,6 +125,8 @@ def _alignment(name: str, found: Sequence[PromptFindings]) -> AuxiliaryReport | 
         own_kl=_mean([one.own_kl for one in aligned], tasks),
         jaccard=_mean([one.jaccard for one in aligned], tasks),
         own_jaccard=_mean([one.own_jaccard for one in aligned], tasks),
+        kl_difference=_mean([one.kl - one.own_kl for one in aligned], tasks),
+        jaccard_difference=_mean([one.jaccard - one.own_jaccard for one in aligned], tasks),
     )
 
 

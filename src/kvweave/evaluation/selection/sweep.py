@@ -49,13 +49,16 @@ def run_sweep(
     sweep: Sweep,
     progress: Progress = lambda stage, done, total: None,
 ) -> Mapping[str, SelectionReport]:
-    """A report per setting, named after its lengths; raises as `analyse` does, and for tasks that do not exist."""
+    """A report per setting, named after its lengths; what the sweep names twice counts once.
+
+    Raises as `analyse` does, and for tasks that do not exist.
+    """
     for task in sweep.tasks:
         if task not in TASKS:
             raise InvalidRequest(f"there is no task {task!r}; choose from {', '.join(TASKS)}")
     reports = {}
-    for context_tokens in sweep.context_tokens:
-        for chunk_tokens in sweep.chunk_tokens:
+    for context_tokens in dict.fromkeys(sweep.context_tokens):
+        for chunk_tokens in dict.fromkeys(sweep.chunk_tokens):
             name = f"{context_tokens} tokens in chunks of {chunk_tokens}"
             samples = _samples(adapter, sweep, context_tokens, chunk_tokens)
             with tempfile.TemporaryDirectory(prefix="kvweave-eval-") as folder:
@@ -92,5 +95,7 @@ def _samples(adapter: Adapter, sweep: Sweep, context_tokens: int, chunk_tokens: 
     count, haystack = token_count(adapter), haystack_of(sweep.split, sweep.haystack)
     setting = Setting(sweep.split, sweep.seed, context_tokens, chunk_tokens)
     return [
-        sample for task in sweep.tasks for sample in generate(task, setting, sweep.samples, count, haystack)
+        sample
+        for task in dict.fromkeys(sweep.tasks)
+        for sample in generate(task, setting, sweep.samples, count, haystack)
     ]

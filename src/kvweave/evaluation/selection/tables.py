@@ -60,7 +60,7 @@ def _setting(report: SelectionReport) -> dict[str, str]:
     decoding = report.selections.index("decoding")
     near = min(range(len(report.ratios)), key=lambda place: abs(report.ratios[place] - report.ratio))
     return {
-        "prompts": f"{report.samples}",
+        "prompts": f"{report.samples}" + (f", {report.left_out} left out" if report.left_out else ""),
         "context tokens": f"{report.context_tokens:.0f}",
         "chunk tokens": f"{report.chunk_tokens:.0f}",
         "ratio": f"{report.ratio:g}",
@@ -69,6 +69,7 @@ def _setting(report: SelectionReport) -> dict[str, str]:
         "KV deviation": _pm(first.deviation.relative[-1]),
         "auxiliary's KL": "–" if auxiliary is None else _pm(auxiliary.kl),
         "first layer's KL": "–" if auxiliary is None else _pm(auxiliary.own_kl),
+        "KL, difference": "–" if auxiliary is None else _pm(auxiliary.kl_difference),
     }
 
 
@@ -218,6 +219,7 @@ def _auxiliary(report: SelectionReport, found: AuxiliaryReport) -> Table:
     )
     table.add_row(f"last layer of {found.name}", _pm(found.kl), _pm(found.jaccard))
     table.add_row("its own first layer", _pm(found.own_kl), _pm(found.own_jaccard))
+    table.add_row("difference, paired", _pm(found.kl_difference), _pm(found.jaccard_difference))
     return table
 
 

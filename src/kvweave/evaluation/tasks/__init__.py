@@ -19,22 +19,24 @@ from kvweave.evaluation.tasks import (
 )
 from kvweave.evaluation.world import World
 
+_MODULES = (
+    single,
+    multikey,
+    multivalue,
+    multiquery,
+    vartrack,
+    commonwords,
+    frequentwords,
+    twohop,
+    coref,
+    contradiction,
+    order,
+)
+
 TASKS: Mapping[str, Callable[[World], Draft]] = MappingProxyType(
-    {
-        module.NAME: module.write
-        for module in (
-            single,
-            multikey,
-            multivalue,
-            multiquery,
-            vartrack,
-            commonwords,
-            frequentwords,
-            twohop,
-            coref,
-            contradiction,
-            order,
-        )
-    }
+    {module.NAME: module.write for module in _MODULES}
 )
 """Every task by name, in the order in which tables list them."""
+
+METRIC_OF: Mapping[str, str] = MappingProxyType({module.NAME: module.METRIC for module in _MODULES})
+"""The name of every task's metric: an only value has to be the answer, several have to stand in it as whole words."""

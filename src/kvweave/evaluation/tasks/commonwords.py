@@ -5,6 +5,7 @@ from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
 from kvweave.evaluation.world import World
 
 NAME = "commonwords"
+METRIC = "words_match_all"
 COMMON = 3
 TIMES = 6
 RARE = 12

@@ -1,29 +1,32 @@
 """Two chunks disagree about a fact; the later one counts.
 
-Half of the later statements say the fact anew, half only what to read instead of the old value.
+Half of the later statements say the fact anew; the others come right behind it, at the start of the next chunk,
+and say no more than that this was wrong and what it is.
 """
 
 from kvweave.evaluation.attributes import ASKED, STATED, WORDS
-from kvweave.evaluation.draft import Anywhere, Draft, InOrder
-from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft, InOrder
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
 from kvweave.evaluation.world import World
 
 NAME = "contradiction"
+METRIC = "exact_match"
 REVISED = 2
 KEPT = 2
 
-REPLACED: Phrases = {
-    TRAIN: (
-        "Where it says {o}, read {v} instead.",
-        "The entry {o} was replaced with {v}.",
-        "Note that {o} is out of date and became {v}.",
-        "Since yesterday it is no longer {o} but {v}.",
-        "The word {o} was crossed out, and beside it stands {v}.",
-        "Somebody changed {o} to {v}.",
+CORRECTED: Phrases = {
+    TRAIN: variants(
+        "[This|That] was wrong, it is {v} [now|instead].",
+        "Correction: it [should be|must be|is] {v}.",
+        "[Since yesterday|Since Monday|By now|Lately] it is {v} instead.",
+        "[That is out of date|This is old], it became {v}.",
+        "It was [later|soon|recently] changed to {v}.",
+        "From [now|today] on please use {v}.",
+        "[Somebody|The office] changed it to {v}.",
     ),
-    DEV: ("Since yesterday {o} was replaced with {v}.",),
-    TEST: ("Note that {o} was changed to {v}.", "It is no longer {o} but {v}."),
-    HIDDEN: ("Note that {o} was replaced with {v}.",),
+    DEV: ("That was wrong, it should be {v}.",),
+    TEST: ("Correction: it is {v} now.", "That is out of date, it was changed to {v}."),
+    HIDDEN: ("This is out of date, it is {v} instead.",),
 }
 
 
@@ -40,9 +43,11 @@ def write(world: World, *, revised: int = REVISED, kept: int = KEPT) -> Draft:
             continue
         later = world.thing()
         if world.rng.random() < 0.5:
-            then = world.phrase(STATED).format(a=attribute, k=name, v=later)
+            again = world.phrase(STATED).format(a=attribute, k=name, v=later)
+            draft.pieces.append(InOrder((told, again)))
         else:
-            then = world.phrase(REPLACED).format(o=value, v=later)
-        draft.pieces.append(InOrder((told, then)))
+            correction = world.phrase(CORRECTED).format(v=later)
+            draft.pieces.append(AcrossCut(told, correction))
+            draft.refers[correction] = name
         draft.ask(NAME, world.phrase(ASKED).format(a=attribute, k=name), later)
     return draft

@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 from kvweave.evaluation.draft import AcrossCut, Draft, Together
-from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
 from kvweave.evaluation.world import World
 
 NAME = "coref"
+METRIC = "exact_match"
 CUT = 2
 WHOLE = 1
 
@@ -21,36 +22,32 @@ class Reference(NamedTuple):
 
 GUEST = Reference(
     named={
-        TRAIN: (
-            "The next guest was {k}.",
-            "Then they greeted {k}.",
-            "At the door stood {k}.",
-            "After that it was the turn of {k}.",
-            "The last one to arrive was {k}.",
-            "Everyone looked at {k}.",
+        TRAIN: variants(
+            "The [next|second|other|new] guest was {k}.",
+            "[Then|After a while|At last|Soon] they [greeted|met|saw|called] {k}.",
+            "At the [door|table|counter] [stood|sat|was] {k}.",
+            "[After that|Later] it was the turn of {k}.",
+            "The last one to [arrive|come|sit down] was {k}.",
+            "Everyone [looked at|waited for|knew] {k}.",
         ),
         DEV: ("The first one to arrive was {k}.",),
         TEST: ("Then it was the turn of {k}.", "The last guest was {k}."),
         HIDDEN: ("At the door they greeted {k}.",),
     },
     referring={
-        TRAIN: (
-            "{s} ordered the {v}.",
-            "{s} asked for the {v}.",
-            "{s} chose the {v}.",
-            "{s} wanted to have the {v}.",
-            "{s} decided to order the {v}.",
+        TRAIN: variants(
+            "{s} [ordered|asked for|chose|took|wanted|picked] the {v}.",
+            "{s} [wanted to have|decided to order|asked to have|would rather have|was glad to get] the {v}.",
         ),
         DEV: ("{s} decided to ask for the {v}.",),
         TEST: ("{s} wanted to order the {v}.", "{s} then chose the {v}."),
         HIDDEN: ("{s} then asked for the {v}.",),
     },
     asked={
-        TRAIN: (
-            "What did {k} order?",
-            "What was ordered by {k}?",
-            "What did {k} ask for?",
-            "What was the choice of {k}?",
+        TRAIN: variants(
+            "What was [ordered|taken|picked|wanted] by {k}?",
+            "What did {k} [order|ask for|take|want|pick]?",
+            "What was the [choice|order|wish] of {k}?",
         ),
         DEV: ("What did {k} choose?",),
         TEST: ("Which thing did {k} order?", "What was chosen by {k}?"),
@@ -60,11 +57,11 @@ GUEST = Reference(
 
 TOWN = Reference(
     named={
-        TRAIN: (
-            "The road then leads to {k}.",
-            "The next stop is {k}.",
-            "From there one reaches {k}.",
-            "Not far away lies {k}.",
+        TRAIN: variants(
+            "The [road|path|train|river] then [leads|goes|comes] to {k}.",
+            "The next [stop|place|town|village] is {k}.",
+            "From there one [reaches|comes to|sees] {k}.",
+            "[Not far away|Behind the hill|Further on] lies {k}.",
             "On the map one finds {k}.",
         ),
         DEV: ("The next place on the map is {k}.",),
@@ -72,22 +69,20 @@ TOWN = Reference(
         HIDDEN: ("Not far from there lies {k}.",),
     },
     referring={
-        TRAIN: (
-            "The same place is famous for the {v}.",
+        TRAIN: variants(
+            "[It|The place|This town] is [famous for|visited for|proud of|loved for] the {v}.",
+            "The same place is [famous for|proud of|loved for] the {v}.",
             "This place is known for the {v}.",
-            "It is famous for the {v}.",
-            "The place is visited for the {v}.",
         ),
         DEV: ("The same place is visited for the {v}.",),
         TEST: ("This place is famous for the {v}.", "The same place is known for the {v}."),
         HIDDEN: ("It is known for the {v}.",),
     },
     asked={
-        TRAIN: (
-            "What is {k} famous for?",
-            "What is {k} known for?",
-            "For what do people visit {k}?",
-            "What makes people visit {k}?",
+        TRAIN: variants(
+            "What is {k} [famous for|known for|loved for|proud of]?",
+            "For what do people [visit|love|praise] {k}?",
+            "What makes people [visit|love] {k}?",
         ),
         DEV: ("For what is {k} famous?",),
         TEST: ("For what is {k} known?", "What do people know {k} for?"),
@@ -106,6 +101,7 @@ def write(world: World, *, cut: int = CUT, whole: int = WHOLE) -> Draft:
         first = world.phrase(kind.named).format(k=name)
         then = world.phrase(kind.referring).format(s=pronoun, v=value)
         is_cut = number < cut
+        draft.refers[then] = name
         draft.pieces.append(AcrossCut(first, then) if is_cut else Together((first, then)))
         draft.ask(NAME if is_cut else "coref_whole", world.phrase(kind.asked).format(k=name), value)
     return draft

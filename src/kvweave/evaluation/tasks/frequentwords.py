@@ -5,6 +5,7 @@ from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
 from kvweave.evaluation.world import World
 
 NAME = "frequentwords"
+METRIC = "words_match_all"
 ASKED_FOR = 3
 CODES = 12
 MOST = 16

@@ -2,18 +2,19 @@
 
 from kvweave.evaluation.attributes import NUMBERS, STATED
 from kvweave.evaluation.draft import Anywhere, Draft
-from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
 from kvweave.evaluation.world import World
 
 NAME = "multiquery"
+METRIC = "words_match_all"
 KEYS = 4
 DIGITS = 5
 
 ASKED: Phrases = {
-    TRAIN: (
-        "What are the {a}s of {j} and {k}?",
-        "Which {a}s do {j} and {k} have?",
-        "Tell me the {a}s of {j} and {k}.",
+    TRAIN: variants(
+        "What are the {a}s [of|belonging to|given to] {j} and {k}?",
+        "Which {a}s do {j} and {k} [have|use]?",
+        "[Tell me|Look up|I need] the {a}s of {j} and {k}.",
         "Find the {a}s that belong to {j} and {k}.",
         "What is the {a} of {j} and that of {k}?",
     ),

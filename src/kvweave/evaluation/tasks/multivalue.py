@@ -1,24 +1,25 @@
 """Several values of one name, in different places; all of them are wanted (RULER's multi-value needle)."""
 
 from kvweave.evaluation.draft import Draft, InOrder
-from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
 from kvweave.evaluation.world import World
 
 NAME = "multivalue"
+METRIC = "words_match_all"
 OWNERS = 3
 VALUES = 2
 
 OWNED: Phrases = {
-    TRAIN: (
+    TRAIN: variants(
         "{k} owns a {v}.",
-        "Among the things of {k} there is a {v}.",
-        "It turned out that {k} owns the {v}.",
-        "Later {k} also bought a {v}.",
-        "Somebody gave {k} a {v}.",
-        "In the house of {k} they found a {v}.",
-        "The belongings of {k} include a {v}.",
-        "One day {k} brought home a {v}.",
-        "For many years {k} has had a {v}.",
+        "[It turned out that |They say |Everybody knows that |By then |Of course ]{k} [owns|has|bought|got|keeps] a {v}.",
+        "{k} [has|bought|got|keeps] a {v}.",
+        "One day {k} [brought home|found|picked up] a {v}.",
+        "Later {k} also [bought|got|wanted] a {v}.",
+        "[Somebody|A friend|An uncle] gave {k} a {v}.",
+        "[Among the things of|In the house of|In the room of] {k} [there is|they found|one sees] a {v}.",
+        "The [belongings|possessions] of {k} include a {v}.",
+        "For [many|some] years {k} has had a {v}.",
     ),
     DEV: ("They say that {k} has a {v}.", "The things of {k} include a {v}."),
     TEST: ("It is known that {k} owns a {v}.", "In the end {k} bought a {v}.", "At home {k} has a {v}."),
@@ -26,12 +27,10 @@ OWNED: Phrases = {
 }
 
 ASKED: Phrases = {
-    TRAIN: (
-        "Which things does {k} own?",
-        "What belongs to {k}?",
-        "Name all things that {k} owns.",
-        "What are the belongings of {k}?",
-        "Which things belong to {k}?",
+    TRAIN: variants(
+        "What [belongs to {k}|is owned by {k}|are the belongings of {k}]?",
+        "Which things [does {k} own|belong to {k}|are owned by {k}]?",
+        "[Name|List|Tell me] all things [that {k} owns|that belong to {k}|of {k}].",
     ),
     DEV: ("Tell me which things {k} owns.",),
     TEST: ("What does {k} own?", "Which things does {k} have?"),

@@ -1,21 +1,22 @@
 """Which of two things came first, when only their places in the notes tell."""
 
 from kvweave.evaluation.draft import Draft, InOrder
-from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
 from kvweave.evaluation.world import World
 
 NAME = "order"
+METRIC = "exact_match"
 EVENTS = 3
 
 HAPPENED: Phrases = {
-    TRAIN: (
-        "Then they saw the {v}.",
-        "After a while somebody brought in the {v}.",
-        "Now the {v} was shown.",
+    TRAIN: variants(
+        "[Then|Soon|Next|After that] they [saw|found|reached|passed] the {v}.",
+        "[After a while|Soon|Later] somebody [brought in|showed|mentioned] the {v}.",
+        "[Now|Next|Soon] the {v} was [shown|mentioned|carried in].",
         "The {v} appeared.",
         "Next on the list was the {v}.",
-        "They went on with the {v}.",
-        "Everyone turned to the {v}.",
+        "They [went on|continued|began again] with the {v}.",
+        "Everyone [turned to|looked at|talked about] the {v}.",
     ),
     DEV: ("After a while they saw the {v}.",),
     TEST: ("Then the {v} was brought in.", "Now they went on with the {v}."),
@@ -23,11 +24,12 @@ HAPPENED: Phrases = {
 }
 
 ASKED: Phrases = {
-    TRAIN: (
+    TRAIN: variants(
         "Which came first, the {x} or the {y}?",
         "What was first, the {x} or the {y}?",
-        "Which was shown first, the {x} or the {y}?",
-        "Tell me what came first, the {x} or the {y}.",
+        "[Which|What] was [shown|mentioned|seen] first, the {x} or the {y}?",
+        "[Tell me|Say] what came first, the {x} or the {y}.",
+        "Which [is|comes] earlier, the {x} or the {y}?",
     ),
     DEV: ("Which appeared first, the {x} or the {y}?",),
     TEST: ("What came first, the {x} or the {y}?", "Which was first, the {x} or the {y}?"),

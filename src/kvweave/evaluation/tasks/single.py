@@ -5,6 +5,7 @@ from kvweave.evaluation.draft import Anywhere, Draft
 from kvweave.evaluation.world import World
 
 NAME = "single"
+METRIC = "exact_match"
 DIGITS = 7
 
 

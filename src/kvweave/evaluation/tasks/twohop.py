@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 from kvweave.evaluation.draft import Draft, InOrder
-from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
 from kvweave.evaluation.world import World
 
 NAME = "twohop"
+METRIC = "exact_match"
 PAIRS = 3
 
 
@@ -21,11 +22,12 @@ RELATIONS = (
     Relation(
         "host",
         {
-            TRAIN: (
+            TRAIN: variants(
                 "{q} is staying with {p}.",
-                "This week the host of {q} is {p}.",
-                "{q} found a bed at the home of the host, {p}.",
-                "{q} is a guest of {p}.",
+                "[Just now|This week|Since Monday|Again] {q} is staying with {p}.",
+                "{q} is [a guest|the guest|the lodger|a visitor] of {p}.",
+                "[This week|At present|It seems] the host of {q} is {p}.",
+                "{q} found a bed at the home of [the host|a kind host], {p}.",
             ),
             DEV: ("This month {q} is staying with {p}.",),
             TEST: ("For now {q} is a guest of {p}.", "The host of {q} is {p}."),
@@ -35,11 +37,13 @@ RELATIONS = (
     Relation(
         "teacher",
         {
-            TRAIN: (
+            TRAIN: variants(
                 "{q} takes lessons from {p}.",
-                "The teacher of {q} is called {p}.",
-                "{q} is a pupil of {p}.",
-                "{q} learns everything from {p}.",
+                "[Since spring|Every week|Again] {q} takes lessons from {p}.",
+                "The teacher of {q} is [called|named] {p}.",
+                "{q} is [a pupil|the best pupil|an old pupil] of {p}.",
+                "{q} [learns everything|learned a lot|learns to read] from {p}.",
+                "[They say|I hear] the teacher of {q} is {p}.",
             ),
             DEV: ("This year {q} takes lessons from {p}.",),
             TEST: ("For now {q} is a pupil of {p}.", "The teacher of {q} is {p}."),
@@ -49,11 +53,13 @@ RELATIONS = (
     Relation(
         "boss",
         {
-            TRAIN: (
+            TRAIN: variants(
                 "{q} works for {p}.",
-                "The boss of {q} is called {p}.",
-                "{q} was hired by {p}.",
-                "{q} reports to {p}.",
+                "[Since spring|As before|Again] {q} works for {p}.",
+                "The boss of {q} is [called|named] {p}.",
+                "{q} was [hired|trained|sent out] by {p}.",
+                "{q} [reports|answers] to {p}.",
+                "[They say|I hear] the boss of {q} is {p}.",
             ),
             DEV: ("This year {q} works for {p}.",),
             TEST: ("For now {q} reports to {p}.", "The boss of {q} is {p}."),
@@ -63,12 +69,14 @@ RELATIONS = (
 )
 
 COLLECTS: Phrases = {
-    TRAIN: (
-        "{p} likes to talk about the {v}.",
-        "Everyone has seen {p} with the {v}.",
-        "{p} never travels without the {v}.",
-        "The treasure of {p} is the {v}.",
+    TRAIN: variants(
         "{p} keeps the {v} as a treasure.",
+        "[I hear that|They say|Of course] {p} [keeps|guards|hides|has] the {v} as a treasure.",
+        "{p} [guards|hides|has] the {v} as a treasure.",
+        "[Everyone has seen|Nobody saw] {p} [with|without] the {v}.",
+        "{p} never [travels|leaves|goes out] without the {v}.",
+        "The treasure of {p} [is|was always|must be] the {v}.",
+        "{p} likes to [talk about|show|carry] the {v}.",
     ),
     DEV: ("Everyone knows that {p} keeps the {v}.",),
     TEST: ("It is said that {p} keeps the {v}.", "Everyone knows that the treasure of {p} is the {v}."),
@@ -76,11 +84,11 @@ COLLECTS: Phrases = {
 }
 
 ASKED: Phrases = {
-    TRAIN: (
+    TRAIN: variants(
         "What is the treasure of the {r} of {q}?",
-        "Which treasure does the {r} of {q} keep?",
-        "Tell me the treasure of the {r} of {q}.",
-        "What does the {r} of {q} keep?",
+        "[Tell me|Look up|I want to know] the treasure of the {r} of {q}.",
+        "Which treasure does the {r} of {q} [keep|have|guard]?",
+        "What does the {r} of {q} [keep|guard|carry]?",
     ),
     DEV: ("Name the treasure of the {r} of {q}.",),
     TEST: ("Which treasure belongs to the {r} of {q}?", "What treasure does the {r} of {q} keep?"),
@@ -89,18 +97,17 @@ ASKED: Phrases = {
 
 
 def write(world: World, *, pairs: int = PAIRS) -> Draft:
-    """`pairs` pairs of people; the question names one and wants what the other one keeps."""
+    """`pairs` pairs of people; the question names one and wants what the other one keeps.
+
+    A full answer says who that is, and then the treasure.
+    """
     relation = world.rng.choice(RELATIONS)
     draft = Draft()
-    steps: list[tuple[str, str, str]] = []
     for _ in range(pairs):
         p, q, value = world.person(), world.person(), world.thing()
         link = world.phrase(relation.phrases).format(p=p, q=q)
         fact = world.phrase(COLLECTS).format(p=p, v=value)
-        draft.pieces.append(InOrder((fact, link)))
-        draft.ask(NAME, world.phrase(ASKED).format(r=relation.role, q=q), value)
-        steps.append((p, q, value))
-    for p, q, value in steps:
-        draft.ask("twohop_link", f"Who is the {relation.role} of {q}?", p)
+        draft.pieces.append(InOrder((fact, link) if world.rng.random() < 0.5 else (link, fact)))
+        draft.ask(NAME, world.phrase(ASKED).format(r=relation.role, q=q), value, reply=f"{p}, {value}")
         draft.ask("twohop_fact", f"What is the treasure of {p}?", value)
     return draft

@@ -1,40 +1,53 @@
 """A value passed along a chain of places, each link in a later chunk (after RULER's variable tracking).
 
-RULER asks for every variable that has a value; here the question names the end of the chain and wants the
-value, so that each link has to be followed, not listed.
+RULER asks for every variable that has a value; here the question names the end of the chain and wants the value,
+so that each link has to be followed. The chain's first place ends a chunk and what it holds starts the next.
 """
 
 from itertools import pairwise
 
-from kvweave.evaluation.draft import Draft, InOrder
-from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
+from kvweave.evaluation.draft import AcrossCut, Draft, InOrder, Together
+from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
 from kvweave.evaluation.world import World
 
 NAME = "vartrack"
+METRIC = "exact_match"
 CHAINS = 3
 LINKS = 2
 PLACES = ("box", "drawer", "shelf", "cabinet", "cell", "slot")
 
-HOLDS: Phrases = {
-    TRAIN: (
-        "{p} {k} holds the {v}.",
-        "In {p} {k} there is the {v}.",
-        "They put the {v} into {p} {k} first, so {p} {k} holds the {v}.",
-        "At first {p} {k} was filled with the {v}.",
-        "Inside {p} {k} lies the {v}.",
+NAMED: Phrases = {
+    TRAIN: variants(
+        "[Then|At last|After a while|Soon] they [opened|reached|turned to|came to] {p} {k}.",
+        "Next in the row [is|was|comes] {p} {k}.",
+        "The key [fits|belongs to|was for] {p} {k}.",
+        "After that comes {p} {k}.",
+        "Somebody [pointed at|checked|chose] {p} {k}.",
     ),
-    DEV: ("At the start {p} {k} holds the {v}.",),
-    TEST: ("At first {p} {k} holds the {v}.", "Inside {p} {k} there is the {v}."),
-    HIDDEN: ("In {p} {k} lies the {v}.",),
+    DEV: ("After that they opened {p} {k}.",),
+    TEST: ("Next they opened {p} {k}.", "Then comes {p} {k}."),
+    HIDDEN: ("Somebody opened {p} {k}.",),
+}
+
+HOLDS: Phrases = {
+    TRAIN: variants(
+        "It [holds|contains|has|hides] the {v}.",
+        "[Inside|There] [they found|they saw|was] the {v}.",
+        "Inside there is the {v}.",
+        "It was filled with the {v}.",
+        "There they had put the {v}.",
+        "In it lies the {v}.",
+    ),
+    DEV: ("Inside lies the {v}.",),
+    TEST: ("In it there is the {v}.", "It still holds the {v}."),
+    HIDDEN: ("Inside they had put the {v}.",),
 }
 
 COPIES: Phrases = {
-    TRAIN: (
-        "{p} {k} holds the same as {p} {j}.",
-        "{p} {k} matches {p} {j}.",
-        "{p} {k} was filled like {p} {j}.",
-        "The content of {p} {k} is that of {p} {j}.",
-        "Later {p} {k} became a copy of {p} {j}.",
+    TRAIN: variants(
+        "{p} {k} [matches|holds the same as|was filled like|is equal to|looks like|agrees with] {p} {j}.",
+        "The content of {p} {k} is [that of|the same as that of] {p} {j}.",
+        "Later {p} {k} [became a copy of|was made equal to|got the same as] {p} {j}.",
         "What {p} {k} holds is equal to {p} {j}.",
     ),
     DEV: ("The content of {p} {k} is equal to {p} {j}.",),
@@ -43,11 +56,11 @@ COPIES: Phrases = {
 }
 
 ASKED: Phrases = {
-    TRAIN: (
+    TRAIN: variants(
         "What is in {p} {k}?",
-        "What does {p} {k} hold?",
-        "Tell me the content of {p} {k}.",
-        "What would you find in {p} {k}?",
+        "What does {p} {k} [hold|contain|hide]?",
+        "[Tell me|Look up|I need] the content of {p} {k}.",
+        "What [would you|can one|did they] find in {p} {k}?",
     ),
     DEV: ("What lies in {p} {k}?",),
     TEST: ("What is inside {p} {k}?", "What is the content of {p} {k}?"),
@@ -55,20 +68,29 @@ ASKED: Phrases = {
 }
 
 
-def write(world: World, *, chains: int = CHAINS, links: int = LINKS) -> Draft:
-    """`chains` chains of `links` links; the question is about the last place of the first chain."""
+def write(world: World, *, chains: int = CHAINS, links: int = LINKS, cut: int = CHAINS) -> Draft:
+    """`chains` chains of `links` links, the first `cut` of which start across the end of a chunk.
+
+    The question is about the last place of the first chain; a full answer names the way back and then the value.
+    """
     place = world.rng.choice(PLACES)
     draft = Draft()
-    steps: list[tuple[str, str]] = []
-    for _ in range(chains):
+    for number in range(chains):
         value, names = world.thing(), [world.name() for _ in range(links + 1)]
-        texts = [world.phrase(HOLDS).format(p=place, k=names[0], v=value)]
-        texts += [world.phrase(COPIES).format(p=place, k=name, j=before) for before, name in pairwise(names)]
-        draft.pieces.append(InOrder(tuple(_sentence(text) for text in texts)))
-        draft.ask(NAME, world.phrase(ASKED).format(p=place, k=names[-1]), value)
-        steps += [(name, value) for name in names[:-1]]
-    for name, value in steps:
-        draft.ask("vartrack_step", world.phrase(ASKED).format(p=place, k=name), value)
+        first = _sentence(world.phrase(NAMED).format(p=place, k=names[0]))
+        then = world.phrase(HOLDS).format(v=value)
+        draft.pieces.append(AcrossCut(first, then) if number < cut else Together((first, then)))
+        draft.refers[then] = names[0]
+        copies = [
+            _sentence(world.phrase(COPIES).format(p=place, k=name, j=before))
+            for before, name in pairwise(names)
+        ]
+        if copies:
+            draft.pieces.append(InOrder(tuple(copies)))
+        for steps in range(links, -1, -1):
+            text = world.phrase(ASKED).format(p=place, k=names[steps])
+            reply = ", ".join([*reversed(names[:steps]), value])
+            draft.ask(NAME if steps == links else "vartrack_step", text, value, reply=reply)
     return draft
 
 

@@ -1,0 +1,115 @@
+"""kvweave eval and kvweave eval selection through the real command."""
+
+import json
+
+import pytest
+
+FEW = ("eval", "--samples", "2", "--task", "single", "--task", "coref", "--context-tokens", "256", "--quiet")
+FIELDS = (
+    "task recipe ratio samples score full_score reuse_score normalised agreement kl rows selection".split()
+)
+SELECTION = (
+    *("eval", "selection", "--samples", "1", "--task", "twohop"),
+    *("--context-tokens", "256", "--quiet"),
+)
+HOTPOT = '{"dataset": "hotpotqa", "input": "Where is it?", "context": "It is here. ", "answers": ["here"]}\n'
+
+
+def test_every_recipe_and_task_has_a_row(command):
+    rows = json.loads(command(*FEW, "--json").stdout)
+    assert {(row["task"], row["recipe"]) for row in rows} == {
+        (task, recipe)
+        for task in ("single", "coref", "overall")
+        for recipe in ("full", "naive", "direct", "reuse")
+    }
+    for row in rows:
+        assert set(FIELDS) <= set(row)
+    full = [row for row in rows if row["recipe"] == "full"]
+    assert all(row["score"] == row["full_score"] and row["agreement"] == 1 and row["kl"] == 0 for row in full)
+
+
+def test_recomputing_everything_is_full_attention(command):
+    rows = json.loads(command(*FEW, "--recipe", "reuse", "--ratio", "1", "--json").stdout)
+    (all_rows,) = [
+        row for row in rows if (row["task"], row["recipe"], row["ratio"]) == ("overall", "reuse", 1)
+    ]
+    assert all_rows["agreement"] == 1
+    assert all_rows["kl"] < 1e-9
+
+
+def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_goes_on_from_there(command, tmp_path):
+    folder = tmp_path / "results"
+    first = command(*FEW, "--output", folder)
+    assert "coref" in first.stdout
+    page = (folder / "report.html").read_text("utf-8")
+    assert "data:image/png;base64" in page
+    assert list(folder.glob("*.png"))
+    outcomes = (folder / "outcomes.jsonl").read_text("utf-8")
+
+    (folder / "outcomes.jsonl").write_text(outcomes[: len(outcomes) // 2], "utf-8")
+    command(*FEW, "--output", folder)
+    again = (folder / "outcomes.jsonl").read_text("utf-8")
+    assert found_out(again) == found_out(outcomes)
+
+
+def found_out(journal: str) -> list[str]:
+    """Its lines without the times, which no two runs share."""
+    lines = [json.loads(line) for line in journal.split("\n")[:-1]]
+    return sorted(json.dumps({name: line[name] for name in line if name != "took_s"}) for line in lines)
+
+
+def test_the_page_has_the_command_with_what_the_environment_said(command, tmp_path):
+    command(*FEW, "--output", tmp_path / "results", KVWEAVE_DTYPE="float32", KVWEAVE_DEVICE="cpu")
+    rows = json.loads((tmp_path / "results" / "rows.json").read_text("utf-8"))
+    told = rows["about"]["command"]
+    assert told.startswith("kvweave eval --samples 2 --task single")
+    assert told.endswith("--dtype float32 --device cpu")
+
+
+def test_few_prompts_and_ratios_that_do_not_apply_are_said(command):
+    told = command(*FEW, "--recipe", "naive", "--ratio", "0", "--ratio", "0.3", "--json")
+    assert "Some figures rest on 2 prompts; below 200" in told.stderr
+    assert "--ratio 0.3 does not apply to naive, which select no tokens" in told.stderr
+    assert {row["ratio"] for row in json.loads(told.stdout) if row["recipe"] == "naive"} == {0}
+
+
+def test_prompts_that_are_too_long_are_left_out_and_said(command, tmp_path):
+    (tmp_path / "data.jsonl").write_text(HOTPOT + HOTPOT.replace("It is here. ", "It is here. " * 9000))
+    told = command("eval", "--longbench", tmp_path / "data.jsonl", "--recipe", "reuse", "--quiet", "--json")
+    assert "1 of 2 prompts are left out" in told.stderr
+    assert {row["samples"] for row in json.loads(told.stdout)} == {1}
+
+
+def test_selection_says_which_tokens_matter(command, tmp_path):
+    told = command(*SELECTION, "--output", tmp_path / "selection")
+    assert "auxiliary" in told.stdout
+    assert "Some figures rest on 1 prompt; below 200" in told.stderr
+    assert (tmp_path / "selection" / "selection.json").exists()
+    assert list((tmp_path / "selection").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--task", "nothing"), "single, multikey"),
+        (("--recipe", "nothing"), "full, naive"),
+        (("--suite", "nothing"), "quick, full"),
+        (("--split", "nothing"), "train, dev, test"),
+        (("--haystack", "/nowhere"), "/nowhere is not a folder"),
+        (("--context-tokens", "64", "--task", "commonwords"), "longer context"),
+        (("--ruler", "/nowhere.jsonl"), "/nowhere.jsonl"),
+        (
+            ("--ruler", "/nowhere.jsonl", "--task", "coref", "--context-tokens", "256"),
+            "--task, --context-tokens: only for",
+        ),
+        (
+            ("--longbench", "/a", "--split", "dev", "--seed", "0", "--haystack", "/b"),
+            "--split, --seed, --haystack: only for",
+        ),
+        (("--overlap", "50"), "--overlap: only for --ruler and --longbench"),
+        (("selection",), "--samples, --quiet: it would be ignored before `selection`"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_with_what_could(command, flags, said):
+    refused = command("eval", "--samples", "1", "--quiet", *flags, code=1)
+    assert said in " ".join(refused.stderr.split())

@@ -1,0 +1,77 @@
+"""What is trained, on what, for how long: the reference model's shape and the stages of its training."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from training.initialize import initialize
+from training.rows import Shape
+
+VOCABULARY = 4096
+CONTEXT, THETA = 4096, 100_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Steps on rows of one shape.
+
+    Attributes:
+        steps: how many.
+        shape: of the rows.
+        rows: per step, shared out among the processes.
+        copying: share of rows that only repeat, once repetition is learned.
+        rate: learning rate before the common decay.
+        hinting: weight of the hints.
+    """
+
+    steps: int
+    shape: Shape
+    rows: int
+    copying: float
+    rate: float
+    hinting: float = 0.0
+
+
+PLAN = (
+    Stage(600, Shape(144, 176, (2, 2), (32, 64), 0.0, 0.9), 20, 0.12, 1e-3),
+    Stage(600, Shape(144, 176, (2, 2), (32, 64), 0.0, 0.6), 20, 0.12, 1e-3, 0.3),
+    Stage(2600, Shape(208, 240, (2, 3), (48, 72), 0.0, 0.3), 14, 0.10, 1e-3, 0.3),
+    Stage(4200, Shape(768, 384, (4, 9), (48, 128), 0.3, 0.05), 6, 0.08, 1e-3, 0.2),
+    Stage(1500, Shape(2176, 512, (12, 27), (48, 128), 0.5, 0.0), 2, 0.04, 1e-3, 0.1),
+)
+EARLIER = 0.15  # share of steps on the shape of the stage before
+WARM_STEPS, DECAY_FROM = 100, 0.7
+
+
+def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
+    """The reference model before training."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=256,
+            intermediate_size=384,
+            num_hidden_layers=8,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-5,
+            rope_parameters={"rope_type": "default", "rope_theta": THETA},
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    initialize(model, seed)
+    return model
+
+
+def pace(step: int, steps: int) -> float:
+    """Share of a stage's learning rate: warm-up, constant, then linear to almost nothing."""
+    if step < WARM_STEPS:
+        return (step + 1) / WARM_STEPS
+    return min(1.0, max(0.02, (1 - step / steps) / (1 - DECAY_FROM)))
