@@ -184,7 +184,12 @@ class Writer:
                 facts += [sentence for piece in draft.pieces for sentence in _sentences(piece)]
         haystack = training_haystack()
         natural = (haystack.passage(rng, tokens, self._count) for tokens in layout.room)
-        return Document(layout.chunks(natural), questions, facts, refers)
+        texts = [self._as_cut(text) for text in layout.chunks(natural)]
+        return Document(texts, questions, facts, refers)
+
+    def _as_cut(self, text: str) -> str:
+        """A chunk of a real document begins or ends with the line ends it was cut at."""
+        return self._rng.choice(("", "", "\n")) + text + self._rng.choice(("", "", "\n", "\n\n"))
 
     def _around_cut(self, first: str, then: str) -> tuple[list[str], list[str]]:
         """The two sentences, now and then one of the haystack between them, before the cut or behind it."""

@@ -57,7 +57,7 @@ def test_now_and_then_a_sentence_of_the_haystack_stands_at_a_cut(monkeypatch):
     apart = []
     for document in documents(6, 100, chunks=5, sizes=(100, 128)):
         pairs = zip(document.facts[::2], document.facts[1::2], strict=True)
-        text = "|".join(document.chunks)
+        text = "|".join(chunk.strip() for chunk in document.chunks)
         for first, then in pairs:
             between = text[text.index(first) + len(first) : text.index(then)]
             if between != " ":  # not one of those inside a chunk

@@ -6,7 +6,7 @@ from pathlib import Path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 CHUNK_TOKENS = 80  # within what the reference model was trained on
-TOP_K = 6
+TOP_K = 4
 
 
 @dataclass(frozen=True, slots=True)
