@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
@@ -36,9 +35,10 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.template import SEPARATOR
 from training.documents import Document, Writer
 from training.network import hidden_states, question_attention, rotation
-from training.vocabulary import SPECIAL, training_texts
+from training.plan import THETA, configuration
+from training.vocabulary import learned
 
-VOCABULARY, THETA = 2048, 100_000.0
+VOCABULARY = 2048
 STEPS, DOCUMENTS, QUESTIONS = 1500, 3, 12
 RATE, WARM_STEPS = 1e-3, 100
 REFERENCE_SHAPE, AUXILIARY_SHAPE = (768, 320), (1024, 400)  # context and question tokens of a row
@@ -50,38 +50,14 @@ def learn_vocabulary(seed: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(training_texts(seed), trainer)
-    pad, bos, eos = SPECIAL
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, bos_token=bos, eos_token=eos)
+    return learned(tokenizer, VOCABULARY, seed)
 
 
 def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
     """The auxiliary model before training: three narrow layers."""
     torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=192,
-            intermediate_size=384,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=48,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
-            rms_norm_eps=1e-5,
-            rope_parameters={"rope_type": "default", "rope_theta": THETA},
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    shape = {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 48}
+    return LlamaForCausalLM(configuration(tokenizer, max_position_embeddings=8192, **shape))
 
 
 @dataclass(slots=True)

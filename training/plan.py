@@ -45,27 +45,27 @@ EARLIER = 0.15  # share of steps on the shape of the stage before
 WARM_STEPS, DECAY_FROM = 100, 0.7
 
 
+def configuration(tokenizer: Any, **shape: int) -> LlamaConfig:
+    """What both shipped models have in common, with sizes of their own."""
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **shape,
+    )
+
+
 def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
     """The reference model before training."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=256,
-            intermediate_size=384,
-            num_hidden_layers=8,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=64,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True,
-            rms_norm_eps=1e-5,
-            rope_parameters={"rope_type": "default", "rope_theta": THETA},
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    shape = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 8, "head_dim": 64}
+    model = LlamaForCausalLM(configuration(tokenizer, max_position_embeddings=CONTEXT, **shape))
     initialize(model, seed)
     return model
 

@@ -1,7 +1,7 @@
 """Train the reference model from a seed: `python -m training.train FOLDER`. Interrupted, the same command goes on.
 
 On a CPU one single-threaded process per core, gradients averaged; on a GPU one process. Every step's rows come from
-(seed, rank, step), so a resumed run makes the same rows as one that was never stopped.
+(seed, step, row), so a resumed run makes the same rows as one that was never stopped.
 """
 
 import argparse
@@ -115,8 +115,7 @@ class Trainer:
     def _targets(self, rows: Rows) -> Tensor:
         """Places before a target, always equally many; answers first, then what language modelling gets."""
         wanted = int(rows.ids.numel() * TARGETS)
-        flat = rows.weights.flatten().clone()
-        flat[:: rows.ids.shape[1]] = 0
+        flat = rows.weights.flatten()
         draw = torch.rand(len(flat), generator=torch.Generator().manual_seed(self.step))
         first = (rows.tasks.flatten() > 0) | ((flat > 0.2) & (rows.tasks.flatten() != 0))
         score = torch.where(flat > 0, draw + first.float(), draw - 2.0)

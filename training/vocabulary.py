@@ -30,6 +30,11 @@ def learn(size: int, seed: int = 0) -> PreTrainedTokenizerFast:
         ]
     )
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return learned(tokenizer, size, seed)
+
+
+def learned(tokenizer: Tokenizer, size: int, seed: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE, its pre-tokenizer and decoder given, with its merges learned and its special tokens named."""
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=list(SPECIAL),
