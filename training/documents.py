@@ -38,7 +38,7 @@ SHARES = {
     "twohop": 1.3,
     "coref": 2.2,
     "contradiction": 2.2,
-    "order": 1.6,
+    "order": 2.0,
 }
 
 SEPARATION = 0.35  # how often a haystack sentence stands beside the cut, between two that belong together

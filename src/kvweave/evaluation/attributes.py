@@ -24,6 +24,8 @@ STATED: Phrases = {
         "{k} [can be reached with|was told to use|is listed with] the {a} {v}.",
         "[According to the list|In the files|As far as we know], the {a} of {k} was {v}.",
         "The {a} that {k} uses is {v}.",
+        "[On the card|In the book|In the notes] the {a} [of|for] {k} [is|reads] {v}.",
+        "[They|We] [told|sent|handed] {k} the {a} {v}.",
     ),
     DEV: (
         "The {a} on record for {k} is {v}.",
@@ -54,6 +56,9 @@ ASKED: Phrases = {
         "What is the {a} that {k} uses?",
         "[Do you know|Do you remember|Do the notes give] the {a} of {k}?",
         "Under which {a} is {k} listed?",
+        "[Could you|Please] [give|tell|find] me the {a} of {k}.",
+        "What {a} [is on record for|is noted for|goes with] {k}?",
+        "Which {a} [goes with|is noted for|did they give] {k}?",
     ),
     DEV: ("Which {a} belongs to {k}?", "Please give the {a} of {k}."),
     TEST: ("What is the {a} for {k}?", "Which {a} was given to {k}?", "Can you tell me the {a} of {k}?"),

@@ -23,6 +23,10 @@ CORRECTED: Phrases = {
         "It was [later|soon|recently] changed to {v}.",
         "From [now|today] on please use {v}.",
         "[Somebody|The office] changed it to {v}.",
+        "[No|Sorry|Wait], it [is|reads|must be] {v}.",
+        "[This|That|The entry] [has changed|was replaced|is no longer valid]: it is {v} [now|today].",
+        "[Correction|Update|Note]: [by now it is|it became|it reads|it was set to] {v}.",
+        "[It was a mistake|They made a mistake|This is no longer true], it is {v}.",
     ),
     DEV: ("That was wrong, it should be {v}.",),
     TEST: ("Correction: it is {v} now.", "That is out of date, it was changed to {v}."),
@@ -31,7 +35,10 @@ CORRECTED: Phrases = {
 
 
 def write(world: World, *, revised: int = REVISED, kept: int = KEPT) -> Draft:
-    """`revised` facts told twice with different values, `kept` facts told once; a revised one is asked for."""
+    """`revised` facts told twice with different values, `kept` facts told once; a revised one is asked for.
+
+    A full answer says what it was, and then what it is.
+    """
     attribute = world.rng.choice(WORDS)
     draft = Draft()
     for number in range(revised + kept):
@@ -49,5 +56,5 @@ def write(world: World, *, revised: int = REVISED, kept: int = KEPT) -> Draft:
             correction = world.phrase(CORRECTED).format(v=later)
             draft.pieces.append(AcrossCut(told, correction))
             draft.refers[correction] = name
-        draft.ask(NAME, world.phrase(ASKED).format(a=attribute, k=name), later)
+        draft.ask(NAME, world.phrase(ASKED).format(a=attribute, k=name), later, reply=f"{value}, {later}")
     return draft

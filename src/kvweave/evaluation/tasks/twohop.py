@@ -89,6 +89,8 @@ ASKED: Phrases = {
         "[Tell me|Look up|I want to know] the treasure of the {r} of {q}.",
         "Which treasure does the {r} of {q} [keep|have|guard]?",
         "What does the {r} of {q} [keep|guard|carry]?",
+        "What treasure [has the {r} of {q}|does the {r} of {q} guard]?",
+        "Which treasure is [kept|guarded|owned] by the {r} of {q}?",
     ),
     DEV: ("Name the treasure of the {r} of {q}.",),
     TEST: ("Which treasure belongs to the {r} of {q}?", "What treasure does the {r} of {q} keep?"),
