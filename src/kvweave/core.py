@@ -3,6 +3,7 @@
 Tensor letters: L layers, G KV heads, S stored tokens, D head width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -120,6 +121,29 @@ class ChunkKV:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkNote:
+    """What was recorded about a chunk beside its KV: which of its tokens sum it up, how far its KV moved, ….
+
+    `tensors` are of any shape, float32, bfloat16, float16, int32, int64 or uint8; a name is lower-case letters,
+    digits and underscores, beginning with a letter. They may be read-only views of a mapped file: nobody
+    writes to them. `token_ids` are the chunk's S tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def tokens(self) -> int:
+        """S, the number of tokens."""
+        return len(self.token_ids)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFingerprint:
     """What stored KV depends on. `digest` covers the other digests, so equal digest means interchangeable KV.
 
@@ -136,16 +160,17 @@ class ModelFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How an entry's KV was made: the pass it came out of.
+    """How a chunk's KV, or a note about it, was made: the pass it came out of.
 
-    `kind` is one of bare, isolated, observed (a label: two kinds with the same context are one entry).
-    `context` are the digests of what stood before it in that pass, from the prompt's first token on, the
-    shared system prefix first, then one digest per earlier chunk. `exact` is the taint flag: true only
-    when every row before it in the pass was itself exact or freshly computed. `rope_regime` names the
-    scaling the pass ran under, for models whose frequencies depend on the length.
+    `kind` names the way: bare, isolated, observed, similar-10, …; lower-case words, digits from the second on
+    (the store checks it). Of exact KV it is a label only: two kinds with the same context are one entry. Of
+    all else it tells entries apart. `context` are the digests of what stood before it in that pass, from the
+    prompt's first token on, the shared system prefix first, then one digest per earlier chunk. `exact` is the
+    taint flag: true only when every row before it in the pass was itself exact or freshly computed.
+    `rope_regime` names the scaling the pass ran under, for models whose frequencies depend on the length.
     """
 
-    kind: Literal["bare", "isolated", "observed"]
+    kind: str
     context: tuple[str, ...]
     exact: bool = True
     rope_regime: str = "fixed"

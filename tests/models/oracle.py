@@ -8,16 +8,19 @@ from kvweave.models.rotary import Rotation
 
 
 class ScatterLayer(DynamicLayer):
-    """Writes the rows of a pass into full-length tensors that were filled beforehand."""
+    """Writes the rows of a pass, or only those in `written`, into full-length tensors that were filled beforehand."""
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor) -> None:
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, written: torch.Tensor
+    ) -> None:
         super().__init__()
         self.keys, self.values, self.rows = keys.clone(), values.clone(), rows
+        self.kept = torch.isin(rows, written)
         self.is_initialized = True
 
     def update(self, key_states, value_states, *args, **kwargs):
-        self.keys.index_copy_(2, self.rows, key_states)
-        self.values.index_copy_(2, self.rows, value_states)
+        self.keys[:, :, self.rows[self.kept]] = key_states[:, :, self.kept]
+        self.values[:, :, self.rows[self.kept]] = value_states[:, :, self.kept]
         return self.keys, self.values
 
 
@@ -44,9 +47,20 @@ def full_prefill(
 
 
 def partial_prefill(
-    model: PreTrainedModel, ids: list[int], rows: torch.Tensor, held: list[tuple[torch.Tensor, torch.Tensor]]
+    model: PreTrainedModel,
+    ids: list[int],
+    rows: torch.Tensor,
+    held: list[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    written: list[torch.Tensor] | None = None,
+    rotary: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Last logits of a pass over `rows`, the other positions' rotated K,V given in `held`."""
+    """Last logits of a pass over `rows`, the other positions' rotated K,V given in `held`.
+
+    `written` lists per layer the rows that replace what is held (all), `rotary` the positions of all tokens where
+    they are not their indices.
+    """
+    written = written or [rows] * len(held)
     window = getattr(model.config, "sliding_window", None)
     positions = torch.arange(len(ids))
     causal = positions[None, :] <= rows[:, None]
@@ -62,9 +76,11 @@ def partial_prefill(
     with torch.no_grad():
         out = model(
             torch.tensor([ids])[:, rows],
-            position_ids=rows[None],
+            position_ids=(rows if rotary is None else rotary[rows])[None],
             attention_mask=mask,
-            past_key_values=Cache(layers=[ScatterLayer(k, v, rows) for k, v in held]),
+            past_key_values=Cache(
+                layers=[ScatterLayer(k, v, rows, w) for (k, v), w in zip(held, written, strict=True)]
+            ),
             use_cache=True,
             logits_to_keep=1,
         )

@@ -9,7 +9,7 @@ from oracle import partial_prefill
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention_probe import AttentionProbe
 from kvweave.models.canvas import PlacedSpan
-from kvweave.ops import scores
+from kvweave.ops import logits
 from kvweave.testing import tiny_adapter, tiny_model
 
 N = 60
@@ -106,7 +106,7 @@ def test_many_rows_are_taken_in_blocks_with_the_same_result(monkeypatch):
     adapter = tiny_adapter()
     whole = AttentionProbe(torch.arange(N))
     probed(adapter, torch.arange(N), whole)
-    monkeypatch.setattr(scores, "MAX_LOGITS", 7 * 4 * N)
+    monkeypatch.setattr(logits, "MAX_LOGITS", 7 * 4 * N)
     blocks = AttentionProbe(torch.arange(N))
     probed(adapter, torch.arange(N), blocks)
     torch.testing.assert_close(blocks.weights, whole.weights)

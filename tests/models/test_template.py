@@ -1,7 +1,7 @@
 """Prompts as ids: cut where storage needs it, whatever the tokenizer."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvweave.core import Document, Prompt
@@ -18,6 +18,7 @@ NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no syst
 
 
 @pytest.mark.parametrize("template", [None, CHAT, NO_SYSTEM])
+@settings(deadline=None)
 @given(chunks=st.lists(st.text(max_size=20), max_size=3), question=st.text(max_size=20))
 def test_spans_cover_the_prompt_and_chunks_keep_their_ids(template, chunks, question):
     rendered = PromptTemplate(tiny_tokenizer(template))

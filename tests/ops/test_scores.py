@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.ops import scores
+from kvweave.ops import logits
 from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference
 from kvweave.ops.scores import kv_deviation, mean_attention, residual_norms, top_tokens
 
@@ -57,7 +57,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     query, keys = torch.randn(1, HEADS, 9, WIDTH), torch.randn(1, KV_HEADS, 12, WIDTH)
     rows = torch.arange(3, 12)
     whole = mean_attention(query, rows, keys, scaling=1.0)
-    monkeypatch.setattr(scores, "MAX_LOGITS", 2 * HEADS * 12)
+    monkeypatch.setattr(logits, "MAX_LOGITS", 2 * HEADS * 12)
     torch.testing.assert_close(mean_attention(query, rows, keys, scaling=1.0), whole)
 
 

@@ -1,17 +1,20 @@
 """Entries for the tests, made from a seed so that any process can make the same ones, and child processes."""
 
 import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
-from kvweave.core import ChunkKV, Making, ModelFingerprint
+from kvweave.core import ChunkKV, ChunkNote, Making, ModelFingerprint
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.keys import digest_tokens
 
 SYSTEM = "5" * 32
 ISOLATED = Making("isolated", (SYSTEM,))
+DIGEST = Making("digest-12", (SYSTEM,), exact=False)
 
 
 def fingerprint(digest: str = "a" * 32, name: str = "tiny") -> ModelFingerprint:
@@ -25,6 +28,18 @@ def chunk(seed: int, tokens: int = 5, dtype: torch.dtype = torch.float32, layers
     generator = torch.Generator().manual_seed(seed)
     kv = torch.randn(layers, 2, 1, tokens, 4, generator=generator).to(dtype)
     return ChunkKV(tuple(range(seed * 1000, seed * 1000 + tokens)), kv)
+
+
+def note(seed: int, tokens: int = 5) -> ChunkNote:
+    """A note about `chunk(seed, tokens)`."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "kept": torch.arange(0, tokens, 2, dtype=torch.int32),
+        "moved": torch.randn(2, tokens, generator=generator),
+        "scale": torch.tensor(seed / 3, dtype=torch.bfloat16),
+        "mask": torch.ones(tokens, dtype=torch.uint8),
+    }
+    return ChunkNote(tuple(range(seed * 1000, seed * 1000 + tokens)), tensors)
 
 
 def put(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED, *context_chunks: str) -> bool:
@@ -46,6 +61,36 @@ def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
         and found.kv.dtype == expected.kv.dtype
         and torch.equal(found.kv, expected.kv)
     )
+
+
+def put_note(store: ChunkStore, one: ChunkNote, making: Making = DIGEST, *context_chunks: str) -> bool:
+    return store.put_note(MODEL, one, making, [digest_tokens(one.token_ids), *context_chunks])
+
+
+def get_note(store: ChunkStore, one: ChunkNote, making: Making = DIGEST) -> ChunkNote | None:
+    return store.find_notes(MODEL, [(one.token_ids, making)])[0]
+
+
+def same_note(found: ChunkNote | None, expected: ChunkNote) -> bool:
+    return (
+        found is not None
+        and found.token_ids == expected.token_ids
+        and found.tensors.keys() == expected.tensors.keys()
+        and all(
+            found.tensors[name].dtype == tensor.dtype and torch.equal(found.tensors[name], tensor)
+            for name, tensor in expected.tensors.items()
+        )
+    )
+
+
+@contextmanager
+def statements(store: ChunkStore) -> Iterator[list[str]]:
+    """The SQL statements that this thread sends inside the block."""
+    sent: list[str] = []
+    connection = store._database._session().connection
+    connection.set_trace_callback(sent.append)
+    yield sent
+    connection.set_trace_callback(None)
 
 
 def entry_files(folder: Path) -> list[Path]:

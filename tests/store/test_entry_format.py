@@ -6,23 +6,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from store_samples import ISOLATED, SYSTEM, chunk, same
+from store_samples import DIGEST, ISOLATED, SYSTEM, chunk, note, same, same_note
 
-from kvweave.core import ChunkKV, Making
+from kvweave.core import ChunkKV, ChunkNote, Making
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreTooNew
 from kvweave.store import format as entry_format
-from kvweave.store.format import encode_entry, open_entry, read_entry, write_entry
+from kvweave.store.format import Content, encode_entry, open_entry, read_entry, write_entry
 from kvweave.store.keys import EntryKey, digest_tokens
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+NOTE_DTYPES = [*DTYPES, torch.int32, torch.int64, torch.uint8]
+SMALL: list[Content] = [
+    ChunkKV((3, 4), torch.randn(2, 2, 1, 2, 2, dtype=torch.float32).to(torch.bfloat16)),
+    note(1, tokens=2),
+]
 
 
-def key_of(kv: ChunkKV, making: Making = ISOLATED) -> EntryKey:
-    return EntryKey("default", "a" * 32, digest_tokens(kv.token_ids), making)
+def key_of(content: Content, making: Making | None = None) -> EntryKey:
+    tokens = digest_tokens(content.token_ids)
+    if isinstance(content, ChunkKV):
+        return EntryKey("default", "a" * 32, tokens, making or ISOLATED)
+    return EntryKey("default", "a" * 32, tokens, making or DIGEST, "note")
 
 
-def written(path: Path, kv: ChunkKV) -> Path:
-    write_entry(path, encode_entry(key_of(kv), "tiny", kv, ["source"]))
+def written(path: Path, content: Content) -> Path:
+    write_entry(path, encode_entry(key_of(content), "tiny", content, ["source"]))
     return path
 
 
@@ -59,6 +67,36 @@ def test_any_shape_round_trips_and_is_aligned(
     assert found.kv.data_ptr() % 64 == 0
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    forms=st.dictionaries(
+        st.sampled_from(["a", "b", "c_1", "keys", "token_ids_", "kvs"]),
+        st.tuples(st.sampled_from(NOTE_DTYPES), st.lists(st.integers(0, 4), max_size=3)),
+    ),
+    tokens=st.integers(0, 5),
+    strided=st.booleans(),
+)
+def test_any_note_round_trips_and_is_aligned(
+    tmp_path_factory: pytest.TempPathFactory,
+    forms: dict[str, tuple[torch.dtype, list[int]]],
+    tokens: int,
+    strided: bool,
+) -> None:
+    tensors = {name: (100 * torch.randn(shape)).to(dtype) for name, (dtype, shape) in forms.items()}
+    if strided:
+        tensors = {name: tensor.permute(tuple(range(tensor.dim()))[::-1]) for name, tensor in tensors.items()}
+    one = ChunkNote(tuple(range(tokens)), tensors)
+    path = tmp_path_factory.mktemp("entry") / "entry"
+    entry = encode_entry(key_of(one), "tiny", one, [])
+    write_entry(path, entry)
+    assert path.stat().st_size == entry.bytes
+    found = read_entry(path, key_of(one), one.token_ids)
+    assert isinstance(found, ChunkNote)
+    assert same_note(found, one)
+    assert all(t.data_ptr() % t.element_size() == 0 for t in found.tensors.values() if t.numel())
+    assert load_file(path).keys() == {"token_ids", *tensors}
+
+
 def test_the_file_is_ordinary_safetensors(tmp_path: Path) -> None:
     kv = chunk(1)
     tensors = load_file(written(tmp_path / "entry", kv))
@@ -86,10 +124,10 @@ def test_what_the_file_says_about_itself_is_kept(tmp_path: Path) -> None:
     assert (stored.key, stored.model_name, stored.sources) == (key, "some/model", ("one", "two"))
 
 
-def test_every_single_flipped_bit_is_detected(tmp_path: Path) -> None:
-    kv = ChunkKV((3, 4), torch.randn(2, 2, 1, 2, 2, dtype=torch.float32).to(torch.bfloat16))
-    key = key_of(kv)
-    path = written(tmp_path / "entry", kv)
+@pytest.mark.parametrize("content", SMALL, ids=["kv", "note"])
+def test_every_single_flipped_bit_is_detected(tmp_path: Path, content: Content) -> None:
+    key = key_of(content)
+    path = written(tmp_path / "entry", content)
     whole = path.read_bytes()
     unnoticed = []
     for bit in range(len(whole) * 8):
@@ -97,24 +135,24 @@ def test_every_single_flipped_bit_is_detected(tmp_path: Path) -> None:
         altered[bit // 8] ^= 1 << bit % 8
         path.write_bytes(altered)
         try:
-            read_entry(path, key, kv.token_ids)
+            read_entry(path, key, content.token_ids)
         except DamagedEntry:
             continue
         unnoticed.append(bit)
     assert not unnoticed
 
 
-def test_every_truncation_is_detected(tmp_path: Path) -> None:
-    kv = chunk(1)
-    path = written(tmp_path / "entry", kv)
+@pytest.mark.parametrize("content", SMALL, ids=["kv", "note"])
+def test_every_truncation_is_detected(tmp_path: Path, content: Content) -> None:
+    path = written(tmp_path / "entry", content)
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(DamagedEntry):
-            read_entry(path, key_of(kv), kv.token_ids)
+            read_entry(path, key_of(content), content.token_ids)
     path.write_bytes(whole + b"\0")
     with pytest.raises(DamagedEntry):
-        read_entry(path, key_of(kv), kv.token_ids)
+        read_entry(path, key_of(content), content.token_ids)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"PK\x03\x04" + b"x" * 500, b"{}", b"\xff" * 64])
@@ -192,3 +230,19 @@ def test_what_cannot_be_stored_is_refused(tensor: torch.Tensor) -> None:
     kv = ChunkKV(tuple(range(5)), tensor)
     with pytest.raises(InvalidRequest, match="kv has"):
         encode_entry(key_of(kv), "tiny", kv, [])
+
+
+@pytest.mark.parametrize(
+    "name", ["kv", "token_ids", "Kept", "", "1st", "a-b", "a b", "__metadata__", "kept\n"]
+)
+def test_a_note_with_another_name_is_refused(name: str) -> None:
+    one = ChunkNote((1, 2), {name: torch.zeros(2)})
+    with pytest.raises(InvalidRequest, match="a note's tensor is named"):
+        encode_entry(key_of(one), "tiny", one, [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bool, torch.int16])
+def test_a_note_of_another_dtype_is_refused(dtype: torch.dtype) -> None:
+    one = ChunkNote((1, 2), {"kept": torch.zeros(2, dtype=dtype)})
+    with pytest.raises(InvalidRequest, match=r"kept has dtype .* may hold float32, bfloat16"):
+        encode_entry(key_of(one), "tiny", one, [])

@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvweave.core import Making
+from kvweave.errors import InvalidRequest
 from kvweave.store.keys import EntryKey, digest_tokens
 
 KEY = EntryKey("default", "a" * 32, digest_tokens([1, 2, 3]), Making("isolated", ("s", "t")))
@@ -20,12 +22,13 @@ def test_token_digest_is_pinned() -> None:
     assert KEY.digest == "3b585026b0a8eca24ae132e65d04d040"
 
 
-def test_every_field_but_the_label_changes_the_key() -> None:
+def test_every_field_but_the_label_changes_the_key_of_exact_kv() -> None:
     made = KEY.making
     others = [
         replace(KEY, namespace="other"),
         replace(KEY, model="b" * 32),
         replace(KEY, tokens=digest_tokens([1, 2])),
+        replace(KEY, content="note"),
         replace(KEY, making=replace(made, exact=False)),
         replace(KEY, making=replace(made, rope_regime="long")),
         replace(KEY, making=replace(made, context=("s",))),
@@ -37,3 +40,25 @@ def test_every_field_but_the_label_changes_the_key() -> None:
     assert len(digests) == len(others)
     assert KEY.digest not in digests
     assert replace(KEY, making=replace(made, kind="observed")).digest == KEY.digest
+
+
+def test_the_kind_tells_apart_what_its_context_does_not_settle() -> None:
+    kinds = ["isolated", "observed", "similar-10", "similar-5", "following-1"]
+    tainted = [replace(KEY, making=replace(KEY.making, kind=kind, exact=False)) for kind in kinds]
+    notes = [replace(key, content="note") for key in tainted]
+    exact_notes = [replace(KEY, making=replace(KEY.making, kind=kind), content="note") for kind in kinds]
+    digests = {key.digest for key in (KEY, *tainted, *notes, *exact_notes)}
+    assert len(digests) == 1 + 3 * len(kinds)
+
+
+@pytest.mark.parametrize("kind", ["bare", "similar-10", "following-1", "digest-12.5", "layer-13b-keys"])
+def test_kinds_are_words_joined_by_hyphens(kind: str) -> None:
+    assert replace(KEY, making=Making(kind, ())).making.kind == kind
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "Bare", "similar10", "similar_10", "-10", "similar-", "a--b", "a b", "bare\n"]
+)
+def test_another_kind_is_refused(kind: str) -> None:
+    with pytest.raises(InvalidRequest, match="does not name a kind"):
+        replace(KEY, making=Making(kind, ()))

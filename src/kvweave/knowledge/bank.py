@@ -21,7 +21,7 @@ from kvweave.core import Chunk
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
 from kvweave.knowledge.index_errors import told_as_store_errors
 from kvweave.knowledge.rows import Found, arrow_table, table_schema
-from kvweave.knowledge.search import hybrid_search, in_list
+from kvweave.knowledge.search import hybrid_search, in_list, nearest_texts
 
 __all__ = ["GRACE_S", "ChunkBank", "Found"]
 
@@ -104,6 +104,11 @@ class ChunkBank:
             visible: the versions whose rows count (`Shelf.visible`).
         """
         return hybrid_search(self._table, question, vector, k, visible)
+
+    @told_as_store_errors()
+    def nearest(self, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]) -> list[str]:
+        """The texts of the k chunks nearest in meaning to a vector (dimensions,), nearest first, each text once."""
+        return nearest_texts(self._table, vector, k, visible)
 
     @told_as_store_errors()
     def texts(self, row_ids: Sequence[str]) -> dict[str, str]:

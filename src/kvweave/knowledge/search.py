@@ -51,6 +51,16 @@ def hybrid_search(
     return sorted(found, key=lambda one: (-one.score, one.source, one.position))[:k]
 
 
+def nearest_texts(
+    table: Any, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
+) -> list[str]:
+    """The k different texts nearest to a vector by meaning alone, nearest first; arguments as above."""
+    if not visible or k < 1:
+        return []
+    rows = _visible_rows(lambda limit, where: _by_vector(table, vector, limit, where), k, visible)
+    return [row["text"] for row in rows]
+
+
 def fuse_rankings(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
     """Reciprocal rank fusion: each name scores the sum of 1 / (60 + rank), rank from 1, over the rankings."""
     scores: dict[str, float] = defaultdict(float)

@@ -1,32 +1,37 @@
 """A Hugging Face model as kvweave uses it: unmodified, run over chosen rows of a prompt.
 
-Three things are asked of a model: compute rows of a canvas, make a chunk's KV, take one decoding step.
-Knows nothing of stores, recipes or documents.
+Three things are asked of a model: compute rows of a canvas, make a chunk's KV, take one decoding step; the first
+and the last for several requests at once too. Knows nothing of stores, recipes or documents.
 """
 
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, suppress
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.core import ChunkKV, ModelFingerprint, TokenizedPrompt
-from kvweave.errors import PromptTooLong
+from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models import attention
 from kvweave.models.canvas import Canvas, PlacedSpan, RowCapture
 from kvweave.models.fingerprint import fingerprint
+from kvweave.models.narrowing import Narrowing, narrowed
+from kvweave.models.packing import Part
+from kvweave.models.passes import Passes, appended_plan
 from kvweave.models.probe import probe
-from kvweave.models.rotary import KeyWatch, rope_regime
+from kvweave.models.rotary import rope_regime
 from kvweave.models.template import PromptTemplate
+from kvweave.models.updates import PassOver, UpdateWatch
 
 
 class Adapter:
     """Wraps a loaded model and tokenizer.
 
-    Switches the model to kvweave's attention function, which outside our own passes calls the library's;
-    nothing else about the model changes. Raises UnsupportedModel if its KV cannot be represented.
+    Switches the model to kvweave's attention function, which outside our own passes calls the library's, and
+    hooks it so that a canvas with a continuation of its own is continued by it; nothing else about the model
+    changes. Raises UnsupportedModel if its KV cannot be represented.
     One pass runs at a time; the object may be shared between threads.
     """
 
@@ -38,6 +43,7 @@ class Adapter:
         self.tokenizer = tokenizer
         self.template = PromptTemplate(tokenizer)
         self.geometry, self.rotation = probe(model)
+        self._passes = Passes(model, self.rotation)
         self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
         self._lock = threading.RLock()
 
@@ -67,64 +73,99 @@ class Adapter:
                 "chunks (--top-k, --drop-chunks), or allow fewer answer tokens (--max-new-tokens)"
             )
 
-    def canvas(self, length: int, spans: Sequence[PlacedSpan] = ()) -> Canvas:
-        """A canvas over `length` prompt positions with stored spans placed on it."""
+    def canvas(
+        self, length: int, spans: Sequence[PlacedSpan] = (), positions: Tensor | None = None
+    ) -> Canvas:
+        """A canvas over `length` prompt positions with stored spans placed on it.
+
+        `positions` (length,) are the rotary positions of all prompt tokens where these are not 0 … length − 1. The
+        last must be the largest, since generated tokens continue behind it; else raises InvalidRequest.
+        """
         device = self.geometry.device
+        where = torch.arange(length) if positions is None else positions
+        _check_positions(where, length)
+        reach = int(where[-1]) + 1 if length else 0
         placed = tuple(span for span in spans if span.kv.tokens)
         runs = tuple(torch.arange(s.rope_start, s.rope_start + s.kv.tokens, device=device) for s in placed)
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
-        return Canvas(self.geometry.layers, length, placed, self.rotation.angles(runs, length, like))
+        angles = self.rotation.angles(runs, reach, like)
+        return Canvas(self.geometry.layers, length, placed, angles, where.to(device))
 
     def compute(
-        self, canvas: Canvas, token_ids: Sequence[int], plan: attention.RowPlan, *, capture: bool = False
+        self,
+        canvas: Canvas,
+        token_ids: Sequence[int],
+        plan: attention.RowPlan,
+        *,
+        capture: bool = False,
+        watch: UpdateWatch | None = None,
+        narrowing: Narrowing | None = None,
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) of `token_ids` (N,).
 
         Writes their K,V into the canvas; every row attends to all canvas positions up to its own. With
-        `capture`, `canvas.capture.kv` afterwards holds their unrotated K and V. Returns the logits of the
+        `capture`, `canvas.capture.kv` afterwards holds their unrotated K and V. `watch` is shown what every layer
+        is about to replace. `narrowing` may drop rows on the way; the last row stays. Returns the logits of the
         last row, (1, vocab).
         """
-        device = self.geometry.device
-        ids = torch.tensor(token_ids, device=device)[plan.rows]
-        watch = KeyWatch(self.rotation.module) if capture else None
-        with self._lock, torch.no_grad(), watch or nullcontext():
-            self.rotation.reset_lengths()
-            canvas.rows = plan.rows
-            canvas.capture = RowCapture(watch, self.geometry.layers, len(token_ids)) if watch else None
-            try:
-                out = self.model(
-                    input_ids=ids[None],
-                    position_ids=plan.rows[None],
-                    # Any 4D mask stops the library from building its own; our attention goes by the row plan.
-                    attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.geometry.dtype, device=device),
-                    past_key_values=canvas,
-                    use_cache=True,
-                    logits_to_keep=1,
-                    **{attention.ROWS_KEYWORD: plan},
-                )
-            finally:
-                canvas.rows = None
-        logits: Tensor = out.logits[:, -1]
-        return logits
+        part = self._part(canvas, token_ids, plan)
+        rotations = self._passes.rotation_watch() if capture or plan.wants_unrotated else None
+        canvas.capture = None
+        if capture and rotations is not None:
+            canvas.capture = RowCapture(rotations, self.geometry.layers, len(token_ids))
+        with self._lock, canvas.writing(plan.rows, watch), ExitStack() as stack:
+            if narrowing is not None:
+                stack.enter_context(narrowed(self.model, canvas, plan, narrowing))
+            return self._passes.run(part.ids, part.positions, canvas, plan, rotations)
+
+    def look(
+        self, canvas: Canvas, token_ids: Sequence[int], plan: attention.RowPlan, watch: UpdateWatch
+    ) -> None:
+        """Run a pass as `compute` does, for what `watch` sees of it; ends early where the watch raises PassOver.
+
+        Layers that ran have their rows in the canvas; the one that was ended at, and those after it, keep what they
+        held.
+        """
+        with suppress(PassOver):
+            self.compute(canvas, token_ids, plan, watch=watch)
+
+    def compute_packed(
+        self, requests: Sequence[tuple[Canvas, Sequence[int], attention.RowPlan]]
+    ) -> list[Tensor]:
+        """What `compute` does for each (canvas, token ids, plan), in one call of the model and without padding.
+
+        Requests whose lengths call for other rotary frequencies run in calls of their own. Returns each request's
+        logits of its last row, (1, vocab). Raises InvalidRequest if a canvas appears twice.
+        """
+        parts = [self._part(*request) for request in requests]
+        with self._lock, ExitStack() as stack:
+            for part in parts:
+                part.canvas.capture = None
+                stack.enter_context(part.canvas.writing(part.plan.rows))
+            return self._passes.run_packed(parts)
 
     def rows(self, rows: Tensor) -> attention.RowPlan:
         """A plan for plain causal attention of these prompt positions (T,), ascending."""
         return attention.RowPlan(rows.to(self.geometry.device), self.geometry.dtype)
 
-    def encode(self, token_ids: Sequence[int], prefix: ChunkKV | None = None) -> ChunkKV:
-        """Prefill a chunk behind a prefix and return the chunk's KV alone, keys unrotated.
+    def encode(self, token_ids: Sequence[int], *before: ChunkKV) -> ChunkKV:
+        """Prefill a chunk behind stored KV, one after the other, and return the chunk's KV alone, keys unrotated.
 
-        With `prefix` the system prompt's KV this is the `isolated` preparation (FusionRAG eq. 5), without it
-        `bare` (CacheClip §2.3).
+        Behind the system prompt's KV this is the `isolated` preparation (FusionRAG eq. 5), behind nothing `bare`
+        (CacheClip §2.3), behind the system prompt and other chunks `similar` (FusionRAG eq. 10).
         """
-        before = prefix.token_ids if prefix else ()
-        ids = (*before, *token_ids)
         if not token_ids:
             return self.empty_kv()
+        ids: tuple[int, ...] = ()
+        spans = []
+        for kv in before:
+            spans.append(PlacedSpan(kv, len(ids), len(ids)))
+            ids += kv.token_ids
+        start, ids = len(ids), (*ids, *token_ids)
         self.check_length(len(ids))
-        canvas = self.canvas(len(ids), [PlacedSpan(prefix, 0, 0)] if prefix else [])
-        self.compute(canvas, ids, self.rows(torch.arange(len(before), len(ids))), capture=True)
-        return self.captured(canvas, ids, len(before), len(ids))
+        canvas = self.canvas(len(ids), spans)
+        self.compute(canvas, ids, self.rows(torch.arange(start, len(ids))), capture=True)
+        return self.captured(canvas, ids, start, len(ids))
 
     def captured(self, canvas: Canvas, token_ids: Sequence[int], start: int, end: int) -> ChunkKV:
         """The KV of prompt positions `start:end` as the last capturing pass computed it; a copy of its own."""
@@ -139,27 +180,54 @@ class Adapter:
         return ChunkKV((), torch.empty(g.layers, 2, g.kv_heads, 0, g.head_width, dtype=g.dtype))
 
     def step(self, canvas: Canvas, token_id: int) -> Tensor:
-        """Append one token to the canvas; returns the logits that follow it, (1, vocab)."""
-        device = self.geometry.device
-        position = canvas.get_seq_length()
-        with self._lock, torch.no_grad():
-            self.rotation.reset_lengths()
-            out = self.model(
-                input_ids=torch.tensor([[token_id]], device=device),
-                position_ids=torch.tensor([[position]], device=device),
-                past_key_values=canvas,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        logits: Tensor = out.logits[:, -1]
-        return logits
+        """Append one token to the canvas; returns the logits that follow it, (1, vocab).
+
+        It stands behind the canvas' last position and attends by the canvas' continuation, if that has one. Raises
+        InvalidRequest where a canvas with positions or a continuation of its own outgrows the short frequencies of
+        a LongRoPE model; plain ones are computed anew then, see `outgrows`.
+        """
+        ids = torch.tensor([token_id], device=self.geometry.device)
+        with self._lock:
+            return self._passes.run(ids, canvas.positions_of(canvas.next_rows(1)), canvas)
+
+    def step_packed(self, steps: Sequence[tuple[Canvas, int]]) -> list[Tensor]:
+        """What `step` does for each (canvas, token id), in one call of the model; as `compute_packed`."""
+        parts = []
+        for canvas, token_id in steps:
+            row = canvas.next_rows(1)
+            plan = appended_plan(self.model, canvas, row) or self.rows(row)
+            ids = torch.tensor([token_id], device=self.geometry.device)
+            parts.append(Part(canvas, ids, canvas.positions_of(row), plan))
+        with self._lock:
+            return self._passes.run_packed(parts)
 
     def generate_kwargs(self, canvas: Canvas, prompt: TokenizedPrompt) -> dict[str, object]:
-        """Arguments for `model.generate` that continue from a computed canvas.
+        """Arguments for `model.generate` that continue from a computed canvas, by its positions and continuation.
 
         The last prompt position is left for `generate` to compute, since it would otherwise run the whole
         prompt again. The canvas is consumed: use it for one call.
         """
         canvas.hold(prompt.tokens - 1)
         ids = torch.tensor([prompt.token_ids], device=self.geometry.device)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": canvas}
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "position_ids": canvas.positions[None],
+            "past_key_values": canvas,
+        }
+
+    def _part(self, canvas: Canvas, token_ids: Sequence[int], plan: attention.RowPlan) -> Part:
+        ids = torch.tensor(token_ids, device=self.geometry.device)[plan.rows]
+        return Part(canvas, ids, canvas.positions_of(plan.rows), plan)
+
+
+def _check_positions(positions: Tensor, length: int) -> None:
+    if positions.shape != (length,):
+        raise InvalidRequest(
+            f"positions have shape {tuple(positions.shape)} for a prompt of {length} tokens; one each is needed"
+        )
+    if length and int(positions[-1]) != int(positions.max()):
+        raise InvalidRequest(
+            f"the last token stands at rotary position {int(positions[-1])}, before {int(positions.max())}; the question "
+            "must stand behind everything, since the answer follows it"
+        )

@@ -1,12 +1,13 @@
 """Our attention function, registered with transformers under one name.
 
-A pass over chosen rows carries a `RowPlan` as a keyword of the model call; attention then goes by it and
+A pass over chosen rows carries a plan as a keyword of the model call; attention then goes by it and
 ignores masks. Whoever wants to see what the rows attend to watches the plan. Any other call (an ordinary
 `generate` on the fused cache) takes the library's own path.
 """
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,40 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvweave.errors import UnsupportedModel
+from kvweave.models.rotary import RotationWatch
 from kvweave.ops.attention import AttentionInput, KeyRows
 from kvweave.ops.row_blocks import RowBlocks, attend_rows, attend_softcap
 
 ATTENTION_NAME = "kvweave"
 ROWS_KEYWORD = "kvweave_rows"
+ROTATIONS_KEYWORD = "kvweave_rotations"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's attention as the model asks for it.
+
+    `query` (B, H, T, D) belongs to the rows of a pass, `keys` and `values` (B, G, N, D) are what its cache
+    returned, in prompt order. `window` and `softcap` are the layer's own, None where it has none. `unrotated` is
+    the query before rotary positions were applied, None unless the pass was asked for it.
+    """
+
+    layer: int
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    window: int | None
+    scaling: float
+    softcap: float | None
+    unrotated: Tensor | None = None
+
+
+class AttentionPlan(Protocol):
+    """What a pass carries through the model."""
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """The attention output of one layer, (B, H, T, D)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +57,8 @@ class LayerQueries:
     """What one layer's attention weights are made of: rotated queries and keys, to be read only.
 
     `query` (B, H, T, D) belongs to prompt positions `rows` (T,), ascending; `keys` (B, G, N, D) stand in prompt
-    order. `window` and `softcap` are the layer's own, None where it has none.
+    order. `window` and `softcap` are the layer's own, None where it has none. `unrotated` is the query before
+    rotary positions were applied, whole heads; None unless a watch of the pass wants it.
     """
 
     layer: int
@@ -37,10 +68,14 @@ class LayerQueries:
     scaling: float
     window: int | None
     softcap: float | None
+    unrotated: Tensor | None = None
 
 
 class RowWatch(Protocol):
-    """Something that looks at what the rows of a pass attend to, layer by layer, without changing it."""
+    """Something that looks at what the rows of a pass attend to, layer by layer, without changing it.
+
+    One with an attribute `wants_unrotated` that is true is shown queries before rotation too.
+    """
 
     def see(self, queries: LayerQueries) -> None:
         """Called once per layer, in order, before the layer's output is made."""
@@ -48,9 +83,9 @@ class RowWatch(Protocol):
 
 
 class RowPlan:
-    """Which prompt positions a pass computes, `rows` (T,) ascending; blocks per sliding window, made once.
+    """Plain causal attention of the prompt positions that a pass computes, `rows` (T,), ascending.
 
-    `watches` see every layer of the pass; add to them before it runs.
+    Blocks are made once per sliding window. `watches` see every layer of the pass; add to them before it runs.
     """
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
@@ -60,26 +95,46 @@ class RowPlan:
         self._dtype = dtype
         self._blocks: dict[int | None, RowBlocks] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        window: int | None,
-        scaling: float,
-        softcap: float | None,
-    ) -> Tensor:
+    @property
+    def wants_unrotated(self) -> bool:
+        """Whether a watch wants to see queries before rotation."""
+        return any(getattr(watch, "wants_unrotated", False) for watch in self.watches)
+
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attention of the rows' query (B, H, T, D) over the canvas' keys and values (B, G, N, D)."""
-        self.layers_seen.add(layer)
+        self._show(call)
+        return self._attend_plainly(call, self.rows)
+
+    def narrowed(self, rows: Tensor) -> Self:
+        """The same plan, watches included, for some of its rows."""
+        smaller = copy(self)
+        smaller.rows, smaller._blocks = rows, {}
+        return smaller
+
+    def _show(self, call: AttentionCall) -> None:
+        self.layers_seen.add(call.layer)
         for watch in self.watches:
-            watch.see(LayerQueries(layer, self.rows, query, key, scaling, window, softcap))
-        if window not in self._blocks:
-            self._blocks[window] = RowBlocks(self.rows, window=window, dtype=self._dtype)
+            watch.see(
+                LayerQueries(
+                    layer=call.layer,
+                    rows=self.rows,
+                    query=call.query,
+                    keys=call.keys,
+                    scaling=call.scaling,
+                    window=call.window,
+                    softcap=call.softcap,
+                    unrotated=call.unrotated,
+                )
+            )
+
+    def _attend_plainly(self, call: AttentionCall, rows: Tensor) -> Tensor:
+        if call.window not in self._blocks:
+            self._blocks[call.window] = RowBlocks(rows, window=call.window, dtype=self._dtype)
         # The canvas has merged shared spans and rows already: one private run in prompt order, nothing to skip.
-        whole = KeyRows(key, value, torch.arange(key.shape[2], device=key.device))
-        given = AttentionInput(shared=(), private=whole, skip=self.rows[:0])
-        return attend_rows(query, given, self._blocks[window], scaling=scaling, softcap=softcap)
+        whole = KeyRows(call.keys, call.values, torch.arange(call.keys.shape[2], device=call.keys.device))
+        given = AttentionInput(shared=(), private=whole, skip=rows[:0])
+        blocks = self._blocks[call.window]
+        return attend_rows(call.query, given, blocks, scaling=call.scaling, softcap=call.softcap)
 
 
 def register() -> None:
@@ -108,11 +163,13 @@ def canvas_attention(
         raise UnsupportedModel(
             f"{type(module).__name__} uses learned attention sinks, which kvweave cannot fuse yet"
         )
-    plan: RowPlan | None = kwargs.get(ROWS_KEYWORD)
+    plan: AttentionPlan | None = kwargs.get(ROWS_KEYWORD)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if plan is not None:
+        rotations: RotationWatch | None = kwargs.get(ROTATIONS_KEYWORD)
+        unrotated = rotations.query_before(query) if rotations is not None else None
         layer = int(getattr(module, "layer_idx", -1))
-        out = plan.attend(layer, query, key, value, sliding_window, scale, softcap)
+        out = plan.attend(AttentionCall(layer, query, key, value, sliding_window, scale, softcap, unrotated))
     elif softcap is not None:
         # A missing mask means plain causal attention, as it does for the library's own function.
         causal = attention_mask is None and query.shape[2] > 1

@@ -2,14 +2,15 @@
 
 A canvas starts as a list of placed spans: stored chunk KV, unrotated and read-only, each with the prompt
 position it stands at. At a layer's first update the spans are rotated to their positions and laid out in
-prompt order together with the rows just computed; stale rows among those are thereby replaced. Later
-passes write their rows in place. Stored tensors are never written to.
+prompt order. Every pass writes its rows in place, over stale ones too. Stored tensors are never written to.
 
 After prefill the canvas turns to append mode and any transformers `generate` continues on it. Knows
 nothing about stores or methods.
 """
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvweave.core import ChunkKV
-from kvweave.models.rotary import Angles, KeyWatch
+from kvweave.models.attention import RowPlan
+from kvweave.models.rotary import Angles, RotationWatch
+from kvweave.models.updates import Update, UpdateWatch
 from kvweave.ops.attention import AttentionInput, KeyRows, merge
 
 SPARE_TOKENS = 64  # room for the first generated tokens before a layer has to grow
@@ -39,18 +42,14 @@ class RowCapture:
     `kv` is (L, 2, G, N, D) once the pass has run; only rows that it computed are valid. Owned by the request.
     """
 
-    def __init__(self, watch: KeyWatch, layers: int, length: int) -> None:
+    def __init__(self, watch: RotationWatch, layers: int, length: int) -> None:
         self.watch = watch
         self.kv: Tensor | None = None
         self._shape = (layers, length)
 
     def keep(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Record a layer's new rows: rotated `keys` (1, G, T, D) are exchanged for the ones seen before rotation."""
-        seen = self.watch.take()
-        if seen is not None:
-            unrotated = seen[0]
-            width = unrotated.shape[-1]
-            keys = unrotated if width == keys.shape[-1] else torch.cat([unrotated, keys[..., width:]], dim=-1)
+        keys = self.watch.key_before(keys)
         if self.kv is None:
             layers, length = self._shape
             self.kv = keys.new_empty(layers, 2, keys.shape[1], length, keys.shape[-1])
@@ -82,29 +81,40 @@ class CanvasLayer(CacheLayerMixin):
         canvas = self._canvas
         if canvas.rows is None:
             return self._append(key_states, value_states)
+        if not self.is_initialized:
+            self._lay_out(key_states)
+            self.lazy_initialization(key_states, value_states)
+        if canvas.update_watch is not None:
+            canvas.update_watch.see(self._replacing(canvas.rows, key_states, value_states))
         if canvas.capture is not None:
             canvas.capture.keep(self._index, canvas.rows, key_states, value_states)
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._lay_out(key_states, value_states)
-        else:
-            self.keys.index_copy_(2, canvas.rows, key_states)
-            self.values.index_copy_(2, canvas.rows, value_states)
+        self.keys.index_copy_(2, canvas.rows, key_states)
+        self.values.index_copy_(2, canvas.rows, value_states)
         return self.keys[:, :, : canvas.length], self.values[:, :, : canvas.length]
 
-    def _lay_out(self, key_states: Tensor, value_states: Tensor) -> None:
+    def _lay_out(self, like: Tensor) -> None:
         canvas = self._canvas
-        assert canvas.rows is not None
         started = time.perf_counter()
+        nothing = torch.empty(0, dtype=torch.long, device=like.device)
         given = AttentionInput(
-            shared=canvas.shared_rows(self._index, key_states),
-            private=KeyRows(key_states, value_states, canvas.rows),
-            skip=canvas.rows,
+            shared=canvas.shared_rows(self._index, like),
+            private=KeyRows(like[:, :, :0], like[:, :, :0], nothing),
+            skip=nothing,
         )
         self.keys, self.values = merge(given, canvas.length, canvas.length + SPARE_TOKENS)
         if self._index == len(canvas.layers) - 1:
             canvas.spans = ()  # all layers have their own copy: let go of the stored tensors
         canvas.place_s += time.perf_counter() - started
+
+    def _replacing(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Update:
+        return Update(
+            layer=self._index,
+            rows=rows,
+            keys=key_states[0],
+            values=value_states[0],
+            stale_keys=self.keys[0, :, rows],
+            stale_values=self.values[0, :, rows],
+        )
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if self.keys.shape[0] < key_states.shape[0]:  # generate runs beams and several samples as a batch
@@ -152,18 +162,60 @@ class Canvas(Cache):
     """A request's KV over a prompt of `length` tokens.
 
     `spans` are placed before the first pass; positions they do not cover must be computed by a pass before
-    any row attends to them; `angles` holds their positions as runs, in the same order. `rows` (set by the adapter for the duration of a pass) selects the rows that
-    an update writes; None means append mode. `place_s` sums the seconds spent rotating and laying out.
+    any row attends to them; `angles` holds their rotary positions as runs, in the same order. `positions` (N,) are
+    the rotary positions of all prompt tokens, the last one the largest.
+
+    `continuation` makes the plan by which rows behind the prompt attend, (T,) to plan; None means plain causal
+    attention. `rows` (set by the adapter for the duration of a pass) selects the rows that an update writes; None
+    means append mode. `place_s` sums the seconds spent rotating and laying out.
     """
 
-    def __init__(self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles) -> None:
+    def __init__(
+        self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles, positions: Tensor
+    ) -> None:
         self.length = length
         self.spans = spans
+        self.positions = positions
+        self.continuation: Callable[[Tensor], RowPlan] | None = None
         self.rows: Tensor | None = None
+        self.update_watch: UpdateWatch | None = None
         self.capture: RowCapture | None = None
         self.place_s = 0.0
         self._angles = angles
+        indices = torch.arange(positions.numel(), device=positions.device)
+        self._at_indices = torch.equal(positions, indices)
         super().__init__(layers=[CanvasLayer(self, index) for index in range(layers)])
+
+    @property
+    def plain(self) -> bool:
+        """Whether every token stands at its index and what follows the prompt attends as the model alone would."""
+        return self._at_indices and self.continuation is None
+
+    def __bool__(self) -> bool:
+        """Whether computing the text anew gives the same: LongRoPE families' `generate` then drops a true cache.
+
+        It does so when the text outgrows the short frequencies, by the cache's truth value and without a word.
+        """
+        return self.plain
+
+    @contextmanager
+    def writing(self, rows: Tensor, watch: UpdateWatch | None = None) -> Iterator[None]:
+        """For the length of one pass, updates write these prompt positions (T,) in place, shown to `watch` before."""
+        self.rows, self.update_watch = rows, watch
+        try:
+            yield
+        finally:
+            self.rows = self.update_watch = None
+
+    def positions_of(self, rows: Tensor) -> Tensor:
+        """Rotary positions of rows (T,) of the canvas; rows behind the prompt go on from its last position."""
+        inside = rows.clamp(max=self.positions.numel() - 1)
+        return self.positions[inside] + (rows - inside)
+
+    def next_rows(self, count: int) -> Tensor:
+        """Where the next `count` appended tokens will stand, (count,)."""
+        start = self.get_seq_length()
+        return torch.arange(start, start + count, device=self.positions.device)
 
     def shared_rows(self, layer: int, like: Tensor) -> tuple[KeyRows, ...]:
         """The placed spans of a layer, keys rotated; values stay views of the stored tensors."""

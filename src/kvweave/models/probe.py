@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 from kvweave.errors import UnsupportedModel
 from kvweave.models.attention import ROWS_KEYWORD, RowPlan
 from kvweave.models.families import refuse_by_config
-from kvweave.models.rotary import APPLY_NAME, KeyWatch, LayerRotation, Rotation, modelling_module
+from kvweave.models.rotary import APPLY_NAME, LayerRotation, Rotation, RotationWatch, modelling_module
 
 PROBE_TOKENS = 5
 
@@ -89,7 +89,7 @@ class _Update:
 class _Seen(DynamicCache):
     """A cache that notes what reaches it; keys of all layers in full, whatever the model's windows."""
 
-    def __init__(self, watch: KeyWatch) -> None:
+    def __init__(self, watch: RotationWatch) -> None:
         super().__init__()
         self.updates: dict[int, _Update] = {}
         self.embeddings: list[tuple[nn.Module, tuple[Any, ...], Tensor]] = []
@@ -98,23 +98,30 @@ class _Seen(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        unrotated, cos = self._watch.take() or (None, None)
+        unrotated, cos = self._watch.take_key() or (None, None)
         self.updates[layer_idx] = _Update(key_states, value_states, unrotated, cos)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
 
 
+def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The model's attention layers by their names within it, in order."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "layer_idx") and "Attention" in type(module).__name__
+    }
+
+
 def _first_attention(model: PreTrainedModel) -> nn.Module:
-    module: nn.Module
-    for module in model.modules():
-        if hasattr(module, "layer_idx") and "Attention" in type(module).__name__:
-            return module
+    for module in attention_modules(model).values():
+        return module
     raise UnsupportedModel(
         f"{type(model).__name__} has no attention layers that transformers' KV cache knows"
     )
 
 
 def _watch_pass(model: PreTrainedModel, module: Any) -> _Seen:
-    watch = KeyWatch(module)
+    watch = RotationWatch(module)
     seen = _Seen(watch)
 
     def note(embedding: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -32,20 +32,22 @@ class LayerRotation:
     width: int = 0
 
 
-class KeyWatch(AbstractContextManager["KeyWatch"]):
-    """While active, remembers the key tensor of the latest rotation made by this thread, before it was rotated.
+class RotationWatch(AbstractContextManager["RotationWatch"]):
+    """While active, remembers what the latest rotation of this thread was given: query, key and cos.
 
     The stand-in is installed in the modelling module and taken out again on exit, whatever happens; passes
-    of other threads go through it untouched. `take()` hands the remembered call over once.
+    of other threads go through it untouched. Each layer's rotation is handed over once, so that a layer
+    that applies no positions finds nothing.
     """
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
         self._thread = 0
         self._original: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self._seen: tuple[Tensor, Tensor] | None = None
+        self._query: Tensor | None = None
+        self._key: tuple[Tensor, Tensor] | None = None
 
-    def __enter__(self) -> "KeyWatch":
+    def __enter__(self) -> "RotationWatch":
         _PATCH_LOCK.acquire()
         self._thread = threading.get_ident()
         self._original = getattr(self._module, APPLY_NAME)
@@ -56,6 +58,7 @@ class KeyWatch(AbstractContextManager["KeyWatch"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         setattr(self._module, APPLY_NAME, self._original)
+        self._query = self._key = None
         _PATCH_LOCK.release()
 
     def _stand_in(
@@ -63,13 +66,29 @@ class KeyWatch(AbstractContextManager["KeyWatch"]):
     ) -> tuple[Tensor, Tensor]:
         assert self._original is not None
         if threading.get_ident() == self._thread:
-            self._seen = (k, cos)
+            self._query, self._key = q, (k, cos)
         return self._original(q, k, cos, *args, **kwargs)
 
-    def take(self) -> tuple[Tensor, Tensor] | None:
+    def take_key(self) -> tuple[Tensor, Tensor] | None:
         """The unrotated key and the cos of the rotation since the last call; None if there was none."""
-        seen, self._seen = self._seen, None
+        seen, self._key = self._key, None
         return seen
+
+    def key_before(self, rotated: Tensor) -> Tensor:
+        """What a layer's rotated key (B, G, T, D) was before its rotation; the key itself for NoPE."""
+        seen = self.take_key()
+        return rotated if seen is None else _with_rest_of(rotated, seen[0])
+
+    def query_before(self, rotated: Tensor) -> Tensor:
+        """What a layer's rotated query (B, H, T, D) was before its rotation; the query itself for NoPE."""
+        seen, self._query = self._query, None
+        return rotated if seen is None else _with_rest_of(rotated, seen)
+
+
+def _with_rest_of(rotated: Tensor, turning: Tensor) -> Tensor:
+    """The head dims before they turned, and behind them those that never turn, (B, heads, T, D)."""
+    width = turning.shape[-1]
+    return turning if width == rotated.shape[-1] else torch.cat([turning, rotated[..., width:]], dim=-1)
 
 
 class Rotation:

@@ -51,14 +51,8 @@ def attend_reference(
     Query (B, H, T, D) at prompt positions `rows` (T,); row t sees every key at a position ≤ t that is not
     skipped and, with a sliding `window`, at a position > t − window. Returns (B, H, T, D) in the query's dtype.
     """
-    kept = [~torch.isin(span.positions, given.skip) for span in given.shared]
-    spans = [
-        *zip(given.shared, kept, strict=True),
-        (given.private, torch.ones_like(given.private.positions) > 0),
-    ]
-    keys = torch.cat([span.keys[:, :, keep] for span, keep in spans], dim=2)  # (B, G, S, D)
-    values = torch.cat([span.values[:, :, keep] for span, keep in spans], dim=2)
-    positions = torch.cat([span.positions[keep] for span, keep in spans])
+    stored = kept_rows(given)
+    keys, values, positions = stored.keys, stored.values, stored.positions
     visible = positions[None, :] <= rows[:, None]  # (T, S)
     if window is not None:
         visible &= positions[None, :] > rows[:, None] - window
@@ -69,6 +63,20 @@ def attend_reference(
         logits = torch.tanh(logits / softcap) * softcap
     weights = logits.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     return (weights @ values).to(query.dtype)
+
+
+def kept_rows(given: AttentionInput) -> KeyRows:
+    """Every row that may be seen, shared ones first, those to skip left out; new tensors."""
+    kept = [~torch.isin(span.positions, given.skip) for span in given.shared]
+    spans = [
+        *zip(given.shared, kept, strict=True),
+        (given.private, torch.ones_like(given.private.positions) > 0),
+    ]
+    return KeyRows(
+        keys=torch.cat([span.keys[:, :, keep] for span, keep in spans], dim=2),  # (B, G, S, D)
+        values=torch.cat([span.values[:, :, keep] for span, keep in spans], dim=2),
+        positions=torch.cat([span.positions[keep] for span, keep in spans]),
+    )
 
 
 def contiguous(given: AttentionInput) -> tuple[Tensor, Tensor]:

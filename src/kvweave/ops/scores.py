@@ -8,7 +8,7 @@ Tensor letters: B batch, H query heads, G KV heads, R query rows, S keys, D head
 import torch
 from torch import Tensor
 
-MAX_LOGITS = 2**24  # elements held at a time: rows are taken in blocks, whatever their number
+from kvweave.ops.logits import block_rows, masked_logits, visible_keys
 
 
 def mean_attention(
@@ -29,25 +29,14 @@ def mean_attention(
     makes them, and the softmax in float32. Returns (B, end − first), float32.
     """
     first, end = columns or (0, keys.shape[2])
-    batch, heads, count, width = query.shape
-    groups = keys.shape[1]
-    seen = keys[:, :, first:end].transpose(2, 3)  # (B, G, D, keys)
-    positions = torch.arange(first, end, device=keys.device)
+    batch, heads, count, _ = query.shape
     total = torch.zeros(batch, end - first, device=keys.device)
-    block = max(1, MAX_LOGITS // max(1, batch * heads * (end - first)))
+    block = block_rows(batch, heads, end - first)
     for start in range(0, count, block):
-        own = rows[start : start + block]
-        # Heads that share keys follow each other: fold them into the rows instead of repeating the keys.
-        folded = query[:, :, start : start + block].reshape(batch, groups, -1, width)  # (B, G, H/G · rows, D)
-        logits = (folded @ seen).float().reshape(
-            batch, heads, -1, end - first
-        ) * scaling  # (B, H, rows, keys)
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap) * softcap
-        visible = positions[None, :] <= own[:, None]  # (rows, keys)
-        if window is not None:
-            visible &= positions[None, :] > own[:, None] - window
-        weights = logits.masked_fill_(~visible, float("-inf")).softmax(dim=-1)
+        visible = visible_keys(rows[start : start + block], first, end, window)  # (rows, keys)
+        q = query[:, :, start : start + block]
+        logits = masked_logits(q, keys[:, :, first:end], visible, scaling=scaling, softcap=softcap)
+        weights = logits.softmax(dim=-1)
         blind = ~visible.any(dim=-1, keepdim=True)  # (rows, 1)
         total += weights.masked_fill_(blind, 0.0).sum(dim=(1, 2))
     return total / max(1, heads * count)

@@ -1,4 +1,4 @@
-"""The catalogue of entries in SQLite: what is stored, in which file, made from which chunks, how often used.
+"""The catalogue of entries in SQLite: what is stored, in which file, how and from which chunks, how often used.
 
 Its rows are the truth: a file that none of them lists does not exist. All statements about entries are
 here; files are deleted by the caller, after the commit.
@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvweave.core import Making
 from kvweave.store.database import Database
 from kvweave.store.eviction import EvictionRow
 from kvweave.store.keys import EntryKey
@@ -16,12 +17,15 @@ from kvweave.store.reports import KindTotals
 
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS entries (
-        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL, kind TEXT NOT NULL,
-        exact INTEGER NOT NULL, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL, path TEXT NOT NULL UNIQUE,
-        model TEXT NOT NULL, model_name TEXT NOT NULL, made_at REAL NOT NULL, last_used REAL NOT NULL,
-        uses INTEGER NOT NULL DEFAULT 0)""",
+        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL, content TEXT NOT NULL,
+        kind TEXT NOT NULL, exact INTEGER NOT NULL, context TEXT NOT NULL, rope_regime TEXT NOT NULL,
+        token_digest TEXT NOT NULL, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL,
+        path TEXT NOT NULL UNIQUE, model TEXT NOT NULL, model_name TEXT NOT NULL, made_at REAL NOT NULL,
+        last_used REAL NOT NULL, uses INTEGER NOT NULL DEFAULT 0)""",
     # Covers the order of eviction and the total size, so that neither reads the rows themselves.
     "CREATE INDEX IF NOT EXISTS entries_by_use ON entries (uses, last_used, key, bytes)",
+    # One chunk has few entries, so this finds its versions. A table from before it had the column is refused here.
+    "CREATE INDEX IF NOT EXISTS entries_by_tokens ON entries (token_digest)",
     """CREATE TABLE IF NOT EXISTS entry_sources (
         chunk TEXT NOT NULL, entry INTEGER NOT NULL REFERENCES entries (id) ON DELETE CASCADE,
         PRIMARY KEY (chunk, entry)) WITHOUT ROWID""",
@@ -52,13 +56,15 @@ class Catalog:
     def insert(self, entry: NewEntry) -> bool:
         """Add a row and its sources in one transaction; False if the key is there already."""
         key, made, now = entry.key, entry.key.making, time.time()
-        row = (key.digest, key.namespace, made.kind, made.exact, entry.tokens, entry.bytes, entry.path)
+        named = (key.digest, key.namespace, key.model, key.tokens, key.content)
+        how = (made.kind, made.exact, json.dumps(made.context), made.rope_regime)
         with self._database.transaction():
             added = self._database.execute(
-                """INSERT INTO entries (key, namespace, kind, exact, tokens, bytes, path,
-                                        model, model_name, made_at, last_used)
-                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING""",
-                (*row, key.model, entry.model_name, now, now),
+                """INSERT INTO entries (key, namespace, model, token_digest, content,
+                                        kind, exact, context, rope_regime,
+                                        tokens, bytes, path, model_name, made_at, last_used)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING""",
+                (*named, *how, entry.tokens, entry.bytes, entry.path, entry.model_name, now, now),
             )
             if added:
                 self._database.execute(
@@ -75,6 +81,32 @@ class Catalog:
             (json.dumps(list(keys)),),
         )
         return dict(rows)
+
+    def versions(self, namespace: str, model: str, token_digests: Iterable[str]) -> dict[str, list[Making]]:
+        """How each chunk's stored KV was made, by one query whatever their number; see `ChunkStore.versions`."""
+        rows = self._database.query(
+            """SELECT token_digest, kind, context, exact, rope_regime FROM entries
+               WHERE token_digest IN (SELECT value FROM json_each(?))
+                 AND namespace = ? AND model = ? AND content = 'kv'
+               ORDER BY uses DESC, last_used DESC, key DESC""",
+            (json.dumps(list(token_digests)), namespace, model),
+        )
+        found: dict[str, list[Making]] = {}
+        for tokens, kind, context, exact, rope_regime in rows:
+            making = Making(kind, tuple(json.loads(context)), bool(exact), rope_regime)
+            found.setdefault(tokens, []).append(making)
+        return found
+
+    def drop_surplus(self, key: EntryKey, most: int) -> list[str]:
+        """Drop the least used entries of `key`'s chunk and kind beyond `most`, never `key`'s own; returns their files."""
+        with self._database.transaction():
+            rows = self._database.query(
+                """SELECT key FROM entries
+                   WHERE token_digest = ? AND namespace = ? AND model = ? AND content = ? AND kind = ? AND key <> ?
+                   ORDER BY uses DESC, last_used DESC, key DESC LIMIT -1 OFFSET ?""",
+                (key.tokens, key.namespace, key.model, key.content, key.making.kind, key.digest, most - 1),
+            )
+            return self.drop(surplus for (surplus,) in rows)
 
     def drop_file(self, path: str) -> bool:
         """Drop the row that lists this file; False if none does any more."""

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kvweave.core import ChunkKV
 from kvweave.store.atomic_file import process_lives, writer_of
-from kvweave.store.format import EncodedEntry, StoredEntry, open_entry, read_entry, write_entry
+from kvweave.store.format import Content, EncodedEntry, StoredEntry, open_entry, read_entry, write_entry
 from kvweave.store.keys import EntryKey
 
 _LOG = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ class DiskTier:
         write_entry(self.folder / name, entry)
         return name
 
-    def get(self, name: str, key: EntryKey, token_ids: Sequence[int]) -> ChunkKV:
+    def get(self, name: str, key: EntryKey, token_ids: Sequence[int]) -> Content:
         """The verified entry in this file; raises as `read_entry` does."""
         return read_entry(self.folder / name, key, token_ids)
 

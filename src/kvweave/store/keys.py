@@ -5,19 +5,26 @@ nothing about files or tables.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 
 from kvweave.core import Making
+from kvweave.errors import InvalidRequest
 
 FORMAT_VERSION = 1
 """Version of the entry files. It is part of every key, so another version's entries are never matched."""
 
 DIGEST_BYTES = 16  # 128 bits: a collision needs about 2**64 entries
+
+ContentKind = Literal["kv", "note"]
+
+_KIND = re.compile(r"[a-z]+(-[a-z0-9.]+)*")
 
 
 def digest_tokens(ids: Sequence[int]) -> str:
@@ -51,25 +58,37 @@ class EntryKey:
 
     `namespace` separates knowledge bases that share a tier. `model` is ModelFingerprint.digest (weights,
     tokenizer, configuration and dtype). `tokens` is `digest_tokens` of the chunk's ids. `making` says which
-    pass the rows came out of.
+    pass the rows came out of. `content` says whether the entry holds the chunk's KV or a note about it.
+
+    Raises:
+        InvalidRequest: `making.kind` is no label such as isolated or similar-10.
     """
 
     namespace: str
     model: str
     tokens: str
     making: Making
+    content: ContentKind = "kv"
+
+    def __post_init__(self) -> None:
+        if not _KIND.fullmatch(self.making.kind):
+            raise InvalidRequest(
+                f"{self.making.kind!r} does not name a kind of entry; write a word of lower-case letters, then "
+                "words of letters, digits and full stops after hyphens, such as isolated or similar-10"
+            )
 
     @cached_property
     def digest(self) -> str:
         """32 hex digits: BLAKE2b of a JSON array of the fields, which no two different keys share.
 
         The array is ["kvweave-chunk-kv", FORMAT_VERSION, namespace, model, tokens, exact, rope_regime,
-        [context digest, …]], ASCII, without spaces. `making.kind` is left out: an isolated entry *is* the
-        exact node whose context is just the system prefix, a bare one the node with empty context.
+        [context digest, …], kind], ASCII, without spaces; for notes it begins with "kvweave-chunk-note". The
+        kind of exact KV is left out, since its context settles it: an isolated entry *is* the exact node
+        whose context is just the system prefix, a bare one the node with empty context.
         """
         made = self.making
         fields = [
-            "kvweave-chunk-kv",
+            f"kvweave-chunk-{self.content}",
             FORMAT_VERSION,
             self.namespace,
             self.model,
@@ -78,5 +97,7 @@ class EntryKey:
             made.rope_regime,
             list(made.context),
         ]
+        if self.content != "kv" or not made.exact:
+            fields.append(made.kind)
         text = json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
         return blake2b(text.encode("ascii"), digest_size=DIGEST_BYTES).hexdigest()

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from kvweave.core import ChunkKV
+from kvweave.store.format import Content
 
 MAX_ENTRIES = 1024
 MAX_BYTES = 4 * 2**30
@@ -25,24 +25,24 @@ class RecentEntries:
     def __init__(self, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
         self.max_entries = max_entries
         self.max_bytes = max_bytes
-        self._held: OrderedDict[str, ChunkKV] = OrderedDict()
+        self._held: OrderedDict[str, Content] = OrderedDict()
         self._bytes = 0
         self._guard = threading.Lock()
 
-    def get(self, name: str) -> ChunkKV | None:
-        """The verified entry of this file, or None."""
+    def get(self, name: str) -> Content | None:
+        """The verified content of this file, or None."""
         with self._guard:
-            chunk = self._held.get(name)
-            if chunk is not None:
+            content = self._held.get(name)
+            if content is not None:
                 self._held.move_to_end(name)
-            return chunk
+            return content
 
-    def put(self, name: str, chunk: ChunkKV) -> None:
+    def put(self, name: str, content: Content) -> None:
         """Hold an entry that was just verified, letting go of the longest unused ones beyond the bounds."""
         with self._guard:
             self._forget(name)
-            self._held[name] = chunk
-            self._bytes += chunk.bytes
+            self._held[name] = content
+            self._bytes += content.bytes
             while self._held and (len(self._held) > self.max_entries or self._bytes > self.max_bytes):
                 self._forget(next(iter(self._held)))
 
@@ -59,6 +59,6 @@ class RecentEntries:
             self._bytes = 0
 
     def _forget(self, name: str) -> None:
-        chunk = self._held.pop(name, None)
-        if chunk is not None:
-            self._bytes -= chunk.bytes
+        content = self._held.pop(name, None)
+        if content is not None:
+            self._bytes -= content.bytes

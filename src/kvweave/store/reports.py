@@ -17,9 +17,10 @@ class KindTotals:
 class StoreStats:
     """The state of one store folder, over all models and namespaces.
 
-    `by_kind` has a row per kind that occurs. `hits` and `misses` count the spans looked up, `damaged` the
-    files that failed their checks, `evicted` the entries dropped for room: all since the store was made, as
-    far as the processes using it have reported (each does so now and then, and on closing).
+    `by_kind` has a row per kind that occurs, of KV and of notes. `hits` and `misses` count the spans and notes
+    looked up, `damaged` the files that failed their checks, `evicted` the entries dropped for room or as one
+    version too many: all since the store was made, as far as the processes using it have reported (each does
+    so now and then, and on closing).
     """
 
     entries: int

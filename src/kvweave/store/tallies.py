@@ -3,13 +3,18 @@
 A killed process loses the counts since its last write: an eviction a little less well informed, nothing else.
 """
 
+import logging
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
 
+from kvweave.errors import StoreError
 from kvweave.store.catalog import Catalog
 from kvweave.store.database import Database
+
+_LOG = logging.getLogger(__name__)
 
 FLUSH_AFTER = 512
 """Lookups between two writes: a write waits for the disk, and a lookup must not."""
@@ -69,6 +74,17 @@ class Tallies:
                 self._uses.update(uses)
                 self._counts.update(counts)
             raise
+
+    def flush_quietly(self) -> None:
+        """Write what has gathered if that can be done now: look-ups must neither fail by it nor undo others' work.
+
+        Not inside a transaction, whose rollback would take the counts along, and whom a full disk would end.
+        """
+        try:
+            if not self._database.in_transaction:
+                self.flush()
+        except (StoreError, sqlite3.Error) as error:
+            _LOG.debug("use counters not written yet: %s", error)
 
     def totals(self) -> dict[str, int]:
         """All counters since the store was made, as far as they are written."""

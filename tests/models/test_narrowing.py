@@ -1,0 +1,148 @@
+"""Passes that go on with fewer rows, against plain transformers writing fewer rows per layer."""
+
+import pytest
+import torch
+from oracle import partial_prefill, stock
+from prompts import APE_IDS, APE_N, CONTEXT, IDS, N, ape_canvas, ape_plan, held, quiet_adapter, stale_canvas
+
+from kvweave.errors import InvalidRequest
+from kvweave.testing import FAMILIES
+
+ALL = torch.arange(N)
+SCHEDULE = (ALL, torch.cat([ALL[22:36], ALL[40:]]), torch.cat([ALL[25:29], ALL[45:51], ALL[-1:]]))
+TOLERANCE = 2e-4  # as in the parity tests
+
+
+class Schedule:
+    """Goes on with given rows at given layers."""
+
+    def __init__(self, *schedule):
+        self.schedule = schedule
+        self.asked = []
+
+    def rows_for(self, layer):
+        self.asked.append(layer)
+        return self.schedule[layer] if layer < len(self.schedule) else None
+
+
+class Seen:
+    """Keeps the rows that layers computed, as updates or queries show them."""
+
+    def __init__(self):
+        self.rows = []
+
+    def see(self, shown):
+        self.rows.append(shown.rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_schedule_equals_writing_only_the_scheduled_rows(family):
+    """Rows dropped at a layer keep their stale K,V there; what became of them then matters to no other row."""
+    adapter = quiet_adapter(family)
+    canvas, placed = stale_canvas(adapter), stale_canvas(adapter)
+    adapter.compute(placed, IDS, adapter.rows(ALL[-1:]))
+    before = held(placed, N)
+    got = adapter.compute(canvas, IDS, adapter.rows(ALL), narrowing=Schedule(*SCHEDULE))
+    adapter.rotation.reset_lengths()
+    plain = stock(adapter.model)
+    expected = partial_prefill(plain, IDS, ALL, before, written=list(SCHEDULE))
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    for rows, (keys, values), (old_keys, old_values) in zip(SCHEDULE, held(canvas, N), before, strict=True):
+        dropped = ~torch.isin(ALL, rows)
+        assert torch.equal(keys[:, :, dropped], old_keys[:, :, dropped])
+        assert torch.equal(values[:, :, dropped], old_values[:, :, dropped])
+        assert not torch.equal(keys[:, :, rows], old_keys[:, :, rows])
+
+
+def test_narrowing_to_all_rows_changes_no_bit(adapter):
+    plan = adapter.rows(ALL[20:])
+    expected = adapter.compute(stale_canvas(adapter), IDS, adapter.rows(ALL[20:]))
+    schedule = Schedule(None, ALL[20:], None)
+    assert torch.equal(adapter.compute(stale_canvas(adapter), IDS, plan, narrowing=schedule), expected)
+    assert schedule.asked == list(range(adapter.geometry.layers))
+
+
+def test_narrowing_at_the_first_layer_is_a_pass_over_those_rows(adapter):
+    rows = SCHEDULE[1]
+    narrowed, alone = stale_canvas(adapter), stale_canvas(adapter)
+    got = adapter.compute(narrowed, IDS, adapter.rows(ALL), narrowing=Schedule(rows))
+    expected = adapter.compute(alone, IDS, adapter.rows(rows))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    for one, other in zip(held(narrowed, N), held(alone, N), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_watches_see_the_rows_that_still_run():
+    adapter = quiet_adapter("gemma2")
+    queries, updates, plan = Seen(), Seen(), adapter.rows(ALL)
+    plan.watches.append(queries)
+    adapter.compute(stale_canvas(adapter), IDS, plan, watch=updates, narrowing=Schedule(*SCHEDULE))
+    for seen in (queries, updates):
+        assert all(torch.equal(a, b) for a, b in zip(seen.rows, SCHEDULE, strict=True))
+    assert torch.equal(plan.rows, ALL)
+
+
+def test_rows_may_be_chosen_by_what_the_layer_before_replaced():
+    adapter = quiet_adapter("llama")
+
+    class Furthest:
+        """The question, and the stored rows whose values were furthest off at the layer before."""
+
+        def __init__(self):
+            self.rows = ALL
+            self.sizes = []
+
+        def see(self, update):
+            stored = update.rows < 40
+            off = (update.values - update.stale_values).square().sum(dim=(0, 2))[stored]
+            best = update.rows[stored][off.topk(len(off) // 2).indices]
+            self.rows = torch.cat([best, ALL[40:]]).sort().values
+            self.sizes.append(len(update.rows))
+
+        def rows_for(self, layer):
+            return self.rows
+
+    chooser = Furthest()
+    adapter.compute(stale_canvas(adapter), IDS, adapter.rows(ALL), watch=chooser, narrowing=chooser)
+    assert chooser.sizes == [60, 40, 30]
+
+
+def test_rows_that_attend_in_groups_are_narrowed_alike():
+    adapter = quiet_adapter("mistral-sliding")
+    rows = torch.arange(CONTEXT[0], APE_N)
+    some = torch.cat([rows[3:9], rows[-5:]])
+    plan = ape_plan(adapter, rows)
+    got = adapter.compute(ape_canvas(adapter), APE_IDS, plan, narrowing=Schedule(some))
+    expected = adapter.compute(ape_canvas(adapter), APE_IDS, ape_plan(adapter, some))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [ALL[:5], ALL[:0], torch.tensor([5, 4, 59]), torch.tensor([5, 5, 59]), torch.tensor([2, 59])],
+    ids=["without the last", "none", "descending", "twice", "not running"],
+)
+def test_rows_that_cannot_go_on_are_refused_and_the_model_is_as_before(rows):
+    adapter = quiet_adapter("llama")
+    canvas = stale_canvas(adapter)
+    with pytest.raises(InvalidRequest, match="layer 1 cannot go on"):
+        adapter.compute(canvas, IDS, adapter.rows(ALL), narrowing=Schedule(ALL[3:], rows))
+    expected = adapter.compute(adapter.canvas(N), IDS, adapter.rows(ALL))
+    assert torch.equal(adapter.compute(canvas, IDS, adapter.rows(ALL)), expected)
+
+
+def test_other_calls_of_the_model_run_as_ever_while_a_pass_is_narrowed():
+    adapter = quiet_adapter("llama")
+    ids = torch.tensor([IDS])
+    with torch.no_grad():
+        expected = adapter.model(ids).logits
+
+    class Meanwhile(Schedule):
+        def rows_for(self, layer):
+            if layer == 1:
+                found.append(adapter.model(ids).logits)
+            return super().rows_for(layer)
+
+    found = []
+    adapter.compute(stale_canvas(adapter), IDS, adapter.rows(ALL), narrowing=Meanwhile(*SCHEDULE))
+    assert torch.equal(found[0], expected)

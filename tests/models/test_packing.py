@@ -1,0 +1,135 @@
+"""Several requests in one call of the model: a batch of N equals N alone."""
+
+import pytest
+import torch
+from prompts import (
+    APE_IDS,
+    APE_ROWS,
+    IDS,
+    N,
+    ape_canvas,
+    ape_plan,
+    computed_ape_canvas,
+    held,
+    quiet_adapter,
+    stale_canvas,
+)
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.attention_probe import AttentionProbe
+from kvweave.models.unrotated_queries import UnrotatedQueries
+
+TOLERANCE = 2e-4  # as in the parity tests
+LONG = torch.randint(3, 260, (100,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def requests(adapter):
+    """Selected rows over stale KV, a full prefill, and chunks at overlapping positions: lengths and rows differ."""
+    selected = torch.cat([torch.arange(20, 40, 3), torch.arange(40, N)])
+    return [
+        (stale_canvas(adapter), IDS, adapter.rows(selected)),
+        (adapter.canvas(33), IDS[:33], adapter.rows(torch.arange(33))),
+        (ape_canvas(adapter), APE_IDS, ape_plan(adapter, APE_ROWS)),
+    ]
+
+
+class Calls:
+    """Counts calls of a model and keeps the shape of what each was given."""
+
+    def __init__(self, adapter):
+        self.shapes = []
+        adapter.model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module, args, kwargs):
+        self.shapes.append(tuple(kwargs["input_ids"].shape))
+
+
+def close(got, expected):
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_packed_pass_equals_passes_alone(adapter):
+    alone, packed = requests(adapter), requests(adapter)
+    expected = [adapter.compute(*request) for request in alone]
+    got = adapter.compute_packed(packed)
+    assert len(got) == len(expected)
+    for one, other, (canvas, ids, _), (reference, _, _) in zip(got, expected, packed, alone, strict=True):
+        assert one.shape == other.shape
+        close(one, other)
+        close(held(canvas, len(ids)), held(reference, len(ids)))
+
+
+def test_packed_steps_equal_steps_alone(adapter):
+    def started():
+        canvases = [canvas for canvas, _, _ in requests(adapter)]
+        for canvas, request in zip(canvases, requests(adapter), strict=True):
+            adapter.compute(canvas, *request[1:])
+        return [*canvases, computed_ape_canvas(adapter)[0]]
+
+    alone, packed = started(), started()
+    for tokens in ([4, 5, 6, 7], [14, 15, 16, 17]):
+        expected = [adapter.step(canvas, token) for canvas, token in zip(alone, tokens, strict=True)]
+        got = adapter.step_packed(list(zip(packed, tokens, strict=True)))
+        for one, other in zip(got, expected, strict=True):
+            assert one.shape == other.shape
+            close(one, other)
+
+
+def test_watches_see_their_own_request(adapter):
+    def watched():
+        made = requests(adapter)
+        watches = [AttentionProbe(plan.rows[-3:]) for _, _, plan in made], UnrotatedQueries({0, 2})
+        for (_, _, plan), probe in zip(made, watches[0], strict=True):
+            plan.watches.append(probe)
+        made[1][2].watches.append(watches[1])
+        return made, *watches
+
+    alone, probes_alone, queries_alone = watched()
+    for request in alone:
+        adapter.compute(*request)
+    packed, probes, queries = watched()
+    adapter.compute_packed(packed)
+    for one, other in zip(probes, probes_alone, strict=True):
+        close(one.weights, other.weights)
+    for layer in (0, 2):
+        close(queries.of(layer), queries_alone.of(layer))
+
+
+def test_requests_of_any_number_take_one_call_without_padding():
+    adapter = quiet_adapter("llama")
+    packed = requests(adapter)
+    calls = Calls(adapter)
+    adapter.compute_packed(packed)
+    adapter.step_packed([(canvas, 9) for canvas, _, _ in packed])
+    assert calls.shapes == [(1, sum(len(plan.rows) for _, _, plan in packed)), (1, 3)]
+    assert adapter.compute_packed([]) == []
+
+
+@pytest.mark.parametrize(("family", "calls_made"), [("llama", 1), ("llama-dynamic", 3), ("phi3-longrope", 2)])
+def test_requests_under_other_frequencies_run_apart(family, calls_made):
+    adapter = quiet_adapter(family)
+    calls = Calls(adapter)
+
+    def made():
+        lengths = (100, 40, 70, 30)
+        return [(adapter.canvas(n), LONG[:n], adapter.rows(torch.arange(n))) for n in lengths]
+
+    alone, packed = made(), made()
+    expected = [adapter.compute(*request) for request in alone]
+    calls.shapes.clear()
+    for one, other in zip(adapter.compute_packed(packed), expected, strict=True):
+        close(one, other)
+    assert len(calls.shapes) == calls_made
+    expected = [adapter.step(canvas, 9) for canvas, _, _ in alone]
+    for one, other in zip(adapter.step_packed([(c, 9) for c, _, _ in packed]), expected, strict=True):
+        close(one, other)
+
+
+def test_a_canvas_that_appears_twice_is_refused_and_stays_usable():
+    adapter = quiet_adapter("llama")
+    canvas = stale_canvas(adapter)
+    request = canvas, IDS, adapter.rows(torch.arange(40, N))
+    with pytest.raises(InvalidRequest, match="a canvas appears twice"):
+        adapter.compute_packed([request, request])
+    expected = adapter.compute(stale_canvas(adapter), IDS, adapter.rows(torch.arange(40, N)))
+    assert torch.equal(adapter.compute(*request), expected)

@@ -1,0 +1,60 @@
+"""Queries before rotation: rotating them gives those that attention uses."""
+
+import pytest
+import torch
+from prompts import IDS, N, quiet_adapter, stale_canvas
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.unrotated_queries import UnrotatedQueries
+
+ROWS = torch.cat([torch.arange(5, 15), torch.arange(30, N)])
+
+
+class Rotated:
+    """Keeps the queries that attention uses."""
+
+    def __init__(self):
+        self.queries = {}
+
+    def see(self, queries):
+        self.queries[queries.layer] = queries.query
+
+
+def watched(adapter, *watches, capture=False):
+    canvas, plan = stale_canvas(adapter), adapter.rows(ROWS)
+    plan.watches.extend(watches)
+    return canvas, adapter.compute(canvas, IDS, plan, capture=capture)
+
+
+def test_rotating_them_with_the_models_own_function_gives_the_queries_of_attention(adapter):
+    layers = range(adapter.geometry.layers)
+    unrotated, rotated = UnrotatedQueries(layers), Rotated()
+    watched(adapter, unrotated, rotated)
+    angles = adapter.rotation.angles((ROWS,), N, torch.empty(0))
+    for layer in layers:
+        query = unrotated.of(layer)
+        assert query.shape == rotated.queries[layer].shape == (1, 4, len(ROWS), adapter.geometry.head_width)
+        assert torch.equal(angles.rotate(layer, query, 0), rotated.queries[layer])
+        if adapter.rotation.layers[layer].embedding is not None:
+            assert not torch.equal(query, rotated.queries[layer])
+
+
+def test_watching_changes_no_bit_of_the_pass_and_goes_with_capturing(adapter):
+    _, plain = watched(adapter)
+    unrotated = UnrotatedQueries({0, 2})
+    canvas, logits = watched(adapter, unrotated, capture=True)
+    alone, again = watched(adapter, capture=True)
+    assert torch.equal(plain, logits)
+    assert torch.equal(plain, again)
+    kept = [adapter.captured(c, IDS, 30, N).kv for c in (canvas, alone)]
+    assert torch.equal(kept[0], kept[1])
+    only = UnrotatedQueries({2})
+    watched(adapter, only)
+    assert torch.equal(only.of(2), unrotated.of(2))
+
+
+def test_a_layer_that_was_not_looked_at_is_refused():
+    unrotated = UnrotatedQueries({2})
+    watched(quiet_adapter("llama"), unrotated)
+    with pytest.raises(InvalidRequest, match="layer 1 was not looked at"):
+        unrotated.of(1)

@@ -1,0 +1,116 @@
+"""What a pass shows of the rows it is about to replace, and passes that end early."""
+
+import threading
+
+import pytest
+import torch
+from prompts import IDS, STORED, N, held, quiet_adapter, stale_canvas
+
+from kvweave.models.rotary import APPLY_NAME
+from kvweave.models.unrotated_queries import UnrotatedQueries
+from kvweave.models.updates import PassOver
+
+ALL = torch.arange(N)
+
+
+class Recorder:
+    """Keeps updates and ends the pass at a layer."""
+
+    def __init__(self, last=None):
+        self.last = last
+        self.updates = []
+
+    def see(self, update):
+        self.updates.append(update)
+        if update.layer == self.last:
+            raise PassOver
+
+
+class Layers:
+    """Keeps which layers attended."""
+
+    def __init__(self):
+        self.seen = []
+
+    def see(self, queries):
+        self.seen.append(queries.layer)
+
+
+def test_a_look_shows_the_new_rows_beside_what_the_canvas_held(adapter):
+    fresh = adapter.canvas(N)
+    adapter.compute(fresh, IDS, adapter.rows(ALL))
+    placed = stale_canvas(adapter)
+    adapter.compute(placed, IDS, adapter.rows(ALL[-1:]))
+    recorder = Recorder(last=1)
+    adapter.look(stale_canvas(adapter), IDS, adapter.rows(ALL), recorder)
+
+    assert [update.layer for update in recorder.updates] == [0, 1]
+    for update, new, stale in zip(recorder.updates, held(fresh, N), held(placed, N), strict=False):
+        assert torch.equal(update.rows, ALL)
+        assert torch.equal(update.keys, new[0][0])
+        assert torch.equal(update.values, new[1][0])
+        assert torch.equal(update.stale_keys[:, :STORED], stale[0][0, :, :STORED])
+        assert torch.equal(update.stale_values[:, :STORED], stale[1][0, :, :STORED])
+        assert not update.stale_keys[:, STORED:].any()
+        assert not update.stale_values[:, STORED:].any()
+
+
+def test_an_ended_pass_leaves_its_last_layer_as_it_was_and_the_canvas_fit_for_more(adapter):
+    original = getattr(adapter.rotation.module, APPLY_NAME)
+    canvas, recorder, layers = stale_canvas(adapter), Recorder(last=1), Layers()
+    plan = adapter.rows(ALL)
+    plan.watches.extend([layers, UnrotatedQueries({0})])
+    adapter.look(canvas, IDS, plan, recorder)
+    ended = recorder.updates[-1]
+    assert layers.seen == [0]
+    assert torch.equal(canvas.layers[0].keys[0, :, :N], recorder.updates[0].keys)
+    assert torch.equal(canvas.layers[1].keys[0, :, :N], ended.stale_keys)
+    assert torch.equal(canvas.layers[1].values[0, :, :N], ended.stale_values)
+    assert not canvas.layers[2].is_initialized
+    assert getattr(adapter.rotation.module, APPLY_NAME) is original
+
+    expected = adapter.compute(adapter.canvas(N), IDS, adapter.rows(ALL))
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(adapter.compute(canvas, IDS, adapter.rows(ALL))), daemon=True
+    )
+    thread.start()
+    thread.join(timeout=60)  # for ever, if the ended pass had kept the lock
+    assert torch.equal(found[0], expected)
+
+
+def test_a_look_that_is_not_ended_leaves_what_compute_leaves():
+    adapter = quiet_adapter("llama")
+    rows = torch.arange(30, N)
+    looked, computed, recorder = stale_canvas(adapter), stale_canvas(adapter), Recorder()
+    adapter.look(looked, IDS, adapter.rows(rows), recorder)
+    adapter.compute(computed, IDS, adapter.rows(rows))
+    assert len(recorder.updates) == adapter.geometry.layers
+    for one, other in zip(held(looked, N), held(computed, N), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+
+
+def test_a_later_pass_is_shown_what_the_earlier_one_wrote():
+    adapter = quiet_adapter("llama")
+    canvas, recorder = stale_canvas(adapter), Recorder()
+    adapter.compute(canvas, IDS, adapter.rows(ALL))
+    before = held(canvas, N)
+    adapter.look(canvas, IDS, adapter.rows(ALL[-5:]), recorder)
+    for update, (keys, values) in zip(recorder.updates, before, strict=True):
+        assert torch.equal(update.stale_keys, keys[0, :, -5:])
+        assert torch.equal(update.stale_values, values[0, :, -5:])
+
+
+def test_what_else_a_watch_raises_comes_out_and_ends_the_pass():
+    adapter = quiet_adapter("llama")
+    canvas = stale_canvas(adapter)
+
+    class Broken:
+        def see(self, update):
+            raise RuntimeError("broken watch")
+
+    with pytest.raises(RuntimeError, match="broken watch"):
+        adapter.look(canvas, IDS, adapter.rows(ALL), Broken())
+    expected = adapter.compute(adapter.canvas(N), IDS, adapter.rows(ALL))
+    assert torch.equal(adapter.compute(canvas, IDS, adapter.rows(ALL)), expected)
