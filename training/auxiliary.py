@@ -30,9 +30,9 @@ from transformers import (
 
 from kvweave.core import Prompt
 from kvweave.evaluation.draft import Question
-from kvweave.evaluation.selection.crossing import Offsets, carry, context_offsets
 from kvweave.models.adapter import Adapter
 from kvweave.models.template import SEPARATOR
+from kvweave.ops.crossing import Offsets, carry
 from training.documents import Document, Writer
 from training.network import hidden_states, question_attention, rotation
 from training.plan import THETA, configuration
@@ -92,7 +92,7 @@ class Side:
         template, (context, asked) = self.adapter.template, self.shape
         prefix = template.prefix_ids(None)
         ids = [*prefix, *(token for chunk in document.chunks for token in template.chunk_ids(chunk))]
-        offsets = context_offsets(self.adapter, document.chunks)
+        offsets = template.context_offsets(document.chunks)
         length, total = len(ids), context + asked
         if length > context or offsets is None:
             return None

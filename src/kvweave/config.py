@@ -24,11 +24,15 @@ CONTEXT_SHARE = 8  # a default never takes more than this fraction (1/8) of a mo
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`model`: hub id or local path, None for the shipped reference model. `dtype`: auto, float32, bfloat16, float16."""
+    """`model`: hub id or local path, None for the shipped reference model. `dtype`: auto, float32, bfloat16, float16.
+
+    `auxiliary`: the same for the small model that some recipes select tokens with, None for the shipped one.
+    """
 
     model: str | None = None
     dtype: str = "auto"
     device: str = "auto"
+    auxiliary: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,15 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All components' settings together. `system` None means the default instruction of the prompt template."""
+    """All components' settings together.
+
+    `recipe` names the method by which stored KV is reused and, unless `prepare` names another way, made.
+    `system` None means the default instruction of the prompt template.
+    """
 
     home: Path
     recipe: str = "reuse"
+    prepare: str | None = None
     system: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
@@ -171,7 +180,7 @@ def _typed(component: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_names() -> list[str]:
-    names = {"recipe", "system"}
+    names = {"recipe", "prepare", "system"}
     for component in _COMPONENTS.values():
         names |= {f.name for f in dataclasses.fields(component)}
     return sorted(names)

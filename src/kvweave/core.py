@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 Origin = Literal["exact", "reused", "fresh"]
+TokenOrigin = Literal["exact", "reused", "recomputed", "fresh"]
 SpanKind = Literal["system", "chunk", "question"]
 
 
@@ -200,11 +201,15 @@ class PlanSpan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a request computed and what it reused, span by span; the four counts partition the prompt."""
+    """What a request computed and what it reused, span by span; the four counts partition the prompt.
+
+    `coverage` is None unless the budget was one; `ratio` is then 0 and says nothing.
+    """
 
     recipe: str
     ratio: float
     spans: tuple[PlanSpan, ...]
+    coverage: float | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -236,6 +241,19 @@ class Plan:
         """Share of the prompt that was not computed, 0..1."""
         total = self.prompt_tokens
         return (self.exact_tokens + self.reused_tokens) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedToken:
+    """One prompt token and how it got its KV in the end.
+
+    `text` is what the token adds to the text before it; empty for all but the last token of a character that
+    several make up. `origin` tells stored rows that were computed again from those used as they are.
+    """
+
+    id: int
+    text: str
+    origin: TokenOrigin
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,15 @@ HOTPOT = '{"dataset": "hotpotqa", "input": "Where is it?", "context": "It is her
 
 
 def test_every_recipe_and_task_has_a_row(command):
-    rows = json.loads(command(*FEW, "--json").stdout)
+    recipes = ("full", "naive", "direct", "reuse")
+    asked = [word for recipe in recipes for word in ("--recipe", recipe)]
+    told = json.loads(command(*FEW, *asked, "--json").stdout)
+    rows = told["rows"]
     assert {(row["task"], row["recipe"]) for row in rows} == {
-        (task, recipe)
-        for task in ("single", "coref", "overall")
-        for recipe in ("full", "naive", "direct", "reuse")
+        (task, recipe) for task in ("single", "coref", "overall") for recipe in recipes
     }
+    assert told["about"]["samples"] == 2
+    assert told["matrices"] == []  # nothing ran on two preparations
     for row in rows:
         assert set(FIELDS) <= set(row)
     full = [row for row in rows if row["recipe"] == "full"]
@@ -29,7 +32,7 @@ def test_every_recipe_and_task_has_a_row(command):
 
 
 def test_recomputing_everything_is_full_attention(command):
-    rows = json.loads(command(*FEW, "--recipe", "reuse", "--ratio", "1", "--json").stdout)
+    rows = json.loads(command(*FEW, "--recipe", "reuse", "--ratio", "1", "--json").stdout)["rows"]
     (all_rows,) = [
         row for row in rows if (row["task"], row["recipe"], row["ratio"]) == ("overall", "reuse", 1)
     ]
@@ -70,14 +73,31 @@ def test_few_prompts_and_ratios_that_do_not_apply_are_said(command):
     told = command(*FEW, "--recipe", "naive", "--ratio", "0", "--ratio", "0.3", "--json")
     assert "Some figures rest on 2 prompts; below 200" in told.stderr
     assert "--ratio 0.3 does not apply to naive, which select no tokens" in told.stderr
-    assert {row["ratio"] for row in json.loads(told.stdout) if row["recipe"] == "naive"} == {0}
+    assert {row["ratio"] for row in json.loads(told.stdout)["rows"] if row["recipe"] == "naive"} == {0}
+
+
+def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
+    few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
+    two = ("--matrix", "--recipe", "random", "--prepare", "bare", "--prepare", "isolated")
+    told = command(*few, *two, "--coverage", "0.5", "--output", tmp_path / "out")
+    assert "--coverage 0.5 does not apply to random: it takes scores that add up to a whole" in told.stderr
+    assert "gain over isolated" in told.stdout
+    assert "bare lifts" in told.stdout
+    assert (tmp_path / "out" / "matrix-0.15-256.png").exists()
+    content = json.loads((tmp_path / "out" / "rows.json").read_text("utf-8"))
+    (matrix,) = content["matrices"]
+    assert [(cell["selector"], cell["recipe"]) for cell in matrix["cells"]] == [
+        ("random", "bare+random"),
+        ("random", "random"),
+    ]
+    assert {row["recipe"] for row in content["rows"]} == {"full", "reuse", "bare+random", "random"}
 
 
 def test_prompts_that_are_too_long_are_left_out_and_said(command, tmp_path):
     (tmp_path / "data.jsonl").write_text(HOTPOT + HOTPOT.replace("It is here. ", "It is here. " * 9000))
     told = command("eval", "--longbench", tmp_path / "data.jsonl", "--recipe", "reuse", "--quiet", "--json")
     assert "1 of 2 prompts are left out" in told.stderr
-    assert {row["samples"] for row in json.loads(told.stdout)} == {1}
+    assert {row["samples"] for row in json.loads(told.stdout)["rows"]} == {1}
 
 
 def test_selection_says_which_tokens_matter(command, tmp_path):
@@ -93,6 +113,7 @@ def test_selection_says_which_tokens_matter(command, tmp_path):
     [
         (("--task", "nothing"), "single, multikey"),
         (("--recipe", "nothing"), "full, naive"),
+        (("--prepare", "nothing"), "bare, isolated, similar"),
         (("--suite", "nothing"), "quick, full"),
         (("--split", "nothing"), "train, dev, test"),
         (("--haystack", "/nowhere"), "/nowhere is not a folder"),

@@ -12,9 +12,9 @@ from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.runner import Runner
 from kvweave.evaluation.samples import Sample
-from kvweave.evaluation.suites import SUITES, Suite, suite_named
+from kvweave.evaluation.suites import SUITES, Suite, matrix_of, selectors, suite_named
 from kvweave.evaluation.tasks import TASKS
-from kvweave.recipes.methods import METHODS
+from kvweave.recipes.methods import METHODS, PREPARATIONS
 from kvweave.recipes.recipe import Recipe
 from kvweave.testing import tiny_adapter
 
@@ -38,17 +38,25 @@ def cases(suite=SUITE, split="dev"):
     return list(generated_cases(suite, split, HAY, words))
 
 
-def labels(recipes, ratios):
-    return [candidate.label for candidate in candidates(recipes, ratios)]
+def among(recipes, ratios, **more):
+    return candidates(replace(SUITE, recipes=tuple(recipes), ratios=tuple(ratios), **more))
+
+
+def labels(recipes, ratios, **more):
+    """Recipe and ratio of each candidate."""
+    found = [candidate.label for candidate in among(recipes, ratios, **more)]
+    assert all(coverage is None for _, _, coverage in found)
+    return [(recipe, ratio) for recipe, ratio, _ in found]
 
 
 class SelectsSomething:
     """Stands for any selective recipe's third slot."""
 
-    selects = True
+    selects = adds_up = True
+    records = ()
 
-    def choose(self, request, canvas, matched, stale):
-        return stale[: request.budget.rows(stale.numel())].to(torch.long)
+    def choose(self, scene):
+        return scene.stale[: scene.request.budget.rows(scene.stale.numel())].to(torch.long)
 
 
 @pytest.fixture
@@ -56,7 +64,9 @@ def selective(monkeypatch):
     """A recipe of this name that spends any ratio."""
     known = grid.recipe_named
     made = Recipe("selective", select=SelectsSomething())
-    monkeypatch.setattr(grid, "recipe_named", lambda name: made if name == "selective" else known(name))
+    monkeypatch.setattr(
+        grid, "recipe_named", lambda name, *how: made if name == "selective" else known(name, *how)
+    )
     return "selective"
 
 
@@ -89,7 +99,34 @@ class TestCandidates:
 
     def test_an_unknown_recipe_is_refused(self):
         with pytest.raises(UnknownRecipe, match="'magic'"):
-            candidates(["magic"], [0.0])
+            among(["magic"], [0.0])
+
+    def test_a_coverage_is_for_recipes_whose_scores_add_up_and_no_ratio(self, selective):
+        found = [
+            candidate.label for candidate in among([selective, "epic", "naive"], [0.2], coverages=(0.5,))
+        ]
+        assert found == [
+            ("reuse", 0.0, None),
+            (selective, 0.2, None),
+            (selective, None, 0.5),
+            ("epic", 0.2, None),
+            ("naive", 0.0, None),
+        ]
+
+    def test_named_preparations_stand_for_the_recipes_own(self):
+        found = labels(["reuse", "prophetkv"], [0.2], preparations=("bare", "isolated"))
+        assert found == [
+            ("reuse", 0.0),
+            ("bare+reuse", 0.0),
+            ("bare+prophetkv", 0.2),
+            ("prophetkv", 0.2),  # isolated is what it prepares anyway
+        ]
+
+    def test_what_prepares_nothing_cannot_be_prepared_otherwise(self):
+        with pytest.raises(
+            InvalidRequest, match="'prefix' prepares nothing; leave the preparation 'bare' out"
+        ):
+            among(["prefix"], [0.0], preparations=("bare",))
 
 
 class TestGeneratedCases:
@@ -127,10 +164,8 @@ class TestGeneratedCases:
 
 class TestEvaluate:
     @pytest.fixture
-    def runner(self, tmp_path):
-        runner = Runner(tiny_adapter(), tmp_path, Journal(None, {}))
-        yield runner
-        runner.close()
+    def runner(self):
+        return Runner(tiny_adapter(), Journal(None, {}))
 
     @staticmethod
     def case(number: int, question: str = "Where?") -> Case:
@@ -140,18 +175,18 @@ class TestEvaluate:
 
     def test_every_case_goes_through_every_candidate_in_order(self, runner):
         heard = []
-        among = candidates(["naive"], [1.0])
+        asked = among(["naive"], [1.0])
         outcomes = evaluate(
-            [self.case(0), self.case(1)], 2, among, runner, lambda *progress: heard.append(progress)
+            [self.case(0), self.case(1)], 2, asked, runner, lambda *progress: heard.append(progress)
         )
-        labels = [("full", 1.0), *(candidate.label for candidate in among)]
-        assert [(o.sample, o.recipe, o.ratio) for o in outcomes] == [
-            (f"file/{number}", *label) for number in (0, 1) for label in labels
+        labels = [("full", 1.0, None), *(candidate.label for candidate in asked)]
+        assert [(outcome.sample, outcome.label) for outcome in outcomes] == [
+            (f"file/{number}", label) for number in (0, 1) for label in labels
         ]
         assert heard == [("prompts", 1, 2), ("prompts", 2, 2)]
 
     def test_a_selective_recipe_recomputes_its_share(self, runner, selective):
-        outcomes = evaluate([self.case(0)], 1, candidates([selective], [0.25]), runner)
+        outcomes = evaluate([self.case(0)], 1, among([selective], [0.25]), runner)
         (trace,) = (outcome.trace for outcome in outcomes if outcome.recipe == selective)
         assert trace.recomputed == -(-trace.stale // 4) > 0
 
@@ -166,9 +201,21 @@ class TestSuites:
         suite = suite_named(name)
         assert set(suite.tasks) <= set(TASKS)
         assert set(suite.recipes) <= set(METHODS)
-        assert candidates(suite.recipes, suite.ratios)
+        assert candidates(suite)
         assert suite.samples * len(suite.seeds) >= 200  # behind every figure that is quoted
 
     def test_an_unknown_suite_is_refused(self):
         with pytest.raises(InvalidRequest, match="no suite 'slow'; choose one of quick, full"):
             suite_named("slow")
+
+    def test_a_matrix_is_every_selector_on_every_preparation_at_one_ratio(self):
+        suite = matrix_of(SUITE)
+        assert (suite.tasks, suite.samples) == (SUITE.tasks, SUITE.samples)
+        found = {candidate.label for candidate in candidates(suite)}
+        pairs = {
+            (selector, preparation, 0.0 if selector == "reuse" else 0.15)
+            for selector in selectors()
+            for preparation in PREPARATIONS
+        }
+        assert len(found) == len(pairs)
+        assert {("reuse", 0.0, None), ("similar+prophetkv", 0.15, None), ("fusionrag", 0.15, None)} <= found

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave.evaluation.journal import Journal
+from kvweave.evaluation.journal import Journal, read_journal
 from kvweave.evaluation.results import Outcome, Trace
 
 SUBJECT = {"model": "tiny", "dtype": "float32", "lengths": (512, 2048)}
@@ -32,7 +32,7 @@ OUTCOME = Outcome(
     took_s=0.5,
 )
 OTHER = replace(OUTCOME, recipe="naive", selection=0.5)
-KEY, OTHER_KEY = ((outcome.sample, outcome.recipe, outcome.ratio) for outcome in (OUTCOME, OTHER))
+KEY, OTHER_KEY = ((outcome.sample, outcome.label) for outcome in (OUTCOME, OTHER))
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_outcomes_come_back_equal(folder, file):
         assert journal.get(KEY) == OUTCOME
         assert journal.get(KEY).took_s == OUTCOME.took_s  # no part of what equality looks at
         assert journal.get(OTHER_KEY) == OTHER
-        assert journal.get((OUTCOME.sample, "reuse", 0.3)) is None
+        assert journal.get((OUTCOME.sample, ("reuse", 0.3, None))) is None
 
 
 def test_a_journal_grows_over_several_runs(folder):
@@ -64,6 +64,16 @@ def test_a_journal_grows_over_several_runs(folder):
             journal.add(outcome)
     with Journal(folder, SUBJECT) as journal:
         assert (journal.get(KEY), journal.get(OTHER_KEY)) == (OUTCOME, OTHER)
+
+
+def test_a_coverage_is_not_taken_for_a_ratio(folder):
+    by_coverage = replace(OUTCOME, ratio=None, coverage=0.2, answer="another")
+    for _ in "ab":  # written, and read back
+        with Journal(folder, SUBJECT) as journal:
+            journal.add(OUTCOME)
+            journal.add(by_coverage)
+            assert journal.get((OUTCOME.sample, ("reuse", 0.2, None))) == OUTCOME
+            assert journal.get((OUTCOME.sample, ("reuse", None, 0.2))) == by_coverage
 
 
 def test_an_outcome_is_in_the_file_when_add_returns(folder):
@@ -170,7 +180,7 @@ def test_another_process_holds_it_until_it_ends(folder):
     holder = textwrap.dedent(f"""
         import sys
         from pathlib import Path
-        from kvweave.evaluation.journal import Journal
+        from kvweave.evaluation.journal import Journal, read_journal
         journal = Journal(Path({str(folder)!r}), {SUBJECT!r})
         print("held", flush=True)
         sys.stdin.read()
@@ -200,3 +210,29 @@ def test_without_a_folder_outcomes_stay_in_memory():
         journal.add(OUTCOME)
         assert journal.get(KEY) == OUTCOME
         assert journal.get(OTHER_KEY) is None
+
+
+class TestReading:
+    def test_it_gives_the_whole_outcomes_and_leaves_the_file_alone(self, folder, file):
+        """An answer may hold what Python takes for the end of a line, and a crash may tear the last outcome."""
+        with Journal(folder, SUBJECT) as journal:
+            journal.add(replace(OUTCOME, recipe="torn"))
+        file.write_bytes(file.read_bytes()[:-9])
+        before = file.read_bytes()
+        subject, outcomes = read_journal(folder)
+        assert outcomes == [OUTCOME, OTHER]
+        assert (subject["model"], subject["lengths"]) == ("tiny", [512, 2048])
+        assert file.read_bytes() == before
+
+    def test_what_is_no_journal_is_refused(self, folder, file):
+        for content, said in (
+            (b"", "not a journal"),
+            (b'{"journal": 1}\n', "not a journal of this version"),
+            (file.read_bytes() + b"{}\n", "line 4, is damaged"),
+        ):
+            file.write_bytes(content)
+            with pytest.raises(InvalidRequest, match=said):
+                read_journal(folder)
+        file.unlink()
+        with pytest.raises(InvalidRequest, match=r"cannot be read \(No such file"):
+            read_journal(folder)

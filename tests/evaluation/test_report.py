@@ -12,9 +12,11 @@ import pytest
 from rich.console import Console
 
 from kvweave.errors import InvalidRequest
+from kvweave.evaluation.matrix import Cell, Matrix
 from kvweave.evaluation.report import About, first_look, table, to_json, write_report
 from kvweave.evaluation.report.baselines import baselines
 from kvweave.evaluation.report.by_ratio import by_ratio
+from kvweave.evaluation.report.heat_map import heat_map
 from kvweave.evaluation.report.pareto import front, pareto
 from kvweave.evaluation.report.sheet import png
 from kvweave.evaluation.report.style import DARK, LIGHT, looks, settings
@@ -44,8 +46,9 @@ def about(value):
     return Estimate(value, value - 0.04, value + 0.02)
 
 
-def row(task, recipe, ratio, score, *, context_tokens=512, samples=200):
+def row(task, recipe, ratio, score, *, context_tokens=512, samples=200, coverage=None):
     return Row(
+        coverage=coverage,
         task=task,
         context_tokens=context_tokens,
         recipe=recipe,
@@ -59,8 +62,8 @@ def row(task, recipe, ratio, score, *, context_tokens=512, samples=200):
         agreement=about(score - 0.02),
         kl=about(1 - score),
         faithfulness=about(0.9),
-        rows=Estimate(480 * ratio, 470 * ratio, 490 * ratio),
-        selection=about(0.5) if 0 < ratio < 1 else None,
+        rows=Estimate(*(tokens * (0.37 if ratio is None else ratio) for tokens in (480, 470, 490))),
+        selection=about(0.5) if ratio is None or 0 < ratio < 1 else None,
     )
 
 
@@ -75,9 +78,31 @@ def made_up(tasks=("easy", "coref"), recipes=None, **more):
     ]
 
 
+def by_coverage(tasks=("easy", "coref")):
+    """A recipe at a ratio, and the same at two coverages of which one is as large."""
+    return [
+        row(task, "picky", ratio, score, coverage=coverage)
+        for task in (*tasks, "overall")
+        for ratio, coverage, score in ((0.2, None, 0.5), (None, 0.2, 0.6), (None, 0.9, 0.8))
+    ]
+
+
+def crossed(selectors, preparations, context_tokens=512):
+    cells = [
+        Cell(
+            *(selector, preparation, f"{preparation}+{selector}", 200, about(0.5 + place / 20), about(0.4)),
+            gain=None if preparation == "isolated" else about(place / 10 - 0.2),
+            rows=about(80),
+        )
+        for selector in selectors
+        for place, preparation in enumerate(preparations)
+    ]
+    return Matrix(context_tokens, 0.15, tuple(selectors), tuple(preparations), tuple(cells))
+
+
 def drawn(draw, rows, theme=LIGHT):
     with matplotlib.rc_context(settings(theme)):
-        figure = draw(rows, looks(list(dict.fromkeys(row.recipe for row in rows)), theme), theme)
+        figure = draw(rows, looks(list(dict.fromkeys(row.series for row in rows)), theme), theme)
         figure.draw_without_rendering()
     return figure
 
@@ -141,6 +166,7 @@ def test_rows_json_says_what_was_run_and_holds_the_rows(report, rows):
     content = json.loads(report[0].read_text("utf-8"))
     assert content["about"]["seeds"] == [3, 4]
     assert content["rows"] == to_json(rows)
+    assert content["matrices"] == []
 
 
 def test_the_page_needs_nothing_outside_itself(page):
@@ -221,6 +247,53 @@ def test_figures_of_an_earlier_report_go_and_nothing_else_does(tmp_path):
     (tmp_path / "score-of-mine.png").write_bytes(b"mine")
     files = write_report(tmp_path, made_up(("coref",), recipes), ABOUT)
     assert {path.name for path in tmp_path.iterdir()} == {"score-of-mine.png", *(path.name for path in files)}
+
+
+def test_a_coverage_stands_apart_and_never_as_a_ratio(tmp_path, rows):
+    files = write_report(tmp_path, [*rows, *by_coverage()], ABOUT)
+    content = json.loads(files[0].read_text("utf-8"))
+    found = [(one["recipe"], one["ratio"], one["coverage"]) for one in content["rows"][-3:]]
+    assert found == [("picky", 0.2, None), ("picky", None, 0.2), ("picky", None, 0.9)]
+    page = files[-1].read_text("utf-8")
+    assert page.count("picky by coverage</th>") == 2  # overall, and task by task
+    assert f"<td>{480 * 0.37:,.0f}<small>" in page
+    [axes] = visible(drawn(by_ratio, by_coverage(("coref",))))
+    assert [list(line.get_xdata()) for line in axes.get_lines() if line.get_marker() != "None"] == [[0.2]]
+    [axes] = visible(drawn(pareto, [one for one in by_coverage() if one.task == "overall"]))
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert {"picky", "picky by coverage"} <= set(labels)
+
+
+def test_a_matrix_is_drawn_tabulated_and_put_into_words(tmp_path, rows):
+    matrix = crossed(["picky", "other"], ["isolated", "similar"])
+    files = write_report(tmp_path, rows, ABOUT, [matrix])
+    assert "matrix-0.15-512.png" in [path.name for path in files]
+    assert len(json.loads(files[0].read_text("utf-8"))["matrices"][0]["cells"]) == 4
+    page = files[-1].read_text("utf-8")
+    assert "similar lifts 0 of 2 selectors and lowers 2" in page
+    assert "-0.100±.030" in Cells(page).heat[-1]
+    write_report(tmp_path, rows, ABOUT)
+    assert not (tmp_path / "matrix-0.15-512.png").exists()
+
+
+@pytest.mark.parametrize("selectors", [1, 14])
+def test_a_matrix_says_every_cell_within_its_figure(selectors):
+    matrix = crossed(
+        [f"selector-{n:09}" for n in range(selectors)], ["bare", "isolated", "similar", "following"]
+    )
+    with matplotlib.rc_context(settings(LIGHT)):
+        figure = heat_map(matrix, LIGHT)
+        figure.draw_without_rendering()
+    [axes] = figure.axes
+    assert len(axes.texts) == 7 * selectors  # of isolated chunks no gain
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+    paper = figure.bbox
+    for box in [*boxes, axes.get_tightbbox(), *(text.get_window_extent() for text in figure.texts)]:
+        assert paper.x0 <= box.x0
+        assert box.x1 <= paper.x1
+        assert paper.y0 <= box.y0
+        assert box.y1 <= paper.y1
 
 
 def test_a_report_needs_rows(tmp_path):

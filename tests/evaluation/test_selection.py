@@ -16,9 +16,8 @@ from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.selection.analysis import analyse
 from kvweave.evaluation.selection.auxiliary import align
 from kvweave.evaluation.selection.context import context_of
-from kvweave.evaluation.selection.crossing import carry, context_offsets
 from kvweave.evaluation.selection.files import write_selection, write_sweep
-from kvweave.evaluation.selection.idealised import ByScore
+from kvweave.evaluation.selection.idealised import Given
 from kvweave.evaluation.selection.measures import (
     attention_divergence,
     common_share,
@@ -28,9 +27,11 @@ from kvweave.evaluation.selection.measures import (
 )
 from kvweave.evaluation.selection.observe import observe_full, observe_stale
 from kvweave.evaluation.selection.tables import sweep_table, tables
+from kvweave.ops.crossing import carry
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated
-from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.recipe import run
+from kvweave.recipes.select import Highest
 from kvweave.testing import tiny_adapter, tiny_model
 
 CHUNKS = (
@@ -244,30 +245,21 @@ def test_what_cannot_be_analysed_is_refused(adapter, tmp_path, samples, options,
 
 
 def test_given_scores_choose_stale_rows_only(adapter, tmp_path):
-    prompt = render(adapter, SAMPLES[0])
-    scores = torch.arange(100.0)
-    stale = torch.arange(40, 60)
+    tokens = render(adapter, SAMPLES[0])
+    first, second = tokens.spans[1:3]
+    recipe = replace(recipe_named("reuse"), select=Highest(Given(torch.arange(500.0), start=first.start)))
     with kvweave.ChunkStore(tmp_path) as store:
-        request = PrefillRequest(adapter, store, prompt, Budget(0.1))
-        assert ByScore(scores, start=10).choose(request, adapter.canvas(1), (), stale).tolist() == [58, 59]
+        kvweave.prepare(adapter, store, SAMPLES[0].chunks)
+        selected = run(recipe, adapter, store, tokens, ratio=0.1).selected.tolist()
+    last = tokens.spans[-2]
+    assert selected == list(range(last.end - len(selected), last.end))
+    assert second.start < selected[0]
 
 
 class TestAuxiliary:
-    def test_scores_are_shared_out_over_characters(self):
-        got = carry(torch.tensor([1.0, 2.0]), [(0, 2), (2, 4)], [(0, 1), (1, 4)], 4)
-        assert got.tolist() == [0.5, 2.5]
-
-    def test_tokens_that_share_a_character_share_its_score(self):
-        got = carry(torch.tensor([1.0, 2.0]), [(0, 1), (1, 3)], [(0, 1), (0, 1), (1, 3)], 3)
-        assert got.tolist() == [0.5, 0.5, 2.0]
-
-    def test_tokens_without_characters_lose_nothing(self):
-        got = carry(torch.tensor([1.0, 2.0, 4.0]), [(0, 0), (0, 2), (2, 2)], [(0, 1), (1, 2)], 2)
-        assert got.sum().item() == pytest.approx(7)
-
     def test_the_same_tokens_keep_their_scores(self, adapter):
         chunks = ("the inn – größer", *CHUNKS)
-        offsets = context_offsets(adapter, chunks)
+        offsets = adapter.template.context_offsets(chunks)
         prompt = render(adapter, sample("E", chunks=chunks))
         assert offsets is not None
         assert len(offsets) == context_of(prompt).tokens
@@ -288,9 +280,9 @@ class TestAuxiliary:
 
     def test_prompts_that_cannot_be_laid_side_by_side_are_counted(self, adapter, tmp_path, monkeypatch):
         other = tiny_adapter()
-        real = other.template.chunk_ids
+        real = other.template.chunk_offsets
         monkeypatch.setattr(
-            other.template, "chunk_ids", lambda text: real(text)[1:] if text == CHUNKS[2] else real(text)
+            other.template, "chunk_offsets", lambda text: None if text == CHUNKS[2] else real(text)
         )
         some = analyse(adapter, tmp_path, [SAMPLES[0], SAMPLES[3]], auxiliary=other).auxiliary
         assert some is not None

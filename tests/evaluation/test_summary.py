@@ -1,5 +1,7 @@
 """Rows of a table, worked out by hand from a handful of outcomes."""
 
+import dataclasses
+
 import pytest
 
 from kvweave.evaluation.results import Outcome, Trace
@@ -146,6 +148,19 @@ def test_a_length_is_compared_with_its_own_baselines(outcomes):
 def test_reuse_with_recomputing_is_no_baseline(outcomes):
     made = rows([*outcomes, outcome("twohop", 0, "reuse", 1.0, 1.0)])
     assert one(made, "twohop", "some", 0.4).reuse_score.value == pytest.approx(0.25)
+
+
+def test_a_coverage_has_a_row_of_its_own_behind_the_ratios(outcomes):
+    covering = [
+        dataclasses.replace(outcome, ratio=None, coverage=0.1, score=1.0)
+        for outcome in outcomes
+        if (outcome.recipe, outcome.ratio) == ("some", 0.2)
+    ]
+    here = [row for row in rows([*covering, *outcomes]) if (row.task, row.recipe) == ("overall", "some")]
+    assert [(row.ratio, row.coverage) for row in here] == [(0.2, None), (0.4, None), (None, 0.1)]
+    assert [(row.series, row.budget) for row in here[1:]] == [("some", 0.4), ("some by coverage", 0.1)]
+    assert here[2].score.value == 1.0
+    assert here[2].rows.value == 20  # what was really computed
 
 
 @pytest.mark.parametrize("missing", ["full", "reuse"])

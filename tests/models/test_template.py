@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvweave.core import Document, Prompt
 from kvweave.knowledge.chunking import Chunker
 from kvweave.models.loading import reference_tokenizer
-from kvweave.models.template import PromptTemplate
+from kvweave.models.template import SEPARATOR, PromptTemplate
 from kvweave.testing import tiny_tokenizer
 
 CHAT = (
@@ -105,3 +105,50 @@ def test_a_template_that_writes_the_date_gives_the_same_prompt_tomorrow():
     tokenizer = tiny_tokenizer("{{ strftime_now('%d %b %Y') }} {{ date_string }} " + CHAT)
     prefix = tokenizer.decode(PromptTemplate(tokenizer).prefix_ids("S."))
     assert prefix.startswith("26 Jul 2024 26 Jul 2024 ")
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=30))
+def test_the_characters_of_a_chunks_tokens_are_told(text):
+    tokenizer = tiny_tokenizer()
+    template = PromptTemplate(tokenizer)
+    ids, offsets = template.chunk_ids(text), template.chunk_offsets(text)
+    assert len(offsets) == len(ids)
+    whole = text + SEPARATOR
+    for token, (start, end) in zip(ids, offsets, strict=True):
+        said = tokenizer.decode([token])
+        # Bytes of one character are told as the whole character, and decode to nothing readable alone.
+        assert said == whole[start:end] or "\ufffd" in said
+    assert template.chunk_text(ids) == text
+    assert template.align(ids, text) == offsets
+
+
+def test_what_looks_like_a_control_token_has_its_own_characters():
+    template = PromptTemplate(tiny_tokenizer())
+    text = "an <eos> in <bos>"
+    ids = template.chunk_ids(text)
+    assert template.chunk_text(ids) == text
+    offsets = template.align(ids, text)
+    assert "".join(text[start:end] for start, end in offsets[: -len(template.framed(()))]) == text
+
+
+def test_ids_that_the_tokenizer_would_not_make_share_the_characters_evenly():
+    tokenizer = tiny_tokenizer()
+    template = PromptTemplate(tokenizer)
+    spelled = [tokenizer.convert_tokens_to_ids(sign) for sign in "the"]  # the tokenizer joins these
+    ids = template.framed(spelled)
+    text = template.chunk_text(ids)
+    assert text == "the"
+    offsets = template.align(ids, text)
+    assert offsets[:3] == ((0, 1), (1, 2), (2, 3))
+    assert [end for _, end in offsets[3:]][-1] == len(text + SEPARATOR)
+
+
+def test_context_offsets_are_the_chunks_one_after_the_other():
+    template = PromptTemplate(tiny_tokenizer())
+    first, second = template.chunk_offsets("the inn"), template.chunk_offsets("größer")
+    behind = len("the inn" + SEPARATOR)
+    assert template.context_offsets(("the inn", "größer")) == [
+        *first,
+        *((behind + start, behind + end) for start, end in second),
+    ]

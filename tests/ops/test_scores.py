@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from kvweave.ops import logits
 from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference
-from kvweave.ops.scores import kv_deviation, mean_attention, residual_norms, top_tokens
+from kvweave.ops.scores import (
+    attention_shares,
+    kv_deviation,
+    mean_attention,
+    peak_attention,
+    residual_norms,
+    top_tokens,
+)
 
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
 
@@ -35,6 +42,12 @@ def test_mean_attention_is_the_weights_of_the_definition(layout, window, softcap
     weights = attend_reference(query, rows, stored, scaling=0.3, window=window, softcap=softcap)
     got = mean_attention(query, rows, key, scaling=0.3, window=window, softcap=softcap)
     torch.testing.assert_close(got, weights.mean(dim=(1, 2)))
+    peak = peak_attention(query, rows, key, scaling=0.3, window=window, softcap=softcap)
+    torch.testing.assert_close(peak, weights.amax(dim=(1, 2)))
+    parts = torch.arange(keys)[:, None] % 3 == torch.arange(2)  # every third key belongs to no part
+    shares = attention_shares(query, rows, key, parts, scaling=0.3, window=window, softcap=softcap)
+    expected = torch.stack([weights[..., number::3].sum(dim=-1).mean(dim=1) for number in range(2)], dim=-1)
+    torch.testing.assert_close(shares, expected)
 
 
 def test_a_row_that_sees_none_of_the_columns_counts_as_zeros():
@@ -57,8 +70,12 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     query, keys = torch.randn(1, HEADS, 9, WIDTH), torch.randn(1, KV_HEADS, 12, WIDTH)
     rows = torch.arange(3, 12)
     whole = mean_attention(query, rows, keys, scaling=1.0)
+    peak, parts = peak_attention(query, rows, keys, scaling=1.0), torch.eye(keys.shape[2])
+    shares = attention_shares(query, rows, keys, parts, scaling=1.0)
     monkeypatch.setattr(logits, "MAX_LOGITS", 2 * HEADS * 12)
     torch.testing.assert_close(mean_attention(query, rows, keys, scaling=1.0), whole)
+    torch.testing.assert_close(peak_attention(query, rows, keys, scaling=1.0), peak)
+    torch.testing.assert_close(attention_shares(query, rows, keys, parts, scaling=1.0), shares)
 
 
 def test_top_tokens_are_as_many_as_asked_for_and_ties_go_to_the_first():

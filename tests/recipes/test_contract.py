@@ -1,14 +1,22 @@
 """Every recipe through the same checks, against plain full prefill."""
 
 import hashlib
+import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import kvweave
 from kvweave.models.canvas import PlacedSpan
+from kvweave.models.grouped import GroupedPlan
+from kvweave.recipes.corpus import ChunkList
 from kvweave.recipes.methods import METHODS, recipe_named
+from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
+from kvweave.recipes.workshop import Workshop
 from kvweave.store.keys import digest_tokens
 
 TOLERANCE = 1e-4
@@ -22,6 +30,41 @@ def plain_logits(adapter, prompt):
         ]
 
 
+def corpus_of(adapter, prompt):
+    """Likeness by length, so that no embedding model is needed."""
+    ids = [adapter.template.chunk_ids(text) for text in prompt.chunks]
+    return ChunkList(
+        prompt.chunks, ids, lambda texts: np.array([[len(t), 1.0] for t in texts], dtype=np.float32)
+    )
+
+
+def prepare(adapter, store, prompt, name, most=None):
+    shop = Workshop(adapter, store, adapter.template.prefix_ids(prompt.system), corpus_of(adapter, prompt))
+    prepare_chunks(
+        shop, [adapter.template.chunk_ids(text) for text in prompt.chunks[:most]], recipe_named(name)
+    )
+
+
+def best_version(recipe, store, request, number):
+    """The first that is stored, of the exact path and what the preparation accepts in this prompt."""
+    makings = [request.exact_making(number), *recipe.prepare.accepted(request, [number])[0]]
+    ids = request.prompt.ids(request.prompt.spans[number])
+    return next(kv for making in makings if (kv := store.get(request.adapter.fingerprint, ids, making)))
+
+
+class Counted:
+    """A recompute slot that notes which rows each layer computes."""
+
+    def __init__(self, inner):
+        self.inner, self.rows = inner, []
+
+    def run(self, scene, rows, watches, *, capture):
+        return self.inner.run(scene, rows, [*watches, self], capture=capture)
+
+    def see(self, queries):
+        self.rows.append(queries.rows.tolist())
+
+
 def files(store) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in store.folder.rglob("*.safetensors")}
 
@@ -29,7 +72,7 @@ def files(store) -> dict[str, str]:
 @pytest.mark.parametrize("name", METHODS)
 class TestEveryRecipe:
     def test_ratio_one_equals_full_attention(self, name, adapter, store, prompt):
-        kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+        prepare(adapter, store, prompt, name)
         result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=1.0)
         torch.testing.assert_close(
             result.logits, plain_logits(adapter, prompt), atol=TOLERANCE, rtol=TOLERANCE
@@ -45,27 +88,38 @@ class TestEveryRecipe:
 
     def test_ratio_zero_is_the_question_over_what_prepare_and_place_give(self, name, adapter, store, prompt):
         recipe = recipe_named(name)
-        kvweave.prepare(adapter, store, prompt.chunks, recipe=recipe, system=prompt.system)
+        prepare(adapter, store, prompt, name)
         tokens = adapter.template.render(prompt)
         result = run(recipe, adapter, store, tokens, ratio=0.0)
         prefix = tokens.ids(tokens.spans[0])
-        head = adapter.encode(prefix)
-        spans, rows = [PlacedSpan(head, 0, 0)], []
+        shop = Workshop(adapter, store, prefix, corpus_of(adapter, prompt))
+        spans, rows = [PlacedSpan(adapter.encode(prefix), 0, 0)], []
         for span in tokens.spans[1:-1]:
-            if recipe.prepare.making(adapter, prefix, span.tokens) is None:
+            if not recipe.prepare.makings(adapter, prefix, span.tokens):
                 rows.append(torch.arange(span.start, span.end))
                 continue
-            kv = recipe.prepare.make(adapter, store, prefix, tokens.ids(span))
-            at = recipe.prepare.made_at(prefix) if name == "naive" else span.start
-            spans.append(PlacedSpan(kv, span.start, at))
+            # Behind the prefix alone the first chunk's isolated KV is exact, and better than any other.
+            inexact = not recipe.prepare.makings(adapter, prefix, span.tokens)[0].exact
+            how = Isolated() if inexact and span.chunk == 0 else recipe.prepare
+            kv = how.make(shop, tokens.ids(span)).kv
+            if recipe.prepare.most_versions is not None:
+                kv = best_version(recipe, store, result.request, span.chunk + 1)
+            spans.append(PlacedSpan(kv, span.start, {"naive": 0, "ape": len(prefix)}.get(name, span.start)))
         question = tokens.spans[-1]
         rows.append(torch.arange(question.start, question.end))
-        canvas = adapter.canvas(tokens.tokens, spans)
-        expected = adapter.compute(canvas, tokens.token_ids, adapter.rows(torch.cat(rows)))
+        positions, plan = torch.arange(tokens.tokens), adapter.rows(torch.cat(rows))
+        if name == "ape":
+            chunks = tokens.spans[1:-1]
+            for span in chunks:
+                positions[span.start : span.end] = torch.arange(span.tokens) + len(prefix)
+            longest = max(span.tokens for span in chunks)
+            positions[question.start :] = torch.arange(question.tokens) + len(prefix) + longest
+            plan = GroupedPlan(plan.rows, torch.float32, columns=(chunks[0].start, chunks[-1].end))
+        expected = adapter.compute(adapter.canvas(tokens.tokens, spans, positions), tokens.token_ids, plan)
         torch.testing.assert_close(result.logits, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_no_stored_entry_changes(self, name, adapter, store, prompt):
-        kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+        prepare(adapter, store, prompt, name)
         kvweave.prefill(adapter, store, prompt, recipe=name)
         kvweave.prepare(adapter, store, prompt.chunks, recipe="reuse", system=prompt.system)
         before = files(store)
@@ -79,21 +133,45 @@ class TestEveryRecipe:
         assert {file: after[file] for file in before} == before
 
     def test_stored_kv_does_not_depend_on_the_order_of_preparation(self, name, adapter, prompt, tmp_path):
-        prepare, prefix = recipe_named(name).prepare, adapter.template.prefix_ids(prompt.system)
+        recipe, prefix = recipe_named(name), adapter.template.prefix_ids(prompt.system)
         ids = [adapter.template.chunk_ids(text) for text in prompt.chunks]
-        wanted = [(i, [prepare.making(adapter, prefix, len(i))]) for i in ids]
-        if wanted[0][1] == [None]:
-            assert kvweave.prepare(adapter, kvweave.ChunkStore(tmp_path), prompt.chunks, recipe=name) == 0
-            return
+        wanted = [(i, recipe.prepare.makings(adapter, prefix, len(i))[:1]) for i in ids]
         contents = []
-        for number, order in enumerate((prompt.chunks, prompt.chunks[::-1])):
+        for number, order in enumerate((ids, ids[::-1])):
             with kvweave.ChunkStore(tmp_path / str(number)) as store:
-                kvweave.prepare(adapter, store, order, recipe=name, system=prompt.system)
-                contents.append([kv.kv.clone() for kv, _ in store.find(adapter.fingerprint, wanted)])
+                shop = Workshop(adapter, store, prefix, corpus_of(adapter, prompt))
+                done = prepare_chunks(shop, order, recipe)
+                assert done == sum(bool(makings) for _, makings in wanted)
+                contents.append([kv[0].kv.clone() for kv in store.find(adapter.fingerprint, wanted) if kv])
+        assert len(contents[0]) == done
         assert all(torch.equal(a, b) for a, b in zip(*contents, strict=True))
 
+    @pytest.mark.parametrize("ratio", [0.05, 0.5, 0.99])
+    def test_a_selection_is_sorted_stale_and_within_budget(self, name, adapter, store, prompt, ratio):
+        recipe = recipe_named(name)
+        if not recipe.select.selects:
+            return
+        prepare(adapter, store, prompt, name)
+        tokens = adapter.template.render(prompt)
+        result = run(recipe, adapter, store, tokens, ratio=ratio)
+        stale = [
+            i for span in result.plan.spans if span.origin == "reused" for i in range(span.start, span.end)
+        ]
+        selected = result.selected.tolist()
+        assert selected == sorted(set(selected))
+        assert set(selected) <= set(stale)
+        assert len(selected) <= math.ceil(ratio * len(stale))
+        assert selected or name == "cacheclip"  # its windows may drop all that a small budget selects
+        counted = Counted(recipe.recompute)
+        again = run(replace(recipe, recompute=counted), adapter, store, tokens, ratio=ratio)
+        assert len(counted.rows) == adapter.geometry.layers
+        computed = [set(rows) & set(stale) for rows in counted.rows]
+        assert sum(map(len, computed)) == len(selected) * len(computed)  # on the mean over the layers
+        assert torch.equal(again.selected, result.selected)
+        assert torch.equal(again.logits, result.logits)
+
     def test_the_plan_partitions_the_prompt(self, name, adapter, store, prompt):
-        kvweave.prepare(adapter, store, prompt.chunks[:2], recipe=name, system=prompt.system)
+        prepare(adapter, store, prompt, name, most=2)
         for ratio in (None, 1.0):
             plan = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=ratio).plan
             parts = plan.exact_tokens + plan.reused_tokens + plan.recomputed_tokens + plan.fresh_tokens
@@ -102,7 +180,7 @@ class TestEveryRecipe:
             assert all(s.reason for s in plan.spans)
 
     def test_a_second_request_is_unharmed_by_the_first_ones_generation(self, name, adapter, store, prompt):
-        kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+        prepare(adapter, store, prompt, name)
         kvweave.prefill(adapter, store, prompt, recipe=name)
         first = kvweave.prefill(adapter, store, prompt, recipe=name)
         logits = first.logits.clone()
@@ -112,7 +190,7 @@ class TestEveryRecipe:
         assert torch.equal(kvweave.prefill(adapter, store, prompt, recipe=name).logits, logits)
 
     def test_generate_continues_as_plain_transformers_at_ratio_one(self, name, adapter, store, prompt):
-        kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+        prepare(adapter, store, prompt, name)
         result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=1.0)
         settings = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         got = adapter.model.generate(**result.generate_kwargs, **settings)
@@ -170,7 +248,7 @@ def test_rows_computed_behind_stale_ones_are_not_remembered(adapter, store, prom
         "fresh",
         "fresh",
     ]
-    assert [kept.kv.token_ids for kept in result.remembered] == [tokens.ids(tokens.spans[1])]
+    assert [kept.content.token_ids for kept in result.remembered] == [tokens.ids(tokens.spans[1])]
     everything = run(recipe_named("reuse"), adapter, store, tokens, ratio=1.0)
     assert len(everything.remembered) == 3
     assert all(kept.making.exact for kept in everything.remembered)
@@ -181,7 +259,9 @@ def test_remembered_kv_equals_what_full_attention_computes(adapter, store, promp
     result = run(recipe_named("prefix"), adapter, store, tokens)
     whole = adapter.encode(tokens.token_ids)
     for kept, span in zip(result.remembered, tokens.spans[:-1], strict=True):
-        torch.testing.assert_close(kept.kv.kv, whole.kv[:, :, :, span.start : span.end], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            kept.content.kv, whole.kv[:, :, :, span.start : span.end], atol=1e-4, rtol=1e-4
+        )
         assert kept.sources == tuple(digest_tokens(tokens.ids(s)) for s in tokens.spans[1 : span.chunk + 2])
 
 

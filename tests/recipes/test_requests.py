@@ -18,8 +18,11 @@ from kvweave.testing import tiny_adapter
 class EveryOther:
     """A selector that the package does not know: alternate stale rows up to the budget."""
 
-    def choose(self, request, canvas, matched, stale):
-        return stale[::2][: request.budget.rows(stale.numel())]
+    selects = True
+    records = ()
+
+    def choose(self, scene):
+        return scene.stale[::2][: scene.request.budget.rows(scene.stale.numel())]
 
 
 def test_a_new_method_needs_no_change_elsewhere(adapter, store, prompt):
@@ -58,7 +61,7 @@ def test_a_ratio_that_cannot_be_spent_is_refused(adapter, store, prompt):
 
 
 def test_an_unknown_recipe_lists_the_known_ones(adapter, store, prompt):
-    with pytest.raises(UnknownRecipe, match="full, naive, direct, reuse, prefix"):
+    with pytest.raises(UnknownRecipe, match="full, naive, direct, reuse"):
         kvweave.prefill(adapter, store, prompt, recipe="fastest")
 
 

@@ -148,6 +148,17 @@ def test_a_note_goes_with_the_last_owner_of_any_of_its_chunks(tmp_path: Path) ->
         assert len(entry_files(tmp_path)) == 1
 
 
+def test_whether_notes_are_listed_is_asked_by_one_query_without_reading_any(tmp_path: Path) -> None:
+    wanted = [(digest_tokens(note(seed).token_ids), DIGEST) for seed in (1, 2)]
+    with ChunkStore(tmp_path) as store:
+        put_note(store, note(1))
+        put(store, chunk(2), DIGEST)  # KV is no note
+        with statements(store) as sent:
+            assert store.has_notes(MODEL, wanted) == [True, False]
+        assert len(sent) == 1
+        assert (store.stats().hits, store.stats().misses) == (0, 0)
+
+
 def test_stats_and_verify_take_notes_into_account(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))

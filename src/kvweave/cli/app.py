@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvweave import __version__
-from kvweave.cli import ask, cache, demo, doctor, documents, evaluate
+from kvweave.cli import ask, cache, demo, doctor, documents, evaluate, profile, train_selector
 from kvweave.errors import KvweaveError
 
 INTERRUPTED = 130
@@ -29,6 +29,8 @@ app.command("rm")(documents.rm)
 app.add_typer(cache.app, name="cache")
 app.command("doctor")(doctor.doctor)
 app.add_typer(evaluate.app)
+app.command("profile-layers")(profile.profile_layers)
+app.command("train-selector")(train_selector.train_selector)
 app.command("demo")(demo.demo)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 
 def ask(
+    context: typer.Context,
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
     home: opt.Home = None,
     kb: opt.Kb = "default",
@@ -19,9 +20,18 @@ def ask(
     device: opt.Device = None,
     system: opt.System = None,
     recipe: opt.Recipe = None,
+    prepare: opt.Prepare = None,
+    auxiliary: opt.Auxiliary = None,
     ratio: Annotated[
         float | None,
         typer.Option(envvar="KVWEAVE_RATIO", help="Share of the reused context to recompute, 0 to 1."),
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            envvar="KVWEAVE_COVERAGE",
+            help="Instead: recompute as few tokens as hold this share of all scores, 0 to 1.",
+        ),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks in front of the question. Default: 5.")
@@ -45,14 +55,20 @@ def ask(
         ),
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show what was reused and where the time went.")
+        bool,
+        typer.Option(
+            "--explain",
+            help="Show the prompt coloured by what was reused, the plan, and where the time went.",
+        ),
     ] = False,
     json: opt.Json = False,
 ) -> None:
     """Answer a question from the documents, with sources."""
     from kvweave.cli.show import print_json
+    from kvweave.engine.facts import facts
 
     opt.quiet_libraries()
+    ratio, coverage = opt.one_budget(context, ratio, coverage)
     with opt.open_kb(
         kb,
         home,
@@ -61,21 +77,26 @@ def ask(
         device=device,
         system=system,
         recipe=recipe,
+        prepare=prepare,
+        auxiliary=auxiliary,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
     ) as base:
-        stream = base.stream(question, ratio=ratio, top_k=top_k, drop_chunks=drop_chunks)
+        stream = base.stream(question, ratio=ratio, coverage=coverage, top_k=top_k, drop_chunks=drop_chunks)
         for piece in stream:
             if not json:
                 typer.echo(piece, nl=False)
         answer = stream.answer
+        tokens = stream.explain() if explain else ()
     if json:
-        print_json(answer)
+        print_json({**facts(answer), "tokens": tokens} if explain else answer)
         return
     typer.echo()
     _tell_sources(answer)
     if explain:
-        _tell_plan(answer)
+        from kvweave.cli.explain import tell_explanation
+
+        tell_explanation(answer, tokens)
 
 
 def _tell_sources(answer: "Answer") -> None:
@@ -93,33 +114,3 @@ def _tell_sources(answer: "Answer") -> None:
         f"  [dim]{share(plan.reused_share)} of {plan.prompt_tokens} prompt tokens reused; first token after "
         f"{seconds(timing.ttft_s)}[/]"
     )
-
-
-def _tell_plan(answer: "Answer") -> None:
-    from rich.table import Table
-
-    from kvweave.cli.show import STDOUT, seconds
-
-    table = Table("span", "tokens", "from", "recomputed", "why", box=None, header_style="bold")
-    for span in answer.plan.spans:
-        name = f"chunk {span.chunk + 1}" if span.kind == "chunk" else span.kind
-        table.add_row(name, str(span.tokens), span.origin, str(span.recomputed_tokens), span.reason)
-    STDOUT.print()
-    STDOUT.print(f"recipe {answer.plan.recipe}, ratio {answer.plan.ratio:g}")
-    STDOUT.print(table)
-    t = answer.timing
-    steps = [
-        ("retrieve", t.retrieve_s),
-        ("tokenize", t.tokenize_s),
-        ("match and load", t.match_s),
-        ("place", t.place_s),
-        ("select", t.select_s),
-        ("recompute", t.recompute_s),
-        ("first token", t.ttft_s),
-        (f"decode {t.answer_tokens} tokens", t.decode_s),
-        ("total", t.total_s),
-    ]
-    times = Table("step", "time", box=None, header_style="bold")
-    for name, value in steps:
-        times.add_row(name, seconds(value))
-    STDOUT.print(times)

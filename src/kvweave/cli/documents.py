@@ -33,6 +33,8 @@ def add(
     ] = None,
     system: opt.System = None,
     recipe: opt.Recipe = None,
+    prepare: opt.Prepare = None,
+    auxiliary: opt.Auxiliary = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -52,6 +54,8 @@ def add(
             overlap_tokens=overlap_tokens,
             system=system,
             recipe=recipe,
+            prepare=prepare,
+            auxiliary=auxiliary,
         ) as base,
         progress_bar(quiet or json) as report,
     ):

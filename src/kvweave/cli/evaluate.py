@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,10 +67,33 @@ def evaluate(
     model: Model = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
-    recipe: Annotated[list[str] | None, typer.Option("--recipe", help="Recipe to run; repeatable.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", "--select", help="Recipe to run; repeatable.")
+    ] = None,
+    prepare: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prepare",
+            help="Run recipes on chunks prepared so, instead of each recipe's own way; repeatable, to compare.",
+        ),
+    ] = None,
+    auxiliary: opt.Auxiliary = None,
+    matrix: Annotated[
+        bool,
+        typer.Option("--matrix", help="Every selecting recipe on every preparation, at ratio 0.15."),
+    ] = False,
     ratio: Annotated[
         list[float] | None,
         typer.Option("--ratio", min=0, max=1, help="Share of stale context to recompute; repeatable."),
+    ] = None,
+    coverage: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--coverage",
+            min=0,
+            max=1,
+            help="Recompute as few tokens as hold this share of all scores; repeatable.",
+        ),
     ] = None,
     task: Tasks = None,
     seed: Seeds = None,
@@ -93,7 +116,7 @@ def evaluate(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Run every recipe × ratio × task × seed and compare the answers with full attention's."""
+    """Run every recipe × budget × task × seed and compare the answers with full attention's."""
     given = _sources(context, "COMMANDLINE")
     if context.invoked_subcommand is not None:
         _refuse(given, given, f"it would be ignored before `{context.invoked_subcommand}`; put it behind")
@@ -104,21 +127,25 @@ def evaluate(
     else:
         _refuse(given, ("overlap",), "only for --ruler and --longbench; leave it out")
     opt.quiet_libraries()
-    from kvweave.cli.show import progress_bar
+    from kvweave.cli.show import print_json, progress_bar
     from kvweave.evaluation.evaluation import Request, run_evaluation
+    from kvweave.evaluation.report import content, first_look
 
     chosen = _suite(
         suite,
+        matrix,
         recipes=recipe,
+        preparations=prepare,
+        auxiliary=auxiliary,
         ratios=ratio,
+        coverages=coverage,
         tasks=task,
         seeds=seed,
         samples=samples,
         context_tokens=context_tokens,
         chunk_tokens=chunk_tokens,
     )
-    if ratio:
-        _tell_ratios(chosen)
+    _tell_budgets(chosen.recipes, ratio or (), coverage or ())
     request = Request(
         suite=chosen,
         split=split,
@@ -131,7 +158,12 @@ def evaluate(
     )
     with progress_bar(quiet or json) as report:
         done = run_evaluation(_adapter(model, dtype, device), request, report, _tell)
-    _show(done, json)
+    if warning := first_look(min(row.samples for row in done.rows)):
+        _tell(warning)
+    if json:
+        print_json(content(done.rows, done.about, done.matrices))
+    else:
+        _show(done, matrix)
 
 
 def _sources(context: typer.Context, source: str) -> list[str]:
@@ -155,28 +187,39 @@ def _tell(sentence: str) -> None:
     STDERR.print(escape(sentence), soft_wrap=True)
 
 
-def _tell_ratios(suite: "Suite") -> None:
-    """Say which recipes the asked ratios do not apply to."""
-    from kvweave.evaluation.grid import candidates
-    from kvweave.evaluation.results import FULL
+def _tell_budgets(recipes: Sequence[str], ratios: Sequence[float], coverages: Sequence[float]) -> None:
+    """Say which recipes the asked budgets do not apply to."""
+    from kvweave.recipes.methods import recipe_named
 
-    run = {(FULL, 1.0), *(candidate.label for candidate in candidates(suite.recipes, suite.ratios))}
-    asked = [(name, ratio) for name in dict.fromkeys(suite.recipes) for ratio in suite.ratios]
-    recipes = dict.fromkeys(name for name, ratio in asked if (name, ratio) not in run)
-    ratios = dict.fromkeys(f"{ratio:g}" for name, ratio in asked if (name, ratio) not in run)
-    if recipes:
-        _tell(f"--ratio {', '.join(ratios)} does not apply to {', '.join(recipes)}, which select no tokens")
+    selects = {name: recipe_named(name).select for name in recipes}
+    between = [f"{ratio:g}" for ratio in ratios if 0 < ratio < 1]
+    others = [name for name, select in selects.items() if not select.selects]
+    if between and others:
+        _tell(f"--ratio {', '.join(between)} does not apply to {', '.join(others)}, which select no tokens")
+    others = [name for name, select in selects.items() if not select.adds_up]
+    if coverages and others:
+        asked = ", ".join(f"{coverage:g}" for coverage in coverages)
+        _tell(
+            f"--coverage {asked} does not apply to {', '.join(others)}: it takes scores that add up to a whole"
+        )
 
 
-def _suite(name: str, **changes: Any) -> "Suite":
+def _suite(name: str, matrix: bool, **changes: Any) -> "Suite":
     """A named suite with what other options change in it."""
     from dataclasses import replace
 
-    from kvweave.evaluation.suites import suite_named
+    from kvweave.evaluation.suites import matrix_of, selectors, suite_named
 
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
     chosen: Any = {key: value for key, value in given.items() if value is not None}
-    return replace(suite_named(name), **chosen)
+    suite = suite_named(name)
+    if matrix:
+        suite = matrix_of(suite)
+    elif "preparations" in chosen:
+        suite = replace(suite, recipes=selectors())
+    if "coverages" in chosen and not matrix:
+        suite = replace(suite, ratios=())  # unless ratios were asked for as well
+    return replace(suite, **chosen)
 
 
 def _adapter(model: str | None, dtype: str | None, device: str | None) -> Any:
@@ -192,16 +235,15 @@ def _command(context: typer.Context) -> str:
     return shlex.join(["kvweave", *sys.argv[1:], *added])
 
 
-def _show(done: "Evaluation", json: bool) -> None:
-    from kvweave.cli.show import STDOUT, print_json
-    from kvweave.evaluation.report import first_look, table, to_json
+def _show(done: "Evaluation", matrix: bool) -> None:
+    """The rows, or the matrices alone where they are what was asked for."""
+    from kvweave.cli.show import STDOUT
+    from kvweave.evaluation.report import matrix_table, table
 
-    if warning := first_look(min(row.samples for row in done.rows)):
-        _tell(warning)
-    if json:
-        print_json(to_json(done.rows))
-        return
-    STDOUT.print(table(done.rows))
+    if not matrix:
+        STDOUT.print(table(done.rows))
+    for one in done.matrices:
+        STDOUT.print(matrix_table(one))
     for path in done.files:
         STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)
 

@@ -49,8 +49,25 @@ Recipe = Annotated[
     str | None,
     typer.Option(
         "--recipe",
+        "--select",
         envvar="KVWEAVE_RECIPE",
-        help="How stored KV is reused; an unknown name lists the known ones.",
+        help="How stored KV is reused, and what of it is recomputed; an unknown name lists the known ones.",
+    ),
+]
+Prepare = Annotated[
+    str | None,
+    typer.Option(
+        "--prepare",
+        envvar="KVWEAVE_PREPARE",
+        help="How chunk KV is made beforehand, where not as the recipe does it; an unknown name lists the known ones.",
+    ),
+]
+Auxiliary = Annotated[
+    str | None,
+    typer.Option(
+        "--auxiliary",
+        envvar="KVWEAVE_AUXILIARY",
+        help="Hub id or folder of the small model that cacheclip selects tokens with. Default: the shipped one.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -69,6 +86,20 @@ def make_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
     from kvweave.engine.engine import open_knowledge_base
 
     return open_knowledge_base(name, home=home, **settings)
+
+
+def one_budget(
+    context: typer.Context, ratio: float | None, coverage: float | None
+) -> tuple[float | None, float | None]:
+    """Ratio and coverage as given; of the two, one on the command line stands for one from the environment."""
+    typed = {
+        name
+        for name in ("ratio", "coverage")
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    }
+    if len(typed) == 1:
+        return (ratio, None) if "ratio" in typed else (None, coverage)
+    return ratio, coverage
 
 
 def quiet_libraries() -> None:

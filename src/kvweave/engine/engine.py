@@ -16,7 +16,7 @@ from kvweave.config import (
     read_config,
     within_context,
 )
-from kvweave.core import AddReport, Answer
+from kvweave.core import AddReport, Answer, ExplainedToken, Prompt
 from kvweave.engine.identity import Identity
 from kvweave.engine.records import SWEEP_GRACE_S, Progress, Records
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch, PathNotFound
@@ -28,8 +28,10 @@ from kvweave.store.database import Database
 if TYPE_CHECKING:
     from kvweave.embedding.encoder import TextEncoder
     from kvweave.engine.indexing import Indexer
+    from kvweave.engine.pipeline import Answered
     from kvweave.knowledge.bank import ChunkBank
     from kvweave.models.adapter import Adapter
+    from kvweave.recipes.recipe import Recipe
 
 _KB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -68,7 +70,7 @@ class KnowledgeBase:
         wanted = self.config.model
         name = wanted.model or self._identity.get("model_name")
         dtype = wanted.dtype if wanted.dtype != "auto" else self._identity.get("model_dtype") or "auto"
-        adapter = load_model(name, dtype=dtype, device=wanted.device)
+        adapter = load_model(name, dtype=dtype, device=wanted.device, home=self.config.home)
         self._identity.check_model(adapter.fingerprint)
         return adapter
 
@@ -107,13 +109,24 @@ class KnowledgeBase:
         """The instruction that every prompt starts with: settled by the first `add`, since KV is computed behind it."""
         return self._settled("system", self.config.system, DEFAULT_SYSTEM)
 
+    def _recipe(self, recipe: str | None = None, prepare: str | None = None) -> "Recipe":
+        """What is named here, else in the settings; there a preparation is for those recipes that prepare something."""
+        from kvweave.recipes.methods import recipe_named
+        from kvweave.recipes.prepare import NotPrepared
+
+        auxiliary = self.config.model.auxiliary
+        if recipe is None:
+            return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary)
+        chosen = recipe_named(recipe, prepare, auxiliary)
+        complete = prepare is not None or "+" in recipe or chosen.prepare == NotPrepared()
+        return chosen if complete else recipe_named(recipe, self.config.prepare, auxiliary)
+
     def _indexer(self) -> "Indexer":
         """What adds documents, made of parts that agree with what is settled. Settles nothing itself."""
         from kvweave.engine.indexing import Indexer
         from kvweave.knowledge.chunking import Chunker
-        from kvweave.recipes.methods import recipe_named
 
-        recipe, adapter, cutting = recipe_named(self.config.recipe), self.adapter, self.config.chunking
+        recipe, adapter, cutting = self._recipe(), self.adapter, self.config.chunking
         longest = within_context(None, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens)
         chunk_tokens = self._settled("chunk_tokens", cutting.chunk_tokens, longest)
         overlap_tokens = self._settled("overlap_tokens", cutting.overlap_tokens, 0)
@@ -224,12 +237,22 @@ class KnowledgeBase:
         question: str,
         *,
         recipe: str | None = None,
+        prepare: str | None = None,
         ratio: float | None = None,
+        coverage: float | None = None,
         top_k: int | None = None,
         drop_chunks: bool = False,
     ) -> Answer:
         """Answer a question from the documents; see `stream` for the options and errors."""
-        stream = self.stream(question, recipe=recipe, ratio=ratio, top_k=top_k, drop_chunks=drop_chunks)
+        stream = self.stream(
+            question,
+            recipe=recipe,
+            prepare=prepare,
+            ratio=ratio,
+            coverage=coverage,
+            top_k=top_k,
+            drop_chunks=drop_chunks,
+        )
         for _ in stream:
             pass
         return stream.answer
@@ -239,24 +262,59 @@ class KnowledgeBase:
         question: str,
         *,
         recipe: str | None = None,
+        prepare: str | None = None,
         ratio: float | None = None,
+        coverage: float | None = None,
         top_k: int | None = None,
         drop_chunks: bool = False,
     ) -> "AnswerStream":
         """Answer piece by piece: iterate for the text; `.answer` holds the whole once the iteration ends.
 
-        `recipe` names how stored KV is reused, `ratio` 0..1 is the share of stale context tokens to recompute,
-        `top_k` the number of chunks; `drop_chunks` leaves out the lowest-ranked ones if the prompt is too long.
+        `recipe` names how stored KV is reused, `prepare` how chunks were prepared, where not as the recipe would.
+        `ratio` 0..1 is the share of stale context tokens to recompute; instead, `coverage` 0..1 recomputes as few as
+        hold that share of the selector's scores. `top_k` is the number of chunks; `drop_chunks` leaves out the
+        lowest-ranked ones if the prompt is too long.
         Raises EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch; PromptTooLong comes
         with the first piece.
         """
         from kvweave.engine.pipeline import Parts, Question, answer
-        from kvweave.recipes.methods import recipe_named
 
+        question, top_k = self._checked(question, top_k)
+        chosen = self._recipe(recipe, prepare)
+        chosen.budget(ratio, coverage)  # refused before the model is loaded
+        adapter, encoder = self.adapter, self.encoder
+        encoder.load()  # its loading is not the first question's time
+        asked = Question(
+            text=question,
+            recipe=chosen,
+            ratio=ratio,
+            coverage=coverage,
+            top_k=top_k,
+            system=self._system,
+            generation=self.config.generation,
+            max_new_tokens=within_context(
+                self.config.generation.max_new_tokens, DEFAULT_NEW_TOKENS, adapter.geometry.context_tokens
+            ),
+            drop_chunks=drop_chunks,
+        )
+        pieces = answer(Parts(adapter, self._shelf, self._bank, encoder, self.store), asked)
+        return AnswerStream(pieces, adapter.tokenizer)
+
+    def prompt(self, question: str, *, top_k: int | None = None) -> Prompt:
+        """What the question would be answered from, and nothing computed: its chunks in prompt order.
+
+        Raises EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
+        """
+        from kvweave.engine.pipeline import Parts, prompt_for
+
+        question, top_k = self._checked(question, top_k)
+        parts = Parts(self.adapter, self._shelf, self._bank, self.encoder, self.store)
+        return prompt_for(parts, question, top_k, self._system)
+
+    def _checked(self, question: str, top_k: int | None) -> tuple[str, int]:
+        """A question and a number of chunks that can be answered from what there is."""
         if not question.strip():
             raise InvalidRequest("the question is empty")
-        # A terminal may hand over broken bytes.
-        question = question.encode("utf-8", "replace").decode("utf-8")
         top_k = self.config.retrieval.top_k if top_k is None else top_k
         if top_k < 1:
             raise InvalidRequest(f"top_k is {top_k}; at least one chunk is needed")
@@ -265,22 +323,9 @@ class KnowledgeBase:
             raise EmptyKnowledgeBase(
                 f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
             )
-        chosen = recipe_named(recipe or self.config.recipe)
-        adapter, encoder = self.adapter, self.encoder
-        encoder.load()  # its loading is not the first question's time
-        asked = Question(
-            text=question,
-            recipe=chosen,
-            ratio=ratio,
-            top_k=min(top_k, sum(document.chunks for document in documents)),
-            system=self._system,
-            generation=self.config.generation,
-            max_new_tokens=within_context(
-                self.config.generation.max_new_tokens, DEFAULT_NEW_TOKENS, adapter.geometry.context_tokens
-            ),
-            drop_chunks=drop_chunks,
-        )
-        return AnswerStream(answer(Parts(adapter, self._shelf, self._bank, encoder, self.store), asked))
+        # A terminal may hand over broken bytes.
+        whole = question.encode("utf-8", "replace").decode("utf-8")
+        return whole, min(top_k, sum(document.chunks for document in documents))
 
     def close(self) -> None:
         """Write counters and close files; using the object afterwards raises StoreError. Closing twice is fine."""
@@ -298,23 +343,34 @@ class KnowledgeBase:
 
 
 class AnswerStream:
-    """The pieces of an answer, as an iterator; `answer` is there once it is exhausted."""
+    """The pieces of an answer, as an iterator; `answer` and `explain` are there once it is exhausted."""
 
-    def __init__(self, pieces: Generator[str, None, Answer]) -> None:
+    def __init__(self, pieces: "Generator[str, None, Answered]", tokenizer: Any) -> None:
         self._pieces = pieces
-        self._answer: Answer | None = None
+        self._tokenizer = tokenizer
+        self._answered: Answered | None = None
 
     def __iter__(self) -> Iterator[str]:
-        finished: Answer | None = yield from self._pieces
+        finished: Answered | None = yield from self._pieces
         # A second iteration finds nothing more and takes nothing away.
-        self._answer = finished or self._answer
+        self._answered = finished or self._answered
 
     @property
     def answer(self) -> Answer:
         """The whole answer; raises InvalidRequest while pieces are still to come."""
-        if self._answer is None:
+        return self._finished.answer
+
+    def explain(self) -> tuple[ExplainedToken, ...]:
+        """Every token of the prompt with where its KV came from; raises as `answer` does."""
+        from kvweave.engine.explanation import explain
+
+        return explain(self._finished, self._tokenizer)
+
+    @property
+    def _finished(self) -> "Answered":
+        if self._answered is None:
             raise InvalidRequest("the answer is not finished: iterate over the stream to its end first")
-        return self._answer
+        return self._answered
 
 
 def open_knowledge_base(

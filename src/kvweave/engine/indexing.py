@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kvweave.core import AddReport, Chunk, Document, SkippedFile
 from kvweave.embedding.encoder import TextEncoder
+from kvweave.engine.corpus import ListedCorpus
 from kvweave.engine.records import SWEEP_GRACE_S, Progress, Records
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.knowledge.bank import ChunkBank
@@ -21,8 +22,9 @@ from kvweave.knowledge.chunking import Chunker
 from kvweave.knowledge.reading import digest_file, find_files, read_document
 from kvweave.knowledge.shelf import ListedChunk, ListedDocument
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.prepare import prepare_chunks
+from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.workshop import Workshop
 
 BATCH_CHUNKS = 64  # chunks embedded and committed, or looked up and computed, at once
 ENTRY_OVERHEAD_BYTES = 8192  # a file's header and token ids, generously
@@ -174,30 +176,22 @@ class Indexer:
             done += tokens
             progress("computing KV", done, total)
 
+        template, records = self._adapter.template, self._records
+        corpus = ListedCorpus(records.shelf, self._bank, self._encoder, template)
+        shop = Workshop(self._adapter, records.store, template.prefix_ids(self.system), corpus, advance)
         for start in range(0, len(wanted), BATCH_CHUNKS):
             batch = wanted[start : start + BATCH_CHUNKS]
             texts = self._bank.texts([row.row_id for row in batch])
-            chunks = [self._adapter.template.chunk_ids(text) for text in texts.values()]
-            computed += prepare_chunks(
-                self._adapter,
-                self._records.store,
-                chunks,
-                self._recipe.prepare,
-                system=self.system,
-                progress=advance,
-            )
+            chunks = [template.chunk_ids(text) for text in texts.values()]
+            computed += prepare_chunks(shop, chunks, self._recipe)
         return computed, len(missing) - len(wanted)
 
     def missing_kv(self, first: Set[str] = frozenset()) -> list[ListedChunk]:
-        """Listed chunks, one per content, whose KV the recipe wants and the store lacks; those of `first` before others."""
-        prefix = self._adapter.template.prefix_ids(self.system)
-        rows = {row.kv_digest: row for row in self._records.shelf.all_chunks()}.values()
-        makings = [(row, self._recipe.prepare.making(self._adapter, prefix, row.kv_tokens)) for row in rows]
-        wanted = [(row, making) for row, making in makings if making is not None]
-        held = self._records.store.has_many(
-            self._adapter.fingerprint, [(row.kv_digest, making) for row, making in wanted]
-        )
-        missing = [row for (row, _), there in zip(wanted, held, strict=True) if not there]
+        """Listed chunks, one per content, of which the store lacks what the recipe wants; those of `first` before others."""
+        shop = Workshop(self._adapter, self._records.store, self._adapter.template.prefix_ids(self.system))
+        rows = list({row.kv_digest: row for row in self._records.shelf.all_chunks()}.values())
+        asked = [(row.kv_digest, row.kv_tokens) for row in rows]
+        missing = [rows[number] for number in lacking(shop, asked, self._recipe)]
         return sorted(missing, key=lambda row: (row.source not in first, row.source, row.position))
 
     def _fitting(self, missing: list[ListedChunk], new: set[str]) -> Iterator[ListedChunk]:
@@ -210,6 +204,7 @@ class Indexer:
         for_new = free + store.unasked_bytes
         for row in missing:
             size = row.kv_tokens * self._adapter.geometry.token_bytes + ENTRY_OVERHEAD_BYTES
+            size *= self._recipe.prepare.entries
             if size <= (for_new if row.source in new else free):
                 free, for_new = free - size, for_new - size
                 yield row

@@ -11,6 +11,9 @@
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import Tensor
 
 from kvweave.config import GenerationConfig
 from kvweave.core import Answer, Prompt, Source, TokenizedPrompt
@@ -37,11 +40,15 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request. `ratio` None is the recipe's own; `drop_chunks` allows leaving out the lowest-ranked chunks."""
+    """One request; `drop_chunks` allows leaving out the lowest-ranked chunks.
+
+    `ratio` or `coverage` is the budget, the recipe's own where both are None.
+    """
 
     text: str
     recipe: Recipe
     ratio: float | None
+    coverage: float | None
     top_k: int
     system: str
     generation: GenerationConfig
@@ -49,18 +56,33 @@ class Question:
     drop_chunks: bool = False
 
 
-def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
-    """Yield the answer's text piece by piece; the generator's return value is the whole Answer.
+class Answered(NamedTuple):
+    """A whole answer, and what it takes to explain it: the prompt, and the positions (k,) that were recomputed."""
 
-    Raises InvalidRequest (an impossible ratio), PromptTooLong and KnowledgeBaseError (a lost index) before the
+    answer: Answer
+    prompt: TokenizedPrompt
+    selected: Tensor
+
+
+def answer(parts: Parts, question: Question) -> Generator[str, None, Answered]:
+    """Yield the answer's text piece by piece; the generator's return value is the whole.
+
+    Raises InvalidRequest (an impossible budget), PromptTooLong and KnowledgeBaseError (a lost index) before the
     first piece.
     """
     began = time.perf_counter()
-    found = _retrieve(parts, question)
+    found = _retrieve(parts, question.text, question.top_k)
     retrieved = time.perf_counter()
     prompt, kept = _assemble(parts.adapter, question, found)
     assembled = time.perf_counter()
-    result = run(question.recipe, parts.adapter, parts.store, prompt, ratio=question.ratio)
+    result = run(
+        question.recipe,
+        parts.adapter,
+        parts.store,
+        prompt,
+        ratio=question.ratio,
+        coverage=question.coverage,
+    )
     first_logits = time.perf_counter()
 
     decoded = Decoded()
@@ -85,13 +107,23 @@ def answer(parts: Parts, question: Question) -> Generator[str, None, Answer]:
         total_s=finished - began,
         answer_tokens=decoded.tokens,
     )
-    return Answer(decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing)
+    whole = Answer(decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing)
+    return Answered(whole, prompt, result.selected)
 
 
-def _retrieve(parts: Parts, question: Question) -> list[Found]:
-    """The best chunks for the question, best first."""
-    vector = parts.encoder.encode([question.text])[0]
-    found = parts.bank.search(question.text, vector, question.top_k, parts.shelf.visible())
+def prompt_for(parts: Parts, text: str, top_k: int, system: str) -> Prompt:
+    """What a question would be answered from: the chunks found for it, as they would stand in the prompt.
+
+    Raises KnowledgeBaseError for a lost index.
+    """
+    ordered = _reading_order(_retrieve(parts, text, top_k))
+    return Prompt(text, tuple(found.text for found in ordered), system)
+
+
+def _retrieve(parts: Parts, text: str, top_k: int) -> list[Found]:
+    """The best chunks for a question, best first."""
+    vector = parts.encoder.encode([text])[0]
+    found = parts.bank.search(text, vector, top_k, parts.shelf.visible())
     if not found:
         raise KnowledgeBaseError(
             "the index holds none of the listed documents; run `kvweave add` on them again"

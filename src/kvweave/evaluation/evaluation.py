@@ -1,7 +1,6 @@
 """One evaluation from start to end: samples, runs, rows, and what is written down about them."""
 
 import datetime
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from kvweave.evaluation.fitting import too_long
 from kvweave.evaluation.grid import Case, Progress, candidates, evaluate, generated_cases
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.journal import Journal
+from kvweave.evaluation.matrix import Matrix, matrices
 from kvweave.evaluation.readers import READERS
 from kvweave.evaluation.report import About, write_report
 from kvweave.evaluation.results import Outcome, Row
@@ -21,6 +21,7 @@ from kvweave.evaluation.suites import Suite
 from kvweave.evaluation.summary import rows
 from kvweave.knowledge.chunking import Chunker
 from kvweave.models.adapter import Adapter
+from kvweave.recipes.auxiliary import auxiliary_named
 
 Notice = Callable[[str], None]
 """Called with a sentence for the user, before what it is about costs time."""
@@ -53,9 +54,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The rows, what they are about, and the files written."""
+    """The rows, matrices where selectors ran on several preparations, what they are about, and the files written."""
 
     rows: list[Row]
+    matrices: list[Matrix]
     about: About
     files: tuple[Path, ...]
 
@@ -74,7 +76,7 @@ def run_evaluation(
     """
     if request.split not in SPLITS:
         raise InvalidRequest(f"there is no split {request.split!r}; choose one of {', '.join(SPLITS)}")
-    among = candidates(request.suite.recipes, request.suite.ratios)
+    among = candidates(request.suite)
     made = list(_file_cases(adapter, request) if request.files else _generated(adapter, request))
     if not made:
         named = ", ".join(str(path) for _, path in request.files)
@@ -88,9 +90,10 @@ def run_evaluation(
     cases = [case for case in made if case.sample.name not in left_out]
     outcomes = _outcomes(adapter, request, cases, among, progress)
     found = rows(outcomes)
+    compared = matrices(outcomes, found)
     about = _about(adapter, request, sum(outcome.took_s for outcome in outcomes) / 60, len(left_out))
-    files = write_report(request.output, found, about) if request.output else []
-    return Evaluation(found, about, tuple(files))
+    files = write_report(request.output, found, about, compared) if request.output else []
+    return Evaluation(found, compared, about, tuple(files))
 
 
 def _outcomes(
@@ -101,15 +104,10 @@ def _outcomes(
         "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
         "haystack": str(request.haystack.resolve()) if request.haystack else None,
     }
-    with (
-        tempfile.TemporaryDirectory(prefix="kvweave-eval-") as folder,
-        Journal(request.output, subject) as journal,
-    ):
-        runner = Runner(adapter, Path(folder), journal)
-        try:
-            return evaluate(cases, len(cases), among, runner, progress)
-        finally:
-            runner.close()
+    if request.suite.auxiliary is not None:
+        subject["auxiliary"] = auxiliary_named(request.suite.auxiliary).adapter.fingerprint.digest
+    with Journal(request.output, subject) as journal:
+        return evaluate(cases, len(cases), among, Runner(adapter, journal), progress)
 
 
 def token_count(adapter: Adapter) -> Callable[[str], int]:

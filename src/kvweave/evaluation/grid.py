@@ -1,16 +1,17 @@
-"""Recipe × ratio × task × seed: which samples go through which candidates."""
+"""Recipe × budget × task × seed: which samples go through which candidates."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.haystack import Haystack
-from kvweave.evaluation.results import FULL, REUSE, Outcome
+from kvweave.evaluation.results import FULL, REUSE, Label, Outcome
 from kvweave.evaluation.runner import Candidate, Runner
 from kvweave.evaluation.samples import Sample, Setting, generate
 from kvweave.evaluation.suites import Suite
 from kvweave.evaluation.tasks import TASKS
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import Recipe
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and how much there is."""
@@ -42,21 +43,41 @@ def generated_cases(
                     yield Case(sample, context_tokens, seed)
 
 
-def candidates(recipes: Sequence[str], ratios: Sequence[float]) -> list[Candidate]:
-    """Every recipe at every ratio that means something to it; `reuse` at 0 is always among them.
+def candidates(suite: Suite) -> list[Candidate]:
+    """Every recipe with every budget that means something to it; `reuse` at ratio 0 is always among them.
 
-    A recipe that recomputes nothing runs at 0, and at 1 if that was asked for; full attention needs no candidate.
+    A recipe that recomputes nothing runs at ratio 0, and at 1 if that was asked for; full attention needs no candidate.
+    Where the suite names preparations, every recipe runs on each of them instead of its own.
     """
-    chosen: dict[tuple[str, float], Candidate] = {}
-    for name in dict.fromkeys((REUSE, *recipes)):
-        if name == FULL:
-            continue
-        recipe = recipe_named(name)
-        asked = ratios if recipe.select.selects else [0.0, *(ratio for ratio in ratios if ratio == 1)]
-        for ratio in (0.0, *asked) if name == REUSE else asked:
-            candidate = Candidate(recipe, float(ratio))
-            chosen[candidate.label] = candidate
+    chosen: dict[Label, Candidate] = {}
+    for recipe in _recipes(suite):
+        ratios, coverages = budgets(recipe, suite)
+        for candidate in (
+            *(Candidate(recipe, ratio) for ratio in ratios),
+            *(Candidate(recipe, None, coverage) for coverage in coverages),
+        ):
+            chosen.setdefault(candidate.label, candidate)
     return list(chosen.values())
+
+
+def budgets(recipe: Recipe, suite: Suite) -> tuple[list[float], list[float]]:
+    """The ratios and the coverages that a recipe runs with."""
+    if recipe.select.selects:
+        ratios = list(suite.ratios)
+    else:
+        ratios = [0.0, *(ratio for ratio in suite.ratios if ratio == 1)]
+    return [float(ratio) for ratio in ratios], list(suite.coverages) if recipe.select.adds_up else []
+
+
+def _recipes(suite: Suite) -> list[Recipe]:
+    """With all preparations; raises UnknownRecipe, and InvalidRequest for one that cannot be prepared otherwise."""
+    names = [name for name in dict.fromkeys(suite.recipes) if name != FULL]
+    asked = [
+        recipe_named(name, prepare, suite.auxiliary)
+        for name in names
+        for prepare in suite.preparations or (None,)
+    ]
+    return [recipe_named(REUSE), *asked]
 
 
 def evaluate(

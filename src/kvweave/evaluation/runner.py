@@ -7,7 +7,6 @@ Uses recipes the way every caller does; knows no method by name but `full`, whic
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,33 +19,37 @@ from kvweave.evaluation.divergence import divergence
 from kvweave.evaluation.faithfulness import ContainedFacts, Judge
 from kvweave.evaluation.fitting import render
 from kvweave.evaluation.journal import Journal
+from kvweave.evaluation.memory_store import MemoryStore
 from kvweave.evaluation.metrics import METRICS
-from kvweave.evaluation.results import FULL, Outcome, Trace
+from kvweave.evaluation.preparing import prepare_sample
+from kvweave.evaluation.results import FULL, Label, Outcome, Trace
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.watched import Watched
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention_probe import AttentionProbe
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prepare import Prepare, prefix_kv, prepare_chunks
+from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
+from kvweave.recipes.record import Record
 from kvweave.recipes.request import PrefillResult
-from kvweave.store.chunk_store import ChunkStore
+from kvweave.recipes.workshop import Workshop
 
 _GREEDY = GenerationConfig(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A recipe at a ratio, 0..1."""
+    """A recipe with its budget: a ratio or a coverage, 0..1; the other one is None."""
 
     recipe: Recipe
-    ratio: float
+    ratio: float | None
+    coverage: float | None = None
 
     @property
-    def label(self) -> tuple[str, float]:
-        """How tables and journals name it."""
-        return self.recipe.name, self.ratio
+    def label(self) -> Label:
+        """How journals name it."""
+        return self.recipe.name, self.ratio, self.coverage
 
 
 class _Answered(NamedTuple):
@@ -56,8 +59,9 @@ class _Answered(NamedTuple):
 
 
 class _Truth(NamedTuple):
-    """Full attention's answer, and how much its question attends to each prompt position of the context."""
+    """A prompt, full attention's answer, and how much its question attends to each position of the context."""
 
+    prompt: TokenizedPrompt
     answered: _Answered
     first: int
     attended: Tensor
@@ -68,22 +72,17 @@ class Runner:
 
     Args:
         adapter: the model.
-        folder: an empty folder for chunk KV; cleared after every sample, so nothing is warm by accident.
         journal: where outcomes are looked up first and written to.
         judge: what decides whether an answer's facts stand in the context.
     """
 
-    def __init__(self, adapter: Adapter, folder: Path, journal: Journal, judge: Judge | None = None) -> None:
+    def __init__(self, adapter: Adapter, journal: Journal, judge: Judge | None = None) -> None:
         self._adapter = adapter
-        self._store = ChunkStore(folder)
         self._journal = journal
         self._judge = judge or ContainedFacts()
         self._full = Candidate(recipe_named(FULL), 1.0)
-        self._prepared: Prepare | None = None
-
-    def close(self) -> None:
-        """Let go of the store."""
-        self._store.close()
+        self._prefixes = MemoryStore()
+        self._prepared: list[tuple[Prepare, tuple[Record, ...], MemoryStore]] = []
 
     def outcomes(
         self, sample: Sample, candidates: Sequence[Candidate], context_tokens: int, seed: int
@@ -95,16 +94,19 @@ class Runner:
         truth: _Truth | None = None
         try:
             for candidate in (self._full, *candidates):
-                outcome = self._journal.get((sample.name, *candidate.label))
+                outcome = self._journal.get((sample.name, candidate.label))
                 if outcome is None:
                     began = time.monotonic()
                     truth = truth or self._truth(sample)
-                    answered = truth.answered if candidate == self._full else self._answer(candidate, sample)
+                    if candidate == self._full:
+                        answered = truth.answered
+                    else:
+                        answered = self._answer(candidate, sample, truth.prompt)
                     outcome = self._outcome(sample, candidate, answered, truth, context_tokens, seed, began)
                     self._journal.add(outcome)
                 yield outcome
         finally:
-            self._clear()
+            self._prepared.clear()  # nothing is warm for the next prompt
 
     def _truth(self, sample: Sample) -> _Truth:
         prompt = render(self._adapter, sample)
@@ -113,14 +115,13 @@ class Runner:
         probe = AttentionProbe(torch.arange(*prompt.user_rows), columns=bounds)
         recipe = self._full.recipe
         watched = replace(recipe, attend=Watched(recipe.attend, [probe]))
-        answered = self._answer(Candidate(watched, self._full.ratio), sample)
-        return _Truth(answered, bounds[0], probe.weights.mean(dim=0).cpu())
+        answered = self._answer(Candidate(watched, self._full.ratio), sample, prompt)
+        return _Truth(prompt, answered, bounds[0], probe.weights.mean(dim=0).cpu())
 
-    def _answer(self, candidate: Candidate, sample: Sample) -> _Answered:
-        adapter = self._adapter
-        prompt = render(adapter, sample)
-        self._prepare(candidate.recipe.prepare, prompt)
-        result = run(candidate.recipe, adapter, self._store, prompt, ratio=candidate.ratio)
+    def _answer(self, candidate: Candidate, sample: Sample, prompt: TokenizedPrompt) -> _Answered:
+        adapter, recipe = self._adapter, candidate.recipe
+        store = self._store_for(recipe, sample, prompt)
+        result = run(recipe, adapter, store, prompt, ratio=candidate.ratio, coverage=candidate.coverage)
         decoded = Decoded()
         for _ in generate(
             adapter, result.canvas, prompt.token_ids, result.logits, _GREEDY, sample.max_new_tokens, decoded
@@ -128,23 +129,26 @@ class Runner:
             pass
         return _Answered(result, decoded.text.strip(), decoded.tokens)
 
-    def _prepare(self, prepare: Prepare, prompt: TokenizedPrompt) -> None:
-        """Store the system prefix and what the recipe prepares, and nothing else.
+    def _store_for(self, recipe: Recipe, sample: Sample, prompt: TokenizedPrompt) -> MemoryStore:
+        """The system prefix and what the recipe prepares and records of this prompt, and nothing else.
 
         What a recipe finds then depends on nothing that ran before it, so a resumed evaluation gives the same traces.
+        Recipes that prepare and record alike share it.
         """
-        if prepare == self._prepared:
-            return
-        self._clear()
-        system, *chunks = (prompt.ids(span) for span in prompt.spans[:-1])
+        records = recipe.select.records
+        base = self._prefixes
+        for prepared, recorded, store in self._prepared:
+            if prepared == recipe.prepare and recorded == records:
+                return store
+            if prepared == recipe.prepare and not recorded:
+                base = store  # the same KV, to be joined by records
+        system = prompt.ids(prompt.spans[0])
         if system:
-            prefix_kv(self._adapter, self._store, system)
-        prepare_chunks(self._adapter, self._store, chunks, prepare, system=None)
-        self._prepared = prepare
-
-    def _clear(self) -> None:
-        self._store.clear()
-        self._prepared = None
+            Workshop(self._adapter, self._prefixes, system).prefix_kv()
+        store = MemoryStore(base)
+        prepare_sample(self._adapter, store, sample, prompt, recipe)
+        self._prepared.append((recipe.prepare, records, store))
+        return store
 
     def _outcome(
         self,
@@ -156,15 +160,15 @@ class Runner:
         seed: int,
         began: float,
     ) -> Outcome:
-        recipe, ratio = candidate.label
         chunks = [span for span in answered.prefilled.plan.spans if span.kind == "chunk"]
         return Outcome(
             task=sample.task,
             context_tokens=context_tokens,
             seed=seed,
             sample=sample.name,
-            recipe=recipe,
-            ratio=ratio,
+            recipe=candidate.recipe.name,
+            ratio=candidate.ratio,
+            coverage=candidate.coverage,
             answer=answered.text,
             score=METRICS[sample.metric](answered.text, sample.answers),
             agreement=answered.text == truth.answered.text,

@@ -1,12 +1,13 @@
 """What `kvweave eval` runs when nothing else is asked for: named sets of tasks, lengths, recipes and ratios."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from kvweave.errors import InvalidRequest
+from kvweave.evaluation.results import REUSE
 from kvweave.evaluation.tasks import TASKS
-from kvweave.recipes.methods import METHODS
+from kvweave.recipes.methods import METHODS, PREPARATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class Suite:
         ratios: shares of stale context tokens to recompute, for recipes that select.
         seeds: each gives samples of its own.
         samples: prompts per task, length and seed.
+        coverages: shares of all scores to recompute, for recipes whose scores add up.
+        preparations: names of those to run every recipe on; none for each recipe's own.
+        auxiliary: the model that recipes with an auxiliary model read with; None is the shipped one.
     """
 
     tasks: tuple[str, ...]
@@ -30,6 +34,9 @@ class Suite:
     ratios: tuple[float, ...]
     seeds: tuple[int, ...]
     samples: int
+    coverages: tuple[float, ...] = ()
+    preparations: tuple[str, ...] = ()
+    auxiliary: str | None = None
 
 
 _RECIPES = tuple(name for name in METHODS if name not in ("full", "prefix"))
@@ -63,3 +70,23 @@ def suite_named(name: str) -> Suite:
     if name not in SUITES:
         raise InvalidRequest(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     return SUITES[name]
+
+
+def selectors() -> tuple[str, ...]:
+    """The recipes that combine with any preparation: all that select, and reuse, which recomputes nothing."""
+    return (REUSE, *(name for name, make in METHODS.items() if make().select.selects))
+
+
+MATRIX_RATIO = 0.15
+"""Where FusionRAG compares preparations (§5.3.1)."""
+
+
+def matrix_of(suite: Suite) -> Suite:
+    """The suite's prompts, answered by every selector on every preparation at one ratio."""
+    return replace(
+        suite,
+        recipes=selectors(),
+        ratios=(MATRIX_RATIO,),
+        coverages=(),
+        preparations=tuple(PREPARATIONS),
+    )

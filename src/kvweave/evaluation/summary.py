@@ -1,9 +1,9 @@
-"""Outcomes become rows: a task, a length, a recipe and a ratio each, and what they come to over all tasks."""
+"""Outcomes become rows: a task, a length, a recipe and a budget each, and what they come to over all tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvweave.evaluation.results import FULL, REUSE, Estimate, Outcome, Row
+from kvweave.evaluation.results import FULL, REUSE, Estimate, Label, Outcome, Row
 from kvweave.evaluation.statistics import Scores, interval_over_tasks, ratio_over_tasks
 
 OVERALL = "overall"
@@ -15,8 +15,7 @@ class _Cell(NamedTuple):
     """What one row is about, save for its task."""
 
     context_tokens: int
-    recipe: str
-    ratio: float
+    label: Label
 
 
 class _Baselines(NamedTuple):
@@ -27,10 +26,10 @@ class _Baselines(NamedTuple):
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """A row per task, length, recipe and ratio, and an "overall" one per length, recipe and ratio.
+    """A row per task, length, recipe and budget, and an "overall" one per length, recipe and budget.
 
-    Rows are ordered by length, task ("overall" last), recipe and ratio; tasks and recipes stand in the order in
-    which they first occur. Every sample must have an outcome under full attention and under reuse at ratio 0.
+    Rows are ordered by length, task ("overall" last), recipe and budget, ratios before coverages; tasks and recipes stand
+    in the order in which they first occur. Every sample must have an outcome under full attention and under reuse at ratio 0.
     """
     baselines = _Baselines(
         {outcome.sample: outcome for outcome in outcomes if outcome.recipe == FULL},
@@ -38,7 +37,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     )
     cells: dict[_Cell, dict[str, list[Outcome]]] = {}
     for outcome in outcomes:
-        cell = _Cell(outcome.context_tokens, outcome.recipe, outcome.ratio)
+        cell = _Cell(outcome.context_tokens, outcome.label)
         cells.setdefault(cell, {}).setdefault(outcome.task, []).append(outcome)
     made = []
     for cell, tasks in cells.items():
@@ -48,12 +47,20 @@ def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     places[OVERALL] = len(places)
     recipes = list(dict.fromkeys(outcome.recipe for outcome in outcomes))
     return sorted(
-        made, key=lambda row: (row.context_tokens, places[row.task], recipes.index(row.recipe), row.ratio)
+        made,
+        key=lambda row: (
+            row.context_tokens,
+            places[row.task],
+            recipes.index(row.recipe),
+            row.coverage is not None,
+            row.budget,
+        ),
     )
 
 
 def _row(task: str, cell: _Cell, groups: Sequence[Sequence[Outcome]], baselines: _Baselines) -> Row:
     """The row over groups, one per task; a task's own row has its one group."""
+    recipe, ratio, coverage = cell.label
     full = [[_beside(outcome, baselines.full, FULL) for outcome in group] for group in groups]
     reuse = [[_beside(outcome, baselines.reuse, REUSE) for outcome in group] for group in groups]
     scores = [
@@ -63,8 +70,9 @@ def _row(task: str, cell: _Cell, groups: Sequence[Sequence[Outcome]], baselines:
     return Row(
         task=task,
         context_tokens=cell.context_tokens,
-        recipe=cell.recipe,
-        ratio=cell.ratio,
+        recipe=recipe,
+        ratio=ratio,
+        coverage=coverage,
         samples=sum(len(group) for group in groups),
         score=_mean(groups, lambda outcome: outcome.score),
         full_score=_mean(full, lambda outcome: outcome.score),

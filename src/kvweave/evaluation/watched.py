@@ -1,13 +1,13 @@
 """An attend slot that lets others look on while a recipe runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from kvweave.models.attention import RowPlan, RowWatch
 from kvweave.recipes.attend import Attend
-from kvweave.recipes.request import PrefillRequest
+from kvweave.recipes.request import Matched, PrefillRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,18 @@ class Watched:
     inner: Attend
     watches: Sequence[RowWatch]
 
-    @property
-    def causal(self) -> bool:
+    def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
         """As the inner slot's."""
-        return self.inner.causal
+        return self.inner.causal(request, matched)
 
-    def plan(self, request: PrefillRequest, rows: Tensor) -> RowPlan:
+    def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
         """The inner slot's plan, watched."""
-        plan = self.inner.plan(request, rows)
+        plan = self.inner.plan(request, matched, rows)
         plan.watches.extend(self.watches)
         return plan
+
+    def continuation(
+        self, request: PrefillRequest, matched: tuple[Matched, ...]
+    ) -> Callable[[Tensor], RowPlan] | None:
+        """The inner slot's, unwatched."""
+        return self.inner.continuation(request, matched)

@@ -16,6 +16,7 @@ from kvweave.core import ChunkKV, ModelFingerprint, TokenizedPrompt
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models import attention
 from kvweave.models.canvas import Canvas, PlacedSpan, RowCapture
+from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
 from kvweave.models.narrowing import Narrowing, narrowed
 from kvweave.models.packing import Part
@@ -33,6 +34,9 @@ class Adapter:
     hooks it so that a canvas with a continuation of its own is continued by it; nothing else about the model
     changes. Raises UnsupportedModel if its KV cannot be represented.
     One pass runs at a time; the object may be shared between threads.
+
+    `critical_layers` are those whose attention from a question tells best what decoding will attend to, as far as that
+    is known; the middle ones until whoever loads the model knows better.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "") -> None:
@@ -44,6 +48,7 @@ class Adapter:
         self.template = PromptTemplate(tokenizer)
         self.geometry, self.rotation = probe(model)
         self._passes = Passes(model, self.rotation)
+        self.critical_layers = middle_layers(self.geometry.layers)
         self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
         self._lock = threading.RLock()
 
@@ -86,7 +91,7 @@ class Adapter:
         _check_positions(where, length)
         reach = int(where[-1]) + 1 if length else 0
         placed = tuple(span for span in spans if span.kv.tokens)
-        runs = tuple(torch.arange(s.rope_start, s.rope_start + s.kv.tokens, device=device) for s in placed)
+        runs = tuple(span.rope_positions(device) for span in placed)
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
         angles = self.rotation.angles(runs, reach, like)
         return Canvas(self.geometry.layers, length, placed, angles, where.to(device))

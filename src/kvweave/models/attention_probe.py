@@ -50,7 +50,7 @@ class AttentionProbe:
         if self._layers is not None and queries.layer not in self._layers:
             return
         if self._places is None:
-            self._places = _places(self._rows.to(queries.rows.device), queries.rows)
+            self._places = places_of(self._rows.to(queries.rows.device), queries.rows)
         self._seen[queries.layer] = mean_attention(
             queries.query[:, :, self._places],  # (1, H, R, D)
             queries.rows[self._places],
@@ -67,8 +67,11 @@ class AttentionProbe:
         return torch.stack([self._seen[layer] for layer in sorted(self._seen)])
 
 
-def _places(rows: Tensor, computed: Tensor) -> Tensor:
-    """Where each of `rows` stands among the ascending rows that a pass computes."""
+def places_of(rows: Tensor, computed: Tensor) -> Tensor:
+    """Where each of `rows` stands among the ascending rows that a pass computes.
+
+    Raises InvalidRequest if the pass does not compute one of them.
+    """
     places = torch.searchsorted(computed, rows).clamp_(max=max(0, computed.numel() - 1))
     if rows.numel() and (computed.numel() == 0 or not torch.equal(computed[places], rows)):
         missing = rows[~torch.isin(rows, computed)].tolist()

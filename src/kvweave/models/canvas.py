@@ -29,11 +29,20 @@ SPARE_TOKENS = 64  # room for the first generated tokens before a layer has to g
 
 @dataclass(frozen=True, slots=True)
 class PlacedSpan:
-    """Stored KV standing at prompt positions `start` … `start + kv.tokens`, rotated as if it began at `rope_start`."""
+    """Stored KV standing at prompt positions `start` … `start + kv.tokens`, rotated as if it began at `rope_start`.
+
+    `offsets` (tokens,) are the rotary positions behind `rope_start` where tokens of a chunk are left out between them.
+    """
 
     kv: ChunkKV
     start: int
     rope_start: int
+    offsets: Tensor | None = None
+
+    def rope_positions(self, device: torch.device) -> Tensor:
+        """(tokens,): where each token is rotated to."""
+        offsets = torch.arange(self.kv.tokens) if self.offsets is None else self.offsets
+        return (self.rope_start + offsets).to(device)
 
 
 class RowCapture:
@@ -102,9 +111,16 @@ class CanvasLayer(CacheLayerMixin):
             skip=nothing,
         )
         self.keys, self.values = merge(given, canvas.length, canvas.length + SPARE_TOKENS)
-        if self._index == len(canvas.layers) - 1:
+        if all(layer.keys is not None for layer in canvas.layers):
             canvas.spans = ()  # all layers have their own copy: let go of the stored tensors
         canvas.place_s += time.perf_counter() - started
+
+    def held_keys(self, like: Tensor) -> Tensor:
+        """The keys that this layer holds, (1, G, N, D), to be read only; see `Canvas.held_keys`."""
+        if not self.is_initialized:
+            self._lay_out(like)
+            self.lazy_initialization(like, like)
+        return self.keys[:, :, : self._canvas.length]
 
     def _replacing(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Update:
         return Update(
@@ -225,6 +241,14 @@ class Canvas(Cache):
             positions = torch.arange(span.start, span.start + span.kv.tokens, device=like.device)
             found.append(KeyRows(self._angles.rotate(layer, keys, number), values, positions))
         return tuple(found)
+
+    def held_keys(self, layer: int, like: Tensor) -> Tensor:
+        """The keys of all prompt positions that a layer holds now, rotated, (1, G, N, D); to be read only.
+
+        Zeros where nothing is placed or computed. `like` (1, G, T, D) are other keys of the model.
+        """
+        keys: Tensor = self.layers[layer].held_keys(like)
+        return keys
 
     def hold(self, tokens: int) -> None:
         """Continue from the first `tokens` positions: what stands after them is overwritten by what is appended."""

@@ -6,25 +6,35 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
+from kvweave.models.critical_layers import read_layers
 
 REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
 _SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(name: str | None = None, *, dtype: str = "auto", device: str = "auto") -> Adapter:
+def load_model(
+    name: str | None = None, *, dtype: str = "auto", device: str = "auto", home: Path | None = None
+) -> Adapter:
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
     `name` is a local folder or a hub id; None or "reference" is the small model that ships with kvweave, "auxiliary"
     the even smaller one that looks where the reference model looks.
-    `dtype` auto takes the checkpoint's; `device` auto takes a GPU if there is one. Raises ModelNotFound when
+    `dtype` auto takes the checkpoint's; `device` auto takes a GPU if there is one. `home` is where
+    `kvweave profile-layers` left what it found about the model; None is the default home folder. Raises ModelNotFound when
     there is nothing to load, UnsupportedModel when its KV cannot be represented, InvalidRequest for an
     unknown dtype or device.
     """
-    place = _device(device)
-    name = name or REFERENCE_NAME
+    adapter = _load_named(name or REFERENCE_NAME, dtype, _device(device))
+    found = read_layers(home or default_home(), adapter.fingerprint, adapter.geometry.layers)
+    adapter.critical_layers = found
+    return adapter
+
+
+def _load_named(name: str, dtype: str, place: torch.device) -> Adapter:
     if name in _SHIPPED:
         # Small enough that full precision costs nothing, and it was measured that way.
         return _load(str(_SHIPPED[name]), name, "float32" if dtype == "auto" else dtype, place)

@@ -5,6 +5,7 @@ end the user's turn or start another. Here such text stays ordinary text. Knows 
 """
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -37,28 +38,51 @@ class PlainTokenizer:
         if self._backend is None:
             given = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
             return tuple(given["input_ids"])
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        if self._within_reach.isdisjoint(encoding.ids):
-            return tuple(encoding.ids)
-        return self._ids_in_pieces(text, encoding)
+        pieces = self._pieces(text, 0)
+        return tuple(token for piece, _ in pieces for token in piece.ids if token not in self._within_reach)
+
+    def offsets(self, text: str) -> tuple[tuple[int, int], ...] | None:
+        """The first character of each of `ids(text)` and the one after its last; None if the tokenizer cannot tell."""
+        if self._backend is None:
+            return None
+        return tuple(
+            (behind + start, behind + end)
+            for piece, behind in self._pieces(text, 0)
+            for token, (start, end) in zip(piece.ids, piece.offsets, strict=True)
+            if token not in self._within_reach
+        )
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What ids stand for, control tokens spelled out."""
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
 
     def count(self, text: str) -> int:
         """How many ids `text` has."""
         return len(self.ids(text))
 
-    def _ids_in_pieces(self, text: str, encoding: Any) -> tuple[int, ...]:
-        """Break each marker that the vocabulary itself holds after its first character, and encode the pieces."""
+    def _pieces(self, text: str, behind: int) -> list[tuple[Any, int]]:
+        """Encodings that make up a text, each with the number of characters before it.
+
+        A marker that the vocabulary itself holds is broken after its first character; one of a single character
+        cannot be, and stands in the encoding still: it is to be left out.
+        """
+        assert self._backend is not None
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        whole = [(encoding, behind)]
+        if self._within_reach.isdisjoint(encoding.ids):
+            return whole
         cuts = {0, len(text)}
         dropped = 0
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token in self._within_reach:
                 cuts.add(start + 1)
                 dropped += end - start < 2
-        if dropped or len(cuts) == 2:  # a marker of one character cannot be broken: leave it out
-            return tuple(token for token in encoding.ids if token not in self._within_reach)
-        edges = sorted(cuts)
-        pieces = (text[start:end] for start, end in pairwise(edges))
-        return tuple(token for piece in pieces for token in self.ids(piece))
+        if dropped or len(cuts) == 2:
+            return whole
+        cut = pairwise(sorted(cuts))
+        return [piece for start, end in cut for piece in self._pieces(text[start:end], behind + start)]
 
 
 def _without_control(backend: Tokenizer) -> tuple[Tokenizer, frozenset[int]]:

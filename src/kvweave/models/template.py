@@ -8,6 +8,7 @@ Text from documents and users never becomes control tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kvweave.core import Prompt, Span, TokenizedPrompt
@@ -64,6 +65,49 @@ class PromptTemplate:
     def framed(self, text_ids: Sequence[int]) -> tuple[int, ...]:
         """A chunk's ids as they stand in a prompt, from the ids of its text."""
         return (*text_ids, *self._separator)
+
+    def chunk_offsets(self, text: str) -> tuple[tuple[int, int], ...] | None:
+        """The first character of each of a chunk's ids and the one after its last, counted in text and separator.
+
+        None if the tokenizer cannot tell.
+        """
+        own, between = self._plain.offsets(text), self._plain.offsets(SEPARATOR)
+        if own is None or between is None:
+            return None
+        return (*own, *((len(text) + start, len(text) + end) for start, end in between))
+
+    def context_offsets(self, chunks: Sequence[str]) -> list[tuple[int, int]] | None:
+        """`chunk_offsets` of a prompt's chunks, counted through all of them and the separators behind them."""
+        offsets: list[tuple[int, int]] = []
+        before = 0
+        for text in chunks:
+            found = self.chunk_offsets(text)
+            if found is None:
+                return None
+            offsets += [(before + start, before + end) for start, end in found]
+            before += len(text) + len(SEPARATOR)
+        return offsets
+
+    def align(self, chunk_ids: Sequence[int], text: str) -> tuple[tuple[int, int], ...]:
+        """The characters of each of a chunk's ids, counted in its text and separator; always something."""
+        offsets = self.chunk_offsets(text)
+        if offsets is not None and self.chunk_ids(text) == tuple(chunk_ids):
+            return offsets
+        # Other tokens than the tokenizer would make of the text, or one that does not tell where they stand: as if
+        # all were equally long. Neighbours stay neighbours, and what is lost is a few characters' exactness.
+        tokens = len(chunk_ids) - len(self._separator)
+        return (
+            *_evenly(tokens, 0, len(text)),
+            *_evenly(len(self._separator), len(text), len(text) + len(SEPARATOR)),
+        )
+
+    def chunk_text(self, chunk_ids: Sequence[int]) -> str:
+        """The text that a chunk's ids stand for, its separator left out."""
+        return self.text(chunk_ids[: len(chunk_ids) - len(self._separator)])
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text that ids stand for."""
+        return self._plain.text(ids)
 
     def render(self, prompt: Prompt) -> TokenizedPrompt:
         """Token ids and spans of a prompt; the system span may be empty, the question span never is."""
@@ -129,3 +173,9 @@ class PromptTemplate:
         if bos is not None and bos != eos and ids[:1] != [bos]:
             ids.insert(0, bos)
         return tuple(ids)
+
+
+def _evenly(tokens: int, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """Characters start … end dealt out to so many tokens."""
+    edges = [start + (end - start) * number // max(1, tokens) for number in range(tokens + 1)]
+    return tuple(pairwise(edges))

@@ -5,6 +5,8 @@ Selectors rank tokens by these. Nothing here knows models, prompts or methods.
 Tensor letters: B batch, H query heads, G KV heads, R query rows, S keys, D head width, n tokens.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -31,15 +33,66 @@ def mean_attention(
     first, end = columns or (0, keys.shape[2])
     batch, heads, count, _ = query.shape
     total = torch.zeros(batch, end - first, device=keys.device)
+    for weights in _weights(query, rows, keys, scaling, window, softcap, (first, end)):
+        total += weights.sum(dim=(1, 2))
+    return total / max(1, heads * count)
+
+
+def peak_attention(
+    query: Tensor,
+    rows: Tensor,
+    keys: Tensor,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """The largest softmax weight of any query row and head on each key, (B, S), float32; as `mean_attention` else."""
+    peak = torch.zeros(query.shape[0], keys.shape[2], device=keys.device)
+    for weights in _weights(query, rows, keys, scaling, window, softcap, (0, keys.shape[2])):
+        peak = torch.maximum(peak, weights.amax(dim=(1, 2)))
+    return peak
+
+
+def attention_shares(
+    query: Tensor,
+    rows: Tensor,
+    keys: Tensor,
+    parts: Tensor,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """How each query row's attention divides among parts of the keys, averaged over heads; as `mean_attention` else.
+
+    `parts` (S, P) is 1 where a key belongs to a part. Returns (B, R, P), float32.
+    """
+    shares = [torch.zeros(query.shape[0], 0, parts.shape[1], device=keys.device)]
+    for weights in _weights(query, rows, keys, scaling, window, softcap, (0, keys.shape[2])):
+        shares.append(weights.mean(dim=1) @ parts.float())  # (B, rows, P)
+    return torch.cat(shares, dim=1)
+
+
+def _weights(
+    query: Tensor,
+    rows: Tensor,
+    keys: Tensor,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    columns: tuple[int, int],
+) -> Iterator[Tensor]:
+    """Softmax weights (B, H, rows, end − first) of blocks of rows, in order; zeros for a row that sees no key."""
+    first, end = columns
+    batch, heads, count, _ = query.shape
     block = block_rows(batch, heads, end - first)
     for start in range(0, count, block):
         visible = visible_keys(rows[start : start + block], first, end, window)  # (rows, keys)
         q = query[:, :, start : start + block]
         logits = masked_logits(q, keys[:, :, first:end], visible, scaling=scaling, softcap=softcap)
-        weights = logits.softmax(dim=-1)
         blind = ~visible.any(dim=-1, keepdim=True)  # (rows, 1)
-        total += weights.masked_fill_(blind, 0.0).sum(dim=(1, 2))
-    return total / max(1, heads * count)
+        yield logits.softmax(dim=-1).masked_fill_(blind, 0.0)
 
 
 def top_tokens(scores: Tensor, count: int) -> Tensor:

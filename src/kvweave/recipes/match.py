@@ -1,6 +1,8 @@
 """Slot 2, match: which stored KV stands for which span of the prompt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 from kvweave.core import ChunkKV, Making, Span, SpanKind
@@ -80,18 +82,16 @@ def _find(
     request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool
 ) -> tuple[Matched, ...]:
     spans = request.prompt.spans
-    prefix = request.prompt.ids(spans[0])
     exact = [_exact_making(request, i, span, exact_chunks) for i, span in enumerate(spans)]
+    anywhere = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
+    accepted = dict(zip(anywhere, prepare.accepted(request, anywhere), strict=True))
     wanted = []
-    for span, best in zip(spans, exact, strict=True):
-        prepared = None
-        if any_chunks and span.kind == "chunk":
-            prepared = prepare.making(request.adapter, prefix, span.tokens)
-        makings = [making for making in (best, prepared) if making is not None and span.tokens]
-        wanted.append((request.prompt.ids(span), makings))
+    for number, (span, best) in enumerate(zip(spans, exact, strict=True)):
+        makings = [*([best] if best is not None else []), *accepted.get(number, ())]
+        wanted.append((request.prompt.ids(span), makings if span.tokens else []))
     found = request.store.find(request.adapter.fingerprint, wanted)
-    made_at = prepare.made_at(prefix)
-    return tuple(_describe(*each, made_at) for each in zip(spans, found, exact, strict=True))
+    tried = [makings for _, makings in wanted]
+    return tuple(_describe(*each) for each in zip(spans, found, exact, tried, strict=True))
 
 
 def _exact_making(request: PrefillRequest, number: int, span: Span, exact_chunks: bool) -> Making | None:
@@ -101,16 +101,42 @@ def _exact_making(request: PrefillRequest, number: int, span: Span, exact_chunks
 
 
 def _describe(
-    span: Span, found: tuple[ChunkKV, Making] | None, exact: Making | None, made_at: int
+    span: Span, found: tuple[ChunkKV, Making] | None, exact: Making | None, tried: Sequence[Making]
 ) -> Matched:
+    """`tried` are the makings that were looked for, the best first."""
     if span.tokens == 0:
         return Matched(span, "exact", "empty")
     if found is None:
-        return Matched(span, "fresh", _why_fresh(span, "the store holds nothing that fits"))
+        return Matched(span, "fresh", _why_fresh(span, _nowhere(exact, tried)))
     kv, making = found
     if making is exact:
-        return Matched(span, "exact", "stored behind exactly this text", kv, span.start)
-    return Matched(span, "reused", f"stored on its own ({making.kind})", kv, made_at)
+        return Matched(span, "exact", "stored behind exactly this text", kv, making)
+    missed = _without(exact, list(takewhile(lambda other: other is not making, tried)))
+    return Matched(span, "reused", f"{missed}stored to stand anywhere ({making.kind})", kv, making)
+
+
+def _nowhere(exact: Making | None, tried: Sequence[Making]) -> str:
+    """Why nothing was found, for people."""
+    kinds = _kinds(exact, tried)
+    if exact is None:
+        return f"nothing is stored to stand anywhere ({kinds})"
+    if not exact.context:
+        return "not stored yet"
+    return f"no KV behind exactly this text, {f'nor to stand anywhere ({kinds})' if kinds else 'and no other will do'}"
+
+
+def _without(exact: Making | None, missed: Sequence[Making]) -> str:
+    """What was looked for and not found before something was, for people."""
+    kinds = _kinds(exact, missed)
+    parts = [
+        *(["no KV behind exactly this text"] if exact is not None else []),
+        *([f"none made as {kinds}"] if kinds else []),
+    ]
+    return f"{', '.join(parts)}; " if parts else ""
+
+
+def _kinds(exact: Making | None, tried: Sequence[Making]) -> str:
+    return ", ".join(dict.fromkeys(making.kind for making in tried if making is not exact))
 
 
 def _why_fresh(span: Span, otherwise: str) -> str:

@@ -3,15 +3,25 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from kvweave.models.canvas import PlacedSpan
-from kvweave.recipes.request import Matched
+from kvweave.recipes.request import Matched, PrefillRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where stored spans are rotated to, and rotary positions (N,) of all prompt tokens where they are not 0 … N − 1."""
+
+    spans: tuple[PlacedSpan, ...]
+    positions: Tensor | None = None
 
 
 class Place(Protocol):
-    """Decides the rotary positions of stored spans; their order in the prompt never changes."""
+    """Decides rotary positions; the order of the spans in the prompt never changes."""
 
-    def positions(self, matched: tuple[Matched, ...]) -> tuple[PlacedSpan, ...]:
-        """Placed spans for everything that has stored KV."""
+    def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
+        """A place for everything that has stored KV."""
         ...
 
 
@@ -19,15 +29,23 @@ class Place(Protocol):
 class TruePositions:
     """Each token at its index in the prompt: what full attention would use (FusionRAG eq. 6)."""
 
-    def positions(self, matched: tuple[Matched, ...]) -> tuple[PlacedSpan, ...]:
+    def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
         """Rotated to where the span stands."""
-        return tuple(PlacedSpan(m.kv, m.span.start, m.span.start) for m in matched if m.kv is not None)
+        return Placement(
+            tuple(PlacedSpan(m.kv, m.span.start, m.span.start) for m in matched if m.kv is not None)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class AsStored:
-    """Each token at the position it had when it was prepared: wrong, kept as the lower bound."""
+class AsPreparedBare:
+    """Each chunk as if it stood at the front, where it was when it was prefilled alone: wrong, the lower bound."""
 
-    def positions(self, matched: tuple[Matched, ...]) -> tuple[PlacedSpan, ...]:
+    def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
         """Rotated to where the span stood when it was made."""
-        return tuple(PlacedSpan(m.kv, m.span.start, m.made_at) for m in matched if m.kv is not None)
+        return Placement(
+            tuple(
+                PlacedSpan(m.kv, m.span.start, m.span.start if m.origin == "exact" else 0)
+                for m in matched
+                if m.kv is not None
+            )
+        )

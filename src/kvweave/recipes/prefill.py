@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvweave.core import Prompt
+from kvweave.embedding.encoder import TextEncoder
 from kvweave.models.adapter import Adapter
+from kvweave.recipes.corpus import ChunkList
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prepare import prepare_chunks
+from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillResult
+from kvweave.recipes.workshop import Workshop
 from kvweave.store.chunk_store import ChunkStore
 
 
@@ -20,17 +23,20 @@ def prefill(
     *,
     recipe: str | Recipe = "reuse",
     ratio: float | None = None,
+    coverage: float | None = None,
 ) -> PrefillResult:
     """Prefill a prompt from stored chunk KV, computing what is not there, and store what is worth keeping.
 
-    `ratio` 0..1 is the share of stale context tokens to recompute, None the recipe's own. The result carries
+    `recipe` is a recipe or its name; similar+prophetkv, for one, is prophetkv on chunks that were prepared as similar.
+    `ratio` 0..1 is the share of stale context tokens to recompute; instead, `coverage` 0..1 recomputes as few as
+    hold that share of the selector's scores. Without either the recipe's own budget counts. The result carries
     `logits` (1, vocab) of the last position, `plan`, `timing`, and `generate_kwargs` for an ordinary
     `adapter.model.generate(**result.generate_kwargs)`. Raises UnknownRecipe, InvalidRequest, PromptTooLong.
     """
     began = time.perf_counter()
     tokens = adapter.template.render(prompt)
     tokenize_s = time.perf_counter() - began
-    result = run(_recipe(recipe), adapter, store, tokens, ratio=ratio)
+    result = run(_recipe(recipe), adapter, store, tokens, ratio=ratio, coverage=coverage)
     remember(result)
     timing = replace(
         result.timing,
@@ -48,16 +54,20 @@ def prepare(
     *,
     recipe: str | Recipe = "reuse",
     system: str | None = None,
+    embedding: str | None = None,
 ) -> int:
     """Compute and store chunk KV ahead of time, as a recipe wants it; returns how many chunks were computed.
 
     `system` is the instruction the prompts will have (None: the default one): KV prepared behind another is
-    not found. Chunks that are stored already cost a look-up.
+    not found. Chunks that are stored already cost a look-up. Where a recipe prepares chunks behind others, those are
+    taken from the same list: the ones before it, or the most similar by the `embedding` model.
     """
     if isinstance(chunks, str):
         raise TypeError("chunks is one string; give a list or tuple of chunk texts")
-    ids = [adapter.template.chunk_ids(text) for text in chunks]
-    return prepare_chunks(adapter, store, ids, _recipe(recipe).prepare, system=system)
+    ids = [tuple(adapter.template.chunk_ids(text)) for text in chunks]
+    corpus = ChunkList(chunks, ids, lambda texts: TextEncoder(embedding).encode(texts))
+    shop = Workshop(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus)
+    return prepare_chunks(shop, ids, _recipe(recipe))
 
 
 def _recipe(recipe: str | Recipe) -> Recipe:

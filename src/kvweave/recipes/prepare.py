@@ -1,132 +1,203 @@
 """Slot 1, prepare: how a chunk's KV is made offline, before any question asks for it."""
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvweave.core import ChunkKV, Making
 from kvweave.models.adapter import Adapter
-from kvweave.store.chunk_store import ChunkStore
+from kvweave.recipes.record import Record
+from kvweave.recipes.request import PrefillRequest
+from kvweave.recipes.workshop import Ids, Workshop
 from kvweave.store.keys import digest_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A chunk's KV, and the digests of the chunks that it was made from."""
+
+    kv: ChunkKV
+    sources: tuple[str, ...]
+
+
 class Prepare(Protocol):
-    """Makes position-independent KV of single chunks behind a system prefix (ids)."""
+    """Makes KV of chunks that may then stand anywhere behind a system prefix (ids).
 
-    def making(self, adapter: Adapter, prefix: Sequence[int], chunk_tokens: int) -> Making | None:
-        """How `make` would make the KV of a chunk of this length; None when the recipe prepares nothing."""
+    Inherit from it for what most preparations have in common.
+    """
+
+    @abstractmethod
+    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+        """What may stand for a chunk of this length, the best first; nothing when the recipe prepares nothing.
+
+        The first one is what `make` makes; the others are accepted where that is missing.
+        """
         ...
 
-    def made_at(self, prefix: Sequence[int]) -> int:
-        """The position, in tokens, at which a chunk stands while it is prepared."""
-        ...
-
-    def make(
-        self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]
-    ) -> ChunkKV:
+    @abstractmethod
+    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
         """Compute a chunk's KV; does not store it."""
         ...
 
+    def accepted(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[Making, ...]]:
+        """What may stand for each of these spans of a prompt, the best first: the same in every prompt."""
+        system, *_ = request.prompt.spans
+        prefix = request.prompt.ids(system)
+        return [
+            self.makings(request.adapter, prefix, request.prompt.spans[number].tokens) for number in spans
+        ]
 
-@dataclass(frozen=True, slots=True)
-class NotPrepared:
-    """Nothing is made offline."""
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What is recorded, beside what a selector asks for, of chunks prepared so: nothing."""
+        return ()
 
-    def making(self, adapter: Adapter, prefix: Sequence[int], chunk_tokens: int) -> Making | None:
-        """None."""
+    @property
+    def entries(self) -> int:
+        """How many KV entries a chunk gets at most: one."""
+        return 1
+
+    @property
+    def most_versions(self) -> int | None:
+        """How many exact versions of a chunk's KV are kept, each with a note on its attention.
+
+        None: as many as requests leave, without notes.
+        """
         return None
 
-    def made_at(self, prefix: Sequence[int]) -> int:
-        """Never asked for."""
-        return 0
 
-    def make(
-        self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]
-    ) -> ChunkKV:
+@dataclass(frozen=True, slots=True)
+class NotPrepared(Prepare):
+    """Nothing is made offline."""
+
+    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+        """None."""
+        return ()
+
+    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
         """Never called: there is no making."""
         raise AssertionError("a recipe that prepares nothing was asked to prepare")
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
+class Bare(Prepare):
     """Prefill the chunk alone from position 0: it keeps an attention sink of its own (CacheClip §2.3)."""
 
-    def making(self, adapter: Adapter, prefix: Sequence[int], chunk_tokens: int) -> Making | None:
+    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
         """Exact after nothing."""
-        return Making("bare", (), rope_regime=adapter.rope_regime(chunk_tokens))
+        return (Making("bare", (), rope_regime=adapter.rope_regime(chunk_tokens)),)
 
-    def made_at(self, prefix: Sequence[int]) -> int:
-        """Position 0."""
-        return 0
-
-    def make(
-        self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]
-    ) -> ChunkKV:
+    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
         """One pass over the chunk."""
-        return adapter.encode(chunk)
+        return Prepared(shop.adapter.encode(chunk), (digest_tokens(chunk),))
 
 
 @dataclass(frozen=True, slots=True)
-class Isolated:
+class Isolated(Prepare):
     """Prefill S ++ C and keep C's rows: one sink at the front of the prompt (FusionRAG eq. 5)."""
 
-    def making(self, adapter: Adapter, prefix: Sequence[int], chunk_tokens: int) -> Making | None:
+    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
         """Exact after the system prefix alone."""
-        context = (digest_tokens(prefix),) if prefix else ()
-        return Making("isolated", context, rope_regime=adapter.rope_regime(len(prefix) + chunk_tokens))
+        regime = adapter.rope_regime(len(prefix) + chunk_tokens)
+        return (Making("isolated", _context(prefix), rope_regime=regime),)
 
-    def made_at(self, prefix: Sequence[int]) -> int:
-        """Right behind the prefix."""
-        return len(prefix)
-
-    def make(
-        self, adapter: Adapter, store: ChunkStore, prefix: Sequence[int], chunk: Sequence[int]
-    ) -> ChunkKV:
+    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
         """One pass over the chunk behind the prefix's stored KV."""
+        adapter, prefix = shop.adapter, shop.prefix
+        sources = (digest_tokens(chunk),)
         if not prefix:
-            return adapter.encode(chunk)
+            return Prepared(adapter.encode(chunk), sources)
         if adapter.rope_regime(len(prefix)) == adapter.rope_regime(len(prefix) + len(chunk)):
-            return adapter.encode(chunk, prefix_kv(adapter, store, prefix))
+            return Prepared(adapter.encode(chunk, shop.prefix_kv()), sources)
         # The prefix alone would run under other frequencies: compute both together and keep the chunk.
         both = adapter.encode((*prefix, *chunk))
-        return ChunkKV(tuple(chunk), both.kv[:, :, :, len(prefix) :].contiguous())
+        return Prepared(ChunkKV(chunk, both.kv[:, :, :, len(prefix) :].contiguous()), sources)
 
 
-def prefix_kv(adapter: Adapter, store: ChunkStore, prefix: Sequence[int]) -> ChunkKV:
-    """The system prefix's KV from the store, computed and stored if it is not there."""
-    making = Making("bare", (), rope_regime=adapter.rope_regime(len(prefix)))
-    found = store.get(adapter.fingerprint, tuple(prefix), making)
-    if found is None:
-        found = adapter.encode(prefix)
-        store.put(adapter.fingerprint, found, making, sources=())
-    return found
+@dataclass(frozen=True, slots=True)
+class Similar(Prepare):
+    """Prefill a chunk behind the `most` chunks most similar to it, so that it has seen its like (FusionRAG §3.1 eq. 10).
 
-
-def prepare_chunks(
-    adapter: Adapter,
-    store: ChunkStore,
-    chunks: Sequence[Sequence[int]],
-    prepare: Prepare,
-    *,
-    system: str | None = None,
-    progress: Callable[[int], None] = lambda tokens: None,
-) -> int:
-    """Make and store what the recipe needs of each chunk and the store lacks.
-
-    `chunks` are token ids as they stand in a prompt (`adapter.template.chunk_ids(text)`); `progress` is
-    called with the number of tokens done after each chunk. Returns how many were computed and stored, each
-    before the next begins: an interrupted run keeps what it did.
+    Their `isolated` KV stands between system prefix and chunk, one after the other, most similar first. Accepts
+    `isolated` KV where this is missing, as it is when one of the neighbours was removed.
     """
-    prefix = adapter.template.prefix_ids(system)
-    chunks = list(dict.fromkeys(map(tuple, chunks)))  # a text that is there twice is made once
-    makings = [prepare.making(adapter, prefix, len(ids)) for ids in chunks]
-    digests = [digest_tokens(ids) for ids in chunks]
-    wanted = [(digest, making) for digest, making in zip(digests, makings, strict=True) if making is not None]
-    held = iter(store.has_many(adapter.fingerprint, wanted))
-    computed = 0
-    for ids, digest, making in zip(chunks, digests, makings, strict=True):
-        if making is not None and not next(held):
-            kv = prepare.make(adapter, store, prefix, ids)
-            computed += store.put(adapter.fingerprint, kv, making, sources=(digest,))
-        progress(len(ids))
-    return computed
+
+    most: int = 10
+
+    @property
+    def entries(self) -> int:
+        """Its own, and the `isolated` one that others are prepared behind."""
+        return 2
+
+    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+        """Not exact: the neighbours' KV does not know each other."""
+        return _behind(f"similar-{self.most}", adapter, prefix, chunk_tokens)
+
+    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+        """One pass over the chunk behind its neighbours' stored KV."""
+        return _make_behind(shop, shop.corpus.similar(chunk, self.most), chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Following(Prepare):
+    """Prefill a chunk behind the `most` chunks that stand before it in its document.
+
+    What a chunk's first sentences refer to mostly stands there. In none of the papers; the neighbours' KV is
+    `isolated`, as in FusionRAG's preprocessing, so that no chunk waits for another to be finished.
+    """
+
+    most: int = 1
+
+    @property
+    def entries(self) -> int:
+        """Its own, and the `isolated` one that others are prepared behind."""
+        return 2
+
+    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+        """Not exact, as with Similar."""
+        return _behind(f"following-{self.most}", adapter, prefix, chunk_tokens)
+
+    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+        """One pass over the chunk behind its predecessors' stored KV."""
+        return _make_behind(shop, shop.corpus.before(chunk, self.most), chunk)
+
+
+def _context(prefix: Ids) -> tuple[str, ...]:
+    return (digest_tokens(prefix),) if prefix else ()
+
+
+def _behind(kind: str, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+    (isolated,) = Isolated().makings(adapter, prefix, chunk_tokens)
+    return Making(kind, isolated.context, exact=False, rope_regime=isolated.rope_regime), isolated
+
+
+def _make_behind(shop: Workshop, neighbours: Sequence[Ids], chunk: Ids) -> Prepared:
+    """Prefill a chunk behind its neighbours' isolated KV, as many of them as fit the model's context."""
+    adapter = shop.adapter
+    regime = adapter.rope_regime(len(shop.prefix) + len(chunk))
+    before: list[ChunkKV] = [shop.prefix_kv()] if shop.prefix else []
+    sources = [digest_tokens(chunk)]
+    length = len(shop.prefix) + len(chunk)
+    for ids in neighbours:
+        if (
+            length + len(ids) > adapter.geometry.context_tokens
+            or adapter.rope_regime(length + len(ids)) != regime
+        ):
+            break
+        before.append(isolated_kv(shop, ids))
+        sources.append(digest_tokens(ids))
+        length += len(ids)
+    return Prepared(adapter.encode(chunk, *before), tuple(sources))
+
+
+def isolated_kv(shop: Workshop, chunk: Ids) -> ChunkKV:
+    """A chunk's isolated KV from the store, computed and stored if it is not there."""
+    isolated = Isolated()
+    (making,) = isolated.makings(shop.adapter, shop.prefix, len(chunk))
+    found = shop.store.get(shop.adapter.fingerprint, chunk, making)
+    if found is None:
+        made = isolated.make(shop, chunk)
+        shop.store.put(shop.adapter.fingerprint, made.kv, making, made.sources)
+        found = made.kv
+    return found

@@ -6,22 +6,25 @@ slots it changes, and one line in METHODS. If a method needs an edit here, a slo
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kvweave.core import Plan, PlanSpan, Span, Timing, TokenizedPrompt
-from kvweave.errors import StoreError
+from kvweave.core import Plan, PlanSpan, Timing, TokenizedPrompt
+from kvweave.errors import InvalidRequest, StoreError
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import Canvas
+from kvweave.recipes.assembled import Assembled, rows_of
 from kvweave.recipes.attend import Attend, Causal
+from kvweave.recipes.chunk_attention import ChunkAttention, attention_making
+from kvweave.recipes.kept import Kept
 from kvweave.recipes.match import Match, MatchSystemThenChunk
 from kvweave.recipes.place import Place, TruePositions
 from kvweave.recipes.prepare import Isolated, Prepare
 from kvweave.recipes.recompute import Recompute, SelectedRows
-from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult, Remembered
+from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
 from kvweave.store.chunk_store import ChunkStore
 
@@ -30,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Six answers. `ratio` is the budget a request gets when it names none."""
+    """Six answers. `ratio` or, where it is set, `coverage` is the budget a request gets when it names none."""
 
     name: str
     prepare: Prepare = field(default_factory=Isolated)
@@ -40,6 +43,15 @@ class Recipe:
     recompute: Recompute = field(default_factory=SelectedRows)
     attend: Attend = field(default_factory=Causal)
     ratio: float = 0.0
+    coverage: float | None = None
+
+    def budget(self, ratio: float | None, coverage: float | None) -> Budget:
+        """The budget asked for, else the recipe's own; raises InvalidRequest for both at once or an impossible one."""
+        if ratio is not None and coverage is not None:
+            raise InvalidRequest(f"both ratio {ratio} and coverage {coverage} are given; give one of them")
+        if ratio is None and coverage is None:
+            return Budget(self.ratio, self.coverage)
+        return Budget(ratio or 0.0, coverage)
 
 
 def run(
@@ -49,64 +61,61 @@ def run(
     prompt: TokenizedPrompt,
     *,
     ratio: float | None = None,
+    coverage: float | None = None,
 ) -> PrefillResult:
     """Prefill a prompt by a recipe: match → place → select → recompute.
 
     No stored entry is changed; what was computed and is worth keeping comes back in `remembered`, for the
-    caller to store when the answer is out. Raises InvalidRequest for an impossible budget and PromptTooLong.
+    caller to store when the answer is out. `ratio` or `coverage` is the budget, without them the recipe's own.
+    Raises InvalidRequest for an impossible budget and PromptTooLong.
     """
     adapter.check_length(prompt.tokens)
     began = time.perf_counter()
-    budget = Budget(recipe.ratio if ratio is None else ratio)
+    budget = recipe.budget(ratio, coverage)
     request = PrefillRequest(adapter, store, prompt, budget)
 
     matched = recipe.match.find(request, recipe.prepare)
     matched_at = time.perf_counter()
 
-    canvas = adapter.canvas(prompt.tokens, recipe.place.positions(matched))
-    selected = _select(recipe, request, canvas, matched)
-    selected_at = time.perf_counter()
+    placement = recipe.place.place(request, matched)
+    canvas = adapter.canvas(prompt.tokens, placement.spans, placement.positions)
+    canvas.continuation = recipe.attend.continuation(request, matched)
+    scene = Assembled(request, canvas, matched, recipe.attend)
+    selected = _select(recipe, scene)
+    selected_at, placed_s = time.perf_counter(), canvas.place_s
 
-    rows = _rows_to_compute(matched, selected)
+    rows = torch.cat([selected, scene.fresh]).sort().values
     kept = _worth_keeping(recipe, request, matched)
-    logits = recipe.recompute.run(request, canvas, rows, recipe.attend, capture=bool(kept))
+    noted = _noted(recipe, request, kept)
+    watches = [noted.watch] if noted is not None else []
+    logits = recipe.recompute.run(scene, rows, watches, capture=bool(kept))
     adapter.synchronize()
     done_at = time.perf_counter()
 
     timing = Timing(
         match_s=matched_at - began,
         place_s=canvas.place_s,
-        select_s=selected_at - matched_at,
-        recompute_s=done_at - selected_at - canvas.place_s,
+        select_s=selected_at - matched_at - placed_s,  # a selector that runs the model has stored KV laid out
+        recompute_s=done_at - selected_at - (canvas.place_s - placed_s),
         ttft_s=done_at - began,
         total_s=done_at - began,
     )
-    plan = Plan(recipe.name, budget.ratio, _plan_spans(matched, selected))
-    remembered = tuple(_remember(request, canvas, number) for number in kept)
+    plan = Plan(recipe.name, budget.ratio, _plan_spans(matched, selected), budget.coverage)
+    remembered = tuple(each for number in kept for each in _remember(recipe, request, canvas, number, noted))
     canvas.capture = None  # copied where it is worth keeping
     return PrefillResult(logits, plan, timing, canvas, selected, remembered, request)
 
 
-def _rows_of(spans: Iterable[Span]) -> Tensor:
-    """All prompt positions of some spans, in their order; none for no spans."""
-    return torch.cat([torch.empty(0, dtype=torch.long), *(torch.arange(s.start, s.end) for s in spans)])
-
-
-def _select(recipe: Recipe, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...]) -> Tensor:
-    if request.budget.everything:  # every context row, exact ones too: the result must equal full attention
-        return _rows_of(m.span for m in matched if m.span.kind == "chunk" and m.origin != "fresh")
-    stale = _rows_of(m.span for m in matched if m.origin == "reused")
-    return recipe.select.choose(request, canvas, matched, stale)
-
-
-def _rows_to_compute(matched: tuple[Matched, ...], selected: Tensor) -> Tensor:
-    fresh = _rows_of(m.span for m in matched if m.origin == "fresh")
-    return torch.cat([selected, fresh]).sort().values
+def _select(recipe: Recipe, scene: Assembled) -> Tensor:
+    if scene.request.budget.everything:
+        # Every context row, exact ones too: the result must equal full attention.
+        return rows_of(m.span for m in scene.matched if m.span.kind == "chunk" and m.origin != "fresh")
+    return recipe.select.choose(scene)
 
 
 def _worth_keeping(recipe: Recipe, request: PrefillRequest, matched: tuple[Matched, ...]) -> list[int]:
     """Spans computed in this request whose KV is exact: all before them is exact, fresh or recomputed."""
-    if not recipe.attend.causal:
+    if not recipe.attend.causal(request, matched):
         return []
     kept = []
     for number, found in enumerate(matched):
@@ -117,10 +126,24 @@ def _worth_keeping(recipe: Recipe, request: PrefillRequest, matched: tuple[Match
     return kept
 
 
-def _remember(request: PrefillRequest, canvas: Canvas, number: int) -> Remembered:
-    span = request.prompt.spans[number]
-    kv = request.adapter.captured(canvas, request.prompt.token_ids, span.start, span.end)
-    return Remembered(kv, request.exact_making(number), request.sources(number))
+def _noted(recipe: Recipe, request: PrefillRequest, kept: list[int]) -> ChunkAttention | None:
+    """What notes the attention of the chunks that are kept as versions; None where no recipe would read it."""
+    if recipe.prepare.most_versions is None:
+        return None
+    chunks = [number for number in kept if request.prompt.spans[number].kind == "chunk"]
+    return ChunkAttention(request.prompt, chunks) if chunks else None
+
+
+def _remember(
+    recipe: Recipe, request: PrefillRequest, canvas: Canvas, number: int, noted: ChunkAttention | None
+) -> Iterator[Kept]:
+    """A span's KV, and the note on its attention if it has one."""
+    prompt, making, sources = request.prompt, request.exact_making(number), request.sources(number)
+    span = prompt.spans[number]
+    kv = request.adapter.captured(canvas, prompt.token_ids, span.start, span.end)
+    yield Kept(kv, making, sources, recipe.prepare.most_versions if span.kind == "chunk" else None)
+    if noted is not None and span.kind == "chunk":
+        yield Kept(noted.note(number), attention_making(making), sources)
 
 
 def _plan_spans(matched: tuple[Matched, ...], selected: Tensor) -> tuple[PlanSpan, ...]:
@@ -141,10 +164,7 @@ def remember(result: PrefillResult) -> int:
     """
     request = result.request
     try:
-        return sum(
-            request.store.put(request.adapter.fingerprint, kept.kv, kept.making, kept.sources)
-            for kept in result.remembered
-        )
+        return sum(kept.put(request.store, request.adapter.fingerprint) for kept in result.remembered)
     except (StoreError, OSError) as error:
         _LOG.warning("what this request computed is not kept: %s", error)
         return 0

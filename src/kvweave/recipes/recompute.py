@@ -1,22 +1,24 @@
 """Slot 5, recompute: how the selected and fresh rows are run through the model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from kvweave.models.canvas import Canvas
-from kvweave.recipes.attend import Attend
-from kvweave.recipes.request import PrefillRequest
+from kvweave.models.attention import RowWatch
+from kvweave.recipes.assembled import Assembled
 
 
 class Recompute(Protocol):
     """Runs rows and leaves their K,V in the canvas."""
 
-    def run(
-        self, request: PrefillRequest, canvas: Canvas, rows: Tensor, attend: Attend, *, capture: bool
-    ) -> Tensor:
-        """Compute prompt positions `rows` (T,), ascending, the last one included; logits (1, vocab) of the last."""
+    def run(self, scene: Assembled, rows: Tensor, watches: Sequence[RowWatch], *, capture: bool) -> Tensor:
+        """Compute prompt positions `rows` (T,), ascending, the last one included; logits (1, vocab) of the last.
+
+        Fresh rows run through all layers in one pass, which the watches see. Of stale rows others than those in `rows`
+        may run too, as long as no more than these are computed on the mean over the layers.
+        """
         ...
 
 
@@ -24,9 +26,6 @@ class Recompute(Protocol):
 class SelectedRows:
     """All rows through all layers in one pass: Recompute(T) of the methods page (FusionRAG §3.2, ProphetKV §4.3)."""
 
-    def run(
-        self, request: PrefillRequest, canvas: Canvas, rows: Tensor, attend: Attend, *, capture: bool
-    ) -> Tensor:
+    def run(self, scene: Assembled, rows: Tensor, watches: Sequence[RowWatch], *, capture: bool) -> Tensor:
         """One pass."""
-        plan = attend.plan(request, rows)
-        return request.adapter.compute(canvas, request.prompt.token_ids, plan, capture=capture)
+        return scene.run(rows, *watches, capture=capture)

@@ -10,28 +10,55 @@ from kvweave.core import ChunkKV, Making, Origin, Plan, Span, Timing, TokenizedP
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import Canvas
+from kvweave.recipes.kept import Kept
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.keys import digest_tokens
+
+FLOOR, CEILING = 0.02, 0.5  # shares of the stale rows between which a coverage budget stays
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many stale context rows may be recomputed: `ratio` 0..1 of them, rounded up."""
+    """How many stale context rows may be recomputed.
 
-    ratio: float
+    `ratio` 0..1 of them, rounded up; or, with `coverage` 0..1, as few as hold that share of all scores, so that
+    easy questions cost less than hard ones, but between FLOOR and CEILING of them.
+    """
+
+    ratio: float = 0.0
+    coverage: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
             raise InvalidRequest(f"ratio is {self.ratio}; it is a share of the context between 0 and 1")
+        if self.coverage is not None and not 0 <= self.coverage <= 1:
+            raise InvalidRequest(f"coverage is {self.coverage}; it is a share of the scores between 0 and 1")
 
     @property
     def everything(self) -> bool:
         """Whether all context rows are computed, exact ones too."""
-        return self.ratio == 1
+        return self.ratio == 1 and self.coverage is None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no stale row may be computed, so that none needs a score."""
+        return self.ratio == 0 and self.coverage is None
 
     def rows(self, stale: int) -> int:
-        """k = ⌈ratio · stale⌉."""
-        return math.ceil(round(self.ratio * stale, 9))  # 0.07 · 100 is a little over 7 in floating point
+        """At most so many of `stale` rows: k = ⌈ratio · stale⌉."""
+        return _share(CEILING if self.coverage is not None else self.ratio, stale)
+
+    def spend(self, scores: Tensor) -> int:
+        """How many of the rows with these scores (n,) are recomputed; scores of a coverage are at least 0."""
+        if self.coverage is None:
+            return self.rows(scores.numel())
+        shares = scores.sort(descending=True).values.cumsum(0)
+        reached = int((shares < self.coverage * shares[-1:]).sum()) + 1 if scores.numel() else 0
+        return min(max(reached, _share(FLOOR, scores.numel())), self.rows(scores.numel()))
+
+
+def _share(ratio: float, rows: int) -> int:
+    return math.ceil(round(ratio * rows, 9))  # 0.07 · 100 is a little over 7 in floating point
 
 
 @dataclass(frozen=True)
@@ -53,6 +80,15 @@ class PrefillRequest:
         before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
         return tuple(digest for earlier, digest in before if earlier.tokens)
 
+    @property
+    def prefix_context(self) -> tuple[str, ...]:
+        """The digest of the system prefix, if there is one: how every path begins."""
+        return self.context(1)
+
+    def chunks_before(self, span: int) -> tuple[str, ...]:
+        """Digests of the chunks that stand before a span, in order."""
+        return self.context(span)[len(self.prefix_context) :]
+
     def exact_making(self, span: int) -> Making:
         """How KV of this span must have been made to equal full attention's in this prompt."""
         regime = self.adapter.rope_regime(self.prompt.tokens)
@@ -68,24 +104,14 @@ class PrefillRequest:
 class Matched:
     """How one span of the prompt starts out, before selection.
 
-    `kv` is None for fresh spans. `made_at` is the position it had in the pass that made it, in tokens.
-    `reason` is a sentence for people.
+    `kv` is None for fresh spans, `making` says which stored KV it is. `reason` is a sentence for people.
     """
 
     span: Span
     origin: Origin
     reason: str
     kv: ChunkKV | None = None
-    made_at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """KV that a request computed and that is worth keeping."""
-
-    kv: ChunkKV
-    making: Making
-    sources: tuple[str, ...]
+    making: Making | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +119,8 @@ class PrefillResult:
     """A prefilled prompt.
 
     `logits` (1, vocab) are those of the last prompt position. `canvas` holds K,V of every position and
-    belongs to the caller. `selected` (k,) are the prompt positions that were recomputed. `remembered` is
-    what the store does not hold yet.
+    belongs to the caller. `selected` (k,) are the prompt positions that were selected for recomputation; no more than k
+    of the stored ones were computed on the mean over the layers. `remembered` is what the store does not hold yet.
     """
 
     logits: Tensor
@@ -102,7 +128,7 @@ class PrefillResult:
     timing: Timing
     canvas: Canvas
     selected: Tensor
-    remembered: tuple[Remembered, ...]
+    remembered: tuple[Kept, ...]
     request: PrefillRequest
 
     @property

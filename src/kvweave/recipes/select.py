@@ -7,41 +7,99 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.canvas import Canvas
-from kvweave.recipes.request import Matched, PrefillRequest
+from kvweave.ops.scores import top_tokens
+from kvweave.recipes.assembled import Assembled
+from kvweave.recipes.record import Record
 
 
 class Select(Protocol):
-    """Chooses rows within the budget, from stale rows only.
+    """Chooses rows within the budget, from stale rows only."""
 
-    Attributes:
-        selects: whether ratios between 0 and 1 mean anything to it.
-    """
+    @property
+    def selects(self) -> bool:
+        """Whether budgets between nothing and everything mean anything to it."""
+        ...
 
-    selects: ClassVar[bool]
+    @property
+    def adds_up(self) -> bool:
+        """Whether it can spend a coverage: its scores are shares of a whole."""
+        ...
 
-    def choose(
-        self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor
-    ) -> Tensor:
-        """Prompt positions to recompute: ascending, a subset of `stale` (n,), at most `budget.rows(n)` of them.
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What it needs recorded about every chunk beside its KV, made at indexing time."""
+        ...
+
+    def choose(self, scene: Assembled) -> Tensor:
+        """Prompt positions to recompute: ascending, a subset of `scene.stale`, within the request's budget.
 
         Raises InvalidRequest for a budget that the selector cannot spend.
         """
         ...
 
 
+class Score(Protocol):
+    """How much is gained by recomputing each stale token."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether scores are shares of a whole, at least 0, so that a coverage of their sum means something."""
+        ...
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """As a selector's."""
+        ...
+
+    def scores(self, scene: Assembled) -> Tensor:
+        """(n,) float32 on the CPU, one for each of `scene.stale`; higher is more urgent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SelectNone:
-    """Nothing is recomputed; where something is stale, a ratio between 0 and 1 has no meaning and is refused."""
+    """Nothing is recomputed; where something is stale, a budget between nothing and everything is refused."""
 
     selects: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
+    records: ClassVar[tuple[Record, ...]] = ()
 
-    def choose(
-        self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor
-    ) -> Tensor:
+    def choose(self, scene: Assembled) -> Tensor:
         """No rows."""
-        if request.budget.rows(stale.numel()):
+        budget = scene.request.budget
+        if budget.rows(scene.stale.numel()):
+            asked = f"coverage is {budget.coverage}" if budget.coverage is not None else f"ratio is {budget.ratio}"
             raise InvalidRequest(
-                f"ratio is {request.budget.ratio}, but this recipe recomputes nothing; use 0, or 1 to compute everything"
+                f"{asked}, but this recipe recomputes nothing; use ratio 0, or 1 to compute everything"
             )
         return torch.empty(0, dtype=torch.long)
+
+
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """The stale tokens with the highest scores, as many as the budget allows; ties go to the earlier token."""
+
+    score: Score
+    selects: ClassVar[bool] = True
+
+    @property
+    def adds_up(self) -> bool:
+        """As the scores do."""
+        return self.score.adds_up
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Those of the score."""
+        return self.score.records
+
+    def choose(self, scene: Assembled) -> Tensor:
+        """Rank all stale tokens of the prompt together."""
+        budget, stale = scene.request.budget, scene.stale
+        if budget.coverage is not None and not self.adds_up:
+            raise InvalidRequest(
+                f"coverage is {budget.coverage}, but this recipe's scores are no shares of a whole; use a ratio"
+            )
+        if budget.nothing or not stale.numel():
+            return stale[:0]
+        scores = self.score.scores(scene)
+        return stale[top_tokens(scores, budget.spend(scores))]

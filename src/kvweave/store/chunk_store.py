@@ -139,9 +139,11 @@ class ChunkStore:
             model: the model that made it.
             wanted: for each entry the digest of its tokens (`digest_tokens`) and how it was made.
         """
-        keys = [self._key(model, tokens, making).digest for tokens, making in wanted]
-        paths = self._catalog.paths(keys)
-        return [key in paths for key in keys]
+        return self._listed([self._key(model, tokens, making) for tokens, making in wanted])
+
+    def has_notes(self, model: ModelFingerprint, wanted: Sequence[tuple[str, Making]]) -> list[bool]:
+        """Whether a note of each is listed; as `has_many` does for KV."""
+        return self._listed([self._key(model, tokens, making, "note") for tokens, making in wanted])
 
     def versions(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[list[Making]]:
         """Every way in which KV of several chunks was made, by one query; reads no file and counts as no retrieval.
@@ -352,6 +354,10 @@ class ChunkStore:
         if self._tallies.due:
             self._tallies.flush_quietly()
         return [None if one is None else (one[0], one[1].making) for one in found]
+
+    def _listed(self, keys: Sequence[EntryKey]) -> list[bool]:
+        paths = self._catalog.paths([key.digest for key in keys])
+        return [key.digest in paths for key in keys]
 
     def _candidates(
         self, model: ModelFingerprint, content: ContentKind, ids: Sequence[int], makings: Sequence[Making]

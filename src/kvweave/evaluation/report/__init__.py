@@ -8,16 +8,36 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from kvweave.errors import InvalidRequest
+from kvweave.evaluation.matrix import Matrix
 from kvweave.evaluation.report.about import About
+from kvweave.evaluation.report.matrix_table import matrix_json, matrix_table
 from kvweave.evaluation.report.table import first_look, table, to_json
 from kvweave.evaluation.results import Row
 
-__all__ = ["About", "first_look", "table", "to_json", "write_report"]
+__all__ = [
+    "About",
+    "content",
+    "first_look",
+    "matrix_json",
+    "matrix_table",
+    "table",
+    "to_json",
+    "write_report",
+]
 
 
-def write_report(folder: Path, rows: Sequence[Row], about: About) -> list[Path]:
+def content(rows: Sequence[Row], about: About, matrices: Sequence[Matrix] = ()) -> dict[str, Any]:
+    """Everything in plain values: what rows.json holds."""
+    plain = [matrix_json(matrix) for matrix in matrices]
+    return {"about": asdict(about), "rows": to_json(rows), "matrices": plain}
+
+
+def write_report(
+    folder: Path, rows: Sequence[Row], about: About, matrices: Sequence[Matrix] = ()
+) -> list[Path]:
     """Write rows.json, the figures and report.html; files of an earlier report are replaced one by one.
 
     Each file is old or new, never half of it, and nothing is written before everything is drawn. Figures of an
@@ -27,6 +47,7 @@ def write_report(folder: Path, rows: Sequence[Row], about: About) -> list[Path]:
         folder: made if it is not there.
         rows: in the order in which tables list them.
         about: what was run.
+        matrices: of the selectors that ran on several preparations.
 
     Returns:
         The files, the page last.
@@ -39,11 +60,11 @@ def write_report(folder: Path, rows: Sequence[Row], about: About) -> list[Path]:
 
     if not rows:
         raise InvalidRequest("there is nothing to report: the evaluation has no rows")
-    drawn = list(pictures(rows))
-    content = {"about": asdict(about), "rows": to_json(rows)}
-    files = {"rows.json": json.dumps(content, ensure_ascii=False, indent=1).encode()}
+    drawn = list(pictures(rows, matrices))
+    plain = content(rows, about, matrices)
+    files = {"rows.json": json.dumps(plain, ensure_ascii=False, indent=1).encode()}
     files |= {f"{picture.name}.png": picture.light for picture in drawn}
-    files["report.html"] = page(rows, about, drawn).encode()
+    files["report.html"] = page(rows, about, drawn, matrices).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = [_replace(folder / name, data) for name, data in files.items()]

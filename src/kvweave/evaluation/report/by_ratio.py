@@ -1,4 +1,4 @@
-"""Score against ratio: one panel per task, one line per recipe."""
+"""Score against ratio: one panel per task, one line per recipe. What ran by coverage has no ratio and no place here."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,32 +14,61 @@ from kvweave.evaluation.report.style import Look, Theme
 from kvweave.evaluation.results import FULL, Row
 
 _APART = 0.024  # between points that stand at the same ratio
-_FEW = 6  # lines in a panel; more are drawn thinner
+_FEW = 6  # lines in a panel; more are drawn thinner, and once in a large panel
+_LARGE_IN = 3.8
 
 
 def by_ratio(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Figure:
     """Rows of one length; a dashed line is full attention, bands and bars are 95 % intervals."""
+    rows = [row for row in rows if row.coverage is None]
     names = slices.panels(rows)
-    columns = _columns(len(names))
-    lines = math.ceil(len(names) / columns)
+    crowded = len(names) > 1 and _lines(rows) > _FEW
+    small = names[1:] if crowded else names
+    columns = _columns(len(small))
+    lines = math.ceil(len(small) / columns)
+    size = _size(columns, lines)
     figure = sheet(
-        *_size(columns, lines),
+        size[0],
+        size[1] + (_LARGE_IN if crowded else 0),
         "Score by share of stale tokens recomputed",
         f"{slices.length_named(rows[0].context_tokens)} · bands and bars: 95 % interval",
         theme,
     )
-    grid = figure.subplots(lines, columns, squeeze=False)
     lowest = min(row.score.low for row in rows)
-    for place, axes in enumerate(grid.flat):
-        if place < len(names):
-            _panel(axes, slices.of_task(rows, names[place]), looks, theme)
-            axes.set_title(names[place])
-            score_ticks(axes, lowest, named=place % columns == 0)
-            ratio_ticks(axes, named=place + columns >= len(names))
-        else:
-            axes.set_axis_off()
+    above = [_LARGE_IN] if crowded else []
+    grid = figure.add_gridspec(len(above) + lines, columns, height_ratios=above + [size[1] / lines] * lines)
+    if crowded:  # the first panel, usually the mean over tasks, has the whole width
+        _draw(figure.add_subplot(grid[0, :]), names[0], rows, looks, theme, lowest, left=True, bottom=True)
+    for place, name in enumerate(small):
+        row, column = divmod(place, columns)
+        axes = figure.add_subplot(grid[len(above) + row, column])
+        bottom = place + columns >= len(small)
+        _draw(axes, name, rows, looks, theme, lowest, left=column == 0, bottom=bottom)
     legend_below(figure, _legend(rows, looks, theme))
     return figure
+
+
+def _draw(
+    axes: Axes,
+    name: str,
+    rows: Sequence[Row],
+    looks: Mapping[str, Look],
+    theme: Theme,
+    lowest: float,
+    *,
+    left: bool,
+    bottom: bool,
+) -> None:
+    """One task's panel; axes are named at the left and at the bottom."""
+    _panel(axes, slices.of_task(rows, name), looks, theme)
+    axes.set_title(name)
+    score_ticks(axes, lowest, named=left)
+    ratio_ticks(axes, named=bottom)
+
+
+def _lines(rows: Sequence[Row]) -> int:
+    """How many recipes are lines in one of the panels."""
+    return sum(name != FULL and _any_swept(points) for name, points in slices.by_recipe(rows).items())
 
 
 def _columns(panels: int) -> int:
@@ -70,7 +99,7 @@ def _panel(axes: Axes, rows: Sequence[Row], looks: Mapping[str, Look], theme: Th
 
 
 def _line(axes: Axes, points: Sequence[Row], look: Look, *, few: bool) -> None:
-    ratios = [row.ratio for row in points]
+    ratios = [row.budget for row in points]
     low, high = [row.score.low for row in points], [row.score.high for row in points]
     axes.fill_between(ratios, low, high, color=look.color, alpha=0.15 if few else 0.07, linewidth=0)
     axes.plot(
@@ -90,7 +119,7 @@ def _points(
     axes: Axes, points: Sequence[Row], look: Look, theme: Theme, shifts: Mapping[tuple[str, float], float]
 ) -> None:
     for row in points:
-        x = row.ratio + shifts[row.recipe, row.ratio]
+        x = row.budget + shifts[row.recipe, row.budget]
         axes.plot([x, x], [row.score.low, row.score.high], color=look.color, linewidth=1.3, zorder=4)
         axes.plot(
             [x],
@@ -109,7 +138,7 @@ def _shifts(drawn: Mapping[str, Sequence[Row]]) -> dict[tuple[str, float], float
     for name, points in drawn.items():
         if not slices.swept(points):
             for row in points:
-                crowds.setdefault(row.ratio, []).append(name)
+                crowds.setdefault(row.budget, []).append(name)
     shifts = {}
     for ratio, crowd in crowds.items():
         for place, name in enumerate(crowd):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from kvweave.evaluation.matrix import Cell, Matrix
 from kvweave.evaluation.report import slices
 from kvweave.evaluation.report.style import DARK, LIGHT, Look, looks
 from kvweave.evaluation.results import Estimate, Row
@@ -12,11 +13,11 @@ _NONE = '<td class="none">–</td>'
 
 
 def overall_table(rows: Sequence[Row]) -> str:
-    """Every measure of every recipe and ratio, length by length, with a scale that shows score and interval."""
+    """Every measure of every recipe and budget, length by length, with a scale that shows score and interval."""
     dots = Dots(slices.recipes(rows))
     scale = '<th class="where"><span class="ends"><span>0</span><span>1</span></span></th>'
     heads = "".join(f"<th>{head}</th>" for head in _MEASURES)
-    names = '<th class="recipe">recipe</th><th>ratio</th><th>score</th>'
+    names = '<th class="recipe">recipe</th><th>budget</th><th>score</th>'
     parts = [f"<table><thead><tr>{names}{scale}{heads}</tr></thead>"]
     for context_tokens in slices.lengths(rows):
         here = slices.overall(slices.at_length(rows, context_tokens))
@@ -32,18 +33,28 @@ def overall_table(rows: Sequence[Row]) -> str:
 
 
 def task_table(rows: Sequence[Row]) -> str:
-    """Rows of one length: a line per recipe and ratio, a column per task."""
+    """Rows of one length: a line per recipe and budget, a column per task."""
     dots = Dots(slices.recipes(rows))
     names = slices.panels(rows)
     heads = "".join(f'<th class="task">{escape(name)}</th>' for name in names)
-    parts = [f'<table><thead><tr><th class="recipe">recipe</th><th>ratio</th>{heads}</tr></thead>']
-    cells = {(row.recipe, row.ratio, row.task): row for row in rows}
+    parts = [f'<table><thead><tr><th class="recipe">recipe</th><th>budget</th>{heads}</tr></thead>']
+    cells = {(row.series, row.budget, row.task): row for row in rows}
     for recipe, points in slices.by_recipe(rows).items():
-        first = {row.ratio: row for row in reversed(points)}
+        first = {row.budget: row for row in reversed(points)}
         lines = [
-            "".join(_heat(cells.get((recipe, ratio, name))) for name in names) for ratio in sorted(first)
+            "".join(_heat(cells.get((recipe, budget, name))) for name in names) for budget in sorted(first)
         ]
-        parts.append(dots.group([first[ratio] for ratio in sorted(first)], lines))
+        parts.append(dots.group([first[budget] for budget in sorted(first)], lines))
+    return "\n".join([*parts, "</table>"])
+
+
+def preparation_table(matrix: Matrix) -> str:
+    """A line per selector, a column per preparation: score, normalised score, and what is gained over isolated chunks."""
+    heads = "".join(f'<th class="task">{escape(name)}</th>' for name in matrix.preparations)
+    parts = [f'<table><thead><tr><th class="recipe">selector</th>{heads}</tr></thead>']
+    for selector in matrix.selectors:
+        cells = "".join(_crossing(matrix.cell(selector, name)) for name in matrix.preparations)
+        parts.append(f'<tbody><tr><th class="recipe" scope="row">{escape(selector)}</th>{cells}</tr></tbody>')
     return "\n".join([*parts, "</table>"])
 
 
@@ -55,13 +66,13 @@ class Dots:
         self._dark: Mapping[str, Look] = looks(recipes, DARK)
 
     def group(self, points: Sequence[Row], lines: Sequence[str]) -> str:
-        """One recipe: its name once, then for every ratio the cells in `lines`."""
-        recipe = points[0].recipe
+        """One recipe: its name once, then for every budget the cells in `lines`."""
+        recipe = points[0].series
         light, dark = self._light[recipe], self._dark[recipe]
         dot = f'<span class="{"dot" if light.filled else "dot hollow"}"></span>'
         head = f'<th class="recipe" scope="rowgroup" rowspan="{len(points)}">{dot}{escape(recipe)}</th>'
-        ratios = [f"<td>{row.ratio:g}</td>{cells}" for row, cells in zip(points, lines, strict=True)]
-        body = "</tr>\n<tr>".join(ratios)
+        budgets = [f"<td>{row.budget:g}</td>{cells}" for row, cells in zip(points, lines, strict=True)]
+        body = "</tr>\n<tr>".join(budgets)
         return f'<tbody style="--at-light:{light.color};--at-dark:{dark.color}"><tr>{head}{body}</tr></tbody>'
 
 
@@ -93,6 +104,17 @@ def _track(row: Row) -> str:
     score, full = row.score, row.full_score
     at = f"--low:{score.low:.4f};--high:{score.high:.4f};--score:{score.value:.4f};--full:{full.value:.4f}"
     return f'<td class="where"><span class="track" style="{at}"><u></u><i></i><b></b></span></td>'
+
+
+def _crossing(cell: Cell | None) -> str:
+    if cell is None:
+        return _NONE
+    more = [] if cell.normalised is None else [f"n {cell.normalised.value:.2f}{_half(cell.normalised, 2)}"]
+    if cell.gain is not None:
+        more.append(f"{cell.gain.value:+.3f}{_half(cell.gain, 3)}")
+    said = f"{cell.score.value:.3f}<small>{_half(cell.score, 3)}</small>"
+    below = "".join(f"<br><small>{part}</small>" for part in more)
+    return f'<td class="heat" style="--score:{cell.score.value:.3f}">{said}{below}</td>'
 
 
 def _heat(row: Row | None) -> str:

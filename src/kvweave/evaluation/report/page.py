@@ -6,9 +6,11 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from kvweave.evaluation.matrix import Matrix
 from kvweave.evaluation.report import slices
 from kvweave.evaluation.report.about import About
-from kvweave.evaluation.report.html_tables import overall_table, task_table
+from kvweave.evaluation.report.html_tables import overall_table, preparation_table, task_table
+from kvweave.evaluation.report.matrix_table import sentences
 from kvweave.evaluation.report.plots import Picture
 from kvweave.evaluation.report.table import first_look
 from kvweave.evaluation.results import REUSE, Estimate, Row
@@ -16,7 +18,9 @@ from kvweave.evaluation.results import REUSE, Estimate, Row
 _LEGIBLE = 0.62  # of a figure's width; on narrower screens it is scrolled instead of shrunk
 
 
-def page(rows: Sequence[Row], about: About, pictures: Sequence[Picture]) -> str:
+def page(
+    rows: Sequence[Row], about: About, pictures: Sequence[Picture], matrices: Sequence[Matrix] = ()
+) -> str:
     """The whole document; it refers to nothing outside itself."""
     folder = resources.files(__package__)
     return Template((folder / "page.html").read_text("utf-8")).substitute(
@@ -29,7 +33,9 @@ def page(rows: Sequence[Row], about: About, pictures: Sequence[Picture]) -> str:
             f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _facts(about)
         ),
         overall=overall_table(rows),
-        lengths="\n".join(_length(rows, context_tokens, pictures) for context_tokens in slices.lengths(rows)),
+        lengths="\n".join(
+            _length(rows, context_tokens, pictures, matrices) for context_tokens in slices.lengths(rows)
+        ),
         command=escape(about.command),
         version=escape(about.version),
         date=escape(about.date),
@@ -98,7 +104,9 @@ def _read(about: About) -> list[tuple[str, str]]:
     return [("file", about.split), ("prompts", how_many)]
 
 
-def _length(rows: Sequence[Row], context_tokens: int, pictures: Sequence[Picture]) -> str:
+def _length(
+    rows: Sequence[Row], context_tokens: int, pictures: Sequence[Picture], matrices: Sequence[Matrix]
+) -> str:
     here = slices.at_length(rows, context_tokens)
     name = slices.length_named(context_tokens)
     return "\n".join(
@@ -106,9 +114,22 @@ def _length(rows: Sequence[Row], context_tokens: int, pictures: Sequence[Picture
             f"<h2>{escape(name[0].upper() + name[1:])}</h2>",
             '<p class="note">Score per task; the stronger the shade, the higher.</p>',
             f'<div class="wide card">{task_table(here)}</div>',
+            *(_matrix(matrix) for matrix in matrices if matrix.context_tokens == context_tokens),
             *(_figure(picture) for picture in pictures if picture.context_tokens == context_tokens),
         ]
     )
+
+
+def _matrix(matrix: Matrix) -> str:
+    said = "; ".join(
+        [
+            f"Mean over tasks by selector and preparation at ratio {matrix.ratio:g}",
+            "n: normalised score",
+            "with a sign: the difference from the same selector on isolated chunks, prompt by prompt",
+            *sentences(matrix),
+        ]
+    )
+    return f'<p class="note">{escape(said)}.</p><div class="wide card">{preparation_table(matrix)}</div>'
 
 
 def _figure(picture: Picture) -> str:

@@ -18,6 +18,9 @@ from kvweave.evaluation.results import FULL, Row
 from kvweave.evaluation.summary import OVERALL
 
 
+_ENTRY_IN = 0.23  # of the legend
+
+
 def front(rows: Sequence[Row]) -> list[Row]:
     """The rows that no other row beats on score at the same or a lower cost, cheapest first."""
     best: list[Row] = []
@@ -34,12 +37,13 @@ def pareto(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Figu
     """
     full = rows[0].full_score
     rows = [row for row in rows if row.recipe != FULL]
+    entries = _legend(rows, looks, theme)
     task = "mean over tasks" if rows[0].task == OVERALL else rows[0].task
     figure = sheet(
         9.6,
-        4.9,
+        max(4.9, _ENTRY_IN * len(entries)),
         "Score by number of context tokens computed",
-        f"{task} · {slices.length_named(rows[0].context_tokens)} · bars: 95 % interval · numbers: ratio",
+        f"{task} · {slices.length_named(rows[0].context_tokens)} · bars: 95 % interval · numbers: budget",
         theme,
     )
     axes = figure.subplots()
@@ -52,7 +56,7 @@ def pareto(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Figu
     for name, points in slices.by_recipe(rows).items():
         _recipe(axes, points, looks[name], theme)
     axes.legend(
-        *zip(*_legend(rows, looks, theme), strict=True),
+        *zip(*entries, strict=True),
         loc="upper left",
         bbox_to_anchor=(1.01, 1.02),
         handlelength=2.4,
@@ -63,7 +67,7 @@ def pareto(rows: Sequence[Row], looks: Mapping[str, Look], theme: Theme) -> Figu
 
 
 def _names(best: Sequence[Row], rows: Sequence[Row]) -> list[Name]:
-    """Recipe and ratio where the front changes hands, the ratio alone along a recipe.
+    """Recipe and budget where the front changes hands, the budget alone along a recipe.
 
     None at ratio 1: there every recipe is full attention, and a name would single one out.
     """
@@ -71,13 +75,13 @@ def _names(best: Sequence[Row], rows: Sequence[Row]) -> list[Name]:
     names: list[Name] = []
     before = ""
     for row in best:
-        ratio = f"{row.ratio:g}"
-        texts = [] if row.recipe == before else [f"{row.recipe} {ratio}" if row.ratio else row.recipe]
-        if row.recipe in sweeps:
-            texts.append(ratio)
-        if row.ratio < 1:
+        budget = f"{row.budget:g}"
+        texts = [] if row.series == before else [f"{row.series} {budget}" if row.budget else row.series]
+        if row.series in sweeps:
+            texts.append(budget)
+        if row.ratio != 1:
             names.append(Name(texts, row.rows.value, row.score.value))
-        before = row.recipe
+        before = row.series
     return names
 
 

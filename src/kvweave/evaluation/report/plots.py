@@ -8,13 +8,16 @@ from typing import NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
+from kvweave.evaluation.matrix import Matrix
 from kvweave.evaluation.report import slices
 from kvweave.evaluation.report.baselines import baselines
 from kvweave.evaluation.report.by_ratio import by_ratio
+from kvweave.evaluation.report.heat_map import heat_map
 from kvweave.evaluation.report.pareto import pareto
 from kvweave.evaluation.report.sheet import png
 from kvweave.evaluation.report.style import DARK, DPI, LIGHT, Look, Theme, looks, settings
 from kvweave.evaluation.results import FULL, Row
+from kvweave.recipes.methods import METHODS
 
 
 class _Kind(NamedTuple):
@@ -42,7 +45,16 @@ _BY_COST = _Kind(
 )
 
 
-_NAME = re.compile("(?:" + "|".join(kind.name for kind in (_PER_TASK, _BY_RATIO, _BY_COST)) + r")(?:-\d+)?")
+_MOST = 24  # recipes in one figure
+_MATRIX = "matrix"
+_MATRIX_CAPTION = (
+    "Rows are selectors, columns preparations. The stronger the shade, the higher the score; n is the share of full"
+    " attention's gain over reuse; below stands the difference from the same selector on isolated chunks, bold where its"
+    " interval leaves out 0."
+)
+_NAME = re.compile(
+    "(?:" + "|".join(kind.name for kind in (_PER_TASK, _BY_RATIO, _BY_COST)) + rf"|{_MATRIX}-[\d.]+)(?:-\d+)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +83,14 @@ class Picture:
         return int.from_bytes(self.light[16:20]) * 100 // DPI  # PNG: the width stands at the head
 
 
-def pictures(rows: Sequence[Row]) -> Iterator[Picture]:
-    """Every figure, length by length; a recipe has one colour and marker in all of them."""
+def pictures(rows: Sequence[Row], matrices: Sequence[Matrix] = ()) -> Iterator[Picture]:
+    """Every figure, length by length; a recipe has one colour and marker in all of them.
+
+    More recipes than can be told apart are left to the matrices, where those run on a preparation not their own.
+    """
+    if len(slices.recipes(rows)) > _MOST:
+        crossed = {cell.recipe for matrix in matrices for cell in matrix.cells}
+        rows = [row for row in rows if row.recipe not in crossed or row.recipe in METHODS]
     recipes = slices.recipes(rows)
     for context_tokens in slices.lengths(rows):
         here = slices.at_length(rows, context_tokens)
@@ -81,6 +99,7 @@ def pictures(rows: Sequence[Row]) -> Iterator[Picture]:
         yield _picture(_BY_RATIO, here, recipes)
         if any(row.rows.value > 0 for row in whole if row.recipe != FULL):
             yield _picture(_BY_COST, whole, recipes)
+        yield from (_heat_map(matrix) for matrix in matrices if matrix.context_tokens == context_tokens)
 
 
 def is_picture(name: str) -> bool:
@@ -89,11 +108,24 @@ def is_picture(name: str) -> bool:
 
 
 def _picture(kind: _Kind, rows: Sequence[Row], recipes: Sequence[str]) -> Picture:
+    images = _on_both_grounds(lambda theme: kind.draw(rows, looks(recipes, theme), theme))
+    return _named(kind.name, rows[0].context_tokens, kind.caption, images)
+
+
+def _heat_map(matrix: Matrix) -> Picture:
+    images = _on_both_grounds(lambda theme: heat_map(matrix, theme))
+    return _named(f"{_MATRIX}-{matrix.ratio:g}", matrix.context_tokens, _MATRIX_CAPTION, images)
+
+
+def _on_both_grounds(draw: Callable[[Theme], Figure]) -> list[bytes]:
     images = []
     for theme in (LIGHT, DARK):
         with matplotlib.rc_context(settings(theme)):
-            images.append(png(kind.draw(rows, looks(recipes, theme), theme)))
-    context_tokens = rows[0].context_tokens
-    name = f"{kind.name}-{context_tokens}" if context_tokens else kind.name
-    title = f"{kind.name.replace('-', ' ')}, {slices.length_named(context_tokens)}"
-    return Picture(name, title, context_tokens, kind.caption, *images)
+            images.append(png(draw(theme)))
+    return images
+
+
+def _named(name: str, context_tokens: int, caption: str, images: Sequence[bytes]) -> Picture:
+    title = f"{name.replace('-', ' ')}, {slices.length_named(context_tokens)}"
+    file = f"{name}-{context_tokens}" if context_tokens else name
+    return Picture(file, title, context_tokens, caption, *images)

@@ -1,4 +1,7 @@
-"""Rows by length, task and recipe, in the order in which the evaluation gave them."""
+"""Rows by length, task and recipe, in the order in which the evaluation gave them.
+
+A recipe with coverages stands beside the same one with ratios, as a series of its own.
+"""
 
 from collections.abc import Sequence
 
@@ -39,13 +42,13 @@ def overall(rows: Sequence[Row]) -> list[Row]:
 
 def recipes(rows: Sequence[Row]) -> list[str]:
     """The recipes."""
-    return list(dict.fromkeys(row.recipe for row in rows))
+    return list(dict.fromkeys(row.series for row in rows))
 
 
 def by_recipe(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Each recipe's rows by rising ratio."""
+    """Each recipe's rows by rising budget."""
     return {
-        recipe: sorted((row for row in rows if row.recipe == recipe), key=lambda row: row.ratio)
+        recipe: sorted((row for row in rows if row.series == recipe), key=lambda row: row.budget)
         for recipe in recipes(rows)
     }
 
@@ -55,7 +58,7 @@ def swept(rows: Sequence[Row]) -> bool:
 
     A recipe that can only be left as it is or recomputed whole has points at 0 and 1 and nothing between them.
     """
-    return len(rows) > 1 and any(0 < row.ratio < 1 for row in rows)
+    return len(rows) > 1 and any(0 < row.budget < 1 for row in rows)
 
 
 def length_named(context_tokens: int) -> str:

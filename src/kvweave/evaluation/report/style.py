@@ -12,7 +12,8 @@ class Theme:
     """Colours on light or on dark ground.
 
     `ramp` shades the baselines from the one that repairs least to full attention: a rising contrast, readable
-    without colour. `palette` (after Okabe and Ito) stays apart under the common colour blindnesses.
+    without colour. The first six of `palette` (after Okabe and Ito) stay apart under the common colour blindnesses;
+    of what follows and of its later rounds, markers and dashes tell what colour may not.
     """
 
     ground: str
@@ -29,7 +30,10 @@ LIGHT: Final = Theme(
     soft="#667085",
     grid="#e4e8ee",
     ramp=("#a9b5c7", "#7e8ca4", "#546279", "#1f2733"),
-    palette=("#0072b2", "#d55e00", "#009e73", "#aa3377", "#d99a00", "#56b4e9"),
+    palette=(
+        *("#0072b2", "#d55e00", "#009e73", "#aa3377", "#d99a00", "#56b4e9"),
+        *("#6a4fc2", "#7a4a1e", "#7c9a12", "#e0679f"),
+    ),
 )
 DARK: Final = Theme(
     ground="#171b22",
@@ -37,7 +41,10 @@ DARK: Final = Theme(
     soft="#98a2b3",
     grid="#2a313c",
     ramp=("#5f6d86", "#8492ab", "#adb8ca", "#eef1f6"),
-    palette=("#4a9fe0", "#f07a3a", "#2fbf93", "#d668a6", "#f0c24b", "#a3dcf7"),
+    palette=(
+        *("#4a9fe0", "#f07a3a", "#2fbf93", "#d668a6", "#f0c24b", "#a3dcf7"),
+        *("#a692f0", "#c08a58", "#b5d24a", "#f5a3c7"),
+    ),
 )
 
 BASELINES: Final = ("naive", "direct", "reuse", "full")

@@ -11,7 +11,7 @@ from kvweave.evaluation.report import slices
 from kvweave.evaluation.results import QUOTABLE, Estimate, Row
 from kvweave.evaluation.summary import OVERALL
 
-_PLAIN: Final = ("task", "context_tokens", "recipe", "ratio", "samples")
+_PLAIN: Final = ("task", "context_tokens", "recipe", "ratio", "coverage", "samples")
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -26,7 +26,7 @@ def table(rows: Sequence[Row]) -> Table:
     shown.caption_justify = "left"
     shown.add_column("task", overflow="fold")
     shown.add_column("recipe", overflow="fold")
-    for name in ("ratio", "samples", "score", "norm.", "agree", "kl", "rows", "sel."):
+    for name in ("budget", "samples", "score", "norm.", "agree", "kl", "rows", "sel."):
         shown.add_column(name, no_wrap=True, justify="right")
     for context_tokens in slices.lengths(rows):
         here = slices.at_length(rows, context_tokens)
@@ -61,7 +61,7 @@ def first_look(prompts: int) -> str | None:
 def _numbers(row: Row) -> tuple[str, ...]:
     half = f"{slices.margin(row.score):.3f}".removeprefix("0")
     return (
-        f"{row.ratio:g}",
+        f"{row.budget:g}",
         f"{row.samples}",
         f"{row.score.value:.3f} ±{half}",
         "–" if row.normalised is None else f"{row.normalised.value:.2f}",

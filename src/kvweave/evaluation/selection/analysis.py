@@ -13,6 +13,7 @@ from kvweave.core import TokenizedPrompt
 from kvweave.engine.records import Progress
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.fitting import render, too_long
+from kvweave.evaluation.preparing import prepare_sample
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.selection.auxiliary import align
 from kvweave.evaluation.selection.differences import differences
@@ -24,11 +25,13 @@ from kvweave.evaluation.selection.report import SelectionReport
 from kvweave.evaluation.selection.summary import PromptFindings, summarise
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prepare import Prepare, prepare_chunks
+from kvweave.recipes.prepare import Following, Prepare, Similar
 from kvweave.recipes.recipe import Recipe
 from kvweave.store.chunk_store import ChunkStore
 
-PREPARATIONS: Mapping[str, str | Prepare] = MappingProxyType({"isolated": "reuse", "bare": "direct"})
+PREPARATIONS: Mapping[str, str | Prepare] = MappingProxyType(
+    {"isolated": "reuse", "bare": "direct", "similar": Similar(), "following": Following()}
+)
 """Kinds of stale KV by name: the recipe that makes and places it, or the preparation alone."""
 
 
@@ -108,7 +111,7 @@ class _Analysis:
         measured: dict[str, Measured] = {}
         answered: Answered | None = None
         for name, recipe in self.recipes.items():
-            with self._prepared(recipe, prompt):
+            with self._prepared(recipe, sample, prompt):
                 measured[name], scored = self._over_stale_kv(recipe, sample, prompt, full)
                 if answered is None and self.answered_ratios:
                     answered = answer_idealised(
@@ -132,11 +135,10 @@ class _Analysis:
         return measure(full, stale, off, scores, self.ratio), scores
 
     @contextmanager
-    def _prepared(self, recipe: Recipe, prompt: TokenizedPrompt) -> Iterator[None]:
+    def _prepared(self, recipe: Recipe, sample: Sample, prompt: TokenizedPrompt) -> Iterator[None]:
         """The store holds the recipe's KV of this prompt's chunks, and none of another preparation."""
-        chunks = [prompt.ids(span) for span in prompt.spans if span.kind == "chunk"]
         try:
-            prepare_chunks(self.adapter, self.store, chunks, recipe.prepare)
+            prepare_sample(self.adapter, self.store, sample, prompt, recipe)
             yield
         finally:
             self.store.clear()

@@ -8,12 +8,12 @@ from torch import Tensor
 from kvweave.core import Prompt, TokenizedPrompt
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.selection.context import context_of
-from kvweave.evaluation.selection.crossing import carry, context_offsets
 from kvweave.evaluation.selection.measures import attention_divergence, jaccard
 from kvweave.evaluation.selection.observe import FullView
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention_probe import AttentionProbe
 from kvweave.models.template import SEPARATOR
+from kvweave.ops.crossing import carry
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.request import Budget
 
@@ -47,8 +47,8 @@ def align(adapter: Adapter, auxiliary: Adapter, sample: Sample, full: FullView) 
     prompt = auxiliary.template.render(Prompt(sample.question, sample.chunks))
     if prompt.tokens > auxiliary.geometry.context_tokens:
         return None
-    source = context_offsets(auxiliary, sample.chunks)
-    target = context_offsets(adapter, sample.chunks)
+    source = auxiliary.template.context_offsets(sample.chunks)
+    target = adapter.template.context_offsets(sample.chunks)
     if source is None or target is None:
         return None
     characters = sum(len(text) + len(SEPARATOR) for text in sample.chunks)

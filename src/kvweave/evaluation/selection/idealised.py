@@ -19,10 +19,10 @@ from kvweave.evaluation.metrics import METRICS
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.selection.observe import FullView
 from kvweave.models.adapter import Adapter
-from kvweave.models.canvas import Canvas
-from kvweave.ops.scores import top_tokens
+from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import Matched, PrefillRequest
+from kvweave.recipes.record import Record
+from kvweave.recipes.select import Highest
 from kvweave.store.chunk_store import ChunkStore
 
 ANSWERED = (
@@ -59,18 +59,17 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class ByScore:
-    """Recomputes the stale rows with the highest of given scores (n,) of the context's tokens, the first at `start`."""
+class Given:
+    """Scores (n,) of the context's tokens that somebody has worked out already, the first token at `start`."""
 
-    scores: Tensor
+    known: Tensor
     start: int
-    selects: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = False
+    records: ClassVar[tuple[Record, ...]] = ()
 
-    def choose(
-        self, request: PrefillRequest, canvas: Canvas, matched: tuple[Matched, ...], stale: Tensor
-    ) -> Tensor:
-        """The best rows within the budget; ties go to the first."""
-        return stale[top_tokens(self.scores[stale - self.start], request.budget.rows(stale.numel()))]
+    def scores(self, scene: Assembled) -> Tensor:
+        """Those of the stale tokens."""
+        return self.known[scene.stale - self.start]
 
 
 def answer_idealised(
@@ -89,7 +88,7 @@ def answer_idealised(
         return METRICS[sample.metric](text, sample.answers)
 
     def attempt(scores: Tensor, ratio: float) -> tuple[float, float]:
-        selecting = replace(recipe, select=ByScore(scores, full.context.start))
+        selecting = replace(recipe, select=Highest(Given(scores, full.context.start)))
         result = run(selecting, adapter, store, prompt, ratio=ratio)
         decoded = Decoded()
         for _ in generate(

@@ -1,13 +1,28 @@
 """One file per method; METHODS maps the names users type to what makes the recipe."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from kvweave.errors import UnknownRecipe
+from kvweave.errors import InvalidRequest, UnknownRecipe
+from kvweave.recipes.methods.ape import ape
+from kvweave.recipes.methods.cacheblend import cacheblend, gradual
+from kvweave.recipes.methods.cacheclip import cacheclip
+from kvweave.recipes.methods.cacheclip import refill as cacheclip_refill
+from kvweave.recipes.methods.cachecraft import cachecraft
 from kvweave.recipes.methods.direct import direct
+from kvweave.recipes.methods.epic import epic
 from kvweave.recipes.methods.full import full
+from kvweave.recipes.methods.fusionrag import fusionrag, over_stale
+from kvweave.recipes.methods.idealised import idealised
+from kvweave.recipes.methods.kvshare import kvshare
 from kvweave.recipes.methods.naive import naive
 from kvweave.recipes.methods.prefix import prefix
+from kvweave.recipes.methods.prophetkv import prophetkv
+from kvweave.recipes.methods.qcfuse import qcfuse
+from kvweave.recipes.methods.random import random
 from kvweave.recipes.methods.reuse import reuse
+from kvweave.recipes.observed import Observed
+from kvweave.recipes.prepare import Bare, Following, Isolated, NotPrepared, Prepare, Similar
 from kvweave.recipes.recipe import Recipe
 
 METHODS: Mapping[str, Callable[[], Recipe]] = {
@@ -16,11 +31,66 @@ METHODS: Mapping[str, Callable[[], Recipe]] = {
     "direct": direct,
     "reuse": reuse,
     "prefix": prefix,
+    "ape": ape,
+    "epic": epic,
+    "cacheblend": cacheblend,
+    "cacheblend-gradual": gradual,
+    "kvshare": kvshare,
+    "cachecraft": cachecraft,
+    "cacheclip": cacheclip,
+    "cacheclip-refill": cacheclip_refill,
+    "fusionrag": fusionrag,
+    "fusionrag-over-stale": over_stale,
+    "prophetkv": prophetkv,
+    "qcfuse": qcfuse,
+    "idealised": idealised,
+    "random": random,
 }
 
+WITH_AUXILIARY: Mapping[str, Callable[[str | None], Recipe]] = {
+    "cacheclip": cacheclip,
+    "cacheclip-refill": cacheclip_refill,
+}
+"""Recipes that read the chunks with a second model, made from that model's name; None is the shipped one."""
 
-def recipe_named(name: str) -> Recipe:
-    """The recipe a name stands for; raises UnknownRecipe listing the names there are."""
+PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
+    "bare": Bare,
+    "isolated": Isolated,
+    "similar": Similar,
+    "following": Following,
+    "observed": Observed,
+}
+"""Offline preparations that combine with any selective recipe."""
+
+
+def recipe_named(name: str, prepare: str | None = None, auxiliary: str | None = None) -> Recipe:
+    """The recipe a name stands for, with another preparation where one is named: similar+NAME, or as an argument.
+
+    `auxiliary` names the model for those in WITH_AUXILIARY; others have no use for it.
+    Raises UnknownRecipe listing the names there are, and InvalidRequest for a preparation of what prepares nothing.
+    """
+    if "+" in name:
+        if prepare is not None:
+            raise InvalidRequest(f"recipe {name!r} names its preparation; leave {prepare!r} out")
+        prepare, _, name = name.partition("+")
     if name not in METHODS:
         raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join(METHODS)}")
-    return METHODS[name]()
+    recipe = WITH_AUXILIARY[name](auxiliary) if name in WITH_AUXILIARY else METHODS[name]()
+    if prepare is None:
+        return recipe
+    if prepare not in PREPARATIONS:
+        raise UnknownRecipe(f"there is no preparation {prepare!r}; choose one of {', '.join(PREPARATIONS)}")
+    if recipe.prepare == NotPrepared():
+        raise InvalidRequest(f"recipe {name!r} prepares nothing; leave the preparation {prepare!r} out")
+    if recipe.prepare == PREPARATIONS[prepare]():
+        return recipe
+    return replace(recipe, name=f"{prepare}+{name}", prepare=PREPARATIONS[prepare]())
+
+
+def named_parts(name: str) -> tuple[str, str | None]:
+    """Of a recipe's name, the method's and the preparation's; None where there is no name for the preparation."""
+    prepare, _, method = name.rpartition("+")
+    if prepare or method not in METHODS:
+        return method, prepare or None
+    own = METHODS[method]().prepare
+    return method, next((known for known, make in PREPARATIONS.items() if make() == own), None)

@@ -1,0 +1,147 @@
+"""What choosing tokens costs beside full prefill, recipe by recipe, interleaved in one process, on a real shape.
+
+    .venv/bin/python benchmarks/selection_cost.py --output benchmarks/results/selection_cost.json
+
+Selection runs from stored KV being found to the rows to recompute being known; laying stored KV out is not counted, since
+every request pays for it. The baseline is the better of transformers' own causal prefill and ours without reuse, over
+the same ids, in the same round. Weights are random: what is selected means nothing, what it costs does.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from measured import circumstances
+from ttft import chunk_text, stock_prefill
+
+import kvweave
+from kvweave.core import TokenizedPrompt
+from kvweave.errors import KvweaveError
+from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.evaluation.results import FULL, REUSE
+from kvweave.evaluation.suites import selectors
+from kvweave.models.adapter import Adapter
+from kvweave.models.shapes import random_model
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.prepare import Prepare
+from kvweave.recipes.recipe import Recipe, run
+
+Times = list[tuple[float, float]]
+"""Seconds of selection and to the first token, round by round."""
+
+
+def prepared(
+    adapter: Adapter, chunks: Sequence[str], recipes: Sequence[Recipe]
+) -> tuple[dict[str, MemoryStore], dict[str, str]]:
+    """A store for each recipe, shared by those that prepare alike; and why some recipes have none."""
+    made: list[tuple[Prepare, MemoryStore]] = []
+    stores, refused = {}, {}
+    for recipe in recipes:
+        store = next((store for prepare, store in made if prepare == recipe.prepare), None)
+        if store is None:
+            store = MemoryStore()
+            made.append((recipe.prepare, store))
+        try:
+            kvweave.prepare(adapter, store, chunks, recipe=recipe)
+        except KvweaveError as error:
+            refused[recipe.name] = str(error)
+        else:
+            stores[recipe.name] = store
+    return stores, refused
+
+
+def timed(
+    adapter: Adapter,
+    prompt: TokenizedPrompt,
+    recipes: Sequence[Recipe],
+    stores: Mapping[str, MemoryStore],
+    ratio: float,
+    repeats: int,
+) -> tuple[list[float], dict[str, Times]]:
+    """Full prefill of every round, and each recipe's times beside it; a round before them all warms up."""
+    ids = torch.tensor([prompt.token_ids])
+    full, nothing = recipe_named(FULL), MemoryStore()
+    baseline: list[float] = []
+    times: dict[str, Times] = {recipe.name: [] for recipe in recipes}
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        stock_prefill(adapter, ids)
+        stock_s = time.perf_counter() - began
+        baseline.append(min(stock_s, run(full, adapter, nothing, prompt).timing.ttft_s))
+        for recipe in recipes:
+            timing = run(recipe, adapter, stores[recipe.name], prompt, ratio=ratio).timing
+            times[recipe.name].append((timing.select_s, timing.ttft_s))
+    return baseline[1:], {name: rounds[1:] for name, rounds in times.items()}
+
+
+def measure(
+    shape: str, context_tokens: int, chunk_tokens: int, ratio: float, repeats: int, names: Sequence[str]
+) -> dict[str, Any]:
+    """Everything that is kept but the circumstances; raises UnknownRecipe."""
+    adapter = random_model(shape)
+    chunks = [chunk_text(i, chunk_tokens, adapter.tokenizer) for i in range(context_tokens // chunk_tokens)]
+    prompt = adapter.template.render(kvweave.Prompt("What is the room number of Paris?", tuple(chunks)))
+    recipes = [recipe_named(name) for name in names]
+    stores, refused = prepared(adapter, chunks, recipes)
+    able = [recipe for recipe in recipes if recipe.name in stores]
+    full, times = timed(adapter, prompt, able, stores, ratio, repeats)
+    return {
+        "shape": shape,
+        "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
+        "device": str(adapter.geometry.device),
+        "prompt_tokens": prompt.tokens,
+        "chunk_tokens": chunk_tokens,
+        "ratio": ratio,
+        "repeats": repeats,
+        "full_s": statistics.median(full),
+        "full_range_s": [min(full), max(full)],
+        "rows": [row(name, rounds, full) for name, rounds in times.items()],
+        "left_out": refused,
+    }
+
+
+def row(recipe: str, rounds: Times, full: Sequence[float]) -> dict[str, Any]:
+    """Medians over rounds, and of shares their range; a share compares two times of one round."""
+    select_s, ttft_s = zip(*rounds, strict=True)
+    found: dict[str, Any] = {"recipe": recipe, "select_s": statistics.median(select_s)}
+    for name, values in (("select", select_s), ("ttft", ttft_s)):
+        shares = [value / whole for value, whole in zip(values, full, strict=True)]
+        found |= {
+            f"{name}_over_full": statistics.median(shares),
+            f"{name}_over_full_range": [min(shares), max(shares)],
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--context-tokens", type=int, default=4096)
+    parser.add_argument("--chunk-tokens", type=int, default=512)
+    parser.add_argument("--ratio", type=float, default=0.15)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--recipe", action="append", help="default: all that select")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    names = args.recipe or [name for name in selectors() if name != REUSE]
+    result = measure(args.shape, args.context_tokens, args.chunk_tokens, args.ratio, args.repeats, names)
+    result |= circumstances(
+        f"benchmarks/selection_cost.py --shape {args.shape} --context-tokens {args.context_tokens} "
+        f"--chunk-tokens {args.chunk_tokens} --ratio {args.ratio:g} --repeats {args.repeats}"
+        + "".join(f" --recipe {name}" for name in args.recipe or ())
+    )
+    text = json.dumps(result, indent=2)
+    print(text)
+    if args.output:
+        args.output.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

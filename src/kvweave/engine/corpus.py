@@ -1,0 +1,39 @@
+"""The chunks of a knowledge base, as preparing one of them asks for others."""
+
+from collections.abc import Sequence
+
+from kvweave.embedding.encoder import TextEncoder
+from kvweave.knowledge.bank import ChunkBank
+from kvweave.knowledge.shelf import ListedChunk, Shelf
+from kvweave.models.template import PromptTemplate
+from kvweave.recipes.workshop import Ids
+from kvweave.store.keys import digest_tokens
+
+
+class ListedCorpus:
+    """Every listed chunk, by what its KV goes by; of a text that several documents hold, the first one counts."""
+
+    def __init__(self, shelf: Shelf, bank: ChunkBank, encoder: TextEncoder, template: PromptTemplate) -> None:
+        self._bank, self._encoder, self._template = bank, encoder, template
+        self._visible = shelf.visible()
+        self._rows = shelf.all_chunks()
+        self._places = {row.kv_digest: place for place, row in reversed(list(enumerate(self._rows)))}
+
+    def similar(self, chunk: Ids, most: int) -> list[Ids]:
+        """By the vectors that retrieval uses (FusionRAG §3.1)."""
+        (text,) = self._texts([self._rows[self._places[digest_tokens(chunk)]]])
+        vector = self._encoder.encode([text])[0]
+        found = self._bank.nearest(vector, most + 1, self._visible)
+        ids = dict.fromkeys(tuple(self._template.chunk_ids(near)) for near in found)
+        return [other for other in ids if other != chunk][:most]
+
+    def before(self, chunk: Ids, most: int) -> list[Ids]:
+        """Its document's chunks before it."""
+        place = self._places[digest_tokens(chunk)]
+        row = self._rows[place]
+        earlier = [other for other in self._rows[max(0, place - most) : place] if other.source == row.source]
+        return [tuple(self._template.chunk_ids(text)) for text in self._texts(earlier)]
+
+    def _texts(self, rows: Sequence[ListedChunk]) -> list[str]:
+        found = self._bank.texts([row.row_id for row in rows])
+        return [found[row.row_id] for row in rows if row.row_id in found]

@@ -1,0 +1,124 @@
+"""Rehearsed requests: chunks that are prepared together, prefilled behind each other before any question comes.
+
+They tell how much the tokens of a chunk lean on chunks before it, and may leave exact KV of it behind some of them.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvweave.core import ChunkNote, Making, Span, TokenizedPrompt
+from kvweave.models.adapter import Adapter
+from kvweave.models.canvas import PlacedSpan
+from kvweave.recipes.chunk_attention import ChunkAttention, attention_making, noted_attention
+from kvweave.recipes.kept import Kept
+from kvweave.recipes.prepare import Isolated
+from kvweave.recipes.workshop import Ids, Workshop
+from kvweave.store.keys import digest_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """How much each token of a chunk attends to one earlier chunk, on the mean over rehearsed requests.
+
+    A rehearsed request is an ordinary prefill of the system prefix and at most `most_chunks` of the chunks that are
+    prepared together, as many as fit the model's context. All of them take part in each of `turns` turns, in a
+    shuffled order or, every second time, in the one before it backwards, so that whoever stood first stands behind
+    others. With `most_versions` the KV of every chunk behind others is kept too, with a note on its attention.
+
+    A chunk that never stood behind another one, as a single one cannot, gets no note.
+    """
+
+    turns: int = 3
+    most_chunks: int = 8
+    most_versions: int | None = None
+
+    def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
+        """Behind the system prefix, whatever the other chunks were."""
+        (isolated,) = Isolated().makings(adapter, prefix, chunk_tokens)
+        kind = f"rehearsed-{self.turns}-{self.most_chunks}"
+        return Making(kind, isolated.context, rope_regime=isolated.rope_regime)
+
+    def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
+        """One prefill for each rehearsed request."""
+        behind: dict[Ids, list[Tensor]] = {}  # each (P, n)
+        sources: dict[Ids, dict[str, None]] = {}
+        for request in self._requests(shop, [ids for ids in chunks if ids]):
+            for version in _rehearse(shop, request, self.most_versions):
+                behind.setdefault(version.chunk, []).append(version.inter)
+                sources.setdefault(version.chunk, {}).update(dict.fromkeys(version.sources))
+                yield from version.kept
+        for chunk, inter in behind.items():
+            note = ChunkNote(chunk, {"inter": torch.cat(inter).mean(dim=0)})
+            yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), tuple(sources[chunk]))
+
+    def _requests(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[list[Ids]]:
+        """The chunks of each request, in order; the same whatever order they are given in."""
+        order = sorted(chunks, key=digest_tokens)
+        for turn in range(self.turns):
+            order = order[::-1] if turn % 2 else random.Random(turn).sample(order, len(order))
+            yield from (part for part in self._parts(shop, order) if len(part) > 1)
+
+    def _parts(self, shop: Workshop, order: Sequence[Ids]) -> Iterator[list[Ids]]:
+        """Requests of about the same number of chunks; a new one begins where the next chunk has no room."""
+        most = -(-len(order) // max(1, -(-len(order) // self.most_chunks)))
+        part: list[Ids] = []
+        for chunk in order:
+            if len(part) == most or not _fits(shop, [*part, chunk]):
+                yield part
+                part = []
+            part.append(chunk)
+        yield part
+
+
+def _fits(shop: Workshop, chunks: Sequence[Ids]) -> bool:
+    """Whether the model has room for them behind the prefix, without leaving the frequencies of the prefix alone."""
+    length = len(shop.prefix) + sum(map(len, chunks))
+    regimes = {shop.adapter.rope_regime(tokens) for tokens in (len(shop.prefix), length)}
+    return length <= shop.adapter.geometry.context_tokens and len(regimes) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """One chunk in one rehearsed request: its inter attention (P, n), what it was made from, what is kept of it."""
+
+    chunk: Ids
+    inter: Tensor
+    sources: tuple[str, ...]
+    kept: tuple[Kept, ...]
+
+
+def _rehearse(shop: Workshop, chunks: Sequence[Ids], most_versions: int | None) -> Iterator[_Version]:
+    """Prefill S ++ chunks; a version of every chunk but the first, which is isolated."""
+    adapter = shop.adapter
+    prompt = _prompt(shop.prefix, chunks)
+    known = len(shop.prefix)
+    canvas = adapter.canvas(prompt.tokens, [PlacedSpan(shop.prefix_kv(), 0, 0)] if known else [])
+    noted = ChunkAttention(prompt, range(2, len(chunks) + 1))
+    plan = adapter.rows(torch.arange(known, prompt.tokens))
+    plan.watches.append(noted.watch)
+    adapter.compute(canvas, prompt.token_ids, plan, capture=most_versions is not None)
+    digests = tuple(digest_tokens(ids) for ids in chunks)
+    context = (digest_tokens(shop.prefix),) if known else ()
+    for number in range(2, len(chunks) + 1):
+        span, note, sources = prompt.spans[number], noted.note(number), digests[:number]
+        found = noted_attention(note, number - 1)
+        assert found is not None
+        kept: tuple[Kept, ...] = ()
+        if most_versions is not None:
+            regime = adapter.rope_regime(prompt.tokens)
+            making = Making("observed", (*context, *sources[:-1]), rope_regime=regime)
+            kv = adapter.captured(canvas, prompt.token_ids, span.start, span.end)
+            kept = Kept(kv, making, sources, most_versions), Kept(note, attention_making(making), sources)
+        yield _Version(chunks[number - 1], found.inter, sources, kept)
+
+
+def _prompt(prefix: Ids, chunks: Sequence[Ids]) -> TokenizedPrompt:
+    """A prompt without a question."""
+    spans = [Span("system", 0, len(prefix))]
+    for number, ids in enumerate(chunks):
+        spans.append(Span("chunk", spans[-1].end, spans[-1].end + len(ids), number))
+    return TokenizedPrompt((*prefix, *(token for ids in chunks for token in ids)), tuple(spans), (0, 0))

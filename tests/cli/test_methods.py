@@ -1,0 +1,57 @@
+"""Recipes, preparations and budgets as the command line offers them, and what --explain says of them."""
+
+import re
+
+import pytest
+
+GLORRIC = "What is the password of Glorric?"
+
+
+@pytest.fixture
+def indexed(command, documents):
+    command("add", documents, "--prepare", "similar", "--quiet")
+    return command
+
+
+def test_a_prompt_is_explained_token_by_token(indexed):
+    asked = (
+        "ask",
+        GLORRIC,
+        "--select",
+        "prophetkv",
+        "--prepare",
+        "similar",
+        "--coverage",
+        "0.3",
+        "--explain",
+    )
+    answer = indexed.json(*asked)
+    plan = answer["plan"]
+    assert (plan["recipe"], plan["coverage"]) == ("similar+prophetkv", 0.3)
+    origins = [token["origin"] for token in answer["tokens"]]
+    for origin in ("exact", "reused", "recomputed", "fresh"):
+        assert origins.count(origin) == plan[f"{origin}_tokens"]
+    assert plan["recomputed_tokens"] > 0
+    assert GLORRIC in "".join(token["text"] for token in answer["tokens"])
+
+    told = indexed(*asked).stdout
+    assert "similar+prophetkv, coverage 0.3" in told
+    assert "stored to stand anywhere (similar-10)" in told
+    assert re.search(rf"{plan['recomputed_tokens']} +recomputed +had stored KV", told)
+    assert GLORRIC in told
+    assert "--json says it token by token" in told
+
+    colours = indexed(*asked, FORCE_COLOR="1", TERM="xterm-256color").stdout
+    assert "\x1b[36m" in colours  # reused
+    assert "\x1b[30;43m" in colours  # recomputed
+    assert GLORRIC in re.sub(r"\x1b\[[\d;]*m", "", colours)
+
+
+def test_one_budget_and_known_names(indexed):
+    refused = indexed("ask", GLORRIC, "--ratio", "0.1", "--coverage", "0.2", code=1)
+    assert "both ratio 0.1 and coverage 0.2 are given" in refused.stderr
+    refused = indexed("ask", GLORRIC, "--prepare", "boiled", code=1)
+    assert "choose one of bare, isolated, similar, following" in refused.stderr
+    # What is typed stands for what the environment says.
+    answer = indexed("ask", GLORRIC, "--ratio", "0", KVWEAVE_COVERAGE="0.2", KVWEAVE_PREPARE="similar")
+    assert answer.stdout.startswith("walnut")

@@ -1,0 +1,67 @@
+"""Preparations beside recipes, and the two kinds of budget, through the public face."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kvweave.errors import InvalidRequest, UnknownRecipe
+
+GLORRIC = "What is the password of Glorric?"
+
+
+def reasons(plan):
+    """Why each chunk has the KV that it has."""
+    return {span.reason for span in plan.spans if span.kind == "chunk" and span.origin != "exact"}
+
+
+def test_chunks_are_prepared_as_the_settings_say_and_found_again(open_kb, documents):
+    base = open_kb(recipe="prophetkv", prepare="similar")
+    base.add(documents)
+    plan = base.ask(GLORRIC, ratio=0.2).plan
+    assert plan.recipe == "similar+prophetkv"
+    assert reasons(plan) == {"no KV behind exactly this text; stored to stand anywhere (similar-10)"}
+    assert base.ask(GLORRIC, recipe="reuse").plan.recipe == "similar+reuse"
+    assert base.ask(GLORRIC, recipe="full").plan.recipe == "full"  # which prepares nothing
+    assert base.ask(GLORRIC, recipe="following+reuse").plan.recipe == "following+reuse"
+    assert base.ask(GLORRIC, recipe="epic", prepare="bare").plan.recipe == "epic"  # bare is its own
+
+
+def test_what_was_not_prepared_so_says_what_stands_in(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    isolated = base.ask(GLORRIC, prepare="similar").plan
+    assert reasons(isolated) == {
+        "no KV behind exactly this text, none made as similar-10; stored to stand anywhere (isolated)"
+    }
+    bare = base.ask(GLORRIC, recipe="direct").plan
+    assert reasons(bare) == {"nothing is stored to stand anywhere (bare)"}
+    nothing = base.ask(GLORRIC, recipe="prefix").plan
+    assert reasons(nothing) <= {"no KV behind exactly this text, and no other will do"}
+
+
+def test_a_coverage_is_the_budget_and_the_plan_says_so(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    few, many = (base.ask(GLORRIC, recipe="prophetkv", coverage=p).plan for p in (0.1, 0.6))
+    assert (few.coverage, many.coverage) == (0.1, 0.6)
+    assert 0 < few.recomputed_tokens < many.recomputed_tokens
+    assert base.ask(GLORRIC).plan.coverage is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"ratio": 0.1, "coverage": 0.2}, "both ratio 0.1 and coverage 0.2 are given; give one of them"),
+        ({"recipe": "prophetkv", "coverage": 1.5}, "coverage is 1.5; it is a share"),
+        ({"prepare": "boiled"}, "no preparation 'boiled'; choose one of bare, isolated, similar"),
+        ({"recipe": "boiled+reuse"}, "no preparation 'boiled'"),
+        ({"recipe": "bare+reuse", "prepare": "similar"}, r"'bare\+reuse' names its preparation"),
+        ({"recipe": "full", "prepare": "bare"}, "'full' prepares nothing"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_the_model_is_loaded(open_kb, monkeypatch, asked, said):
+    base = open_kb()
+    monkeypatch.setattr(base, "documents", lambda: [SimpleNamespace(chunks=1)])
+    with pytest.raises((InvalidRequest, UnknownRecipe), match=said):
+        base.ask(GLORRIC, **asked)
+    assert "adapter" not in vars(base)

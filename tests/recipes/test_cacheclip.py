@@ -1,0 +1,207 @@
+"""CacheClip against its definition: plain passes of the auxiliary model, windows and mapping written out."""
+
+import math
+from collections import defaultdict
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import kvweave
+from kvweave.models import loading
+from kvweave.recipes.auxiliary import Auxiliary, auxiliary_named
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import run
+from kvweave.testing import tiny_model, tiny_tokenizer
+
+WORDS = "the river in the north and the größe inn of 1984 were – there on the road when rain began 🌧 again".split()
+SHIPPED = loading.Path(loading.__file__).parent / loading.AUXILIARY_NAME
+
+
+def text(number: int, words: int = 22) -> str:
+    picks = torch.randint(len(WORDS), (words,), generator=torch.Generator().manual_seed(number)).tolist()
+    return f"{number} " + " ".join(WORDS[i] for i in picks)
+
+
+@pytest.fixture
+def prompt():
+    return kvweave.Prompt("Where is the inn, in 1984?", tuple(text(i) for i in range(4)), system="Answer.")
+
+
+@pytest.fixture(scope="module")
+def small_auxiliary(tmp_path_factory):
+    """A folder with another auxiliary model, which has room for 64 tokens."""
+    folder = tmp_path_factory.mktemp("auxiliary")
+    model = tiny_model("llama", seed=7)
+    model.config.max_position_embeddings = 64
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@cache
+def plain_model():
+    return AutoModelForCausalLM.from_pretrained(SHIPPED, attn_implementation="eager", dtype=torch.float32)
+
+
+@cache
+def plain_scores(chunk: str, question: str) -> tuple[list[float], list[tuple[int, int]]]:
+    """Attention in one ordinary forward pass of prefix ++ chunk ++ question; scores and characters of the chunk's tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
+
+    def encode(part):
+        found = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)
+        return found["input_ids"], found["offset_mapping"]
+
+    parts = (
+        "Read the notes below and answer the questions.\n\n", chunk, "\n\n", "Question: ", question, " Answer:",
+    )  # fmt: skip
+    ids = [[tokenizer.bos_token_id], *(encode(part)[0] for part in parts)]
+    edges = torch.tensor([0, *(len(part) for part in ids)]).cumsum(0).tolist()
+    with torch.no_grad():
+        out = plain_model()(torch.tensor([[token for part in ids for token in part]]), output_attentions=True)
+    asked = out.attentions[-1][0][:, edges[5] : edges[6]]  # (H, rows, tokens)
+    scores = asked[:, :, edges[2] : edges[4]].mean(dim=(0, 1)).tolist()
+    own, between = encode(chunk)[1], encode("\n\n")[1]
+    return scores, [*own, *((len(chunk) + a, len(chunk) + b) for a, b in between)]
+
+
+def kept(scores: list[list[float]], count: int, window: int, more_than: int) -> set[tuple[int, int]]:
+    """Chunk and number of what is selected and kept of the auxiliary's tokens (CacheClip §3.3)."""
+    ranked = sorted(
+        (-score, chunk, token) for chunk, part in enumerate(scores) for token, score in enumerate(part)
+    )
+    windows = defaultdict(list)
+    for _, chunk, token in ranked[:count]:
+        windows[chunk, token // window].append((chunk, token))
+    return {each for inside in windows.values() if len(inside) > more_than for each in inside}
+
+
+def expected(adapter, prompt, ratio: float, *, refill: bool) -> list[int]:
+    rendered = adapter.template.render(prompt)
+    stale = [span for span in rendered.spans if span.kind == "chunk"][1:]
+    texts = [prompt.chunks[span.chunk] for span in stale]
+    scores, characters = zip(*(plain_scores(each, prompt.question) for each in texts), strict=True)
+    tokens = sum(map(len, scores))
+    budget = math.ceil(ratio * sum(span.tokens for span in stale))
+    shared = {  # the auxiliary's tokens that each row has a character in common with
+        span.start + number: {
+            (chunk, token) for token, (a, b) in enumerate(characters[chunk]) if a < end and start < b
+        }
+        for chunk, span in enumerate(stale)
+        for number, (start, end) in enumerate(adapter.template.chunk_offsets(texts[chunk]))
+    }
+    rows: list[int] = []
+    for count in range(1, (tokens if refill else math.ceil(ratio * tokens)) + 1):
+        found = kept(scores, count, window=8, more_than=5)
+        rows += [row for row, own in shared.items() if row not in rows and own & found]
+    return sorted(rows[:budget])
+
+
+def selected(adapter, store, prompt, name, **budget) -> list[int]:
+    result = kvweave.prefill(adapter, store, prompt, recipe=name, **budget)
+    assert result.plan.recomputed_tokens == len(result.selected)
+    return result.selected.tolist()
+
+
+@pytest.mark.parametrize("name", ["cacheclip", "cacheclip-refill"])
+def test_rows_are_those_of_the_definition(adapter, store, prompt, name):
+    kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+    for ratio in (0.3, 0.6, 0.8):
+        rows = selected(adapter, store, prompt, name, ratio=ratio)
+        assert rows == expected(adapter, prompt, ratio, refill=name.endswith("refill"))
+        assert rows
+
+
+def test_a_refill_uses_the_budget_up(adapter, store, prompt):
+    kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
+    stale = sum(len(adapter.template.chunk_ids(chunk)) for chunk in prompt.chunks[1:])
+    for ratio in (0.01, 0.1, 0.5, 0.99):
+        assert len(selected(adapter, store, prompt, "cacheclip-refill", ratio=ratio)) == math.ceil(
+            ratio * stale
+        )
+
+
+def test_what_was_read_at_indexing_time_is_not_read_again(adapter, store, prompt, monkeypatch):
+    assert kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system) == 4
+    assert kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Auxiliary, "read", lambda *_: pytest.fail("a chunk is read again"))
+        rows = selected(adapter, store, prompt, "cacheclip", ratio=0.5)
+    assert rows
+    with kvweave.ChunkStore(store.folder / "bare") as other:  # nothing recorded: read for this request alone
+        kvweave.prepare(adapter, other, prompt.chunks, recipe="reuse", system=prompt.system)
+        assert selected(adapter, other, prompt, "cacheclip", ratio=0.5) == rows
+
+
+def test_the_users_instruction_does_not_matter_to_the_auxiliary(adapter, store, prompt):
+    kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system="Another.")
+    notes = store.stats().entries
+    kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
+    assert store.stats().entries == notes + 4 + 1  # the chunks' KV and the prefix's, and no more notes
+
+
+def test_each_auxiliary_has_notes_of_its_own(adapter, store, prompt, small_auxiliary):
+    kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
+    other = recipe_named("cacheclip", auxiliary=small_auxiliary)
+    assert kvweave.prepare(adapter, store, prompt.chunks, recipe=other, system=prompt.system) == 4
+    kinds = [kind for kind in store.stats().by_kind if kind.startswith("auxiliary-")]
+    assert len(kinds) == 2
+    assert auxiliary_named(small_auxiliary) is auxiliary_named(small_auxiliary)
+    assert auxiliary_named(small_auxiliary).adapter.geometry.device.type == "cpu"
+
+
+def test_of_a_chunk_that_the_auxiliary_has_no_room_for_only_the_beginning_is_selected(
+    adapter, store, prompt, small_auxiliary
+):
+    recipe = recipe_named("cacheclip", auxiliary=small_auxiliary)
+    kvweave.prepare(adapter, store, prompt.chunks, recipe=recipe, system=prompt.system)
+    rendered = adapter.template.render(prompt)
+    auxiliary = auxiliary_named(small_auxiliary)
+    seen = 64 - auxiliary.prefix.tokens  # both tokenizers are the same here
+    assert 0 < seen < min(span.tokens for span in rendered.spans[2:5])
+    rows = run(recipe, adapter, store, rendered, ratio=0.95).selected.tolist()
+    spans = rendered.spans[2:5]
+    assert rows
+    assert all(any(span.start <= row < span.start + seen for span in spans) for row in rows)
+
+
+@pytest.mark.parametrize("name", ["cacheclip", "cacheclip-refill"])
+def test_a_coverage_selects_within_its_bounds(adapter, store, prompt, name):
+    kvweave.prepare(adapter, store, prompt.chunks, recipe=name, system=prompt.system)
+    stale = sum(len(adapter.template.chunk_ids(chunk)) for chunk in prompt.chunks[1:])
+    counts = [len(selected(adapter, store, prompt, name, coverage=share)) for share in (0.3, 0.6, 0.9, 1.0)]
+    assert counts == sorted(counts)
+    assert counts[-1] <= math.ceil(0.5 * stale)
+    assert counts[-1] > 0
+
+
+ODD = {
+    "empty": "",
+    "blank": " \n",
+    "control": "<bos>x<pad> <eos>",
+    "unknown": "東京 ﷽ \x00\x7f",
+    "bytes": "🌧" * 30,
+    "combining": "a\u0301" * 40,
+}
+
+
+@pytest.mark.parametrize("chunk", ODD.values(), ids=ODD)
+def test_no_text_is_too_odd(adapter, store, chunk):
+    for question in ("", "<eos> größer 🌧\x00?"):
+        prompt = kvweave.Prompt(question, ("the inn", chunk, chunk, text(1)), system="Answer.")
+        kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
+        for name in ("cacheclip", "cacheclip-refill"):
+            result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=0.5)
+            assert result.logits.isfinite().all()
+
+
+def test_a_tokenizer_that_tells_no_characters_will_do(adapter, store, monkeypatch):
+    letters = tuple(" ".join(f"kvw{n}j{m}pm" for m in range(9)) for n in range(4))  # a token each
+    prompt = kvweave.Prompt("Where is kvw2?", letters, system="Answer.")
+    kvweave.prepare(adapter, store, prompt.chunks, recipe="reuse", system=prompt.system)
+    rows = selected(adapter, store, prompt, "cacheclip", ratio=0.6)
+    assert rows
+    monkeypatch.setattr(adapter.template, "chunk_offsets", lambda text: None)
+    assert selected(adapter, store, prompt, "cacheclip", ratio=0.6) == rows

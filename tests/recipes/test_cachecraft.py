@@ -1,0 +1,262 @@
+"""Cache-Craft against its definition: plain passes with eager attention, versions and scores written out."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+import torch
+
+import kvweave
+from kvweave.core import Making
+from kvweave.recipes.assembled import Assembled
+from kvweave.recipes.attend import Causal
+from kvweave.recipes.match import MatchExactPath
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.observed import Observed
+from kvweave.recipes.offline import lacking, prepare_chunks
+from kvweave.recipes.recipe import Recipe, run
+from kvweave.recipes.rehearsed import Rehearsed
+from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.workshop import Workshop
+from kvweave.store.keys import digest_tokens
+from kvweave.testing import tiny_model
+
+CRAFT = recipe_named("cachecraft")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    model = tiny_model()
+    model.set_attn_implementation("eager")
+    return model
+
+
+def shop_of(adapter, store, prompt):
+    return Workshop(adapter, store, adapter.template.prefix_ids(prompt.system))
+
+
+def ids_of(adapter, prompt):
+    return [adapter.template.chunk_ids(chunk) for chunk in prompt.chunks]
+
+
+def observed(adapter, store, chunks):
+    """The observed versions of each chunk."""
+    found = store.versions(adapter.fingerprint, chunks)
+    return [[making for making in made if making.kind == "observed"] for made in found]
+
+
+def shares(adapter, store, chunk, making):
+    """The note about a version, (P + 2, n)."""
+    (note,) = store.find_notes(adapter.fingerprint, [(chunk, replace(making, kind="attention"))])
+    return note.tensors["shares"]
+
+
+def request_of(adapter, store, prompt, ratio=0.0):
+    return PrefillRequest(adapter, store, adapter.template.render(prompt), Budget(ratio))
+
+
+def plain_shares(plain, parts):
+    """How the last part's tokens divide their attention among the parts, (parts, n), averaged over layers and heads."""
+    with torch.no_grad():
+        out = plain(torch.tensor([[token for part in parts for token in part]]), output_attentions=True)
+    weights = torch.cat(out.attentions).mean(dim=(0, 1))[-len(parts[-1]) :]  # (n, keys)
+    return torch.stack([part.sum(dim=1) for part in weights.split([len(part) for part in parts], dim=1)])
+
+
+class TestRehearsals:
+    def test_leave_exact_kv_and_the_attention_it_was_made_with(self, adapter, store, prompt, plain):
+        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        assert prepare_chunks(shop, chunks, CRAFT) == len(chunks)
+        by_digest = {digest_tokens(ids): ids for ids in chunks}
+        for chunk, versions in zip(chunks, observed(adapter, store, chunks), strict=True):
+            assert 1 <= len(versions) <= 3
+            for making in versions:
+                assert making.exact
+                assert making.context[0] == digest_tokens(shop.prefix)
+                parts = [shop.prefix, *(by_digest[digest] for digest in making.context[1:]), chunk]
+                assert len({*parts}) == len(parts) > 2
+                whole = adapter.encode([token for part in parts for token in part])
+                kv = store.get(adapter.fingerprint, chunk, making).kv
+                torch.testing.assert_close(kv, whole.kv[:, :, :, -len(chunk) :], atol=1e-4, rtol=1e-4)
+                noted = shares(adapter, store, chunk, making)
+                torch.testing.assert_close(noted, plain_shares(plain, parts), atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(noted.sum(dim=0), torch.ones(len(chunk)))
+
+    def test_say_what_a_token_pays_to_one_earlier_chunk_on_the_mean(self, adapter, store, prompt):
+        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        prepare_chunks(shop, chunks, CRAFT)
+        for chunk, versions in zip(chunks, observed(adapter, store, chunks), strict=True):
+            paid = torch.cat([shares(adapter, store, chunk, making)[1:-1] for making in versions])
+            making = Rehearsed().making(adapter, shop.prefix, len(chunk))
+            (note,) = store.find_notes(adapter.fingerprint, [(chunk, making)])
+            torch.testing.assert_close(note.tensors["inter"], paid.mean(dim=0))
+
+    def test_give_the_same_whatever_the_order_and_nothing_the_second_time(self, adapter, prompt, tmp_path):
+        chunks, kept = ids_of(adapter, prompt), []
+        for number, order in enumerate((chunks, chunks[::-1])):
+            with kvweave.ChunkStore(tmp_path / str(number)) as store:
+                shop = shop_of(adapter, store, prompt)
+                prepare_chunks(shop, order, CRAFT)
+                assert lacking(shop, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == []
+                assert prepare_chunks(shop, order, CRAFT) == 0
+                versions = observed(adapter, store, chunks)
+                kept.append(
+                    {
+                        making: store.get(adapter.fingerprint, chunk, making).kv.clone()
+                        for chunk, made in zip(chunks, versions, strict=True)
+                        for making in made
+                    }
+                )
+        assert kept[0].keys() == kept[1].keys()
+        assert all(torch.equal(kept[0][making], kept[1][making]) for making in kept[0])
+
+    def test_wait_for_a_second_chunk_and_catch_up_after_another_recipe(self, adapter, store, prompt):
+        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)[:2]
+        named = [(digest_tokens(ids), len(ids)) for ids in chunks]
+        prepare_chunks(shop, chunks[:1], CRAFT)
+        assert lacking(shop, named, CRAFT) == [0, 1]  # the first one stood behind nothing yet
+        prepare_chunks(shop, chunks[1:], recipe_named("reuse"))
+        assert lacking(shop, named, recipe_named("reuse")) == []
+        assert prepare_chunks(shop, chunks, CRAFT) == 2
+        assert lacking(shop, named, CRAFT) == []
+        assert all(observed(adapter, store, chunks))
+
+    def test_take_at_most_so_many_chunks_and_no_more_than_the_model_has_room_for(
+        self, adapter, store, prompt
+    ):
+        shop = shop_of(adapter, store, prompt)
+        texts = [f"{number} {'the inn ' * words}" for number, words in enumerate((45, 45, 45, 2, 2))]
+        chunks = [adapter.template.chunk_ids(text) for text in texts]
+        assert len(shop.prefix) + sum(map(len, chunks)) > adapter.geometry.context_tokens
+        lengths = {digest_tokens(ids): len(ids) for ids in (shop.prefix, *chunks)}
+        for kept in Rehearsed(most_chunks=3, most_versions=5).make(shop, chunks):
+            if kept.making.kind == "observed":
+                assert len(kept.sources) <= 3
+                stood = sum(lengths[digest] for digest in kept.making.context) + len(kept.content.token_ids)
+                assert stood <= adapter.geometry.context_tokens
+
+
+class TestTheBestVersion:
+    def test_is_the_one_whose_attention_went_to_chunks_that_are_here(self, adapter, store, prompt):
+        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        prepare_chunks(shop, chunks, CRAFT)
+        prefix = digest_tokens(shop.prefix)
+        origins = set()
+        for order in permutations(prompt.chunks):
+            asked = kvweave.Prompt(prompt.question, order, system=prompt.system)
+            request = request_of(adapter, store, asked)
+            for number, found in enumerate(CRAFT.match.find(request, CRAFT.prepare)[1:-1], 1):
+                origins.add(found.origin)
+                ids = request.prompt.ids(found.span)
+                here = [digest_tokens(request.prompt.ids(span)) for span in request.prompt.spans[1:number]]
+                (versions,) = observed(adapter, store, [ids])
+                if (prefix, *here) in [(prefix,), *(making.context for making in versions)]:
+                    assert found.origin == "exact"
+                    continue
+                worth = {(prefix,): 0.0}
+                for making in versions:
+                    paid = shares(adapter, store, ids, making)[1:-1].mean(dim=1)
+                    signs = torch.tensor([1.0 if chunk in here else -1.0 for chunk in making.context[1:]])
+                    worth[making.context] = float((paid * signs).sum())
+                assert found.origin == "reused"
+                assert found.making.context == max(worth, key=lambda context: worth[context])
+        assert origins == {"exact", "reused"}
+
+    def test_serves_any_selector(self, adapter, store, prompt):
+        recipe = recipe_named("prophetkv", "observed")
+        prepare_chunks(shop_of(adapter, store, prompt), ids_of(adapter, prompt), recipe)
+        request = request_of(adapter, store, prompt)
+        kinds = {found.making.kind for found in recipe.match.find(request, recipe.prepare) if found.making}
+        assert "observed" in kinds
+        assert run(recipe, adapter, store, request.prompt, ratio=0.2).selected.numel() > 0
+
+    def test_is_none_of_another_instruction_nor_one_without_a_note(self, adapter, store, prompt):
+        chunks = ids_of(adapter, prompt)
+        prepare_chunks(shop_of(adapter, store, prompt), chunks, CRAFT)
+        other = kvweave.Prompt(prompt.question, prompt.chunks, system="Be brief.")
+        first = chunks[0]
+        prefix = adapter.template.prefix_ids(other.system)
+        unnoted = Making("observed", (digest_tokens(prefix), digest_tokens(first)))
+        assert store.put(adapter.fingerprint, adapter.encode(chunks[1]), unnoted, ())
+        assert unnoted in store.versions(adapter.fingerprint, [chunks[1]])[0]
+        request = request_of(adapter, store, other)
+        assert all(len(makings) == 1 for makings in Observed().accepted(request, range(1, 5)))
+        assert Observed().accepted(request, [2])[0][0].context == (digest_tokens(prefix),)
+
+
+class TestScores:
+    @pytest.mark.parametrize("prepared", ["observed", "isolated"])
+    def test_are_the_attention_to_chunks_that_the_stored_kv_has_wrong(self, adapter, store, prompt, prepared):
+        recipe = recipe_named("cachecraft", prepared)
+        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        prepare_chunks(shop, chunks, recipe)
+        assert any(observed(adapter, store, chunks)) == (prepared == "observed")
+        for order in (prompt.chunks, prompt.chunks[::-1], prompt.chunks[1:]):
+            request = request_of(
+                adapter, store, kvweave.Prompt(prompt.question, order, system=prompt.system), 0.3
+            )
+            matched = recipe.match.find(request, recipe.prepare)
+            expected = []
+            for number, found in enumerate(matched):
+                if found.origin != "reused":
+                    continue
+                ids = request.prompt.ids(found.span)
+                here = {digest_tokens(request.prompt.ids(span)) for span in request.prompt.spans[1:number]}
+                then = found.making.context[1:]
+                mean = Rehearsed().making(adapter, shop.prefix, len(ids))
+                score = store.find_notes(adapter.fingerprint, [(ids, mean)])[0].tensors["inter"]
+                score = score * len(here - {*then})
+                for place, chunk in enumerate(then):
+                    if chunk not in here:
+                        score = score + shares(adapter, store, ids, found.making)[1 + place]
+                expected.append(score)
+            scene = Assembled(request, adapter.canvas(request.prompt.tokens), matched, Causal())
+            scores = recipe.select.score.scores(scene)
+            torch.testing.assert_close(scores, torch.cat(expected))
+            assert (scores > 0).any()
+            result = run(recipe, adapter, store, request.prompt, ratio=0.3)
+            best = scores.argsort(descending=True, stable=True)[: result.selected.numel()]
+            assert set(result.selected.tolist()) == set(scene.stale[best].tolist())
+
+    def test_are_nothing_where_the_same_chunks_stand_before_in_another_order(self, adapter, store, prompt):
+        a, b, c, _ = prompt.chunks
+        kvweave.prefill(adapter, store, kvweave.Prompt("?", (a, b, c), system=prompt.system), recipe=CRAFT)
+        request = request_of(adapter, store, kvweave.Prompt("?", (b, a, c), system=prompt.system))
+        matched = CRAFT.match.find(request, CRAFT.prepare)
+        assert [found.origin for found in matched] == ["exact", "reused", "reused", "reused", "fresh"]
+        scene = Assembled(request, adapter.canvas(request.prompt.tokens), matched, Causal())
+        of_b, of_a, of_c = CRAFT.select.score.scores(scene).split(
+            [found.span.tokens for found in matched[1:4]]
+        )
+        assert (of_b > 0).all()  # it was made behind a, which does not stand before it here
+        assert not of_a.any()  # it lacks b, but nothing says what b would be to it
+        assert not of_c.any()
+
+
+class TestRequests:
+    def test_leave_versions_with_notes_like_rehearsed_ones(self, adapter, store, prompt, plain):
+        tokens = adapter.template.render(prompt)
+        result = run(CRAFT, adapter, store, tokens)
+        parts = [tokens.ids(span) for span in tokens.spans[:-1]]
+        notes = {kept.making: kept.content for kept in result.remembered if kept.making.kind == "attention"}
+        kv = {kept.making: kept for kept in result.remembered if kept.making.kind != "attention"}
+        assert len(notes) == len(kv) - 1 == len(prompt.chunks)  # the prefix needs none
+        for number in range(1, len(parts)):
+            making = result.request.exact_making(number)
+            assert kv[making].most_versions == 5
+            found = notes[replace(making, kind="attention")].tensors["shares"]
+            torch.testing.assert_close(found, plain_shares(plain, parts[: number + 1]), atol=1e-5, rtol=1e-4)
+
+    def test_leave_at_most_so_many_versions(self, adapter, store, prompt):
+        recipe = Recipe("paths", prepare=Observed(most=2), match=MatchExactPath())
+        a, b, c, d = prompt.chunks
+        for before in ((a, b), (b, c), (c, a), (a, c)):
+            kvweave.prefill(
+                adapter, store, kvweave.Prompt("?", (*before, d), system=prompt.system), recipe=recipe
+            )
+        assert len(observed(adapter, store, [adapter.template.chunk_ids(d)])[0]) == 2
+
+    def test_of_recipes_that_keep_no_versions_leave_no_notes(self, adapter, store, prompt):
+        result = run(recipe_named("prefix"), adapter, store, adapter.template.render(prompt))
+        assert {kept.making.kind for kept in result.remembered} == {"observed"}
+        assert all(kept.most_versions is None for kept in result.remembered)
