@@ -42,7 +42,8 @@ def test_recomputing_everything_is_full_attention(command):
 
 def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_goes_on_from_there(command, tmp_path):
     folder = tmp_path / "results"
-    first = command(*FEW, "--output", folder)
+    asked = (*FEW, "--recipe", "direct", "--recipe", "prophetkv", "--ratio", "0.2", "--output", folder)
+    first = command(*asked)
     assert "coref" in first.stdout
     page = (folder / "report.html").read_text("utf-8")
     assert "data:image/png;base64" in page
@@ -50,7 +51,7 @@ def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_goes_on_from_th
     outcomes = (folder / "outcomes.jsonl").read_text("utf-8")
 
     (folder / "outcomes.jsonl").write_text(outcomes[: len(outcomes) // 2], "utf-8")
-    command(*FEW, "--output", folder)
+    command(*asked)
     again = (folder / "outcomes.jsonl").read_text("utf-8")
     assert found_out(again) == found_out(outcomes)
 
@@ -62,7 +63,8 @@ def found_out(journal: str) -> list[str]:
 
 
 def test_the_page_has_the_command_with_what_the_environment_said(command, tmp_path):
-    command(*FEW, "--output", tmp_path / "results", KVWEAVE_DTYPE="float32", KVWEAVE_DEVICE="cpu")
+    asked = (*FEW, "--recipe", "naive", "--output", tmp_path / "results")
+    command(*asked, KVWEAVE_DTYPE="float32", KVWEAVE_DEVICE="cpu")
     rows = json.loads((tmp_path / "results" / "rows.json").read_text("utf-8"))
     told = rows["about"]["command"]
     assert told.startswith("kvweave eval --samples 2 --task single")

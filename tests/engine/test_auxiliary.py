@@ -12,7 +12,9 @@ def notes(base) -> list[str]:
     return sorted(kind for kind in base.store.stats().by_kind if kind.startswith("auxiliary-"))
 
 
-def test_adding_reads_the_chunks_with_the_auxiliary_model_that_the_settings_name(open_kb, documents, tmp_path):
+def test_adding_reads_the_chunks_with_the_auxiliary_model_that_the_settings_name(
+    open_kb, documents, tmp_path
+):
     tiny_model("llama", seed=7).save_pretrained(tmp_path / "auxiliary")
     tiny_tokenizer().save_pretrained(tmp_path / "auxiliary")
     plain = open_kb()
