@@ -1,7 +1,7 @@
 """Latency of an evaluation's runs on a real shape: the same tokens placed, recomputed, prefilled and decoded.
 
-    .venv/bin/kvweave eval --output results
-    .venv/bin/python benchmarks/replay.py results --scale 8 --output benchmarks/results/replay.json
+    .venv/bin/kvweave eval --suite full --split test --output quality
+    .venv/bin/python benchmarks/replay.py quality --scale 2 --output benchmarks/results/replay.json
 
 The reference model's own latency says nothing (it is interpreter overhead), but its evaluation notes for every run how
 many tokens were exact, stale, recomputed, fresh and decoded. Each recipe's mean trace is replayed on a model with
@@ -13,14 +13,20 @@ tokens is.
 import argparse
 import json
 import statistics
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from evaluated import read
 from measured import circumstances
 
 from kvweave.core import ChunkKV
+from kvweave.errors import KvweaveError
+from kvweave.evaluation.results import FULL, Outcome
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import PlacedSpan
 from kvweave.models.shapes import random_model
@@ -28,15 +34,12 @@ from kvweave.models.shapes import random_model
 Trace = Mapping[str, float]
 
 
-def mean_traces(folder: Path) -> dict[tuple[int, str, float], Trace]:
+def mean_traces(outcomes: Iterable[Outcome]) -> dict[tuple[int, str, float], Trace]:
     """The mean trace of each context length, recipe and ratio."""
-    # Answers may hold any line separator but this one; what stands behind the last is an outcome torn by a crash.
-    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").split("\n")[1:-1]
     groups: dict[tuple[int, str, float], list[Trace]] = {}
-    for outcome in map(json.loads, lines):
-        groups.setdefault((outcome["context_tokens"], outcome["recipe"], outcome["ratio"]), []).append(
-            outcome["trace"]
-        )
+    for outcome in outcomes:
+        label = (outcome.context_tokens, outcome.recipe, outcome.ratio)
+        groups.setdefault(label, []).append(asdict(outcome.trace))
     return {
         key: {name: statistics.fmean(trace[name] for trace in traces) for name in traces[0]}
         for key, traces in sorted(groups.items())
@@ -53,7 +56,7 @@ def replay(adapter: Adapter, trace: Trace, scale: float) -> tuple[float, float]:
             trace["exact"] + trace["stale"] + trace["fresh"],
         )
     )
-    ids = [7 + number % 1000 for number in range(tokens)]
+    ids = [7 + number % 100 for number in range(tokens)]
     g = adapter.geometry
     kv = torch.zeros(g.layers, 2, g.kv_heads, stored, g.head_width, dtype=g.dtype)
     recomputed = torch.linspace(0, max(stored - 1, 0), max(rows - (tokens - stored), 0)).long()
@@ -69,17 +72,18 @@ def replay(adapter: Adapter, trace: Trace, scale: float) -> tuple[float, float]:
     return first_s, time.perf_counter() - began - first_s
 
 
-def measure(folder: Path, shape: str, scale: float, repeats: int) -> list[dict[str, object]]:
-    adapter = random_model(shape)
-    rows: list[dict[str, object]] = []
-    for (context_tokens, recipe, ratio), trace in mean_traces(folder).items():
-        if recipe == "full":
+def measure(
+    adapter: Adapter, traces: Mapping[tuple[int, str, float], Trace], scale: float, repeats: int
+) -> list[dict[str, Any]]:
+    """A row for each trace, full attention's left out: it is measured beside every other one."""
+    rows = []
+    for (context_tokens, recipe, ratio), trace in traces.items():
+        if recipe == FULL:
             continue
         plain = {"exact": 0.0, "stale": 0.0, "recomputed": 0.0, "decoded": 0.0}
         plain["fresh"] = trace["exact"] + trace["stale"] + trace["fresh"]
-        times = [(replay(adapter, trace, scale), replay(adapter, plain, scale)) for _ in range(repeats + 1)][
-            1:
-        ]
+        rounds = [(replay(adapter, trace, scale), replay(adapter, plain, scale)) for _ in range(repeats + 1)]
+        times = rounds[1:]  # the first warms up
         ratios = [ours[0] / full[0] for ours, full in times]
         rows.append(
             {
@@ -97,25 +101,38 @@ def measure(folder: Path, shape: str, scale: float, repeats: int) -> list[dict[s
     return rows
 
 
+def result(folders: list[Path], shape: str, scale: float, repeats: int) -> dict[str, Any]:
+    """Everything that is kept; raises InvalidRequest for an unknown shape and folders that do not belong together."""
+    found = read(folders)
+    adapter = random_model(shape)
+    return {
+        "shape": shape,
+        "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
+        "device": str(adapter.geometry.device),
+        "scale": scale,
+        "repeats": repeats,
+        "evaluations": found.commands,
+        "rows": measure(adapter, mean_traces(found.outcomes), scale, repeats),
+        **circumstances(
+            f"benchmarks/replay.py {' '.join(found.names)} --shape {shape} --scale {scale:g} --repeats {repeats}"
+        ),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="what kvweave eval --output wrote")
+    parser.add_argument("folders", type=Path, nargs="+", help="what kvweave eval --output wrote")
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    command = f"benchmarks/replay.py {args.folder} --shape {args.shape} --scale {args.scale:g} --repeats {args.repeats}"
-    result = {
-        "shape": args.shape,
-        "scale": args.scale,
-        "repeats": args.repeats,
-        "rows": measure(args.folder, args.shape, args.scale, args.repeats),
-        **circumstances(command),
-    }
-    text = json.dumps(result, indent=2)
+    try:
+        text = json.dumps(result(args.folders, args.shape, args.scale, args.repeats), indent=2)
+    except KvweaveError as error:
+        sys.exit(str(error))
     print(text)
     if args.output:
         args.output.write_text(text + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Writes the generated parts of the documentation: README tables and figure, docs/families.md.
+"""Writes the generated parts of the documentation: tables and figures in README, docs and the model card.
 
     .venv/bin/python docs/build.py           write
     .venv/bin/python docs/build.py --check   exit 1 if something is out of date
 
-Numbers come from benchmarks/results/, recipes from METHODS and their docstrings.
+Numbers come from benchmarks/results/, recipes from METHODS and their docstrings. What has no results yet says so.
 """
 
 import argparse
@@ -11,12 +11,27 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from kvweave.evaluation.summary import OVERALL
 from kvweave.recipes.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+CARD = ROOT / "src" / "kvweave" / "models" / "reference" / "README.md"
+
+BASELINES = {"full": 1.0, "naive": 0.0, "direct": 0.0, "reuse": 0.0}
+"""The recipes, each with its ratio, that stand in these tables; others have pages of their own."""
+
+NOT_MEASURED = "Not measured yet."
+
+
+def results(name: str) -> dict[str, Any] | None:
+    """What a benchmark left, or None if it was not run."""
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def figure() -> str:
@@ -74,9 +89,149 @@ def families() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_part(text: str, name: str, part: str) -> str:
-    pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.S)
-    return pattern.sub(lambda found: f"{found[1]}{part}\n{found[2]}", text)
+def scores_of_all_tasks() -> str:
+    """For docs/evaluation.md."""
+    result = results("quality.json")
+    if result is None:
+        return NOT_MEASURED
+    made = result["reference"]
+    cells = baseline_cells(result)
+    places = dict.fromkeys((length, task) for length, task, _ in cells)
+    lines = [
+        f"Mean scores with 95 % intervals on the `{result['split']}` split, {prompts(cells)} for each task and length, chunks of up to "
+        f"{result['chunk_tokens']} tokens ({result['dtype']}, {result['device']}). Naive, direct and reuse recompute nothing. "
+        f"The model was trained on {made['tokens'] / 1e6:.0f} million tokens in {made['hours']:.1f} hours ({made['steps']:,} steps, "
+        f"{made['device']}); its weights are {made['bytes'] / 1e6:.1f} MB.",
+        "",
+        *header("context", "task", *BASELINES),
+    ]
+    for length, task in places:
+        named = "**mean**" if task == OVERALL else f"`{task}`"
+        lines.append(row(f"{length:,}", named, *(score(cells, length, task, recipe) for recipe in BASELINES)))
+    ran = "; ".join(f"`{command}`" for command in result["evaluations"])
+    return "\n".join(
+        [*lines, "", f"{ran}; `{result['command']}`, {result['date']}, {result['minutes']:.0f} minutes."]
+    )
+
+
+def scores_of_the_model() -> str:
+    """For the model card: what full attention and plain reuse score, without intervals."""
+    result = results("quality.json")
+    if result is None:
+        return NOT_MEASURED
+    cells = baseline_cells(result)
+    tasks = dict.fromkeys(task for _, task, _ in cells)
+    columns = [(length, recipe) for length in lengths(cells) for recipe in ("full", "reuse")]
+    lines = [
+        f"Scores on the `{result['split']}` split, {prompts(cells)} for each task and length; intervals and the commands "
+        "stand in `docs/evaluation.md`.",
+        "",
+        *header("task", *(f"{recipe}, {length:,} tokens" for length, recipe in columns)),
+    ]
+    for task in sorted(tasks, key=lambda name: name == OVERALL):
+        numbers = (cells.get((length, task, recipe)) for length, recipe in columns)
+        named = "**mean**" if task == OVERALL else f"`{task}`"
+        lines.append(row(named, *("–" if found is None else f"{found['score']:.2f}" for found in numbers)))
+    return "\n".join(lines)
+
+
+def scores_of_the_recipes() -> str:
+    """For README: the mean over tasks."""
+    result = results("quality.json")
+    if result is None:
+        return f"Answer quality: {NOT_MEASURED.lower()}"
+    cells = baseline_cells(result)
+    tasks = {task for _, task, _ in cells} - {OVERALL}
+    lines = [
+        f"Answer quality on the shipped reference model, mean score over {len(tasks)} tasks with its 95 % interval (`{result['split']}` "
+        f"split, {prompts(cells)} for each, {result['date']}; [every task](docs/evaluation.md#what-the-reference-model-scores)):",
+        "",
+        *header("context", *(f"`{recipe}`" for recipe in BASELINES)),
+    ]
+    for length in lengths(cells):
+        lines.append(
+            row(f"{length:,} tokens", *(score(cells, length, OVERALL, recipe) for recipe in BASELINES))
+        )
+    return "\n".join(lines)
+
+
+def replayed() -> str:
+    """For docs/evaluation.md."""
+    result = results("replay.json")
+    if result is None:
+        return NOT_MEASURED
+    where = f"{result['threads']} CPU threads" if result["device"] == "cpu" else result["device"]
+    lines = [
+        f"The mean traces of the evaluation on the shape of {result['shape']} ({result['dtype']}, random weights, {where}), all counts "
+        f"times {result['scale']:g}: median of {result['repeats']} repeats, interleaved with full prefill of as many tokens.",
+        "",
+        *header("context", "recipe", "tokens", "computed", "first token", "full prefill", "share of it"),
+    ]
+    for one in result["rows"]:
+        if one["ratio"] != BASELINES.get(one["recipe"]):
+            continue
+        trace, scale = one["trace"], result["scale"]
+        low, high = one["ttft_over_full_range"]
+        lines.append(
+            row(
+                f"{one['context_tokens']:,}",
+                f"`{one['recipe']}`",
+                f"{scale * (trace['exact'] + trace['stale'] + trace['fresh']):,.0f}",
+                f"{scale * (trace['recomputed'] + trace['fresh']):,.0f}",
+                f"{one['ttft_s']:.3f} s",
+                f"{one['full_ttft_s']:.3f} s",
+                f"{one['ttft_over_full']:.3f} ({low:.3f}–{high:.3f})",
+            )
+        )
+    return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
+
+
+Cells = Mapping[tuple[int, str, str], Mapping[str, Any]]
+"""Rows by length, task and recipe, in the order of the results."""
+
+
+def baseline_cells(result: Mapping[str, Any]) -> Cells:
+    return {
+        (one["context_tokens"], one["task"], one["recipe"]): one
+        for one in result["rows"]
+        if one["ratio"] == BASELINES.get(one["recipe"])
+    }
+
+
+def score(cells: Cells, length: int, task: str, recipe: str) -> str:
+    """With its interval; nothing for a mean that is not over the prompts that full attention's is over."""
+    found = cells.get((length, task, recipe))
+    if found is None or found["samples"] != cells[length, task, "full"]["samples"]:
+        return "–"
+    low, high = found["score_interval"]
+    return f"{found['score']:.3f} ({low:.3f}–{high:.3f})"
+
+
+def lengths(cells: Cells) -> list[int]:
+    return sorted({length for length, _, _ in cells})
+
+
+def prompts(cells: Cells) -> str:
+    counts = {found["samples"] for (_, task, _), found in cells.items() if task != OVERALL}
+    return f"{' to '.join(f'{count:,}' for count in sorted({min(counts), max(counts)}))} prompts"
+
+
+def header(*names: str) -> list[str]:
+    return [row(*names), "|" + "---|" * len(names)]
+
+
+def row(*values: str) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def with_parts(path: Path, **parts: str) -> str:
+    """The page with what stands between each part's markers replaced."""
+    text = path.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.S)
+        assert len(pattern.findall(text)) == 1, f"{path} must have the markers of {name} once"
+        text = pattern.sub(lambda found, part=part: f"{found[1]}{part}\n{found[2]}", text)
+    return text
 
 
 def main() -> None:
@@ -85,10 +240,14 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    evaluation = ROOT / "docs" / "evaluation.md"
     pages = {
-        ROOT / "README.md": with_part(with_part(readme, "figure", figure()), "recipes", recipes()),
+        ROOT / "README.md": with_parts(
+            ROOT / "README.md", figure=figure(), recipes=recipes(), quality=scores_of_the_recipes()
+        ),
         ROOT / "docs" / "families.md": families(),
+        evaluation: with_parts(evaluation, quality=scores_of_all_tasks(), replay=replayed()),
+        CARD: with_parts(CARD, quality=scores_of_the_model()),
     }
     stale = [
         path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text

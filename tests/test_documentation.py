@@ -1,12 +1,17 @@
 """What the documentation says is generated is up to date, and its first example runs as it stands."""
 
+import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kvweave
+from kvweave.models.loading import load_model
 from kvweave.recipes.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -52,3 +57,137 @@ def test_python_files_named_in_the_architecture_exist():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for path in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text):
         assert (ROOT / "src" / "kvweave" / path).exists(), path
+
+
+class TestFiguresOfTheEvaluation:
+    @pytest.fixture
+    def build(self, tmp_path, monkeypatch):
+        """docs/build.py, reading results from a folder that is empty."""
+        spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+        return module
+
+    @staticmethod
+    def row(task, length, recipe, ratio, score, samples=200):
+        interval = [score - 0.05, score + 0.04]
+        names = ("task", "context_tokens", "recipe", "ratio", "score", "score_interval", "samples")
+        return dict(zip(names, (task, length, recipe, ratio, score, interval, samples), strict=True))
+
+    @pytest.fixture
+    def quality(self, tmp_path):
+        """Two lengths, of which one has both tasks; naive ran on one task only, a selective recipe at two ratios."""
+        rows = [
+            self.row("coref", 512, "full", 1.0, 0.9),
+            self.row("coref", 512, "naive", 0.0, 0.2),
+            self.row("coref", 512, "reuse", 0.0, 0.5),
+            self.row("coref", 512, "reuse", 1.0, 0.91),
+            self.row("coref", 512, "some", 0.0, 0.51),
+            self.row("coref", 512, "some", 1.0, 0.92),
+            self.row("single", 512, "full", 1.0, 0.8),
+            self.row("single", 512, "reuse", 0.0, 0.7),
+            self.row("overall", 512, "full", 1.0, 0.85, 400),
+            self.row("overall", 512, "naive", 0.0, 0.21),
+            self.row("overall", 512, "reuse", 0.0, 0.6, 400),
+            self.row("coref", 2048, "full", 1.0, 0.4, 1000),
+            self.row("overall", 2048, "full", 1.0, 0.4, 1000),
+        ]
+        quality = {
+            "command": "gather a b",
+            "evaluations": ["evaluate a", "evaluate b"],
+            "date": "2026-01-02",
+            "split": "test",
+            "chunk_tokens": 96,
+            "dtype": "float32",
+            "device": "cpu",
+            "minutes": 61.4,
+            "reference": {
+                "tokens": 2_600_000,
+                "hours": 1.25,
+                "steps": 4321,
+                "device": "CPU",
+                "bytes": 9_960_000,
+            },
+            "rows": rows,
+        }
+        (tmp_path / "quality.json").write_text(json.dumps(quality))
+
+    def test_what_has_no_results_says_so(self, build):
+        for part in (build.scores_of_all_tasks, build.scores_of_the_model, build.replayed):
+            assert part() == "Not measured yet."
+        assert build.scores_of_the_recipes() == "Answer quality: not measured yet."
+
+    def test_every_task_stands_with_its_intervals_and_circumstances(self, build, quality):
+        said, _, *table, _, source = build.scores_of_all_tasks().split("\n")
+        assert (
+            "`test` split, 200 to 1,000 prompts for each task and length, chunks of up to 96 tokens" in said
+        )
+        assert "3 million tokens in 1.2 hours (4,321 steps, CPU); its weights are 10.0 MB" in said
+        assert table == [
+            "| context | task | full | naive | direct | reuse |",
+            "|---|---|---|---|---|---|",
+            "| 512 | `coref` | 0.900 (0.850–0.940) | 0.200 (0.150–0.240) | – | 0.500 (0.450–0.540) |",
+            "| 512 | `single` | 0.800 (0.750–0.840) | – | – | 0.700 (0.650–0.740) |",
+            # naive's mean is not over what the others' are over
+            "| 512 | **mean** | 0.850 (0.800–0.890) | – | – | 0.600 (0.550–0.640) |",
+            "| 2,048 | `coref` | 0.400 (0.350–0.440) | – | – | – |",
+            "| 2,048 | **mean** | 0.400 (0.350–0.440) | – | – | – |",
+        ]
+        assert source == "`evaluate a`; `evaluate b`; `gather a b`, 2026-01-02, 61 minutes."
+
+    def test_the_model_card_has_the_scores_in_short(self, build, quality):
+        _, _, *table = build.scores_of_the_model().split("\n")
+        assert table == [
+            "| task | full, 512 tokens | reuse, 512 tokens | full, 2,048 tokens | reuse, 2,048 tokens |",
+            "|---|---|---|---|---|",
+            "| `coref` | 0.90 | 0.50 | 0.40 | – |",
+            "| `single` | 0.80 | 0.70 | – | – |",
+            "| **mean** | 0.85 | 0.60 | 0.40 | – |",
+        ]
+
+    def test_the_readme_has_the_mean(self, build, quality):
+        said, _, *table = build.scores_of_the_recipes().split("\n")
+        assert "mean score over 2 tasks" in said
+        assert table == [
+            "| context | `full` | `naive` | `direct` | `reuse` |",
+            "|---|---|---|---|---|",
+            "| 512 tokens | 0.850 (0.800–0.890) | – | – | 0.600 (0.550–0.640) |",
+            "| 2,048 tokens | 0.400 (0.350–0.440) | – | – | – |",
+        ]
+
+    def test_replayed_times_are_those_of_the_baselines(self, build, tmp_path):
+        trace = {"exact": 100.0, "stale": 400.5, "recomputed": 0.0, "fresh": 20.0, "decoded": 5.0}
+        times = {
+            "ttft_s": 0.05,
+            "full_ttft_s": 0.5,
+            "ttft_over_full": 0.1,
+            "ttft_over_full_range": [0.09, 0.12],
+        }
+        rows = [
+            {"context_tokens": 2048, "recipe": recipe, "ratio": ratio, "trace": trace, **times}
+            for recipe, ratio in (("reuse", 0.0), ("reuse", 1.0), ("some", 0.0))
+        ]
+        circumstances = {"threads": 2, "date": "2026-01-02", "command": "replay a", "device": "cpu"}
+        replay = {"shape": "some shape", "dtype": "bfloat16", "scale": 2.0, "repeats": 3, "rows": rows}
+        (tmp_path / "replay.json").write_text(json.dumps(replay | circumstances))
+        said, _, _, _, *table, _, source = build.replayed().split("\n")
+        assert "shape of some shape (bfloat16, random weights, 2 CPU threads), all counts times 2" in said
+        assert table == ["| 2,048 | `reuse` | 1,041 | 40 | 0.050 s | 0.500 s | 0.100 (0.090–0.120) |"]
+        assert source == "`replay a`, 2026-01-02."
+
+    def test_a_page_without_its_markers_is_noticed(self, build, tmp_path):
+        page = tmp_path / "page.md"
+        page.write_text("a\n<!-- one:begin -->\nold\n<!-- one:end -->\nz\n")
+        assert (
+            build.with_parts(page, one=r"new \1") == "a\n<!-- one:begin -->\nnew \\1\n<!-- one:end -->\nz\n"
+        )
+        with pytest.raises(AssertionError, match="markers of two once"):
+            build.with_parts(page, two="new")
+
+    def test_kept_scores_are_those_of_the_shipped_weights(self):
+        path = ROOT / "benchmarks" / "results" / "quality.json"
+        if not path.exists():
+            pytest.skip("the shipped model was not measured yet")
+        quality = json.loads(path.read_text())
+        assert quality["digest"] == load_model(dtype=quality["dtype"]).fingerprint.digest

@@ -127,10 +127,8 @@ class TestGeneratedCases:
 
 class TestEvaluate:
     @pytest.fixture
-    def runner(self, tmp_path):
-        runner = Runner(tiny_adapter(), tmp_path, Journal(None, {}))
-        yield runner
-        runner.close()
+    def runner(self):
+        return Runner(tiny_adapter(), Journal(None, {}))
 
     @staticmethod
     def case(number: int, question: str = "Where?") -> Case:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave.evaluation.journal import Journal
+from kvweave.evaluation.journal import Journal, read_journal
 from kvweave.evaluation.results import Outcome, Trace
 
 SUBJECT = {"model": "tiny", "dtype": "float32", "lengths": (512, 2048)}
@@ -170,7 +170,7 @@ def test_another_process_holds_it_until_it_ends(folder):
     holder = textwrap.dedent(f"""
         import sys
         from pathlib import Path
-        from kvweave.evaluation.journal import Journal
+        from kvweave.evaluation.journal import Journal, read_journal
         journal = Journal(Path({str(folder)!r}), {SUBJECT!r})
         print("held", flush=True)
         sys.stdin.read()
@@ -200,3 +200,29 @@ def test_without_a_folder_outcomes_stay_in_memory():
         journal.add(OUTCOME)
         assert journal.get(KEY) == OUTCOME
         assert journal.get(OTHER_KEY) is None
+
+
+class TestReading:
+    def test_it_gives_the_whole_outcomes_and_leaves_the_file_alone(self, folder, file):
+        """An answer may hold what Python takes for the end of a line, and a crash may tear the last outcome."""
+        with Journal(folder, SUBJECT) as journal:
+            journal.add(replace(OUTCOME, recipe="torn"))
+        file.write_bytes(file.read_bytes()[:-9])
+        before = file.read_bytes()
+        subject, outcomes = read_journal(folder)
+        assert outcomes == [OUTCOME, OTHER]
+        assert (subject["model"], subject["lengths"]) == ("tiny", [512, 2048])
+        assert file.read_bytes() == before
+
+    def test_what_is_no_journal_is_refused(self, folder, file):
+        for content, said in (
+            (b"", "not a journal"),
+            (b'{"journal": 1}\n', "not a journal of this version"),
+            (file.read_bytes() + b"{}\n", "line 4, is damaged"),
+        ):
+            file.write_bytes(content)
+            with pytest.raises(InvalidRequest, match=said):
+                read_journal(folder)
+        file.unlink()
+        with pytest.raises(InvalidRequest, match=r"cannot be read \(No such file"):
+            read_journal(folder)

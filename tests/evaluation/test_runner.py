@@ -30,11 +30,9 @@ def adapter():
 
 
 @pytest.fixture
-def runner(adapter, tmp_path):
+def runner(adapter):
     """A runner with a journal of its own, in memory."""
-    runner = Runner(adapter, tmp_path / "kv", Journal(None, {}))
-    yield runner
-    runner.close()
+    return Runner(adapter, Journal(None, {}))
 
 
 def run(runner, *candidates, sample=SAMPLE):
@@ -65,13 +63,12 @@ class TestEveryRecipe:
             assert trace.recomputed <= trace.exact + trace.stale
             assert trace.decoded <= SAMPLE.max_new_tokens
 
-    def test_what_ran_before_changes_nothing(self, name, runner, adapter, tmp_path):
+    def test_what_ran_before_changes_nothing(self, name, runner, adapter):
         after_others = run(
             runner, *((other, 0.0) for other in METHODS if other not in ("full", name)), (name, 0.0)
         )
-        alone = Runner(adapter, tmp_path / "other kv", Journal(None, {}))
+        alone = Runner(adapter, Journal(None, {}))
         assert run(alone, (name, 0.0))[name, 0.0] == after_others[name, 0.0]
-        alone.close()
 
 
 def test_full_attention_is_compared_with_itself(runner, adapter):
@@ -153,19 +150,18 @@ def test_an_outcome_says_what_it_is_about(runner):
     assert (outcome.task, outcome.sample, outcome.context_tokens, outcome.seed) == ("here", "here/0", 64, 7)
 
 
-def test_answers_are_scored_and_judged(adapter, tmp_path):
+def test_answers_are_scored_and_judged(adapter):
     class Doubtful:
         def share(self, answer, chunks):
             assert chunks == SAMPLE.chunks
             return 0.25
 
-    runner = Runner(adapter, tmp_path, Journal(None, {}), Doubtful())
+    runner = Runner(adapter, Journal(None, {}), Doubtful())
     answer = run(runner)["full", 1.0].answer
     for number, (answers, score) in enumerate([(("no", answer), 1.0), (("no",), 0.0)]):
         asked = replace(SAMPLE, name=f"here/1/{number}", metric="exact_match", answers=answers)
         outcome = run(runner, sample=asked)["full", 1.0]
         assert (outcome.score, outcome.faithfulness) == (score, 0.25)
-    runner.close()
 
 
 class TestResuming:
@@ -183,13 +179,9 @@ class TestResuming:
         unbroken = run(runner, *self.CANDIDATES)
         for number in range(len(self.CANDIDATES)):
             with Journal(tmp_path / str(number), {}) as journal:
-                broken = Runner(adapter, tmp_path / "broken kv", journal)
-                run(broken, *self.CANDIDATES[:number])
-                broken.close()
+                run(Runner(adapter, journal), *self.CANDIDATES[:number])
             with Journal(tmp_path / str(number), {}) as journal:
-                resumed = Runner(adapter, tmp_path / "resumed kv", journal)
-                assert run(resumed, *self.CANDIDATES) == unbroken
-                resumed.close()
+                assert run(Runner(adapter, journal), *self.CANDIDATES) == unbroken
 
     def test_stopping_in_the_middle_keeps_what_is_done(self, runner, monkeypatch):
         outcomes = runner.outcomes(SAMPLE, [Candidate(recipe_named("reuse"), 0.0)], 64, 7)
@@ -199,14 +191,28 @@ class TestResuming:
         assert run(runner)["full", 1.0] == done
 
 
-def test_nothing_is_warm_for_the_next_prompt(runner, adapter, tmp_path):
+def test_nothing_is_warm_for_the_next_prompt(runner, adapter):
     second = replace(SAMPLE, name="here/1", chunks=(SAMPLE.chunks[0], SAMPLE.chunks[2]))
     run(runner, ("reuse", 0.0), ("prefix", 0.0))
     after = run(runner, ("prefix", 0.0), ("reuse", 0.0), sample=second)
-    fresh = Runner(adapter, tmp_path / "other kv", Journal(None, {}))
+    fresh = Runner(adapter, Journal(None, {}))
     assert run(fresh, ("prefix", 0.0), ("reuse", 0.0), sample=second) == after
-    fresh.close()
-    assert list((tmp_path / "kv").rglob("*.safetensors")) == []
+
+
+def test_recipes_that_prepare_alike_share_what_was_prepared(runner, adapter, monkeypatch):
+    """Whatever ran between them; and the system prefix is the same for every prompt."""
+    encoded = []
+    encode = type(adapter).encode
+    monkeypatch.setattr(
+        type(adapter),
+        "encode",
+        lambda self, ids, prefix=None: encoded.append(ids) or encode(self, ids, prefix),
+    )
+    run(runner, ("reuse", 0.0), ("naive", 0.0), ("reuse", 1.0), ("direct", 0.0))
+    chunks = len(SAMPLE.chunks)
+    assert len(encoded) == 1 + 2 * chunks  # behind the system prefix, and bare
+    run(runner, ("naive", 0.0), sample=replace(SAMPLE, name="here/1"))
+    assert len(encoded) == 1 + 3 * chunks
 
 
 def test_a_prompt_without_room_for_its_answer_is_refused(runner, adapter):

@@ -1,7 +1,6 @@
 """One evaluation from start to end: samples, runs, rows, and what is written down about them."""
 
 import datetime
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,15 +100,8 @@ def _outcomes(
         "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
         "haystack": str(request.haystack.resolve()) if request.haystack else None,
     }
-    with (
-        tempfile.TemporaryDirectory(prefix="kvweave-eval-") as folder,
-        Journal(request.output, subject) as journal,
-    ):
-        runner = Runner(adapter, Path(folder), journal)
-        try:
-            return evaluate(cases, len(cases), among, runner, progress)
-        finally:
-            runner.close()
+    with Journal(request.output, subject) as journal:
+        return evaluate(cases, len(cases), among, Runner(adapter, journal), progress)
 
 
 def token_count(adapter: Adapter) -> Callable[[str], int]:

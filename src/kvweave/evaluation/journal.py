@@ -7,7 +7,7 @@ writes at a time.
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -126,21 +126,46 @@ class Journal:
             raise InvalidRequest(
                 f"{self._path} holds results that differ in {', '.join(changed)}; name another --output"
             )
-        return [self._outcome(number, line) for number, line in enumerate(rest, 2)]
+        return _outcomes(self._path, rest)
 
-    def _outcome(self, number: int, line: bytes) -> Outcome:
-        try:
-            content = json.loads(line)
-            return Outcome(**content | {"trace": Trace(**content["trace"])})
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InvalidRequest(
-                f"{self._path}, line {number}, is damaged ({error}); delete that line and run again, which computes its"
-                " outcome anew, or name another --output"
-            ) from error
+
+def read_journal(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
+    """What a folder's outcomes are about, versions included, and the complete ones; changes nothing there.
+
+    Raises:
+        InvalidRequest: there is no journal of this version in the folder, or it is damaged.
+    """
+    path = folder / _FILE
+    try:
+        first, *rest = path.read_bytes().split(b"\n")[:-1] or [b""]
+    except OSError as error:
+        raise InvalidRequest(
+            f"{path} cannot be read ({error.strerror}); name a folder that `kvweave eval --output` wrote"
+        ) from error
+    subject = _subject(first)
+    if subject.get("journal") != JOURNAL_VERSION:
+        raise InvalidRequest(f"{path} is not a journal of this version of kvweave; evaluate again")
+    return subject, _outcomes(path, rest)
 
 
 def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
+def _outcomes(path: Path, lines: Sequence[bytes]) -> list[Outcome]:
+    """From the lines behind the first."""
+    return [_outcome(path, number, line) for number, line in enumerate(lines, 2)]
+
+
+def _outcome(path: Path, number: int, line: bytes) -> Outcome:
+    try:
+        content = json.loads(line)
+        return Outcome(**content | {"trace": Trace(**content["trace"])})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{path}, line {number}, is damaged ({error}); delete that line and run again, which computes its"
+            " outcome anew, or name another --output"
+        ) from error
 
 
 def _subject(line: bytes) -> dict[str, Any]:

@@ -7,7 +7,6 @@ Uses recipes the way every caller does; knows no method by name but `full`, whic
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from kvweave.evaluation.divergence import divergence
 from kvweave.evaluation.faithfulness import ContainedFacts, Judge
 from kvweave.evaluation.fitting import render
 from kvweave.evaluation.journal import Journal
+from kvweave.evaluation.memory_store import MemoryStore
 from kvweave.evaluation.metrics import METRICS
 from kvweave.evaluation.results import FULL, Outcome, Trace
 from kvweave.evaluation.samples import Sample
@@ -31,7 +31,6 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare, prefix_kv, prepare_chunks
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import PrefillResult
-from kvweave.store.chunk_store import ChunkStore
 
 _GREEDY = GenerationConfig(temperature=0.0)
 
@@ -56,8 +55,9 @@ class _Answered(NamedTuple):
 
 
 class _Truth(NamedTuple):
-    """Full attention's answer, and how much its question attends to each prompt position of the context."""
+    """A prompt, full attention's answer, and how much its question attends to each position of the context."""
 
+    prompt: TokenizedPrompt
     answered: _Answered
     first: int
     attended: Tensor
@@ -68,22 +68,17 @@ class Runner:
 
     Args:
         adapter: the model.
-        folder: an empty folder for chunk KV; cleared after every sample, so nothing is warm by accident.
         journal: where outcomes are looked up first and written to.
         judge: what decides whether an answer's facts stand in the context.
     """
 
-    def __init__(self, adapter: Adapter, folder: Path, journal: Journal, judge: Judge | None = None) -> None:
+    def __init__(self, adapter: Adapter, journal: Journal, judge: Judge | None = None) -> None:
         self._adapter = adapter
-        self._store = ChunkStore(folder)
         self._journal = journal
         self._judge = judge or ContainedFacts()
         self._full = Candidate(recipe_named(FULL), 1.0)
-        self._prepared: Prepare | None = None
-
-    def close(self) -> None:
-        """Let go of the store."""
-        self._store.close()
+        self._prefixes = MemoryStore()
+        self._prepared: list[tuple[Prepare, MemoryStore]] = []
 
     def outcomes(
         self, sample: Sample, candidates: Sequence[Candidate], context_tokens: int, seed: int
@@ -99,12 +94,15 @@ class Runner:
                 if outcome is None:
                     began = time.monotonic()
                     truth = truth or self._truth(sample)
-                    answered = truth.answered if candidate == self._full else self._answer(candidate, sample)
+                    if candidate == self._full:
+                        answered = truth.answered
+                    else:
+                        answered = self._answer(candidate, truth.prompt, sample.max_new_tokens)
                     outcome = self._outcome(sample, candidate, answered, truth, context_tokens, seed, began)
                     self._journal.add(outcome)
                 yield outcome
         finally:
-            self._clear()
+            self._prepared.clear()  # nothing is warm for the next prompt
 
     def _truth(self, sample: Sample) -> _Truth:
         prompt = render(self._adapter, sample)
@@ -113,38 +111,36 @@ class Runner:
         probe = AttentionProbe(torch.arange(*prompt.user_rows), columns=bounds)
         recipe = self._full.recipe
         watched = replace(recipe, attend=Watched(recipe.attend, [probe]))
-        answered = self._answer(Candidate(watched, self._full.ratio), sample)
-        return _Truth(answered, bounds[0], probe.weights.mean(dim=0).cpu())
+        answered = self._answer(Candidate(watched, self._full.ratio), prompt, sample.max_new_tokens)
+        return _Truth(prompt, answered, bounds[0], probe.weights.mean(dim=0).cpu())
 
-    def _answer(self, candidate: Candidate, sample: Sample) -> _Answered:
+    def _answer(self, candidate: Candidate, prompt: TokenizedPrompt, max_new_tokens: int) -> _Answered:
         adapter = self._adapter
-        prompt = render(adapter, sample)
-        self._prepare(candidate.recipe.prepare, prompt)
-        result = run(candidate.recipe, adapter, self._store, prompt, ratio=candidate.ratio)
+        store = self._store_for(candidate.recipe.prepare, prompt)
+        result = run(candidate.recipe, adapter, store, prompt, ratio=candidate.ratio)
         decoded = Decoded()
         for _ in generate(
-            adapter, result.canvas, prompt.token_ids, result.logits, _GREEDY, sample.max_new_tokens, decoded
+            adapter, result.canvas, prompt.token_ids, result.logits, _GREEDY, max_new_tokens, decoded
         ):
             pass
         return _Answered(result, decoded.text.strip(), decoded.tokens)
 
-    def _prepare(self, prepare: Prepare, prompt: TokenizedPrompt) -> None:
-        """Store the system prefix and what the recipe prepares, and nothing else.
+    def _store_for(self, prepare: Prepare, prompt: TokenizedPrompt) -> MemoryStore:
+        """The system prefix and what the recipe prepares of this prompt, and nothing else.
 
         What a recipe finds then depends on nothing that ran before it, so a resumed evaluation gives the same traces.
+        Recipes that prepare alike share it.
         """
-        if prepare == self._prepared:
-            return
-        self._clear()
+        for known, store in self._prepared:
+            if known == prepare:
+                return store
         system, *chunks = (prompt.ids(span) for span in prompt.spans[:-1])
         if system:
-            prefix_kv(self._adapter, self._store, system)
-        prepare_chunks(self._adapter, self._store, chunks, prepare, system=None)
-        self._prepared = prepare
-
-    def _clear(self) -> None:
-        self._store.clear()
-        self._prepared = None
+            prefix_kv(self._adapter, self._prefixes, system)
+        store = MemoryStore(self._prefixes)
+        prepare_chunks(self._adapter, store, chunks, prepare, system=None)
+        self._prepared.append((prepare, store))
+        return store
 
     def _outcome(
         self,
