@@ -1,10 +1,13 @@
 """What is trained, on what, for how long: the reference model's shape and the stages of its training."""
 
-from dataclasses import dataclass
-from typing import Any
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from training.initialize import initialize
 from training.rows import Shape
@@ -40,12 +43,14 @@ PLAN = (
     Stage(2600, Shape(208, 240, (2, 3), (48, 72), 0.0, 0.3), 14, 0.10, 1e-3, 0.3),
     Stage(3200, Shape(768, 384, (4, 9), (48, 128), 0.3, 0.05), 6, 0.08, 1e-3, 0.2),
     Stage(1500, Shape(2176, 512, (12, 27), (48, 128), 0.5, 0.0), 2, 0.04, 1e-3, 0.1),
+    Stage(2000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 5e-4, 0.1),
 )
 EARLIER = 0.15  # share of steps on the shape of the stage before
-WARM_STEPS, DECAY_FROM = 100, 0.7
+EARLIER_AT_LAST = 0.35  # the same in the last stage
+WARM_STEPS, DECAY_FROM, LOWEST_PACE = 100, 0.7, 0.02
 
 
-def configuration(tokenizer: Any, **shape: int) -> LlamaConfig:
+def configuration(tokenizer: PreTrainedTokenizerBase, **shape: int) -> LlamaConfig:
     """What both shipped models have in common, with sizes of their own."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
@@ -61,7 +66,7 @@ def configuration(tokenizer: Any, **shape: int) -> LlamaConfig:
     )
 
 
-def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
     """The reference model before training."""
     torch.manual_seed(seed)
     shape = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 8, "head_dim": 64}
@@ -70,8 +75,26 @@ def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
     return model
 
 
+def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
+    """What a step trains, now and then on rows of the stage before, and its learning rate; the same in every process.
+
+    The last stage settles what the others learned, at a rate of its own that falls from the first step on.
+    """
+    ends = list(accumulate(stage.steps for stage in plan))
+    number, learned = bisect_right(ends, step), ends[-2]
+    settling = step >= learned
+    earlier = random.Random(f"{seed}/{step}").random() < (EARLIER_AT_LAST if settling else EARLIER)
+    stage = plan[number - 1] if number and earlier else plan[number]
+    if not settling:
+        return stage, stage.rate * pace(step, learned)
+    last = plan[-1]
+    shape = replace(stage.shape, spliced=last.shape.spliced, stopping=last.shape.stopping)
+    rate = last.rate * max(LOWEST_PACE, 1 - (step - learned) / last.steps)
+    return replace(stage, shape=shape), rate
+
+
 def pace(step: int, steps: int) -> float:
     """Share of a stage's learning rate: warm-up, constant, then linear to almost nothing."""
     if step < WARM_STEPS:
         return (step + 1) / WARM_STEPS
-    return min(1.0, max(0.02, (1 - step / steps) / (1 - DECAY_FROM)))
+    return min(1.0, max(LOWEST_PACE, (1 - step / steps) / (1 - DECAY_FROM)))
