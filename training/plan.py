@@ -27,6 +27,7 @@ class Stage:
         copying: share of rows that only repeat, once repetition is learned.
         rate: learning rate before the common decay.
         hinting: weight of the hints.
+        holding: share of the stage before its own rate falls, in stages that settle; None for the common decay.
     """
 
     steps: int
@@ -35,6 +36,7 @@ class Stage:
     copying: float
     rate: float
     hinting: float = 0.0
+    holding: float | None = None
 
 
 PLAN = (
@@ -43,10 +45,11 @@ PLAN = (
     Stage(2600, Shape(208, 240, (2, 3), (48, 72), 0.0, 0.3), 14, 0.10, 1e-3, 0.3),
     Stage(3200, Shape(768, 384, (4, 9), (48, 128), 0.3, 0.05), 6, 0.08, 1e-3, 0.2),
     Stage(1500, Shape(2176, 512, (12, 27), (48, 128), 0.5, 0.0), 2, 0.04, 1e-3, 0.1),
-    Stage(2000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 5e-4, 0.1),
+    Stage(2000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 5e-4, 0.1, 0.0),
+    Stage(7000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 8e-4, 0.1, 0.5),
 )
 EARLIER = 0.15  # share of steps on the shape of the stage before
-EARLIER_AT_LAST = 0.35  # the same in the last stage
+EARLIER_SETTLING = 0.35  # the same while settling
 WARM_STEPS, DECAY_FROM, LOWEST_PACE = 100, 0.7, 0.02
 
 
@@ -76,21 +79,22 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM
 
 
 def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
-    """What a step trains, now and then on rows of the stage before, and its learning rate; the same in every process.
+    """What a step trains, now and then on rows of an earlier shape, and its learning rate; the same in every process.
 
-    The last stage settles what the others learned, at a rate of its own that falls from the first step on.
+    Stages that hold a rate of their own settle what the others learned, and go back to the last of those.
     """
     ends = list(accumulate(stage.steps for stage in plan))
-    number, learned = bisect_right(ends, step), ends[-2]
-    settling = step >= learned
-    earlier = random.Random(f"{seed}/{step}").random() < (EARLIER_AT_LAST if settling else EARLIER)
-    stage = plan[number - 1] if number and earlier else plan[number]
-    if not settling:
-        return stage, stage.rate * pace(step, learned)
-    last = plan[-1]
-    shape = replace(stage.shape, spliced=last.shape.spliced, stopping=last.shape.stopping)
-    rate = last.rate * max(LOWEST_PACE, 1 - (step - learned) / last.steps)
-    return replace(stage, shape=shape), rate
+    learning = sum(stage.holding is None for stage in plan)
+    number = bisect_right(ends, step)
+    stage, draw = plan[number], random.Random(f"{seed}/{step}").random()
+    if stage.holding is None:
+        chosen = plan[number - 1] if number and draw < EARLIER else stage
+        return chosen, chosen.rate * pace(step, ends[learning - 1])
+    shape = plan[learning - 1].shape if draw < EARLIER_SETTLING else stage.shape
+    shape = replace(shape, spliced=stage.shape.spliced, stopping=stage.shape.stopping)
+    rows = plan[learning - 1].rows if draw < EARLIER_SETTLING else stage.rows
+    left = (ends[number] - step) / (stage.steps * (1 - stage.holding))
+    return replace(stage, shape=shape, rows=rows), stage.rate * min(1.0, max(LOWEST_PACE, left))
 
 
 def pace(step: int, steps: int) -> float:

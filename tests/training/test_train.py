@@ -144,13 +144,14 @@ def test_rows_that_cannot_be_shared_out_evenly_are_refused(monkeypatch, capsys, 
     assert not (tmp_path / "run").exists()
 
 
-def test_the_last_stage_settles_at_a_rate_of_its_own():
+def test_a_settling_stage_holds_a_rate_of_its_own_and_goes_back_to_longer_rows():
     settling = replace(SHORT, spliced=0.5, stopping=1.0)
-    plan = (*PLAN, Stage(1000, settling, rows=4, copying=0.2, rate=0.1))
+    plan = (*PLAN, Stage(1000, settling, rows=4, copying=0.2, rate=0.1, holding=0.5))
     draws = [drawn(plan, step, SEED) for step in range(STEPS, STEPS + 1000)]
     rates = [rate for _, rate in draws]
-    assert rates[0] == 0.1
-    assert rates == sorted(rates, reverse=True)
+    assert set(rates[:500]) == {0.1}
+    assert rates[500:] == sorted(rates[500:], reverse=True)
+    assert rates[750] == pytest.approx(0.05)
     assert {(stage.shape.spliced, stage.shape.stopping) for stage, _ in draws} == {(0.5, 1.0)}
     longer = sum(stage.shape.context == LONGER.context for stage, _ in draws)
     assert 300 < longer < 400
