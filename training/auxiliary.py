@@ -7,35 +7,28 @@ token to token by the characters they cover.
 """
 
 import argparse
-import json
-import os
 import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
-from kvweave.core import Prompt
-from kvweave.evaluation.draft import Question
-from kvweave.models.adapter import Adapter
 from kvweave.models.template import SEPARATOR
-from kvweave.ops.crossing import Offsets, carry
-from training.documents import Document, Writer
-from training.network import hidden_states, question_attention, rotation
-from training.plan import THETA, configuration
+from training.documents import Writer
+from training.folder import export, log, save, saved, smoothed
+from training.plan import configuration
+from training.sides import Row, Side, carried
 from training.vocabulary import learned
 
 VOCABULARY = 2048
@@ -43,6 +36,10 @@ STEPS, DOCUMENTS, QUESTIONS = 1500, 3, 12
 RATE, WARM_STEPS = 1e-3, 100
 REFERENCE_SHAPE, AUXILIARY_SHAPE = (768, 320), (1024, 400)  # context and question tokens of a row
 ANSWERING = 0.3  # weight of answering beside attending
+REPORT_STEPS, SAVE_STEPS = 50, 250
+
+Pair = tuple[Row, Row, int]
+"""One document as a row of the reference and one of the auxiliary model, and its characters."""
 
 
 def learn_vocabulary(seed: int) -> PreTrainedTokenizerFast:
@@ -53,107 +50,16 @@ def learn_vocabulary(seed: int) -> PreTrainedTokenizerFast:
     return learned(tokenizer, VOCABULARY, seed)
 
 
-def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
     """The auxiliary model before training: three narrow layers."""
     torch.manual_seed(seed)
     shape = {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 48}
     return LlamaForCausalLM(configuration(tokenizer, max_position_embeddings=8192, **shape))
 
 
-@dataclass(slots=True)
-class Row:
-    """One document with questions under one tokenizer; tensors are (T,), T = context + questions.
-
-    `users` says which tokens are a question's own words, `answers` which are answers; `chunks` (context,) which are
-    the chunks', and `offsets` which characters those stand for.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    segments: Tensor
-    users: Tensor
-    answers: Tensor
-    chunks: Tensor
-    offsets: Offsets
-
-
-class Side:
-    """One of the two models with its tokenizer: makes rows and runs over them."""
-
-    def __init__(self, model: LlamaForCausalLM, tokenizer: Any, shape: tuple[int, int]) -> None:
-        self.adapter, self.model, self.shape = Adapter(model, tokenizer), model, shape
-        self._end = tokenizer.eos_token_id
-        self._rotation = rotation(4096, model.config.head_dim, THETA)
-        self._attend = torch.compile(self._attention, dynamic=False)
-        self._read = torch.compile(self._states, dynamic=False)
-
-    def row(self, document: Document, questions: Sequence[Question]) -> Row | None:
-        """A row, or None if document and questions do not fit."""
-        template, (context, asked) = self.adapter.template, self.shape
-        prefix = template.prefix_ids(None)
-        ids = [*prefix, *(token for chunk in document.chunks for token in template.chunk_ids(chunk))]
-        offsets = template.context_offsets(document.chunks)
-        length, total = len(ids), context + asked
-        if length > context or offsets is None:
-            return None
-        made = Row(
-            *(torch.zeros(total, dtype=torch.long) for _ in range(5)), torch.zeros(context).bool(), offsets
-        )
-        made.ids[:length] = torch.tensor(ids)
-        made.chunks[len(prefix) : length] = True
-        made.segments[length:] = -1
-        made.positions[:length] = torch.arange(length)
-        at = context
-        for number, question in enumerate(questions, 1):
-            rendered = template.render(Prompt(question.text, ()))
-            first = rendered.spans[-1].start
-            lead, reply = rendered.token_ids[first:], (*template.text_ids(question.reply), self._end)
-            size = len(lead) + len(reply)
-            if at + size > total:
-                return None
-            made.ids[at : at + size] = torch.tensor([*lead, *reply])
-            made.positions[at : at + size] = torch.arange(length, length + size)
-            made.segments[at : at + size] = number
-            made.users[at + rendered.user_rows[0] - first : at + rendered.user_rows[1] - first] = number
-            made.answers[at + len(lead) : at + size] = 1
-            at += size
-        return made
-
-    def attention(self, rows: Sequence[Row]) -> Tensor:
-        """What each question's own words attend to: (B, QUESTIONS, context), a distribution over the chunks."""
-        weights = self._attend(*self._stacked(rows), torch.stack([row.chunks for row in rows]))
-        users = torch.stack([row.users[self.shape[0] :] for row in rows])
-        of_question = (users[:, None] == torch.arange(1, QUESTIONS + 1)[:, None]).to(weights.dtype)
-        return of_question @ weights / of_question.sum(-1, keepdim=True).clamp(min=1)
-
-    def answer_loss(self, rows: Sequence[Row]) -> Tensor:
-        """Cross-entropy of the answers' tokens."""
-        states = self._read(*self._stacked(rows)).flatten(0, 1)
-        places = torch.cat([row.answers for row in rows]).nonzero()[:, 0]
-        ids = torch.cat([row.ids for row in rows])
-        embedding = self.model.model.embed_tokens.weight.to(torch.bfloat16)
-        return F.cross_entropy(
-            F.linear(states[places - 1].to(torch.bfloat16), embedding).float(), ids[places]
-        )
-
-    def _stacked(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
-        positions = torch.stack([row.positions for row in rows])
-        cos, sin = (part[positions][:, None] for part in self._rotation)
-        return torch.stack([row.ids for row in rows]), cos, sin, torch.stack([row.segments for row in rows])
-
-    def _attention(self, *inputs: Tensor) -> Tensor:
-        return question_attention(self.model, *inputs, context=self.shape[0])
-
-    def _states(self, *inputs: Tensor) -> Tensor:
-        return hidden_states(self.model, *inputs, context=self.shape[0])[0]
-
-
-def carried(seen: Tensor, source: Row, target: Row, characters: int) -> Tensor:
-    """Attention (QUESTIONS, context) to one row's chunk tokens as attention to another row's."""
-    wanted = torch.zeros(len(seen), len(target.chunks))
-    for number, weights in enumerate(seen[:, source.chunks]):
-        wanted[number, target.chunks] = carry(weights, source.offsets, target.offsets, characters).float()
-    return wanted
+def pace(step: int) -> float:
+    """Share of the learning rate: warm-up, constant up to a third of the steps, then linear to almost nothing."""
+    return min((step + 1) / WARM_STEPS, max(0.02, 1.5 * (1 - step / STEPS)), 1.0)
 
 
 class Distillation:
@@ -179,9 +85,8 @@ class Distillation:
             self.student.model.parameters(), betas=(0.9, 0.98), weight_decay=0.01
         )
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        self.shown = {"kl": 0.0, "answers": 0.0}
-        if (folder / "checkpoint.pt").exists():
-            self._resume()
+        self.shown: dict[str, float] = {}
+        self._resume()
 
     def run(self) -> None:
         """Train to the end and export."""
@@ -191,36 +96,16 @@ class Distillation:
             self._train()
             self.step += 1
             self.seconds = time.monotonic() - started
-            if self.step % 50 == 0:
+            if self.step % REPORT_STEPS == 0:
                 self._report()
-            if self.step % 250 == 0:
+            if self.step % SAVE_STEPS == 0:
                 self._save()
         self._export()
 
-    def _train(self) -> None:
-        self.rng.seed(f"{self.seed}/{self.step}")
-        theirs, ours, lengths = zip(*self._rows(), strict=True)
-        with torch.no_grad():
-            seen = self.teacher.attention(theirs)
-            wanted = torch.stack([carried(*each) for each in zip(seen, theirs, ours, lengths, strict=True)])
-        attended = self.student.attention(ours)
-        kl = (wanted * (wanted.clamp(min=1e-9).log() - attended.clamp(min=1e-9).log())).sum(-1).mean()
-        answers = self.student.answer_loss(ours)
-        (kl + ANSWERING * answers).backward()
-        torch.nn.utils.clip_grad_norm_(self.student.model.parameters(), 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = RATE * min(
-                (self.step + 1) / WARM_STEPS, max(0.02, 1.5 * (1 - self.step / STEPS)), 1.0
-            )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.tokens += sum(int((row.segments >= 0).sum()) for row in ours)
-        for name, value in (("kl", float(kl)), ("answers", float(answers))):
-            self.shown[name] = 0.97 * self.shown[name] + 0.03 * value if self.step else value
-
-    def _rows(self) -> list[tuple[Row, Row, int]]:
-        """Documents as rows of both sides, and how many characters each has."""
-        made: list[tuple[Row, Row, int]] = []
+    def pairs(self, step: int) -> list[Pair]:
+        """The documents of a step, a function of seed and step alone."""
+        self.rng.seed(f"{self.seed}/{step}")
+        made: list[Pair] = []
         while len(made) < DOCUMENTS:
             document = self.writer.document(self.rng.randint(3, 9), sparse=0.4)
             if not document.questions:
@@ -231,11 +116,32 @@ class Distillation:
                 made.append((theirs, ours, sum(len(text) + len(SEPARATOR) for text in document.chunks)))
         return made
 
+    def losses(self, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
+        """KL divergence from the reference's attention, per question, and cross-entropy of the answers."""
+        theirs, ours, lengths = zip(*pairs, strict=True)
+        with torch.no_grad():
+            seen = self.teacher.attention(theirs, QUESTIONS)
+            wanted = torch.stack([carried(*each) for each in zip(seen, theirs, ours, lengths, strict=True)])
+        attended = self.student.attention(ours, QUESTIONS)
+        kl = (wanted * (wanted.clamp(min=1e-9).log() - attended.clamp(min=1e-9).log())).sum(-1).mean()
+        return kl, self.student.answer_loss(ours)
+
+    def _train(self) -> None:
+        pairs = self.pairs(self.step)
+        kl, answers = self.losses(pairs)
+        (kl + ANSWERING * answers).backward()
+        torch.nn.utils.clip_grad_norm_(self.student.model.parameters(), 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATE * pace(self.step)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.tokens += sum(int((ours.segments >= 0).sum()) for _, ours, _ in pairs)
+        for name, loss in (("kl", kl), ("answers", answers)):
+            self.shown[name] = smoothed(self.shown.get(name), float(loss.detach()))
+
     def _report(self) -> None:
         shown = {name: round(value, 4) for name, value in self.shown.items()}
-        line = {"step": self.step, "seconds": round(self.seconds), "tokens": self.tokens, **shown}
-        with (self.folder / "log.jsonl").open("a") as log:
-            log.write(json.dumps(line) + "\n")
+        log(self.folder, step=self.step, seconds=round(self.seconds), tokens=self.tokens, **shown)
 
     def _save(self) -> None:
         state = {
@@ -245,11 +151,12 @@ class Distillation:
             "shown": self.shown,
             "progress": (self.step, self.tokens, self.seconds),
         }
-        torch.save(state, self.folder / "checkpoint.new")
-        os.replace(self.folder / "checkpoint.new", self.folder / "checkpoint.pt")
+        save(self.folder, state)
 
     def _resume(self) -> None:
-        state = torch.load(self.folder / "checkpoint.pt", weights_only=True)
+        state = saved(self.folder, torch.device("cpu"))
+        if state is None:
+            return
         if state["seed"] != self.seed:
             sys.exit(f"{self.folder} holds a run with another seed; name another folder")
         self.student.model.load_state_dict(state["model"])
@@ -258,18 +165,16 @@ class Distillation:
         self.step, self.tokens, self.seconds = state["progress"]
 
     def _export(self) -> None:
-        target = self.folder / "model"
-        self.student.model.to(torch.bfloat16).save_pretrained(target)
-        self.tokenizer.save_pretrained(target)
-        facts = {
-            "seed": self.seed,
-            "steps": self.step,
-            "tokens": self.tokens,
-            "hours": round(self.seconds / 3600, 2),
-            "device": "CPU",
-            "torch": torch.__version__,
-        }
-        (target / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+        export(
+            self.folder,
+            self.student.model,
+            self.tokenizer,
+            seed=self.seed,
+            steps=self.step,
+            tokens=self.tokens,
+            hours=round(self.seconds / 3600, 2),
+            device="CPU",
+        )
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft, InOrder, Question, Together
+from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft, InOrder, Piece, Question, Together
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.layout import Layout
 from kvweave.evaluation.splits import SPLITS, TRAIN, Phrases, nouns
@@ -64,13 +64,12 @@ class TrainingHaystack(Haystack):
         chosen: list[str] = []
         for offset in range(len(sentences)):
             text = sentences[(start + offset) % len(sentences)]
-            tokens -= count(text)
-            if tokens < 0:
-                if chosen or offset > 8:
-                    break
-                tokens += count(text)
-                continue
-            chosen.append(text)
+            size = count(text)
+            if size <= tokens:
+                chosen.append(text)
+                tokens -= size
+            elif chosen or offset > 8:  # a long sentence is passed over in front, and ends the passage behind
+                break
         return chosen
 
 
@@ -88,6 +87,17 @@ def training_words() -> tuple[str, ...]:
         word for text in training_haystack().texts for word in re.findall(r"(?<= )[a-z]{4,10}(?=[ ,.])", text)
     }
     return tuple(sorted(found - other))
+
+
+@cache
+def spliced_words() -> tuple[str, ...]:
+    """The beginning of one training word with the end of another: several tokens, and no word that a model knows."""
+    rng, words = random.Random(0), training_words()
+    other = {word for split in SPLITS for word in nouns(split)} | set(words)
+    made = {
+        rng.choice(words)[: rng.randint(2, 4)] + rng.choice(words)[-rng.randint(2, 4) :] for _ in range(6000)
+    }
+    return tuple(sorted(made - other))
 
 
 class EasyWorld(World):
@@ -150,30 +160,24 @@ class Writer:
         sparse: float = 0.3,
         sizes: tuple[int, int] = (48, 128),
         easy: float = 0.0,
+        spliced: float = 0.0,
     ) -> Document:
         """A document of `chunks` chunks of a size in tokens within `sizes`.
 
-        With probability `sparse` it holds one or two tasks alone among haystack, with probability `easy` plain words.
+        With probability `sparse` it holds one or two tasks alone among haystack, with probability `easy` its names are
+        plain words, with probability `spliced` its values invented ones.
         """
         rng = self._rng
         size = rng.randint(*sizes)
         budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
         layout = Layout(rng, budgets, self._count, self._around_cut)
-        world = (
-            EasyWorld(rng, training_words()) if rng.random() < easy else World(rng, TRAIN, training_words())
-        )
+        words = spliced_words() if spliced and rng.random() < spliced else training_words()
+        world = EasyWorld(rng, words) if rng.random() < easy else World(rng, TRAIN, words)
         questions: list[Question] = []
         facts: list[str] = []
         refers: dict[str, str] = {}
         written: set[str] = set()
-        names, shares = list(TASKS), [SHARES[name] for name in TASKS]
-        if rng.random() < sparse:
-            wanted = rng.choices(names, shares, k=rng.choice((1, 1, 2)))
-        else:  # dense: many questions for the tokens of one context
-            wanted = rng.choices(names, shares, k=max(2, round(chunks * size / rng.randint(40, 160))))
-            if chunks <= 3 or rng.random() < 0.3:  # few kinds, many look-alikes
-                wanted = rng.choices(rng.sample(wanted, min(len(wanted), 2)), k=len(wanted))
-        for name in wanted:
+        for name in self._wanted(chunks, size, sparse):
             if name in _ONCE and name in written:
                 continue
             written.add(name)
@@ -186,6 +190,18 @@ class Writer:
         natural = (haystack.passage(rng, tokens, self._count) for tokens in layout.room)
         texts = [self._as_cut(text) for text in layout.chunks(natural)]
         return Document(texts, questions, facts, refers)
+
+    def _wanted(self, chunks: int, size: int, sparse: float) -> list[str]:
+        """Names of the tasks to write, one for each time."""
+        rng = self._rng
+        names, shares = list(TASKS), [SHARES[name] for name in TASKS]
+        if rng.random() < sparse:
+            return rng.choices(names, shares, k=rng.choice((1, 1, 2)))
+        # dense: many questions for the tokens of one context
+        wanted = rng.choices(names, shares, k=max(2, round(chunks * size / rng.randint(40, 160))))
+        if chunks <= 3 or rng.random() < 0.3:  # few kinds, many look-alikes
+            wanted = rng.choices(rng.sample(wanted, min(len(wanted), 2)), k=len(wanted))
+        return wanted
 
     def _as_cut(self, text: str) -> str:
         """A chunk of a real document begins or ends with the line ends it was cut at."""
@@ -234,7 +250,7 @@ class Writer:
         return TASKS[name](world)
 
 
-def _sentences(piece: Anywhere | InOrder | AcrossCut | Together) -> tuple[str, ...]:
+def _sentences(piece: Piece) -> tuple[str, ...]:
     match piece:
         case Anywhere(text):
             return (text,)

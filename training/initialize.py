@@ -5,78 +5,93 @@ what stood there into three other subspaces; later heads match their own or the 
 stood before a key, and copy the token found. Small noise everywhere; training is free to undo all of it.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 CONTENT, BIAS, NOISE = 0.1, 0.4, 0.01
 LOOK_BACK, WRITE_BACK = 0.8, 0.12
 MATCH, COPY = 2.0, 0.1
-FAST_PAIRS, SLOW_PAIRS = (
-    10,
-    14,
-)  # rotary pairs: the first ones tell neighbours apart, those from here on barely turn
+FAST_PAIRS = 10  # so many rotary pairs, the first ones, tell neighbours apart
+SLOW_PAIRS = 14  # the pairs from here on barely turn
 
 
 @torch.no_grad()
 def initialize(model: LlamaForCausalLM, seed: int) -> None:
-    """Set the embeddings and attention projections of `model` in place."""
+    """Set the embeddings and attention projections of `model` in place.
+
+    The model has two KV heads of two query heads each, and its hidden states have room for several head widths.
+    """
     generator = torch.Generator().manual_seed(seed)
-    config = model.config
-    width, hidden, groups = config.head_dim, config.hidden_size, config.num_key_value_heads
-
-    def noise(like: Tensor, scale: float = NOISE) -> Tensor:
-        return torch.randn(like.shape, generator=generator) * scale
-
-    basis = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator))[0]
-    content, bias = basis[:, :width].T, basis[:, -1]  # (D, hidden), (hidden,)
-    room = (hidden - width) // 3
-    back = [
-        torch.cat([basis[:, start : start + room], torch.zeros(hidden, width - room)], 1)
-        for start in range(width, width + 3 * room, room)
-    ]
+    subspaces = _Subspaces.drawn(model.config, generator)
     embedding = model.model.embed_tokens.weight
-    embedding.copy_(
-        torch.randn(len(embedding), width, generator=generator) @ content * CONTENT
-        + noise(embedding, 0.005)
-        + BIAS * bias
-    )
-    frequencies = config.rope_parameters["rope_theta"] ** (-torch.arange(0, width, 2).float() / width)
-    fast = (torch.arange(width // 2) < FAST_PAIRS).float()
-    slow = torch.cat([(torch.arange(width // 2) >= SLOW_PAIRS).float() + 0.15] * 2)[:, None]
-
-    def rows(head: int) -> slice:
-        return slice(head * width, (head + 1) * width)
-
+    contents = torch.randn(len(embedding), model.config.head_dim, generator=generator) @ subspaces.content
+    small = torch.randn(embedding.shape, generator=generator) * 0.005
+    embedding.copy_(contents * CONTENT + small + BIAS * subspaces.bias)
     for number, layer in enumerate(model.model.layers):
         attention = layer.self_attn
-        q, k, v, o = (
-            noise(part.weight)
-            for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        )
-        for group in range(groups):
-            v[rows(group)] += content
+        for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+            part.weight.copy_(torch.randn(part.weight.shape, generator=generator) * NOISE)
+        for value in attention.v_proj.weight.split(model.config.head_dim):
+            value += subspaces.content
         if number == 0:
-            for group in range(groups):
-                k[rows(group)] += LOOK_BACK * torch.outer(torch.cat([fast, 0 * fast]), bias)
-            for head, target in enumerate(back):
-                turn = -(head + 1) * frequencies
-                q[rows(head)] += LOOK_BACK * torch.outer(
-                    torch.cat([fast * turn.cos(), fast * turn.sin()]), bias
-                )
-                o[:, rows(head)] += WRITE_BACK * target
+            _look_back(attention, subspaces, model.config)
         else:
-            second = back[1] if number % 2 else back[2]
-            for group, target in enumerate((back[0], second)):
-                k[rows(group)] += MATCH * slow * target.T
-            previous = back[0] if number % 2 else back[1]
-            sources = (content, content, previous.T, content)
-            for head, source in enumerate(sources):
-                q[rows(head)] += MATCH * slow * source
-                o[:, rows(head)] += COPY * content.T
-        for part, start in zip(
-            (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
-            (q, k, v, o),
-            strict=True,
-        ):
-            part.weight.copy_(start)
+            _match_and_copy(attention, subspaces, model.config, odd=number % 2 == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Subspaces:
+    """Directions of the hidden states that have nothing to do with each other.
+
+    `content` (D, hidden) is what a token is, `back` (hidden, D) what stood one, two and three tokens before it, and
+    `bias` (hidden,) is the same in every token.
+    """
+
+    content: Tensor
+    back: tuple[Tensor, ...]
+    bias: Tensor
+
+    @classmethod
+    def drawn(cls, config: LlamaConfig, generator: torch.Generator) -> "_Subspaces":
+        width, hidden = config.head_dim, config.hidden_size
+        basis = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator))[0]
+        room = (hidden - width) // 3
+        unused = torch.zeros(hidden, width - room)
+        starts = range(width, width + 3 * room, room)
+        back = tuple(torch.cat([basis[:, start : start + room], unused], 1) for start in starts)
+        return cls(basis[:, :width].T, back, basis[:, -1])
+
+
+def _look_back(attention: LlamaAttention, subspaces: _Subspaces, config: LlamaConfig) -> None:
+    """Head h attends to the token h + 1 back: what every token has in common, turned by so many positions."""
+    width = config.head_dim
+    frequencies = config.rope_parameters["rope_theta"] ** (-torch.arange(0, width, 2).float() / width)
+    fast = (torch.arange(width // 2) < FAST_PAIRS).float()
+    for key in attention.k_proj.weight.split(width):
+        key += LOOK_BACK * torch.outer(torch.cat([fast, 0 * fast]), subspaces.bias)
+    queries, outputs = attention.q_proj.weight.split(width), attention.o_proj.weight.split(width, 1)
+    for head, target in enumerate(subspaces.back):
+        turn = -(head + 1) * frequencies
+        turned = torch.cat([fast * turn.cos(), fast * turn.sin()])
+        queries[head].add_(LOOK_BACK * torch.outer(turned, subspaces.bias))
+        outputs[head].add_(WRITE_BACK * target)
+
+
+def _match_and_copy(
+    attention: LlamaAttention, subspaces: _Subspaces, config: LlamaConfig, *, odd: bool
+) -> None:
+    """Heads look behind an earlier occurrence of this token, or of one before it, and write what they find there."""
+    width, (one, two, three) = config.head_dim, subspaces.back
+    slow = torch.cat([(torch.arange(width // 2) >= SLOW_PAIRS).float() + 0.15] * 2)[:, None]
+    keys = attention.k_proj.weight.split(width)
+    for key, stood in zip(keys, (one, two if odd else three), strict=True):
+        key += MATCH * slow * stood.T
+    content, before = subspaces.content, (one if odd else two).T
+    queries, outputs = attention.q_proj.weight.split(width), attention.o_proj.weight.split(width, 1)
+    for query, output, source in zip(queries, outputs, (content, content, before, content), strict=True):
+        query += MATCH * slow * source
+        output += COPY * content.T

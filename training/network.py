@@ -4,8 +4,9 @@ one context and many questions. What it computes for a question equals the ordin
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 BLOCK = 512  # context rows that attend together: what lies behind a block is not computed
 
@@ -34,12 +35,8 @@ def hidden_states(
     for layer in model.model.layers:
         x = _layer(model, layer, x, cos, sin, causal, mask)
         seen.append(x)
-    norm = model.model.norm.weight
-    last, middle = (
-        F.rms_norm(x, (x.size(-1),), norm, model.config.rms_norm_eps)
-        for x in (seen[-1], seen[min(HINTED, len(seen)) - 1])
-    )
-    return last, middle
+    norm, middle = model.model.norm.weight, seen[min(HINTED, len(seen)) - 1]
+    return _normalised(model, seen[-1], norm), _normalised(model, middle, norm)
 
 
 def question_attention(
@@ -61,7 +58,7 @@ def question_attention(
         x = _layer(model, layer, x, cos, sin, causal, mask)
     q, k, _ = _project(model, model.model.layers[-1], x, cos, sin)
     k = k[:, :, :context].repeat_interleave(q.shape[1] // k.shape[1], 1)
-    scores = (q[:, :, context:] @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
+    scores: Tensor = (q[:, :, context:] @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
     return scores.masked_fill(~chunks[:, None, None], float("-inf")).softmax(-1).mean(1)
 
 
@@ -78,7 +75,7 @@ def _masks(segments: Tensor, context: int) -> tuple[Tensor, Tensor]:
 
 def _layer(
     model: LlamaForCausalLM,
-    layer: nn.Module,
+    layer: LlamaDecoderLayer,
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -97,21 +94,19 @@ def _layer(
     parts.append(_attend(q[:, :, context:], k, v, mask))
     out = torch.cat(parts, 2).transpose(1, 2).reshape(batch, total, -1)
     x = x + F.linear(out, layer.self_attn.o_proj.weight.to(half)).float()
-    h = F.rms_norm(x, (x.size(-1),), layer.post_attention_layernorm.weight, model.config.rms_norm_eps).to(
-        half
-    )
+    h = _normalised(model, x, layer.post_attention_layernorm.weight).to(half)
     gated = F.silu(F.linear(h, feed.gate_proj.weight.to(half))) * F.linear(h, feed.up_proj.weight.to(half))
     return x + F.linear(gated, feed.down_proj.weight.to(half)).float()
 
 
 def _project(
-    model: LlamaForCausalLM, layer: nn.Module, x: Tensor, cos: Tensor, sin: Tensor
+    model: LlamaForCausalLM, layer: LlamaDecoderLayer, x: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries (B, H, T, D), rotated keys and values (B, G, T, D)."""
     config, attention = model.config, layer.self_attn
     heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     batch, total, _ = x.shape
-    h = F.rms_norm(x, (x.size(-1),), layer.input_layernorm.weight, config.rms_norm_eps).to(torch.bfloat16)
+    h = _normalised(model, x, layer.input_layernorm.weight).to(torch.bfloat16)
     packed = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]).to(
         h.dtype
     )
@@ -119,6 +114,10 @@ def _project(
         F.linear(h, packed).view(batch, total, -1, width).transpose(1, 2).split([heads, groups, groups], 1)
     )
     return _rotate(q.float(), cos, sin).to(h.dtype), _rotate(k.float(), cos, sin).to(h.dtype), v
+
+
+def _normalised(model: LlamaForCausalLM, x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.size(-1),), weight, model.config.rms_norm_eps)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -1,10 +1,13 @@
 """What is trained, on what, for how long: the reference model's shape and the stages of its training."""
 
-from dataclasses import dataclass
-from typing import Any
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from training.initialize import initialize
 from training.rows import Shape
@@ -24,6 +27,7 @@ class Stage:
         copying: share of rows that only repeat, once repetition is learned.
         rate: learning rate before the common decay.
         hinting: weight of the hints.
+        holding: share of the stage before its own rate falls, in stages that settle; None for the common decay.
     """
 
     steps: int
@@ -32,20 +36,24 @@ class Stage:
     copying: float
     rate: float
     hinting: float = 0.0
+    holding: float | None = None
 
 
 PLAN = (
     Stage(600, Shape(144, 176, (2, 2), (32, 64), 0.0, 0.9), 20, 0.12, 1e-3),
     Stage(600, Shape(144, 176, (2, 2), (32, 64), 0.0, 0.6), 20, 0.12, 1e-3, 0.3),
     Stage(2600, Shape(208, 240, (2, 3), (48, 72), 0.0, 0.3), 14, 0.10, 1e-3, 0.3),
-    Stage(4200, Shape(768, 384, (4, 9), (48, 128), 0.3, 0.05), 6, 0.08, 1e-3, 0.2),
+    Stage(3200, Shape(768, 384, (4, 9), (48, 128), 0.3, 0.05), 6, 0.08, 1e-3, 0.2),
     Stage(1500, Shape(2176, 512, (12, 27), (48, 128), 0.5, 0.0), 2, 0.04, 1e-3, 0.1),
+    Stage(2000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 5e-4, 0.1, 0.0),
+    Stage(7000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 8e-4, 0.1, 0.5),
 )
 EARLIER = 0.15  # share of steps on the shape of the stage before
-WARM_STEPS, DECAY_FROM = 100, 0.7
+EARLIER_SETTLING = 0.35  # the same while settling
+WARM_STEPS, DECAY_FROM, LOWEST_PACE = 100, 0.7, 0.02
 
 
-def configuration(tokenizer: Any, **shape: int) -> LlamaConfig:
+def configuration(tokenizer: PreTrainedTokenizerBase, **shape: int) -> LlamaConfig:
     """What both shipped models have in common, with sizes of their own."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
@@ -61,7 +69,7 @@ def configuration(tokenizer: Any, **shape: int) -> LlamaConfig:
     )
 
 
-def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
     """The reference model before training."""
     torch.manual_seed(seed)
     shape = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 8, "head_dim": 64}
@@ -70,8 +78,27 @@ def new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
     return model
 
 
+def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
+    """What a step trains, now and then on rows of an earlier shape, and its learning rate; the same in every process.
+
+    Stages that hold a rate of their own settle what the others learned, and go back to the last of those.
+    """
+    ends = list(accumulate(stage.steps for stage in plan))
+    learning = sum(stage.holding is None for stage in plan)
+    number = bisect_right(ends, step)
+    stage, draw = plan[number], random.Random(f"{seed}/{step}").random()
+    if stage.holding is None:
+        chosen = plan[number - 1] if number and draw < EARLIER else stage
+        return chosen, chosen.rate * pace(step, ends[learning - 1])
+    shape = plan[learning - 1].shape if draw < EARLIER_SETTLING else stage.shape
+    shape = replace(shape, spliced=stage.shape.spliced, stopping=stage.shape.stopping)
+    rows = plan[learning - 1].rows if draw < EARLIER_SETTLING else stage.rows
+    left = (ends[number] - step) / (stage.steps * (1 - stage.holding))
+    return replace(stage, shape=shape, rows=rows), stage.rate * min(1.0, max(LOWEST_PACE, left))
+
+
 def pace(step: int, steps: int) -> float:
     """Share of a stage's learning rate: warm-up, constant, then linear to almost nothing."""
     if step < WARM_STEPS:
         return (step + 1) / WARM_STEPS
-    return min(1.0, max(0.02, (1 - step / steps) / (1 - DECAY_FROM)))
+    return min(1.0, max(LOWEST_PACE, (1 - step / steps) / (1 - DECAY_FROM)))

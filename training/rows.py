@@ -6,7 +6,7 @@ Nothing separates the chunks of a context from each other: it is plain causal te
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import torch
@@ -15,11 +15,37 @@ from transformers import PreTrainedTokenizerBase
 
 from kvweave.core import Prompt
 from kvweave.evaluation.draft import Question
+from kvweave.evaluation.tasks import TASKS
 from kvweave.models.template import PromptTemplate
 from training import abilities
 from training.documents import Document, Writer
+from training.vocabulary import SPECIAL
 
 COPY = "copy"  # the name under which accuracy on repetition rows is counted
+
+# What a task asks beside its own question.
+_BESIDE = ("vartrack_step", "twohop_fact", "coref_whole", "contradiction_kept")
+COUNTED = (COPY, *TASKS, *_BESIDE, *abilities.NAMES)
+"""The names that accuracy is counted under; `Rows.tasks` are places in it."""
+
+LANGUAGE_SHARE = 0.25  # of a context's tokens are targets too
+LANGUAGE_WEIGHT = 0.1  # theirs beside 1 of an answer's
+COPY_WEIGHT = 0.5
+_WEIGHTS = {
+    "vartrack": 1.5,
+    "twohop": 1.5,
+    "coref": 1.5,
+    "contradiction": 1.5,
+    "multivalue": 1.5,
+    "order": 1.5,
+}
+# A question that takes several steps is asked sooner where not all of a context's questions fit.
+_EAGERNESS = {
+    "coref": 2.0,
+    "contradiction": 2.0,
+    "multivalue": 2.0,
+    "order": 2.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +59,8 @@ class Shape:
         chunk_tokens: smallest and largest size of a document's chunks.
         sparse: share of documents that are mostly haystack.
         easy: share of documents whose names are everyday words.
+        spliced: share of documents whose values are invented words, of several tokens as a rule.
+        stopping: weight of the token that ends an answer, beside 1 of the others.
     """
 
     context: int
@@ -41,6 +69,8 @@ class Shape:
     chunk_tokens: tuple[int, int]
     sparse: float
     easy: float
+    spliced: float = 0.0
+    stopping: float = 0.3
 
 
 @dataclass(slots=True)
@@ -52,7 +82,7 @@ class Rows:
         positions: rotary position of each token.
         segments: 0 for the context, k for its k-th question, -1 for padding.
         weights: of each token as a target, 0 where it is none.
-        tasks: index of the task that each answer token counts for, -1 elsewhere.
+        tasks: place in COUNTED of the task that each answer token counts for, -1 elsewhere.
         hints: the token that a sentence leads to, at the last two tokens of the sentence; -1 elsewhere.
         tokens: real tokens in the batch.
     """
@@ -65,85 +95,87 @@ class Rows:
     hints: Tensor
     tokens: int
 
+    def to(self, device: torch.device) -> "Rows":
+        """The same rows on a device."""
+        tensors = (field.name for field in fields(self) if field.name != "tokens")
+        return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
+
+    @classmethod
+    def empty(cls, rows: int, total: int) -> "Rows":
+        """Nothing but padding."""
+        return cls(
+            ids=torch.zeros(rows, total, dtype=torch.long),
+            positions=torch.arange(total).repeat(rows, 1),
+            segments=torch.full((rows, total), -1),
+            weights=torch.zeros(rows, total),
+            tasks=torch.full((rows, total), -1),
+            hints=torch.full((rows, total), -1),
+            tokens=0,
+        )
+
+
+def question_ids(template: PromptTemplate, text: str) -> tuple[list[int], slice]:
+    """What stands behind the context, up to the answer, and where in it the question's own words do."""
+    rendered = template.render(Prompt(text, ()))
+    start = rendered.spans[-1].start
+    return list(rendered.token_ids[start:]), slice(*(place - start for place in rendered.user_rows))
+
 
 class RowMaker:
-    """Makes rows of one stage after another from one generator.
+    """Makes the rows of every stage for one tokenizer."""
 
-    Args:
-        tokenizer: the tokenizer that is trained for.
-        rng: the source of every choice.
-        language_share: share of context tokens that are also language-modelling targets.
-        language_weight: weight of those targets beside 1 for an answer's tokens.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        rng: random.Random,
-        *,
-        language_share: float = 0.25,
-        language_weight: float = 0.1,
-    ) -> None:
-        self._rng = rng
-        self._size = len(tokenizer)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._rng = random.Random()
+        self._words = range(len(SPECIAL), len(tokenizer))
         self._template = PromptTemplate(tokenizer)
         self._prefix = self._template.prefix_ids(None)
-        self._end = tokenizer.eos_token_id
+        self._end: int = tokenizer.eos_token_id
         self._encode = tokenizer.backend_tokenizer.encode
         self._plain = lru_cache(100_000)(self._template.text_ids)
-        self._writer = Writer(rng, count=lambda text: len(self._plain(text)))
-        self._hexadecimal = [tokenizer.convert_tokens_to_ids(sign) for sign in "0123456789abcdef"]
-        self._language = (language_share, language_weight)
-        self.tasks = [COPY]
+        self._writer = Writer(self._rng, count=lambda text: len(self._plain(text)))
+        self._hexadecimal: list[int] = [tokenizer.convert_tokens_to_ids(sign) for sign in "0123456789abcdef"]
 
     def batch(self, shape: Shape, seeds: Sequence[str], copying: float) -> Rows:
         """A row per seed, a share `copying` of which only repeat random tokens; a row depends on its seed alone."""
-        rows = len(seeds)
-        total = shape.context + shape.questions
-        made = Rows(
-            torch.zeros(rows, total, dtype=torch.long),
-            torch.arange(total).repeat(rows, 1),
-            torch.full((rows, total), -1, dtype=torch.long),
-            torch.zeros(rows, total),
-            torch.full((rows, total), -1, dtype=torch.long),
-            torch.full((rows, total), -1, dtype=torch.long),
-            0,
-        )
+        made = Rows.empty(len(seeds), shape.context + shape.questions)
         for row, seed in enumerate(seeds):
             self._rng.seed(seed)
             if self._rng.random() < copying:
-                self._write_copying(made, row, shape)
+                self._write_copying(made, row)
             else:
                 self._write_document(made, row, shape)
         return made
 
     def _write_document(self, made: Rows, row: int, shape: Shape) -> None:
-        rng = self._rng
-        while True:
-            document = self._writer.document(
-                rng.randint(*shape.chunks),
-                sparse=shape.sparse,
-                sizes=shape.chunk_tokens,
-                easy=shape.easy,
-            )
-            context = list(self._prefix)
-            hints: list[tuple[int, int]] = []
-            for chunk in document.chunks:
-                hints += self._hints(document, chunk, len(context))
-                context += self._template.chunk_ids(chunk)
-            if len(context) <= shape.context:
-                break
-        for place, token in hints:
-            made.hints[row, place - 1 : place + 1] = token
+        document, context, hints = self._fitting(shape)
         length = len(context)
         made.ids[row, :length] = torch.tensor(context)
         made.segments[row, :length] = 0
-        share, weight = self._language
-        picked = torch.tensor([rng.random() < share for _ in range(length)])
+        for place, token in hints:
+            made.hints[row, place - 1 : place + 1] = token
+        picked = torch.tensor([self._rng.random() < LANGUAGE_SHARE for _ in range(length)])
         picked[0] = False
-        made.weights[row, :length] = picked * weight
+        made.weights[row, :length] = picked * LANGUAGE_WEIGHT
         made.tokens += length
         self._write_questions(made, row, shape, document, length)
+
+    def _fitting(self, shape: Shape) -> tuple[Document, list[int], list[tuple[int, int]]]:
+        """A document that fits, the ids of the instruction and its chunks, and what `_hints` found in them."""
+        while True:
+            document = self._writer.document(
+                self._rng.randint(*shape.chunks),
+                sparse=shape.sparse,
+                sizes=shape.chunk_tokens,
+                easy=shape.easy,
+                spliced=shape.spliced,
+            )
+            ids = list(self._prefix)
+            hints: list[tuple[int, int]] = []
+            for chunk in document.chunks:
+                hints += self._hints(document, chunk, len(ids))
+                ids += self._template.chunk_ids(chunk)
+            if len(ids) <= shape.context:
+                return document, ids, hints
 
     def _hints(self, document: Document, chunk: str, start: int) -> list[tuple[int, int]]:
         """Where in the row the chunk's referring sentences end, and the first token of what each leads to."""
@@ -158,79 +190,66 @@ class RowMaker:
         return [(start + encoding.char_to_token(end), token) for end, token in found]
 
     def _write_questions(self, made: Rows, row: int, shape: Shape, document: Document, length: int) -> None:
+        """As many of the questions about a context of `length` tokens as fit."""
         asked = [*document.questions, *abilities.questions(self._rng, document)]
         asked.sort(key=lambda question: self._rng.random() / _EAGERNESS.get(question.task, 1.0))
-        at, end = shape.context, shape.context + shape.questions
-        number = 0
+        at, number = shape.context, 0
         for question in asked:
             lead, reply = self._question_ids(question)
             size = len(lead) + len(reply)
-            if at + size > end:
+            if at + size > made.ids.shape[1]:
                 continue
             number += 1
-            span = slice(at, at + size)
-            made.ids[row, span] = torch.tensor(lead + reply)
-            made.positions[row, span] = torch.arange(length, length + size)
-            made.segments[row, span] = number
-            answer = slice(at + len(lead), at + size)
-            made.weights[row, answer] = _WEIGHTS.get(question.task, 1.0)
-            made.weights[row, at + size - 1] = 0.3  # when to stop is learned soon
-            if question.task not in self.tasks:
-                self.tasks.append(question.task)
-            made.tasks[row, answer] = self.tasks.index(question.task)
-            made.tasks[row, at + size - 1] = -1
-            at += size
+            answer, end = at + len(lead), at + size
+            made.ids[row, at:end] = torch.tensor(lead + reply)
+            made.positions[row, at:end] = torch.arange(length, length + size)
+            made.segments[row, at:end] = number
+            made.weights[row, answer:end] = _WEIGHTS.get(question.task, 1.0)
+            made.weights[row, end - 1] = shape.stopping
+            made.tasks[row, answer : end - 1] = COUNTED.index(question.task)
+            at = end
         made.tokens += at - shape.context
 
     def _question_ids(self, question: Question) -> tuple[list[int], list[int]]:
-        rendered = self._template.render(Prompt(question.text, ()))
-        lead = [*rendered.token_ids[rendered.spans[-1].start :]]
+        """What stands behind the context, up to the answer, and the answer with its end."""
+        lead, _ = question_ids(self._template, question.text)
         return lead, [*self._plain(question.reply), self._end]
 
-    def _write_copying(self, made: Rows, row: int, shape: Shape) -> None:
+    def _write_copying(self, made: Rows, row: int) -> None:
         """Random tokens over and over: the densest signal for looking something up and copying it."""
-        rng, size = self._rng, shape.context + shape.questions
-        words = range(3, self._size)
-        signs = self._hexadecimal[: rng.choice((10, 16))]
-        if rng.random() < 0.4:
-            pool = signs if rng.random() < 0.4 else words
-            block = [rng.choice(pool) for _ in range(rng.randint(8, min(120, size // 3)))]
-            ids = (block * (size // len(block) + 1))[: size - 1]
-            fresh = [index >= len(block) + 1 for index in range(len(ids))]
-        else:  # keys with what follows them, words or figures, listed once and then in other orders
-            kind, longest = (signs, 9) if rng.random() < 0.6 else (words, 5)
-            keys = [
-                [rng.choice(words), *(rng.choice(kind) for _ in range(rng.randint(1, longest)))]
-                for _ in range(rng.randint(2, max(2, size // longest // 4)))
-            ]
-            ids, fresh = [], []
-            while len(ids) < size - 1:
-                first = not ids
-                rng.shuffle(keys)
-                for key in keys:
-                    ids += key
-                    fresh += [False] + [not first] * (len(key) - 1)
-            ids, fresh = ids[: size - 1], fresh[: size - 1]
+        size = made.ids.shape[1]
+        figures = self._hexadecimal[: self._rng.choice((10, 16))]
+        ids, known = (self._block if self._rng.random() < 0.4 else self._listed)(size, figures)
+        repeated = torch.tensor(known[: size - 1])
         made.ids[row, 0] = self._prefix[0]
-        made.ids[row, 1:] = torch.tensor(ids)
+        made.ids[row, 1:] = torch.tensor(ids[: size - 1])
         made.segments[row] = 0
-        made.weights[row, 1:] = torch.tensor(fresh) * 0.5
-        made.tasks[row, 1:] = torch.where(torch.tensor(fresh), 0, -1)
+        made.weights[row, 1:] = repeated * COPY_WEIGHT
+        made.tasks[row, 1:] = torch.where(repeated, COUNTED.index(COPY), -1)
         made.tokens += size
 
+    def _block(self, size: int, figures: Sequence[int]) -> tuple[list[int], list[bool]]:
+        """At least `size` - 1 ids, one block of words or figures again and again, and which follow from those before."""
+        rng = self._rng
+        pool = figures if rng.random() < 0.4 else self._words
+        block = [rng.choice(pool) for _ in range(rng.randint(8, min(120, size // 3)))]
+        ids = block * (size // len(block) + 1)
+        return ids, [index > len(block) for index in range(len(ids))]
 
-# A question that takes several steps is asked sooner where not all of a context's questions fit.
-_EAGERNESS = {
-    "coref": 2.0,
-    "contradiction": 2.0,
-    "multivalue": 2.0,
-    "order": 2.0,
-}
-_WEIGHTS = {
-    "vartrack": 1.5,
-    "twohop": 1.5,
-    "coref": 1.5,
-    "contradiction": 1.5,
-    "multivalue": 1.5,
-    "order": 1.5,
-}
+    def _listed(self, size: int, figures: Sequence[int]) -> tuple[list[int], list[bool]]:
+        """The same, keys with the words or figures that follow them, listed once and then in other orders."""
+        rng = self._rng
+        kind, longest = (figures, 9) if rng.random() < 0.6 else (self._words, 5)
+        keys = [
+            [rng.choice(self._words), *(rng.choice(kind) for _ in range(rng.randint(1, longest)))]
+            for _ in range(rng.randint(2, max(2, size // longest // 4)))
+        ]
+        ids: list[int] = []
+        known: list[bool] = []
+        while len(ids) < size - 1:
+            again = bool(ids)
+            rng.shuffle(keys)
+            for key in keys:
+                ids += key
+                known += [False] + [again] * (len(key) - 1)
+        return ids, known

@@ -5,15 +5,12 @@ On a CPU one single-threaded process per core, gradients averaged; on a GPU one 
 """
 
 import argparse
-import json
-import os
-import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,17 +18,25 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from training.folder import export, log, save, saved, smoothed
 from training.network import hidden_states, rotation
-from training.plan import CONTEXT, EARLIER, PLAN, THETA, VOCABULARY, Stage, new_model, pace
-from training.rows import RowMaker, Rows, Shape
+from training.plan import CONTEXT, PLAN, THETA, VOCABULARY, Stage, drawn, new_model
+from training.rows import COPY, COUNTED, RowMaker, Rows, Shape
 from training.vocabulary import learn
 
 HINTS = 160  # places per batch at which hints are read; fewer are padded
 TARGETS = 0.3  # share of a batch's tokens that get logits; more are drawn from, fewer are padded
+COPYING_FIRST = 0.6  # share of rows that only repeat until COPIES of them are repeated right
+COPIES = 0.9
+REPORT_STEPS, SAVE_STEPS = 50, 250
+_MEETING = "meeting"  # the file through which the processes find each other
+
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From ids, cosines, sines, segments, places and hinted places to the logits at both, each (places, vocabulary)."""
 
 
 class Trainer:
-    """One process of a training run.
+    """One process of a training run; goes on from where the folder's last checkpoint was saved.
 
     Args:
         folder: where tokenizer, checkpoint, log and weights lie.
@@ -48,71 +53,64 @@ class Trainer:
         self.folder, self.seed, self.rank, self.ranks = folder, seed, rank, ranks
         self.device = torch.device(device)
         self.plan = [replace(stage, steps=round(scale * stage.steps)) for stage in PLAN]
+        self.steps = sum(stage.steps for stage in self.plan)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = new_model(self.tokenizer, seed).to(self.device)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-        self.rng = random.Random(seed)
-        self.maker = RowMaker(self.tokenizer, self.rng)
-        self.rotation = tuple(part.to(self.device) for part in rotation(CONTEXT, 64, THETA))
-        self.compiled: dict[Shape, Any] = {}
+        self.maker = RowMaker(self.tokenizer)
+        turns = rotation(CONTEXT, self.model.config.head_dim, THETA)
+        self.cos, self.sin = (part.to(self.device) for part in turns)
+        self.compiled: dict[Shape, Forward] = {}
         self.accuracy: dict[str, float] = {}
         self.loss, self.hinted = 0.0, 0.0
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        if (folder / "checkpoint.pt").exists():
-            self._resume()
+        self._resume()
 
     def run(self) -> None:
         """Train to the end of the plan and save."""
-        ends = [sum(stage.steps for stage in self.plan[: number + 1]) for number in range(len(self.plan))]
         started, shown = time.monotonic() - self.seconds, (time.monotonic(), self.tokens)
-        while self.step < ends[-1]:
-            number = next(number for number, end in enumerate(ends) if self.step < end)
-            shared = random.Random(f"{self.seed}/{self.step}")
-            if number and shared.random() < EARLIER:
-                number -= 1
-            self._train(self.plan[number], self.plan[number].rate * pace(self.step, ends[-1]))
+        while self.step < self.steps:
+            self._train(*drawn(self.plan, self.step, self.seed))
             self.step += 1
             self.seconds = time.monotonic() - started
-            if self.step % 50 == 0 and self.rank == 0:
+            if self.step % REPORT_STEPS == 0 and self.rank == 0:
                 now = (time.monotonic(), self.tokens)
                 self._report((now[1] - shown[1]) / (now[0] - shown[0]))
                 shown = now
-            if self.step % 250 == 0 and self.rank == 0:
+            if self.step % SAVE_STEPS == 0 and self.rank == 0:
                 self._save()
         if self.rank == 0:
             self._save()
             self._export()
 
     def _train(self, stage: Stage, rate: float) -> None:
-        copying = stage.copying if self.accuracy.get("copy", 0.0) > 0.9 else 0.6
+        copying = stage.copying if self.accuracy.get(COPY, 0.0) > COPIES else COPYING_FIRST
         seeds = [f"{self.seed}/{self.step}/{row}" for row in range(self.rank, stage.rows, self.ranks)]
         rows = self.maker.batch(stage.shape, seeds, copying)
-        places = self._targets(rows)
-        ids, targets = rows.ids.to(self.device), rows.ids.flatten()[places + 1].to(self.device)
-        weights = rows.weights.flatten()[places + 1].to(self.device)
-        cos, sin = (part[rows.positions.to(self.device)][:, None] for part in self.rotation)
-        hinted = (rows.hints.flatten() >= 0).nonzero()[:HINTS, 0]
-        hinted = F.pad(hinted, (0, HINTS - len(hinted)))
-        wanted = rows.hints.flatten()[hinted].to(self.device)
-        logits, hints = self._forward(stage.shape)(
-            ids, cos, sin, rows.segments.to(self.device), places.to(self.device), hinted.to(self.device)
+        places, hinted = self._target_places(rows).to(self.device), _hint_places(rows).to(self.device)
+        rows = rows.to(self.device)
+        cos, sin = (part[rows.positions][:, None] for part in (self.cos, self.sin))
+        logits, hints = self._forward(stage.shape)(rows.ids, cos, sin, rows.segments, places, hinted)
+        targets, weights, tasks = (
+            part.flatten()[places + 1] for part in (rows.ids, rows.weights, rows.tasks)
         )
         losses = F.cross_entropy(logits, targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum().clamp(min=1e-6)
+        wanted = rows.hints.flatten()[hinted]
         if stage.hinting and (wanted >= 0).any():
             loss = loss + stage.hinting * F.cross_entropy(hints, wanted, ignore_index=-1)
             right = (hints.argmax(-1) == wanted)[wanted >= 0].float().mean()
-            self.hinted = 0.97 * self.hinted + 0.03 * float(right)
+            self.hinted = smoothed(self.hinted, float(right))
         loss.backward()
-        self._average(loss, rows, places, logits.argmax(-1) == targets)
+        self._average(loss.detach(), rows.tokens, tasks, logits.argmax(-1) == targets)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
 
-    def _targets(self, rows: Rows) -> Tensor:
+    def _target_places(self, rows: Rows) -> Tensor:
         """Places before a target, always equally many; answers first, then what language modelling gets."""
         wanted = int(rows.ids.numel() * TARGETS)
         flat = rows.weights.flatten()
@@ -122,8 +120,8 @@ class Trainer:
         score[:: rows.ids.shape[1]] = -9.0
         return score.topk(wanted).indices - 1
 
-    def _forward(self, shape: Shape) -> Any:
-        """The compiled step of one shape: logits at the places before the targets."""
+    def _forward(self, shape: Shape) -> Forward:
+        """The compiled step of one shape."""
         if shape not in self.compiled:
 
             def forward(
@@ -138,64 +136,61 @@ class Trainer:
             self.compiled[shape] = torch.compile(forward, dynamic=False)
         return self.compiled[shape]
 
-    def _average(self, loss: Tensor, rows: Rows, places: Tensor, right: Tensor) -> None:
-        """Average gradients over the processes, in place, and take everyone's accuracy into the running one."""
-        most = 64
-        tasks = rows.tasks.flatten()[places + 1].to(self.device)
-        counted = torch.zeros(2 * most + 2, device=self.device)
-        known = tasks >= 0
-        names = sorted(_NAMES)
-        order = torch.tensor([names.index(name) for name in self.maker.tasks], device=self.device)
-        counted[:most].index_add_(0, order[tasks[known]], right[known].float())
-        counted[most : 2 * most].index_add_(
-            0, order[tasks[known]], torch.ones(int(known.sum()), device=self.device)
+    def _average(self, loss: Tensor, tokens: int, tasks: Tensor, right: Tensor) -> None:
+        """Average gradients over the processes, in place, and take everyone's loss and accuracy into the running ones.
+
+        `tasks` and `right` (targets,) say what each target counts for, -1 for nothing, and whether it was met.
+        """
+        kinds = len(COUNTED)
+        asked, met = (
+            tasks[chosen].bincount(minlength=kinds) for chosen in (tasks >= 0, (tasks >= 0) & right)
         )
-        counted[-2], counted[-1] = loss.detach(), rows.tokens
-        flat = torch.cat([parameter.grad.flatten() for parameter in self.parameters] + [counted])
+        counted = torch.cat([asked, met, loss[None], loss.new_tensor([tokens])])
+        gradients = [parameter.grad for parameter in self.parameters]
+        flat = torch.cat([*(gradient.flatten() for gradient in gradients), counted])
         if self.ranks > 1:
             dist.all_reduce(flat)
-        at = 0
-        for parameter in self.parameters:
-            parameter.grad.copy_(flat[at : at + parameter.numel()].view_as(parameter) / self.ranks)
-            at += parameter.numel()
-        counted = flat[at:]
-        for index, name in enumerate(names):
-            if counted[most + index] > 0:
-                now = float(counted[index] / counted[most + index])
-                self.accuracy[name] = (
-                    0.97 * self.accuracy[name] + 0.03 * now if name in self.accuracy else now
-                )
-        now = float(counted[-2]) / self.ranks
-        self.loss = 0.97 * self.loss + 0.03 * now if self.step else now
+        *means, counted = flat.split([*(gradient.numel() for gradient in gradients), len(counted)])
+        for gradient, mean in zip(gradients, means, strict=True):
+            gradient.copy_(mean.view_as(gradient) / self.ranks)
+        asked, met = counted[:kinds], counted[kinds:-2]
+        for name, of, share in zip(COUNTED, asked.tolist(), (met / asked).tolist(), strict=True):
+            if of:
+                self.accuracy[name] = smoothed(self.accuracy.get(name), share)
+        self.loss = smoothed(self.loss if self.step else None, float(counted[-2]) / self.ranks)
         self.tokens += int(counted[-1])
 
     def _report(self, speed: float) -> None:
-        line = {
-            "step": self.step,
-            "seconds": round(self.seconds),
-            "tokens": self.tokens,
-            "tokens_per_s": round(speed),
-            "loss": round(self.loss, 4),
-            "hinted": round(self.hinted, 3),
-            "accuracy": {name: round(value, 3) for name, value in sorted(self.accuracy.items())},
-        }
-        with (self.folder / "log.jsonl").open("a") as log:
-            log.write(json.dumps(line) + "\n")
+        log(
+            self.folder,
+            step=self.step,
+            seconds=round(self.seconds),
+            tokens=self.tokens,
+            tokens_per_s=round(speed),
+            loss=round(self.loss, 4),
+            hinted=round(self.hinted, 3),
+            accuracy={name: round(value, 3) for name, value in sorted(self.accuracy.items())},
+        )
+
+    def _run(self) -> tuple[int, list[dict[str, object]]]:
+        """What a checkpoint must agree with."""
+        return self.seed, [asdict(stage) for stage in self.plan]
 
     def _save(self) -> None:
         state = {
-            "run": (self.seed, [asdict(stage) for stage in self.plan]),
+            "run": self._run(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "accuracy": self.accuracy,
             "progress": (self.step, self.tokens, self.seconds, self.loss),
         }
-        torch.save(state, self.folder / "checkpoint.new")
-        os.replace(self.folder / "checkpoint.new", self.folder / "checkpoint.pt")
+        save(self.folder, state)
 
     def _resume(self) -> None:
-        state = torch.load(self.folder / "checkpoint.pt", map_location=self.device, weights_only=True)
-        if state["run"] != (self.seed, [asdict(stage) for stage in self.plan]):
+        state = saved(self.folder, self.device)
+        if state is None:
+            return
+        if state["run"] != self._run():
             sys.exit(f"{self.folder} holds a run with another seed or plan; name another folder")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -203,27 +198,24 @@ class Trainer:
         self.step, self.tokens, self.seconds, self.loss = state["progress"]
 
     def _export(self) -> None:
-        target = self.folder / "model"
-        self.model.to(torch.bfloat16).save_pretrained(target)
-        self.tokenizer.save_pretrained(target)
-        facts = {
-            "seed": self.seed,
-            "steps": self.step,
-            "tokens": self.tokens,
-            "hours": round(self.seconds / 3600, 2),
-            "processes": self.ranks,
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU",
-            "torch": torch.__version__,
-            "plan": [asdict(stage) for stage in self.plan],
-        }
-        (target / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+        export(
+            self.folder,
+            self.model,
+            self.tokenizer,
+            seed=self.seed,
+            steps=self.step,
+            tokens=self.tokens,
+            hours=round(self.seconds / 3600, 2),
+            processes=self.ranks,
+            device=torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU",
+            plan=[asdict(stage) for stage in self.plan],
+        )
 
 
-_NAMES = (
-    "copy", "single", "multikey", "multivalue", "multiquery", "vartrack", "vartrack_step", "commonwords",
-    "frequentwords", "twohop", "twohop_link", "twohop_fact", "coref", "coref_whole", "contradiction",
-    "contradiction_kept", "order", "ask", "sum_up", "ask_like",
-)  # fmt: skip
+def _hint_places(rows: Rows) -> Tensor:
+    """Places with a hint, always equally many."""
+    hinted = (rows.hints.flatten() >= 0).nonzero()[:HINTS, 0]
+    return F.pad(hinted, (0, HINTS - len(hinted)))
 
 
 def main() -> None:
@@ -236,28 +228,33 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="train so many times longer")
     parser.add_argument("--rank", type=int, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    given.processes = given.processes or (2 if given.device == "cpu" else 1)
-    if any(stage.rows % given.processes for stage in PLAN):
-        parser.error(
-            f"a step's rows cannot be shared out evenly among {given.processes} processes; take 1 or 2"
-        )
+    processes = given.processes or (2 if given.device == "cpu" else 1)
+    if any(stage.rows % processes for stage in PLAN):
+        parser.error(f"a step's rows cannot be shared out evenly among {processes} processes; take 1 or 2")
     if given.rank is None:
-        given.folder.mkdir(parents=True, exist_ok=True)
-        if not (given.folder / "tokenizer.json").exists():
-            learn(VOCABULARY, given.seed).save_pretrained(given.folder)
-        (given.folder / "meeting").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "training.train", *sys.argv[1:]]
-        children = [
-            subprocess.Popen([*command, f"--processes={given.processes}", f"--rank={rank}"])
-            for rank in range(given.processes)
-        ]
-        sys.exit(max(child.wait() for child in children))
-    if given.device == "cpu" and given.processes > 1:
+        sys.exit(_start(given.folder, given.seed, processes))
+    if processes > 1:
+        _meet(given.folder, given.rank, processes, given.device)
+    Trainer(given.folder, given.seed, given.rank, processes, given.device, given.scale).run()
+
+
+def _start(folder: Path, seed: int, processes: int) -> int:
+    """Learn the tokenizer if the folder has none, run the processes, and return the worst of their exit codes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "tokenizer.json").exists():
+        learn(VOCABULARY, seed).save_pretrained(folder)
+    (folder / _MEETING).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "training.train", *sys.argv[1:], f"--processes={processes}"]
+    children = [subprocess.Popen([*command, f"--rank={rank}"]) for rank in range(processes)]
+    return max(abs(child.wait()) for child in children)  # a negative one names the signal that ended it
+
+
+def _meet(folder: Path, rank: int, processes: int, device: str) -> None:
+    """Join the other processes."""
+    if device == "cpu":
         torch.set_num_threads(1)
-    if given.processes > 1:
-        meeting = f"file://{(given.folder / 'meeting').absolute()}"
-        dist.init_process_group("gloo", init_method=meeting, rank=given.rank, world_size=given.processes)
-    Trainer(given.folder, given.seed, given.rank, given.processes, given.device, given.scale).run()
+    meeting = f"file://{(folder / _MEETING).absolute()}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=processes)
 
 
 if __name__ == "__main__":

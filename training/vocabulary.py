@@ -4,10 +4,8 @@ Every text gets a leading space, so a word has the same tokens at the start of a
 alone, so a number is copied digit by digit.
 """
 
-import argparse
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -15,20 +13,18 @@ from transformers import PreTrainedTokenizerFast
 from kvweave.models.template import ANSWER_LEAD, DEFAULT_SYSTEM, QUESTION_LEAD, SEPARATOR
 from training.documents import Writer, training_haystack
 
+DOCUMENTS = 3000  # that a vocabulary is learned from, beside the training texts
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 SPLIT = r" ?\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def learn(size: int, seed: int = 0) -> PreTrainedTokenizerFast:
-    """A tokenizer of `size` tokens."""
+def learn(size: int, seed: int) -> PreTrainedTokenizerFast:
+    """The reference model's tokenizer, of `size` tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Prepend(" ")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, by_bytes])
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     return learned(tokenizer, size, seed)
 
@@ -51,17 +47,9 @@ def training_texts(seed: int) -> Iterator[str]:
     yield from (*training_haystack().texts,) * 4
     yield from (DEFAULT_SYSTEM + SEPARATOR, SEPARATOR, QUESTION_LEAD, ANSWER_LEAD) * 200
     writer = Writer(random.Random(seed), count=lambda text: len(text) // 4)
-    for _ in range(3000):
+    for _ in range(DOCUMENTS):
         document = writer.document(chunks=6)
         yield from document.chunks
         for question in document.questions:
             yield question.text
             yield question.reply
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--size", type=int, default=4096)
-    given = parser.parse_args()
-    learn(given.size).save_pretrained(given.folder)
