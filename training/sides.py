@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from kvweave.evaluation.draft import Question
-from kvweave.ops.crossing import Offsets, carry, context_offsets
 from kvweave.models.adapter import Adapter
+from kvweave.ops.crossing import Offsets, carry
 from training.documents import Document
 from training.network import hidden_states, question_attention, rotation
 from training.plan import CONTEXT, THETA
@@ -69,7 +69,7 @@ class Side:
         template, (context, asked) = self.adapter.template, self.shape
         prefix = template.prefix_ids(None)
         ids = [*prefix, *(token for chunk in document.chunks for token in template.chunk_ids(chunk))]
-        offsets = context_offsets(self.adapter, document.chunks)
+        offsets = template.context_offsets(document.chunks)
         length = len(ids)
         if length > context or offsets is None:
             return None

@@ -51,9 +51,7 @@ def hybrid_search(
     return sorted(found, key=lambda one: (-one.score, one.source, one.position))[:k]
 
 
-def nearest_texts(
-    table: Any, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
-) -> list[str]:
+def nearest_texts(table: Any, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]) -> list[str]:
     """The k different texts nearest to a vector by meaning alone, nearest first; arguments as above."""
     if not visible or k < 1:
         return []

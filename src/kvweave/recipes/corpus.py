@@ -20,7 +20,9 @@ class ChunkList:
         encode: texts to unit vectors (n, width); only asked for when likeness is.
     """
 
-    def __init__(self, chunks: Sequence[str], ids: Sequence[Ids], encode: Callable[[Sequence[str]], Vectors]) -> None:
+    def __init__(
+        self, chunks: Sequence[str], ids: Sequence[Ids], encode: Callable[[Sequence[str]], Vectors]
+    ) -> None:
         self._texts, self._ids, self._encode = chunks, list(ids), encode
         self._place = {chunk: number for number, chunk in reversed(list(enumerate(ids)))}
 

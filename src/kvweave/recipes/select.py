@@ -68,7 +68,11 @@ class SelectNone:
         """No rows."""
         budget = scene.request.budget
         if budget.rows(scene.stale.numel()):
-            asked = f"coverage is {budget.coverage}" if budget.coverage is not None else f"ratio is {budget.ratio}"
+            asked = (
+                f"coverage is {budget.coverage}"
+                if budget.coverage is not None
+                else f"ratio is {budget.ratio}"
+            )
             raise InvalidRequest(
                 f"{asked}, but this recipe recomputes nothing; use ratio 0, or 1 to compute everything"
             )

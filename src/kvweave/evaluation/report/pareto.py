@@ -17,7 +17,6 @@ from kvweave.evaluation.report.style import Look, Theme
 from kvweave.evaluation.results import FULL, Row
 from kvweave.evaluation.summary import OVERALL
 
-
 _ENTRY_IN = 0.23  # of the legend
 
 

@@ -33,7 +33,10 @@ class Overlapping:
         system, *chunks, question = (m.span for m in matched)
         behind = system.end + max(span.tokens for span in chunks)
         starts = [0, *(system.end for _ in chunks), behind]
-        runs = [torch.arange(span.tokens) + start for span, start in zip((system, *chunks, question), starts, strict=True)]
+        runs = [
+            torch.arange(span.tokens) + start
+            for span, start in zip((system, *chunks, question), starts, strict=True)
+        ]
         spans = (
             PlacedSpan(m.kv, m.span.start, start)
             for m, start in zip(matched, starts, strict=True)

@@ -33,7 +33,9 @@ class QuestionOnItsOwn:
         """One pass of the question behind the prefix; of the chunks only the last layer's keys are read."""
         asked = self._queries(scene)  # (H, R, D)
         last = scene.request.adapter.geometry.layers - 1
-        found = [_products(asked, m.kv, last) for m in scene.matched if m.origin == "reused" and m.kv is not None]
+        found = [
+            _products(asked, m.kv, last) for m in scene.matched if m.origin == "reused" and m.kv is not None
+        ]
         return torch.cat(found).cpu()
 
     def _queries(self, scene: Assembled) -> Tensor:
@@ -56,7 +58,9 @@ class QuestionOnItsOwn:
 def _products(asked: Tensor, kv: ChunkKV, layer: int) -> Tensor:
     """Σ over heads and rows of query · key, (n,)."""
     keys = kv.kv[layer, 0].to(asked.device).float()  # (G, n, D)
-    summed = asked.reshape(keys.shape[0], -1, keys.shape[-1]).sum(dim=1)  # heads that share keys follow each other
+    summed = asked.reshape(keys.shape[0], -1, keys.shape[-1]).sum(
+        dim=1
+    )  # heads that share keys follow each other
     return torch.einsum("gd,gnd->n", summed, keys)
 
 
@@ -73,7 +77,11 @@ def fusionrag() -> Recipe:
     Measured: see the methods page.
     """
     return Recipe(
-        "fusionrag", prepare=Similar(), match=MatchPathThenChunk(), select=Highest(QuestionOnItsOwn()), ratio=0.15
+        "fusionrag",
+        prepare=Similar(),
+        match=MatchPathThenChunk(),
+        select=Highest(QuestionOnItsOwn()),
+        ratio=0.15,
     )
 
 
@@ -89,5 +97,9 @@ def over_stale() -> Recipe:
     """
     score = QuestionAttention(layers=(-1,))
     return Recipe(
-        "fusionrag-over-stale", prepare=Similar(), match=MatchPathThenChunk(), select=Highest(score), ratio=0.15
+        "fusionrag-over-stale",
+        prepare=Similar(),
+        match=MatchPathThenChunk(),
+        select=Highest(score),
+        ratio=0.15,
     )
