@@ -32,9 +32,10 @@ def plain_logits(adapter, prompt):
 
 def corpus_of(adapter, prompt):
     """Likeness by length, so that no embedding model is needed."""
-    ids = [adapter.template.chunk_ids(text) for text in prompt.chunks]
     return ChunkList(
-        prompt.chunks, ids, lambda texts: np.array([[len(t), 1.0] for t in texts], dtype=np.float32)
+        [prompt.chunks],
+        adapter.template.chunk_ids,
+        lambda texts: np.array([[len(t), 1.0] for t in texts], dtype=np.float32),
     )
 
 

@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import kvweave
@@ -16,6 +17,7 @@ from kvweave.evaluation.readers import READERS
 from kvweave.evaluation.report import About, write_report
 from kvweave.evaluation.results import Outcome, Row
 from kvweave.evaluation.runner import Candidate, Runner
+from kvweave.evaluation.samples import beside_others
 from kvweave.evaluation.splits import SPLITS
 from kvweave.evaluation.suites import Suite
 from kvweave.evaluation.summary import rows
@@ -135,8 +137,9 @@ def _generated(adapter: Adapter, request: Request) -> Iterable[Case]:
 def _file_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
     chunker = Chunker(adapter.tokenizer, request.suite.chunk_tokens, request.overlap_tokens)
     for reader, path in request.files:
-        for sample in READERS[reader](path, chunker, request.samples_per_file):
-            yield Case(sample, 0, 0)
+        samples = list(READERS[reader](path, chunker, request.samples_per_file))
+        for _, alike in groupby(samples, key=lambda sample: sample.task):
+            yield from (Case(sample, 0, 0) for sample in beside_others(list(alike)))
 
 
 def _about(adapter: Adapter, request: Request, minutes: float, left_out: int) -> About:

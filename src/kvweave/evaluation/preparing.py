@@ -1,13 +1,26 @@
-"""Chunk KV of one sample, made as a knowledge base that holds nothing but its document would make it."""
+"""Chunk KV of one sample, made as a knowledge base would make it that holds its document among a few others.
+
+What is prepared with other chunks in view finds more than those of the prompt there: neighbours by meaning come from
+all documents, and what is rehearsed is rehearsed in company of as many other chunks.
+"""
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
 
 from kvweave.core import TokenizedPrompt
 from kvweave.embedding.encoder import TextEncoder
+from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.evaluation.results import REUSE
 from kvweave.evaluation.samples import Sample
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.corpus import ChunkList
+from kvweave.recipes.corpus import ChunkList, Vectors
+from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.workshop import Workshop
+from kvweave.recipes.workshop import Ids, Workshop
 from kvweave.store.chunk_store import ChunkStore
 
 _ENCODER = TextEncoder()  # loads its model with the first text that a preparation compares
@@ -16,9 +29,64 @@ _ENCODER = TextEncoder()  # loads its model with the first text that a preparati
 def prepare_sample(
     adapter: Adapter, store: ChunkStore, sample: Sample, prompt: TokenizedPrompt, recipe: Recipe
 ) -> None:
-    """Store the system prefix and what the recipe prepares and records of the sample's chunks."""
+    """Store the system prefix, and what the recipe prepares and records of the sample's chunks."""
     system, *chunks = (prompt.ids(span) for span in prompt.spans[:-1])
-    shop = Workshop(adapter, store, system, ChunkList(sample.chunks, chunks, _ENCODER.encode))
+    shop = Workshop(adapter, store, system, _corpus(adapter, sample))
     if system:
         shop.prefix_kv()
-    prepare_chunks(shop, chunks, recipe)
+    together = [*chunks, *_company(adapter, sample)] if _records(recipe) else chunks
+    prepare_chunks(shop, together, recipe)
+
+
+class OtherDocuments:
+    """KV of the system prefix, and isolated KV of the other documents' chunks: samples of a task share these.
+
+    Kept as long as the next sample has some of the same documents beside it.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._prefixes = MemoryStore()
+        self._documents: frozenset[Sequence[str]] = frozenset()
+        self._isolated = MemoryStore()
+
+    def store(self, sample: Sample, prompt: TokenizedPrompt, recipe: Recipe) -> MemoryStore:
+        """What a sample's own store begins with; of the other documents only where the recipe prepares behind them."""
+        system = prompt.ids(prompt.spans[0])
+        if system:
+            Workshop(self._adapter, self._prefixes, system).prefix_kv()
+        if recipe.prepare.entries == 1 or not sample.others:
+            return self._prefixes
+        others = frozenset(sample.others)
+        if others.isdisjoint(self._documents):
+            self._documents, self._isolated = frozenset(), MemoryStore(self._prefixes)
+        if not others <= self._documents:
+            chunks = (self._adapter.template.chunk_ids(text) for text in itertools.chain(*sample.others))
+            prepare_chunks(Workshop(self._adapter, self._isolated, system), chunks, recipe_named(REUSE))
+            self._documents |= others
+        return self._isolated
+
+
+def _corpus(adapter: Adapter, sample: Sample) -> ChunkList:
+    return ChunkList([sample.chunks, *sample.others], adapter.template.chunk_ids, _vectors)
+
+
+def _company(adapter: Adapter, sample: Sample) -> list[Ids]:
+    """As many chunks of other documents as the sample has, from the first of each, then the second of each, …"""
+    turns = itertools.chain(*itertools.zip_longest(*sample.others))
+    texts = itertools.islice((text for text in turns if text is not None), len(sample.chunks))
+    return [tuple(adapter.template.chunk_ids(text)) for text in texts]
+
+
+def _records(recipe: Recipe) -> bool:
+    return bool(recipe.prepare.records or recipe.select.records)
+
+
+def _vectors(texts: Sequence[str]) -> Vectors:
+    return np.stack([_vector(text) for text in texts])
+
+
+@lru_cache(maxsize=4096)
+def _vector(text: str) -> Vectors:
+    vector: Vectors = _ENCODER.encode([text])[0]
+    return vector

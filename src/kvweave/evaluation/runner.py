@@ -21,7 +21,7 @@ from kvweave.evaluation.fitting import render
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.memory_store import MemoryStore
 from kvweave.evaluation.metrics import METRICS
-from kvweave.evaluation.preparing import prepare_sample
+from kvweave.evaluation.preparing import OtherDocuments, prepare_sample
 from kvweave.evaluation.results import FULL, Label, Outcome, Trace
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.watched import Watched
@@ -33,7 +33,6 @@ from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.record import Record
 from kvweave.recipes.request import PrefillResult
-from kvweave.recipes.workshop import Workshop
 
 _GREEDY = GenerationConfig(temperature=0.0)
 
@@ -81,7 +80,7 @@ class Runner:
         self._journal = journal
         self._judge = judge or ContainedFacts()
         self._full = Candidate(recipe_named(FULL), 1.0)
-        self._prefixes = MemoryStore()
+        self._others = OtherDocuments(adapter)
         self._prepared: list[tuple[Prepare, tuple[Record, ...], MemoryStore]] = []
 
     def outcomes(
@@ -136,16 +135,13 @@ class Runner:
         Recipes that prepare and record alike share it.
         """
         records = recipe.select.records
-        base = self._prefixes
+        base: MemoryStore | None = None
         for prepared, recorded, store in self._prepared:
             if prepared == recipe.prepare and recorded == records:
                 return store
             if prepared == recipe.prepare and not recorded:
                 base = store  # the same KV, to be joined by records
-        system = prompt.ids(prompt.spans[0])
-        if system:
-            Workshop(self._adapter, self._prefixes, system).prefix_kv()
-        store = MemoryStore(base)
+        store = MemoryStore(base or self._others.store(sample, prompt, recipe))
         prepare_sample(self._adapter, store, sample, prompt, recipe)
         self._prepared.append((recipe.prepare, records, store))
         return store

@@ -2,8 +2,8 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import xxhash
@@ -13,6 +13,9 @@ from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.layout import lay_out
 from kvweave.evaluation.tasks import METRIC_OF, TASKS
 from kvweave.evaluation.world import World
+
+DOCUMENTS = 16
+"""How many other documents stand in the knowledge base of a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Sample:
         answers: reference answers; what several of them mean is the metric's business.
         metric: a name in METRICS.
         max_new_tokens: how long an answer may get.
+        others: the chunks of other documents in the same knowledge base.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Sample:
     answers: tuple[str, ...]
     metric: str
     max_new_tokens: int
+    others: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,19 @@ class Setting:
 
 def generate(
     task: str, setting: Setting, samples: int, count: Callable[[str], int], haystack: Haystack
-) -> Iterator[Sample]:
-    """The first `samples` samples of a task; asking for more later gives the same ones first.
+) -> list[Sample]:
+    """The first `samples` samples of a task beside others; asking for more later gives the same ones first.
 
     `count` is the token count of a text under the model's tokenizer. Raises InvalidRequest when the
     context is too short for the task.
     """
+    drawn = _drawn(task, setting, max(samples, DOCUMENTS + 1), count, haystack)
+    return beside_others(list(drawn))[:samples]
+
+
+def _drawn(
+    task: str, setting: Setting, samples: int, count: Callable[[str], int], haystack: Haystack
+) -> Iterator[Sample]:
     s = setting
     behind = cache(_behind_a_sentence(count))
     for number in range(samples):
@@ -76,6 +88,15 @@ def generate(
         asked = draft.questions[0]
         prompt = (tuple(texts), asked.text, _references(asked), METRIC_OF[task], 2 * count(asked.reply) + 8)
         yield Sample(f"{source}-{_digest(prompt)}", task, *prompt)
+
+
+def beside_others(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples, the documents of some others beside each: the first DOCUMENTS of them that are not its own."""
+    first = [sample.chunks for sample in samples[: DOCUMENTS + 1]]
+    return [
+        replace(sample, others=tuple(chunks for chunks in first if chunks != sample.chunks)[:DOCUMENTS])
+        for sample in samples
+    ]
 
 
 def _references(asked: Question) -> tuple[str, ...]:

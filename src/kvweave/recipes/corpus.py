@@ -1,7 +1,8 @@
-"""Chunks given as a list: which are alike, and which stand before each other."""
+"""Chunks given as documents: which are alike, and which stand before each other."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -12,19 +13,33 @@ Vectors = npt.NDArray[np.float32]
 
 
 class ChunkList:
-    """A corpus of chunks in reading order; of a text that is there twice, the first counts.
+    """A corpus of documents whose chunks stand in reading order; of a text that is there twice, the first counts.
 
     Args:
-        chunks: n texts.
-        ids: their token ids as they stand in a prompt, n.
+        documents: the texts of each one's chunks.
+        ids: from a text to its token ids as they stand in a prompt.
         encode: texts to unit vectors (n, width); only asked for when likeness is.
     """
 
     def __init__(
-        self, chunks: Sequence[str], ids: Sequence[Ids], encode: Callable[[Sequence[str]], Vectors]
+        self,
+        documents: Sequence[Sequence[str]],
+        ids: Callable[[str], Sequence[int]],
+        encode: Callable[[Sequence[str]], Vectors],
     ) -> None:
-        self._texts, self._ids, self._encode = chunks, list(ids), encode
-        self._place = {chunk: number for number, chunk in reversed(list(enumerate(ids)))}
+        self._texts = [text for chunks in documents for text in chunks]
+        self._first = [
+            end - len(chunks) for end, chunks in zip(_ends(documents), documents, strict=True) for _ in chunks
+        ]
+        self._read, self._encode = ids, encode
+
+    @cached_property
+    def _ids(self) -> list[Ids]:
+        return [tuple(self._read(text)) for text in self._texts]
+
+    @cached_property
+    def _place(self) -> dict[Ids, int]:
+        return {chunk: number for number, chunk in reversed(list(enumerate(self._ids)))}
 
     @cached_property
     def _vectors(self) -> Vectors:
@@ -37,6 +52,11 @@ class ChunkList:
         return [ids for ids in dict.fromkeys(ranked) if ids != chunk][:most]
 
     def before(self, chunk: Ids, most: int) -> list[Ids]:
-        """The last of those before it in the list."""
+        """The last of those before it in its document."""
         place = self._place[chunk]
-        return self._ids[max(0, place - most) : place]
+        return self._ids[max(self._first[place], place - most) : place]
+
+
+def _ends(documents: Sequence[Sequence[str]]) -> list[int]:
+    """Where each document's chunks end among all of them."""
+    return list(accumulate(len(chunks) for chunks in documents))

@@ -65,7 +65,9 @@ def prepare(
     if isinstance(chunks, str):
         raise TypeError("chunks is one string; give a list or tuple of chunk texts")
     ids = [tuple(adapter.template.chunk_ids(text)) for text in chunks]
-    corpus = ChunkList(chunks, ids, lambda texts: TextEncoder(embedding).encode(texts))
+    corpus = ChunkList(
+        [chunks], adapter.template.chunk_ids, lambda texts: TextEncoder(embedding).encode(texts)
+    )
     shop = Workshop(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus)
     return prepare_chunks(shop, ids, _recipe(recipe))
 
