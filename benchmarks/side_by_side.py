@@ -1,0 +1,168 @@
+"""Recipes over generated prompts, task by task in several processes; every outcome is kept as it comes.
+
+A folder has a journal for each task, and the definition of every recipe that ran under each name. Run again, only what
+is missing is computed; a name that now means another recipe is refused, since outcomes are kept by name. Definitions are
+the recipes' own fields: a change of the code behind them is not noticed and needs a new name, or a new folder.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from kvweave.errors import InvalidRequest
+from kvweave.evaluation.evaluation import token_count
+from kvweave.evaluation.fitting import too_long
+from kvweave.evaluation.grid import Case, Progress, budgets, evaluate, generated_cases
+from kvweave.evaluation.haystack import Haystack
+from kvweave.evaluation.journal import Journal
+from kvweave.evaluation.results import FULL, REUSE, Outcome
+from kvweave.evaluation.runner import Candidate, Runner
+from kvweave.evaluation.suites import Suite
+from kvweave.models.adapter import Adapter
+from kvweave.models.loading import load_model
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import Recipe
+
+Variants = Callable[[], Mapping[str, Recipe]]
+"""Makes named recipes. Called anew in every process, so it has to be something that can be pickled."""
+
+_DEFINITIONS = "definitions.json"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function in a recipe: another one in every process
+_TELL_S = 30.0  # between two lines about a task's progress
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What runs.
+
+    Attributes:
+        variants: the recipes; full attention and reuse at ratio 0 always run beside them.
+        suite: tasks, lengths, ratios, seeds and prompts of each. Its recipes and coverages do not count.
+        split: pool of the samples.
+        model: as `load_model` takes it.
+    """
+
+    variants: Variants
+    suite: Suite
+    split: str
+    model: str | None = None
+
+    def candidates(self) -> list[Candidate]:
+        """Every variant under its name at every ratio that means something to it, behind plain reuse.
+
+        Raises InvalidRequest for a variant that takes the name of what all are compared with.
+        """
+        reuse = recipe_named(REUSE)
+        found = [Candidate(reuse, 0.0)]
+        for name, recipe in self.variants().items():
+            if name == FULL or (name == REUSE and recipe != reuse):
+                raise InvalidRequest(f"a variant is called {name!r}, which all are compared with; rename it")
+            named = replace(recipe, name=name)
+            found += [Candidate(named, ratio) for ratio in budgets(named, self.suite)[0]]
+        return list({candidate.label: candidate for candidate in found}.values())
+
+    @property
+    def prompts(self) -> int:
+        """At most: those that the model has no room for are among them."""
+        suite = self.suite
+        return len(suite.tasks) * len(suite.context_tokens) * len(suite.seeds) * suite.samples
+
+    @property
+    def answers(self) -> int:
+        """How many it takes where no journal has any, full attention's among them."""
+        return self.prompts * (1 + len(self.candidates()))
+
+
+def run(grids: Sequence[Grid], folder: Path, processes: int) -> list[list[Outcome]]:
+    """The outcomes of each grid; what the folder holds already is not computed again.
+
+    Raises InvalidRequest for a name that stands for another recipe than before, and whatever an evaluation raises.
+    """
+    _settle(folder, [candidate.recipe for grid in grids for candidate in grid.candidates()])
+    tasks = list(dict.fromkeys(task for grid in grids for task in grid.suite.tasks))
+    if processes == 1:
+        found = [_run_task(task, grids, folder) for task in tasks]
+    else:
+        threads = max(1, (os.cpu_count() or 1) // processes)
+        with ProcessPoolExecutor(
+            processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+        ) as pool:
+            found = list(pool.map(_run_task, tasks, [grids] * len(tasks), [folder] * len(tasks)))
+    return [list(chain.from_iterable(of_task)) for of_task in zip(*found, strict=True)]
+
+
+def _run_task(task: str, grids: Sequence[Grid], folder: Path) -> list[list[Outcome]]:
+    """Each grid's outcomes of one task; none of a grid that does not have it."""
+    outcomes: list[list[Outcome]] = []
+    for number, grid in enumerate(grids, 1):
+        outcomes.append([])
+        if task in grid.suite.tasks:
+            adapter = _model(grid.model)
+            subject = {
+                "model": adapter.fingerprint.digest,
+                "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
+            }
+            cases = _cases(grid, task, adapter)
+            with Journal(folder / task, subject) as journal:
+                tell = _teller(f"{task}, {number} of {len(grids)}")
+                runner = Runner(adapter, journal)
+                outcomes[-1] += evaluate(cases, len(cases), grid.candidates(), runner, tell)
+    return outcomes
+
+
+@cache
+def _model(name: str | None) -> Adapter:
+    return load_model(name)
+
+
+def _cases(grid: Grid, task: str, adapter: Adapter) -> list[Case]:
+    """The task's prompts that the model has room for."""
+    suite, haystack = replace(grid.suite, tasks=(task,)), Haystack.of_split(grid.split)
+    made = list(generated_cases(suite, grid.split, haystack, token_count(adapter)))
+    left_out = too_long(adapter, [case.sample for case in made])
+    if left_out:
+        print(f"{task}: {len(left_out)} prompts have no room in the model", file=sys.stderr)
+    return [case for case in made if case.sample.name not in left_out]
+
+
+def _teller(what: str) -> Progress:
+    """Says how far it is, not more than every half a minute."""
+    began = told = time.monotonic()
+
+    def tell(stage: str, done: int, of: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told > _TELL_S or done == of:
+            told = now
+            print(f"{what}: {done} of {of} {stage}, {now - began:.0f} s", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _settle(folder: Path, recipes: Sequence[Recipe]) -> None:
+    """Write down what every name stands for; raises InvalidRequest for one that stood for another recipe before."""
+    path = folder / _DEFINITIONS
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    now = {recipe.name: _ADDRESS.sub("", repr(recipe)) for recipe in recipes}
+    for name in now:
+        if before.get(name, now[name]) != now[name]:
+            raise InvalidRequest(
+                f"{folder} has outcomes of another recipe under the name {name!r}: {before[name]}; give the new one a"
+                " name of its own, or name another --output"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(before | now, indent=1, ensure_ascii=False)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)
