@@ -163,7 +163,7 @@ def main() -> None:
     try:
         grid = _grid(args)
         print(f"{grid.prompts:,} prompts, at most {grid.answers:,} answers", file=sys.stderr)
-        (outcomes,) = run([grid], args.output, args.processes)
+        outcomes = run(grid, args.output, args.processes)
     except KvweaveError as error:
         sys.exit(str(error))
     for length in args.context_tokens:

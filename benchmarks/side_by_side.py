@@ -17,6 +17,7 @@ from functools import cache
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -28,11 +29,14 @@ from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.results import FULL, REUSE, Outcome
 from kvweave.evaluation.runner import Candidate, Runner
+from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.suites import Suite
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
+
+T = TypeVar("T")
 
 Variants = Callable[[], Mapping[str, Recipe]]
 """Makes named recipes. Called anew in every process, so it has to be something that can be pickled."""
@@ -51,12 +55,14 @@ class Grid:
         suite: tasks, lengths, ratios, seeds and prompts of each. Its recipes and coverages do not count.
         split: pool of the samples.
         model: as `load_model` takes it.
+        kind: what a sample counts as instead of its task, None to leave it out; no more than can be pickled.
     """
 
     variants: Variants
     suite: Suite
     split: str
     model: str | None = None
+    kind: Callable[[Sample], str | None] | None = None
 
     def candidates(self) -> list[Candidate]:
         """Every variant under its name at every ratio that means something to it, behind plain reuse.
@@ -72,9 +78,22 @@ class Grid:
             found += [Candidate(named, ratio) for ratio in budgets(named, self.suite)[0]]
         return list({candidate.label: candidate for candidate in found}.values())
 
+    def cases(self, task: str, adapter: Adapter) -> list[Case]:
+        """A task's prompts that the model has room for."""
+        suite, haystack = replace(self.suite, tasks=(task,)), Haystack.of_split(self.split)
+        made = [
+            case._replace(sample=replace(case.sample, task=kind))
+            for case in generated_cases(suite, self.split, haystack, token_count(adapter))
+            if (kind := self.kind(case.sample) if self.kind else task) is not None
+        ]
+        left_out = too_long(adapter, [case.sample for case in made])
+        if left_out:
+            print(f"{task}: {len(left_out)} prompts have no room in the model", file=sys.stderr)
+        return [case for case in made if case.sample.name not in left_out]
+
     @property
     def prompts(self) -> int:
-        """At most: those that the model has no room for are among them."""
+        """At most: those that are left out are among them."""
         suite = self.suite
         return len(suite.tasks) * len(suite.context_tokens) * len(suite.seeds) * suite.samples
 
@@ -84,59 +103,47 @@ class Grid:
         return self.prompts * (1 + len(self.candidates()))
 
 
-def run(grids: Sequence[Grid], folder: Path, processes: int) -> list[list[Outcome]]:
-    """The outcomes of each grid; what the folder holds already is not computed again.
+def run(grid: Grid, folder: Path, processes: int) -> list[Outcome]:
+    """All outcomes, task by task; what the folder holds already is not computed again.
 
     Raises InvalidRequest for a name that stands for another recipe than before, and whatever an evaluation raises.
     """
-    _settle(folder, [candidate.recipe for grid in grids for candidate in grid.candidates()])
-    tasks = list(dict.fromkeys(task for grid in grids for task in grid.suite.tasks))
+    return list(chain.from_iterable(each_task(_answered, grid, folder, processes)))
+
+
+def each_task(work: Callable[[Grid, str, Path], T], grid: Grid, folder: Path, processes: int) -> list[T]:
+    """What a function, which has to be one that can be pickled, returns for each task; each process takes one at a time."""
+    settle(folder, [candidate.recipe for candidate in grid.candidates()])
+    tasks = list(dict.fromkeys(grid.suite.tasks))
     if processes == 1:
-        found = [_run_task(task, grids, folder) for task in tasks]
-    else:
-        threads = max(1, (os.cpu_count() or 1) // processes)
-        with ProcessPoolExecutor(
-            processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
-        ) as pool:
-            found = list(pool.map(_run_task, tasks, [grids] * len(tasks), [folder] * len(tasks)))
-    return [list(chain.from_iterable(of_task)) for of_task in zip(*found, strict=True)]
+        return [work(grid, task, folder) for task in tasks]
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    with ProcessPoolExecutor(
+        processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+    ) as pool:
+        return list(pool.map(work, [grid] * len(tasks), tasks, [folder] * len(tasks)))
 
 
-def _run_task(task: str, grids: Sequence[Grid], folder: Path) -> list[list[Outcome]]:
-    """Each grid's outcomes of one task; none of a grid that does not have it."""
-    outcomes: list[list[Outcome]] = []
-    for number, grid in enumerate(grids, 1):
-        outcomes.append([])
-        if task in grid.suite.tasks:
-            adapter = _model(grid.model)
-            subject = {
-                "model": adapter.fingerprint.digest,
-                "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
-            }
-            cases = _cases(grid, task, adapter)
-            with Journal(folder / task, subject) as journal:
-                tell = _teller(f"{task}, {number} of {len(grids)}")
-                runner = Runner(adapter, journal)
-                outcomes[-1] += evaluate(cases, len(cases), grid.candidates(), runner, tell)
-    return outcomes
+def _answered(grid: Grid, task: str, folder: Path) -> list[Outcome]:
+    adapter = model(grid.model)
+    subject = {"model": adapter.fingerprint.digest, "dtype": dtype(adapter)}
+    cases = grid.cases(task, adapter)
+    with Journal(folder / task, subject) as journal:
+        return evaluate(cases, len(cases), grid.candidates(), Runner(adapter, journal), teller(task))
 
 
 @cache
-def _model(name: str | None) -> Adapter:
+def model(name: str | None) -> Adapter:
+    """Loaded once per process."""
     return load_model(name)
 
 
-def _cases(grid: Grid, task: str, adapter: Adapter) -> list[Case]:
-    """The task's prompts that the model has room for."""
-    suite, haystack = replace(grid.suite, tasks=(task,)), Haystack.of_split(grid.split)
-    made = list(generated_cases(suite, grid.split, haystack, token_count(adapter)))
-    left_out = too_long(adapter, [case.sample for case in made])
-    if left_out:
-        print(f"{task}: {len(left_out)} prompts have no room in the model", file=sys.stderr)
-    return [case for case in made if case.sample.name not in left_out]
+def dtype(adapter: Adapter) -> str:
+    """Of the weights and of the KV."""
+    return str(adapter.geometry.dtype).removeprefix("torch.")
 
 
-def _teller(what: str) -> Progress:
+def teller(what: str) -> Progress:
     """Says how far it is, not more than every half a minute."""
     began = told = time.monotonic()
 
@@ -150,7 +157,7 @@ def _teller(what: str) -> Progress:
     return tell
 
 
-def _settle(folder: Path, recipes: Sequence[Recipe]) -> None:
+def settle(folder: Path, recipes: Sequence[Recipe]) -> None:
     """Write down what every name stands for; raises InvalidRequest for one that stood for another recipe before."""
     path = folder / _DEFINITIONS
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

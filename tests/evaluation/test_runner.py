@@ -195,12 +195,26 @@ class TestResuming:
             with Journal(tmp_path / str(number), {}) as journal:
                 assert run(Runner(adapter, journal), *self.CANDIDATES) == unbroken
 
-    def test_stopping_in_the_middle_keeps_what_is_done(self, runner, monkeypatch):
-        outcomes = runner.outcomes(SAMPLE, [Candidate(recipe_named("reuse"), 0.0)], 64, 7)
-        done = next(outcomes)
-        outcomes.close()
-        monkeypatch.setattr(type(runner._adapter), "compute", _never)
-        assert run(runner)["full", 1.0] == done
+    def test_stopping_in_the_middle_keeps_what_is_done(self, adapter, monkeypatch):
+        runner = Runner(adapter, Journal(None, {}), batch=2)
+        prefilled = runner._prefilled
+
+        def stops(candidate, *others):
+            if candidate.label == ("prefix", 0.0, None):  # the first of the second batch
+                raise KeyboardInterrupt
+            return prefilled(candidate, *others)
+
+        monkeypatch.setattr(runner, "_prefilled", stops)
+        with pytest.raises(KeyboardInterrupt):
+            run(runner, *self.CANDIDATES)
+        monkeypatch.setattr(type(adapter), "compute", _never)
+        assert set(run(runner, *self.CANDIDATES[:2])) == {("full", 1.0), *self.CANDIDATES[:2]}
+
+    def test_a_batch_gives_what_one_by_one_gives(self, adapter):
+        alone, together = (
+            run(Runner(adapter, Journal(None, {}), batch=batch), *self.CANDIDATES) for batch in (1, 3)
+        )
+        assert together == alone
 
 
 def test_nothing_is_warm_for_the_next_prompt(runner, adapter):

@@ -7,7 +7,7 @@ import torch
 from oracle import stock
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.generation import Decoded, generate, generate_together
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model
 
 SETTINGS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -53,6 +53,25 @@ def test_steps_choose_the_tokens_of_plain_generation(family):
         adapter = tiny_adapter(family)
         ids = prompt(100)
         assert by_steps(adapter, ids, 10) == plainly(family, ids, 10)
+
+
+@pytest.mark.parametrize("lengths", [(40,), (30, 7, 51), (60, 58, 20)])
+@pytest.mark.parametrize("family", ["llama", "phi3-longrope"])
+def test_answers_together_are_those_of_each_alone(family, lengths):
+    """They end at different steps, and some outgrow the short frequencies (trained to 64) when others do not."""
+    adapter = tiny_adapter(family)
+    prompts = [prompt(tokens, seed) for seed, tokens in enumerate(lengths)]
+    alone = [by_steps(adapter, ids, 8) for ids in prompts]
+    adapter.model.generation_config.eos_token_id = alone[0][3:4]
+    starts = []
+    for ids in prompts:
+        canvas = adapter.canvas(len(ids))
+        starts.append((canvas, ids, adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))))
+    together = generate_together(adapter, starts, GenerationConfig(), 8)
+    ended = [ids[: ids.index(alone[0][3])] if alone[0][3] in ids else ids for ids in alone]
+    assert [(reply.tokens, reply.text) for reply in together] == [
+        (len(ids), adapter.tokenizer.decode(ids, skip_special_tokens=True)) for ids in ended
+    ]
 
 
 def test_an_answer_that_outgrows_the_short_frequencies_goes_on_as_plain_generation_does():

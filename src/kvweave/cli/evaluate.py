@@ -112,6 +112,14 @@ def evaluate(
     overlap: Annotated[
         int, typer.Option("--overlap", min=0, help="Tokens that chunks of a file's context share.")
     ] = 0,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch",
+            min=1,
+            help="Answers to a prompt generated together, each with KV of its own. Default: 8.",
+        ),
+    ] = None,
     output: Output = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -153,6 +161,7 @@ def evaluate(
         files=files,
         samples_per_file=samples,
         overlap_tokens=overlap,
+        batch=batch,
         output=output,
         command=_command(context),
     )

@@ -36,20 +36,16 @@ def generate(
     Continues on the canvas, which it grows. Stops at the model's end-of-sequence tokens or after
     `max_new_tokens`. `decoded` is filled in as it goes, so it is right even when the caller stops early.
     """
-    sampler = Sampler(settings, adapter.geometry.device)
-    ends = _end_tokens(adapter)
-    ids: list[int] = []
+    reply = _Reply(adapter, canvas, prompt_ids, settings, max_new_tokens)
     shown = ""
-    while len(ids) < max_new_tokens:
+    while True:
         began = time.perf_counter()
-        token = sampler.choose(logits)
-        if token in ends:
+        if not reply.take(logits):
             break
-        ids.append(token)
-        if len(ids) < max_new_tokens:
-            canvas, logits = _advance(adapter, canvas, [*prompt_ids, *ids])
-        decoded.text = adapter.tokenizer.decode(ids, skip_special_tokens=True)
-        decoded.tokens, decoded.seconds = len(ids), decoded.seconds + time.perf_counter() - began
+        if reply.goes_on:
+            logits = reply.advance()
+        decoded.text = reply.text
+        decoded.tokens, decoded.seconds = len(reply.ids), decoded.seconds + time.perf_counter() - began
         # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
         ready = decoded.text.rstrip("\ufffd")
         if ready.startswith(shown):
@@ -59,12 +55,86 @@ def generate(
         yield decoded.text[len(shown) :]
 
 
-def _advance(adapter: Adapter, canvas: Canvas, ids: list[int]) -> tuple[Canvas, Tensor]:
-    """The logits that follow `ids`, whose last token the canvas does not hold yet."""
-    if not adapter.outgrows(len(ids)):
-        return canvas, adapter.step(canvas, ids[-1])
-    anew = adapter.canvas(len(ids))
-    return anew, adapter.compute(anew, ids, adapter.rows(torch.arange(len(ids))))
+def generate_together(
+    adapter: Adapter,
+    prefilled: Sequence[tuple[Canvas, Sequence[int], Tensor]],
+    settings: GenerationConfig,
+    max_new_tokens: int,
+) -> list[Decoded]:
+    """Whole answers to several prompts, each given as in `generate` by canvas, token ids and last logits (1, vocab).
+
+    A step of all that are not finished is one call of the model; `seconds` is each one's share of these.
+    """
+    replies = [_Reply(adapter, canvas, ids, settings, max_new_tokens) for canvas, ids, _ in prefilled]
+    seconds = [0.0] * len(replies)
+    logits = dict(enumerate(first for _, _, first in prefilled))
+    while logits:
+        began = time.perf_counter()
+        taken = [number for number, last in logits.items() if replies[number].take(last)]
+        going = [number for number in taken if replies[number].goes_on]
+        steps = _advance_together(adapter, [replies[number] for number in going])
+        for number in logits:
+            seconds[number] += (time.perf_counter() - began) / len(logits)
+        logits = dict(zip(going, steps, strict=True))
+    return [Decoded(reply.text, len(reply.ids), spent) for reply, spent in zip(replies, seconds, strict=True)]
+
+
+class _Reply:
+    """An answer in the making: the tokens chosen so far, and the canvas that holds all of them but the last."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        canvas: Canvas,
+        prompt_ids: Sequence[int],
+        settings: GenerationConfig,
+        most: int,
+    ) -> None:
+        self.ids: list[int] = []
+        self.canvas = canvas
+        self._adapter, self._prompt_ids, self._most = adapter, prompt_ids, most
+        self._sampler = Sampler(settings, adapter.geometry.device)
+        self._ends = _end_tokens(adapter)
+
+    def take(self, logits: Tensor) -> bool:
+        """Choose the next token; False, and none chosen, where the answer ends."""
+        if len(self.ids) >= self._most:
+            return False
+        token = self._sampler.choose(logits)
+        if token in self._ends:
+            return False
+        self.ids.append(token)
+        return True
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is room for another token."""
+        return len(self.ids) < self._most
+
+    @property
+    def text(self) -> str:
+        """What is there so far."""
+        return str(self._adapter.tokenizer.decode(self.ids, skip_special_tokens=True)) if self.ids else ""
+
+    @property
+    def outgrows(self) -> bool:
+        """Whether the text needs other rotary frequencies than its canvas has."""
+        return self._adapter.outgrows(len(self._prompt_ids) + len(self.ids))
+
+    def advance(self) -> Tensor:
+        """The logits behind the last token, (1, vocab)."""
+        if not self.outgrows:
+            return self._adapter.step(self.canvas, self.ids[-1])
+        text = [*self._prompt_ids, *self.ids]
+        self.canvas = self._adapter.canvas(len(text))
+        return self._adapter.compute(self.canvas, text, self._adapter.rows(torch.arange(len(text))))
+
+
+def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tensor]:
+    """What `advance` gives for each, in one call where no text outgrows its canvas."""
+    if any(reply.outgrows for reply in replies):
+        return [reply.advance() for reply in replies]
+    return adapter.step_packed([(reply.canvas, reply.ids[-1]) for reply in replies])
 
 
 def _end_tokens(adapter: Adapter) -> frozenset[int]:

@@ -16,7 +16,7 @@ from kvweave.evaluation.matrix import Matrix, matrices
 from kvweave.evaluation.readers import READERS
 from kvweave.evaluation.report import About, write_report
 from kvweave.evaluation.results import Outcome, Row
-from kvweave.evaluation.runner import Candidate, Runner
+from kvweave.evaluation.runner import BATCH, Candidate, Runner
 from kvweave.evaluation.samples import beside_others
 from kvweave.evaluation.splits import SPLITS
 from kvweave.evaluation.suites import Suite
@@ -40,6 +40,7 @@ class Request:
         files: benchmarks on disk, each with the name of its reader.
         samples_per_file: how many of each file, from its start; None reads files whole.
         overlap_tokens: what neighbouring chunks of a file's context share.
+        batch: so many answers to a prompt are generated together; None leaves it to the runner.
         output: where results and report go; None writes nothing.
         command: repeats the evaluation when pasted into a shell.
     """
@@ -50,6 +51,7 @@ class Request:
     files: tuple[tuple[str, Path], ...] = ()
     samples_per_file: int | None = None
     overlap_tokens: int = 0
+    batch: int | None = None
     output: Path | None = None
     command: str = "kvweave eval"
 
@@ -109,7 +111,9 @@ def _outcomes(
     if request.suite.auxiliary is not None:
         subject["auxiliary"] = auxiliary_named(request.suite.auxiliary).adapter.fingerprint.digest
     with Journal(request.output, subject) as journal:
-        return evaluate(cases, len(cases), among, Runner(adapter, journal), progress)
+        return evaluate(
+            cases, len(cases), among, Runner(adapter, journal, batch=request.batch or BATCH), progress
+        )
 
 
 def token_count(adapter: Adapter) -> Callable[[str], int]:

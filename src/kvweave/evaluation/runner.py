@@ -7,6 +7,7 @@ Uses recipes the way every caller does; knows no method by name but `full`, whic
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from kvweave.config import GenerationConfig
 from kvweave.core import PlanSpan, TokenizedPrompt
-from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.generation import generate_together
 from kvweave.evaluation.divergence import divergence
 from kvweave.evaluation.faithfulness import ContainedFacts, Judge
 from kvweave.evaluation.fitting import render
@@ -36,6 +37,9 @@ from kvweave.recipes.request import PrefillResult
 
 _GREEDY = GenerationConfig(temperature=0.0)
 
+BATCH = 8
+"""As many answers as have room for their KV beside each other with most models on most machines."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -55,6 +59,7 @@ class _Answered(NamedTuple):
     prefilled: PrefillResult
     text: str
     tokens: int
+    took_s: float
 
 
 class _Truth(NamedTuple):
@@ -73,10 +78,14 @@ class Runner:
         adapter: the model.
         journal: where outcomes are looked up first and written to.
         judge: what decides whether an answer's facts stand in the context.
+        batch: so many answers to a prompt are generated together, each from KV of its own.
     """
 
-    def __init__(self, adapter: Adapter, journal: Journal, judge: Judge | None = None) -> None:
+    def __init__(
+        self, adapter: Adapter, journal: Journal, judge: Judge | None = None, batch: int = BATCH
+    ) -> None:
         self._adapter = adapter
+        self._batch = batch
         self._journal = journal
         self._judge = judge or ContainedFacts()
         self._full = Candidate(recipe_named(FULL), 1.0)
@@ -90,22 +99,34 @@ class Runner:
 
         Computes only what the journal lacks, and full attention again where something has to be compared with it.
         """
-        truth: _Truth | None = None
+        found = {
+            each.label: self._journal.get((sample.name, each.label)) for each in (self._full, *candidates)
+        }
+        lacking = [each for each in candidates if found[each.label] is None]
         try:
-            for candidate in (self._full, *candidates):
-                outcome = self._journal.get((sample.name, candidate.label))
-                if outcome is None:
-                    began = time.monotonic()
-                    truth = truth or self._truth(sample)
-                    if candidate == self._full:
-                        answered = truth.answered
-                    else:
-                        answered = self._answer(candidate, sample, truth.prompt)
-                    outcome = self._outcome(sample, candidate, answered, truth, context_tokens, seed, began)
-                    self._journal.add(outcome)
-                yield outcome
+            if lacking or found[self._full.label] is None:
+                for outcome in self._computed(sample, lacking, context_tokens, seed):
+                    if found[outcome.label] is None:
+                        self._journal.add(outcome)
+                        found[outcome.label] = outcome
         finally:
             self._prepared.clear()  # nothing is warm for the next prompt
+        yield from (outcome for outcome in found.values() if outcome is not None)
+
+    def _computed(
+        self, sample: Sample, lacking: Sequence[Candidate], context_tokens: int, seed: int
+    ) -> Iterator[Outcome]:
+        """Full attention's outcome and those of the candidates, as soon as a batch of them is answered."""
+        truth = self._truth(sample)
+        made = partial(self._outcome, sample, truth=truth, context_tokens=context_tokens, seed=seed)
+        yield made(self._full, truth.answered)
+        different = [each for each in lacking if each != self._full]
+        for start in range(0, len(different), self._batch):
+            together = different[start : start + self._batch]
+            for candidate, answered in zip(
+                together, self._answers(together, sample, truth.prompt), strict=True
+            ):
+                yield made(candidate, answered)
 
     def _truth(self, sample: Sample) -> _Truth:
         prompt = render(self._adapter, sample)
@@ -114,19 +135,28 @@ class Runner:
         probe = AttentionProbe(torch.arange(*prompt.user_rows), columns=bounds)
         recipe = self._full.recipe
         watched = replace(recipe, attend=Watched(recipe.attend, [probe]))
-        answered = self._answer(Candidate(watched, self._full.ratio), sample, prompt)
+        (answered,) = self._answers([Candidate(watched, self._full.ratio)], sample, prompt)
         return _Truth(prompt, answered, bounds[0], probe.weights.mean(dim=0).cpu())
 
-    def _answer(self, candidate: Candidate, sample: Sample, prompt: TokenizedPrompt) -> _Answered:
-        adapter, recipe = self._adapter, candidate.recipe
-        store = self._store_for(recipe, sample, prompt)
-        result = run(recipe, adapter, store, prompt, ratio=candidate.ratio, coverage=candidate.coverage)
-        decoded = Decoded()
-        for _ in generate(
-            adapter, result.canvas, prompt.token_ids, result.logits, _GREEDY, sample.max_new_tokens, decoded
-        ):
-            pass
-        return _Answered(result, decoded.text.strip(), decoded.tokens)
+    def _answers(
+        self, candidates: Sequence[Candidate], sample: Sample, prompt: TokenizedPrompt
+    ) -> list[_Answered]:
+        """Prefilled one after the other, decoded together."""
+        results, seconds = [], []
+        for candidate in candidates:
+            began = time.monotonic()
+            results.append(self._prefilled(candidate, sample, prompt))
+            seconds.append(time.monotonic() - began)
+        starts = [(result.canvas, prompt.token_ids, result.logits) for result in results]
+        replies = generate_together(self._adapter, starts, _GREEDY, sample.max_new_tokens)
+        return [
+            _Answered(result, reply.text.strip(), reply.tokens, prefill_s + reply.seconds)
+            for result, reply, prefill_s in zip(results, replies, seconds, strict=True)
+        ]
+
+    def _prefilled(self, candidate: Candidate, sample: Sample, prompt: TokenizedPrompt) -> PrefillResult:
+        recipe, store = candidate.recipe, self._store_for(candidate.recipe, sample, prompt)
+        return run(recipe, self._adapter, store, prompt, ratio=candidate.ratio, coverage=candidate.coverage)
 
     def _store_for(self, recipe: Recipe, sample: Sample, prompt: TokenizedPrompt) -> MemoryStore:
         """The system prefix and what the recipe prepares and records of this prompt, and nothing else.
@@ -151,10 +181,10 @@ class Runner:
         sample: Sample,
         candidate: Candidate,
         answered: _Answered,
+        *,
         truth: _Truth,
         context_tokens: int,
         seed: int,
-        began: float,
     ) -> Outcome:
         chunks = [span for span in answered.prefilled.plan.spans if span.kind == "chunk"]
         return Outcome(
@@ -173,7 +203,7 @@ class Runner:
             rows=sum(span.tokens if span.origin == "fresh" else span.recomputed_tokens for span in chunks),
             selection=_selection(answered.prefilled.selected, chunks, truth),
             trace=_trace(answered.prefilled, answered.tokens),
-            took_s=time.monotonic() - began,
+            took_s=answered.took_s,
         )
 
 

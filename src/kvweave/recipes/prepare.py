@@ -9,7 +9,7 @@ from kvweave.core import ChunkKV, Making
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.record import Record
 from kvweave.recipes.request import PrefillRequest
-from kvweave.recipes.workshop import Ids, Workshop
+from kvweave.recipes.workshop import Corpus, Ids, Workshop
 from kvweave.store.keys import digest_tokens
 
 
@@ -115,15 +115,23 @@ class Isolated(Prepare):
         return Prepared(ChunkKV(chunk, both.kv[:, :, :, len(prefix) :].contiguous()), sources)
 
 
-@dataclass(frozen=True, slots=True)
-class Similar(Prepare):
-    """Prefill a chunk behind the `most` chunks most similar to it, so that it has seen its like (FusionRAG §3.1 eq. 10).
+class Behind(Prepare):
+    """Prefill a chunk behind others that it is likely to meet in prompts, so that it has seen their like.
 
-    Their `isolated` KV stands between system prefix and chunk, one after the other, most similar first. Accepts
-    `isolated` KV where this is missing, as it is when one of the neighbours was removed.
+    Their `isolated` KV stands between system prefix and chunk, so that no chunk waits for another to be finished.
+    Accepts `isolated` KV where this is missing, as it is when one of the neighbours was removed.
     """
 
-    most: int = 10
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What its makings are called."""
+        ...
+
+    @abstractmethod
+    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+        """The chunks that stand before this one, in order."""
+        ...
 
     @property
     def entries(self) -> int:
@@ -132,48 +140,76 @@ class Similar(Prepare):
 
     def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
         """Not exact: the neighbours' KV does not know each other."""
-        return _behind(f"similar-{self.most}", adapter, prefix, chunk_tokens)
+        (isolated,) = Isolated().makings(adapter, prefix, chunk_tokens)
+        return Making(self.kind, isolated.context, exact=False, rope_regime=isolated.rope_regime), isolated
 
     def make(self, shop: Workshop, chunk: Ids) -> Prepared:
-        """One pass over the chunk behind its neighbours' stored KV."""
-        return _make_behind(shop, shop.corpus.similar(chunk, self.most), chunk)
+        """One pass over the chunk behind its neighbours' stored KV, as many of them as fit the model's context."""
+        return _make_behind(shop, self.neighbours(shop.corpus, chunk), chunk)
 
 
 @dataclass(frozen=True, slots=True)
-class Following(Prepare):
-    """Prefill a chunk behind the `most` chunks that stand before it in its document.
+class Similar(Behind):
+    """Behind the `most` chunks most similar to it, most similar first (FusionRAG §3.1 eq. 10)."""
 
-    What a chunk's first sentences refer to mostly stands there. In none of the papers; the neighbours' KV is
-    `isolated`, as in FusionRAG's preprocessing, so that no chunk waits for another to be finished.
+    most: int = 10
+
+    @property
+    def kind(self) -> str:
+        """With the number of neighbours."""
+        return f"similar-{self.most}"
+
+    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+        """By similarity."""
+        return corpus.similar(chunk, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Following(Behind):
+    """Behind the `most` chunks that stand before it in its document.
+
+    What a chunk's first sentences refer to mostly stands there. In none of the papers.
     """
 
     most: int = 1
 
     @property
-    def entries(self) -> int:
-        """Its own, and the `isolated` one that others are prepared behind."""
-        return 2
+    def kind(self) -> str:
+        """With the number of neighbours."""
+        return f"following-{self.most}"
 
-    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
-        """Not exact, as with Similar."""
-        return _behind(f"following-{self.most}", adapter, prefix, chunk_tokens)
+    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+        """In reading order."""
+        return corpus.before(chunk, self.most)
 
-    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
-        """One pass over the chunk behind its predecessors' stored KV."""
-        return _make_behind(shop, shop.corpus.before(chunk, self.most), chunk)
+
+@dataclass(frozen=True, slots=True)
+class Woven(Behind):
+    """Behind the `similar` chunks most similar to it, and then the `before` ones that stand before it in its document.
+
+    Similar and Following in one pass. In none of the papers.
+    """
+
+    similar: int = 10
+    before: int = 1
+
+    @property
+    def kind(self) -> str:
+        """With both numbers of neighbours."""
+        return f"woven-{self.similar}-{self.before}"
+
+    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+        """Those before it stand nearest, and count as similar no second time."""
+        before = corpus.before(chunk, self.before)
+        alike = corpus.similar(chunk, self.similar + len(before))
+        return [*[ids for ids in alike if ids not in before][: self.similar], *before]
 
 
 def _context(prefix: Ids) -> tuple[str, ...]:
     return (digest_tokens(prefix),) if prefix else ()
 
 
-def _behind(kind: str, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
-    (isolated,) = Isolated().makings(adapter, prefix, chunk_tokens)
-    return Making(kind, isolated.context, exact=False, rope_regime=isolated.rope_regime), isolated
-
-
 def _make_behind(shop: Workshop, neighbours: Sequence[Ids], chunk: Ids) -> Prepared:
-    """Prefill a chunk behind its neighbours' isolated KV, as many of them as fit the model's context."""
     adapter = shop.adapter
     regime = adapter.rope_regime(len(shop.prefix) + len(chunk))
     before: list[ChunkKV] = [shop.prefix_kv()] if shop.prefix else []

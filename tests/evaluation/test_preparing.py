@@ -1,0 +1,92 @@
+"""A sample's chunks in a knowledge base with other documents."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvweave.core import Prompt
+from kvweave.evaluation.haystack import Haystack
+from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.evaluation.preparing import OtherDocuments, prepare_sample
+from kvweave.evaluation.samples import DOCUMENTS, Sample, Setting, beside_others, generate
+from kvweave.recipes.methods import recipe_named
+from kvweave.testing import tiny_adapter
+
+CHUNKS = ("The inn is in the north.", "There is rain on the river.")
+OTHERS = (("The inn is in the south.",), ("There is snow on the river.", "The road then leads on."))
+SAMPLE = Sample("here/0", "here", CHUNKS, "Where is the inn?", ("north",), "f1", 4, OTHERS)
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return tiny_adapter()
+
+
+def prompt_of(adapter, sample):
+    return adapter.template.render(Prompt(sample.question, sample.chunks))
+
+
+def prepared(adapter, sample, name, store=None):
+    """KV of the sample's chunks as a recipe would find them."""
+    recipe, prompt = recipe_named(name), prompt_of(adapter, sample)
+    store = store if store is not None else MemoryStore()
+    prepare_sample(adapter, store, sample, prompt, recipe)
+    system, *chunks = (prompt.ids(span) for span in prompt.spans[:-1])
+    wanted = [(ids, recipe.prepare.makings(adapter, system, len(ids))[:1]) for ids in chunks]
+    return [kv.kv for kv, _ in store.find(adapter.fingerprint, wanted)]
+
+
+def test_other_documents_stand_behind_what_is_prepared_similar(adapter):
+    alone, among = (
+        prepared(adapter, replace(SAMPLE, others=others), "similar+reuse") for others in ((), OTHERS)
+    )
+    assert all(not torch.allclose(a, b) for a, b in zip(alone, among, strict=True))
+
+
+@pytest.mark.parametrize("name", ["reuse", "following+reuse", "direct"])
+def test_other_documents_change_nothing_else(adapter, name):
+    alone, among = (prepared(adapter, replace(SAMPLE, others=others), name) for others in ((), OTHERS))
+    assert all(torch.equal(a, b) for a, b in zip(alone, among, strict=True))
+
+
+def test_what_other_documents_share_is_what_each_sample_would_make(adapter):
+    documents = OtherDocuments(adapter)
+    recipe = recipe_named("similar+reuse")
+    near = replace(SAMPLE, chunks=CHUNKS[:1], others=(*OTHERS[1:], ("The inn is in the west.",)))
+    far = replace(SAMPLE, chunks=CHUNKS[1:], others=(("The inn is in the east.",),))
+    for sample in (SAMPLE, near, far, SAMPLE):
+        shared = MemoryStore(documents.store(sample, prompt_of(adapter, sample), recipe))
+        found, alone = (
+            prepared(adapter, sample, "similar+reuse", shared),
+            prepared(adapter, sample, "similar+reuse"),
+        )
+        assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
+
+
+def test_rehearsals_have_company(adapter):
+    """As many chunks of other documents, each document's first before any second."""
+    store = MemoryStore()
+    prepared(adapter, SAMPLE, "cachecraft", store)
+    company = [adapter.template.chunk_ids(text) for text in (OTHERS[0][0], OTHERS[1][0], OTHERS[1][1])]
+    versions = store.versions(adapter.fingerprint, company)
+    assert [bool(made) for made in versions] == [True, True, False]
+
+
+def test_samples_stand_beside_the_first_others():
+    samples = [replace(SAMPLE, chunks=(str(number),)) for number in range(DOCUMENTS + 3)]
+    beside = beside_others(samples)
+    assert [sample.chunks for sample in beside] == [sample.chunks for sample in samples]
+    first = [(str(number),) for number in range(DOCUMENTS + 1)]
+    assert list(beside[0].others) == first[1:]
+    assert list(beside[DOCUMENTS].others) == first[:DOCUMENTS]
+    assert list(beside[-1].others) == first[:DOCUMENTS]
+
+
+def test_how_many_samples_are_asked_for_changes_none_of_them():
+    setting, haystack = Setting("dev", 0, 256, 96), Haystack.of_split("dev")
+    one, three = (
+        generate("single", setting, samples, lambda text: len(text.split()), haystack) for samples in (1, 3)
+    )
+    assert three[:1] == one
+    assert len(one[0].others) == DOCUMENTS

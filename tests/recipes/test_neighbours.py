@@ -1,0 +1,82 @@
+"""Which chunks others are prepared behind, and what KV comes of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.recipes.corpus import ChunkList
+from kvweave.recipes.prepare import Following, Similar, Woven, isolated_kv
+from kvweave.recipes.workshop import Workshop
+from kvweave.testing import tiny_adapter
+
+DOCUMENTS = [["a", "bb", "cccc"], ["ccccc", "a"], [], ["bbb"]]
+
+
+def letters(texts):
+    """Alike is what has the same letter."""
+    return np.array([[text[0] == letter for letter in "abc"] for text in texts], dtype=np.float32)
+
+
+def characters(text):
+    return tuple(map(ord, text))
+
+
+@pytest.fixture
+def corpus():
+    return ChunkList(DOCUMENTS, characters, letters)
+
+
+def texts(ids):
+    return ["".join(map(chr, chunk)) for chunk in ids]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "most", "before"),
+    [
+        ("cccc", 2, ["a", "bb"]),
+        ("cccc", 1, ["bb"]),
+        ("cccc", 9, ["a", "bb"]),
+        ("ccccc", 1, []),
+        ("bbb", 3, []),
+        ("a", 1, []),
+    ],
+)
+def test_before_a_chunk_stands_its_own_document_only(corpus, chunk, most, before):
+    assert texts(corpus.before(characters(chunk), most)) == before
+
+
+def test_similar_chunks_come_from_all_documents_and_never_is_one_its_own(corpus):
+    assert texts(corpus.similar(characters("bb"), 2)) == ["bbb", "a"]
+    assert texts(corpus.similar(characters("cccc"), 1)) == ["ccccc"]
+    assert len(corpus.similar(characters("a"), 9)) == 4  # the second "a" is the same chunk
+
+
+@pytest.mark.parametrize(
+    ("prepare", "neighbours"),
+    [
+        (Similar(2), ["bbb", "a"]),
+        (Following(1), ["a"]),
+        (Woven(1, 1), ["bbb", "a"]),
+        (Woven(2, 1), ["bbb", "cccc", "a"]),  # what stands before it is not similar a second time
+        (Woven(0, 1), ["a"]),
+        (Woven(2, 0), ["bbb", "a"]),
+    ],
+)
+def test_neighbours_of_a_chunk(corpus, prepare, neighbours):
+    assert texts(prepare.neighbours(corpus, characters("bb"))) == neighbours
+
+
+def test_kv_behind_neighbours_is_that_of_a_pass_over_their_isolated_kv():
+    adapter = tiny_adapter()
+    read = adapter.template.chunk_ids
+    shop = Workshop(
+        adapter, MemoryStore(), adapter.template.prefix_ids(None), ChunkList(DOCUMENTS, read, letters)
+    )
+    chunk = tuple(read("bb"))
+    made = Woven(1, 1).make(shop, chunk)
+    alike, before = (isolated_kv(shop, tuple(read(text))) for text in ("bbb", "a"))
+    wanted = adapter.encode(chunk, shop.prefix_kv(), alike, before)
+    assert torch.equal(made.kv.kv, wanted.kv)
+    assert not torch.allclose(made.kv.kv, isolated_kv(shop, chunk).kv)
+    assert len(made.sources) == 3
