@@ -1,6 +1,6 @@
 """Recipes over generated prompts, task by task in several processes; every outcome is kept as it comes.
 
-A folder has a journal for each task, and the definition of every recipe that ran under each name. Run again, only what
+A folder has a journal for each task and seed, and the definition of every recipe that ran under each name. Run again, only what
 is missing is computed; a name that now means another recipe is refused, since outcomes are kept by name. Definitions are
 the recipes' own fields: a change of the code behind them is not noticed and needs a new name, or a new folder.
 """
@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import torch
 
+from kvweave.cli.options import quiet_libraries
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.evaluation import token_count
 from kvweave.evaluation.fitting import too_long
@@ -78,17 +79,28 @@ class Grid:
             found += [Candidate(named, ratio) for ratio in budgets(named, self.suite)[0]]
         return list({candidate.label: candidate for candidate in found}.values())
 
-    def cases(self, task: str, adapter: Adapter) -> list[Case]:
-        """A task's prompts that the model has room for."""
-        suite, haystack = replace(self.suite, tasks=(task,)), Haystack.of_split(self.split)
+    def pieces(self) -> dict[str, "Grid"]:
+        """The grid cut into one task and one seed each, by the name of their folder."""
+        suite = self.suite
+        return {
+            f"{task}-{seed}" if seed else task: replace(
+                self, suite=replace(suite, tasks=(task,), seeds=(seed,))
+            )
+            for task in dict.fromkeys(suite.tasks)
+            for seed in dict.fromkeys(suite.seeds)
+        }
+
+    def cases(self, adapter: Adapter) -> list[Case]:
+        """The prompts that the model has room for."""
+        haystack = Haystack.of_split(self.split)
         made = [
             case._replace(sample=replace(case.sample, task=kind))
-            for case in generated_cases(suite, self.split, haystack, token_count(adapter))
-            if (kind := self.kind(case.sample) if self.kind else task) is not None
+            for case in generated_cases(self.suite, self.split, haystack, token_count(adapter))
+            if (kind := self.kind(case.sample) if self.kind else case.sample.task) is not None
         ]
         left_out = too_long(adapter, [case.sample for case in made])
         if left_out:
-            print(f"{task}: {len(left_out)} prompts have no room in the model", file=sys.stderr)
+            print(f"{len(left_out)} prompts have no room in the model and are left out", file=sys.stderr)
         return [case for case in made if case.sample.name not in left_out]
 
     @property
@@ -108,33 +120,39 @@ def run(grid: Grid, folder: Path, processes: int) -> list[Outcome]:
 
     Raises InvalidRequest for a name that stands for another recipe than before, and whatever an evaluation raises.
     """
-    return list(chain.from_iterable(each_task(_answered, grid, folder, processes)))
+    return list(chain.from_iterable(each_piece(_answered, grid, folder, processes)))
 
 
-def each_task(work: Callable[[Grid, str, Path], T], grid: Grid, folder: Path, processes: int) -> list[T]:
-    """What a function, which has to be one that can be pickled, returns for each task; each process takes one at a time."""
+def each_piece(work: Callable[[Grid, Path], T], grid: Grid, folder: Path, processes: int) -> list[T]:
+    """What `work`, a function that can be pickled, returns for each piece of a grid and that piece's own folder.
+
+    A process takes one piece at a time; together they use the machine's cores.
+    """
     settle(folder, [candidate.recipe for candidate in grid.candidates()])
-    tasks = list(dict.fromkeys(grid.suite.tasks))
+    pieces = grid.pieces()
+    folders = [folder / name for name in pieces]
     if processes == 1:
-        return [work(grid, task, folder) for task in tasks]
+        return [work(*given) for given in zip(pieces.values(), folders, strict=True)]
     threads = max(1, (os.cpu_count() or 1) // processes)
     with ProcessPoolExecutor(
         processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
     ) as pool:
-        return list(pool.map(work, [grid] * len(tasks), tasks, [folder] * len(tasks)))
+        return list(pool.map(work, pieces.values(), folders))
 
 
-def _answered(grid: Grid, task: str, folder: Path) -> list[Outcome]:
-    adapter = model(grid.model)
+def _answered(piece: Grid, folder: Path) -> list[Outcome]:
+    adapter = model(piece.model)
     subject = {"model": adapter.fingerprint.digest, "dtype": dtype(adapter)}
-    cases = grid.cases(task, adapter)
-    with Journal(folder / task, subject) as journal:
-        return evaluate(cases, len(cases), grid.candidates(), Runner(adapter, journal), teller(task))
+    cases = piece.cases(adapter)
+    with Journal(folder, subject) as journal:
+        runner = Runner(adapter, journal)
+        return evaluate(cases, len(cases), piece.candidates(), runner, teller(folder.name))
 
 
 @cache
 def model(name: str | None) -> Adapter:
     """Loaded once per process."""
+    quiet_libraries()
     return load_model(name)
 
 

@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,14 @@ def recipes() -> str:
 def quality_of_the_methods() -> dict[str, Any] | None:
     """What every recipe scored; the baselines alone where no more was measured."""
     return results("methods.json") or results("quality.json")
+
+
+def what_the_papers_saw(images: Iterable[str]) -> str:
+    sys.path.append(str(ROOT / "benchmarks"))  # where the claims are: scripts, no package
+    from claims_page import claims_page
+    from papers import CLAIMS
+
+    return claims_page(CLAIMS, results("claims.json"), images)
 
 
 def families() -> str:
@@ -247,7 +255,7 @@ def main() -> None:
     evaluation = ROOT / "docs" / "evaluation.md"
     measured, images = (
         quality_of_the_methods(),
-        (path.name for path in (ROOT / "docs" / "images").glob("*.png")),
+        [path.name for path in (ROOT / "docs" / "images").glob("*.png")],
     )
     pages = {
         ROOT / "README.md": with_parts(
@@ -256,6 +264,7 @@ def main() -> None:
         ROOT / "docs" / "families.md": families(),
         ROOT / "docs" / "methods.md": methods_page(METHODS, measured, results("selection_cost.json"), images),
         ROOT / "docs" / "methods-by-task.md": tasks_page(measured),
+        ROOT / "docs" / "claims.md": what_the_papers_saw(images),
         evaluation: with_parts(evaluation, quality=scores_of_all_tasks(), replay=replayed()),
         CARD: with_parts(CARD, quality=scores_of_the_model()),
     }

@@ -4,6 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
+from side_by_side import Grid
+
+from kvweave.evaluation.report.style import Theme
+from kvweave.evaluation.results import FULL, REUSE
+from kvweave.evaluation.summary import OVERALL
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.methods.cacheclip import AuxiliaryWindows
+from kvweave.recipes.prepare import Bare
+from kvweave.recipes.recipe import Recipe
 from papers.claim import (
     SUITE,
     Claim,
@@ -20,15 +29,6 @@ from papers.claim import (
     tasks_of,
 )
 from papers.figures import bars
-from side_by_side import Grid
-
-from kvweave.evaluation.report.style import Theme
-from kvweave.evaluation.results import FULL, REUSE
-from kvweave.evaluation.summary import OVERALL
-from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.methods.cacheclip import AuxiliaryWindows
-from kvweave.recipes.prepare import Bare
-from kvweave.recipes.recipe import Recipe
 
 RATIO = 0.2
 WHOLE = "cacheclip"
@@ -64,10 +64,19 @@ def grids(setting: Setting) -> Mapping[str, Grid]:
 
 
 _POINTS = {
-    "`cacheclip` scores higher with windows than without, though it recomputes fewer rows": (WHOLE, NO_WINDOWS),
+    "`cacheclip` scores higher with windows than without, though it recomputes fewer rows": (
+        WHOLE,
+        NO_WINDOWS,
+    ),
     "It scores higher with windows than without when both recompute as many rows": (FILLED, NO_WINDOWS),
-    "It scores higher on chunks prepared behind the shared prefix than on chunks prepared alone": (WHOLE, NO_PREFIX),
-    "It scores higher with the auxiliary model fine-tuned towards the answering one than with the shipped one": (TUNED, WHOLE),
+    "It scores higher on chunks prepared behind the shared prefix than on chunks prepared alone": (
+        WHOLE,
+        NO_PREFIX,
+    ),
+    "It scores higher with the auxiliary model fine-tuned towards the answering one than with the shipped one": (
+        TUNED,
+        WHOLE,
+    ),
 }
 
 
@@ -77,9 +86,7 @@ def _pair(mine: str, theirs: str) -> Pair:
 
 def verdicts(result: Result) -> list[Verdict]:
     """A point for each part that was measured."""
-    return [
-        one for said, names in _POINTS.items() for one in better(said, gain_of(result, _pair(*names)))
-    ]
+    return [one for said, names in _POINTS.items() for one in better(said, gain_of(result, _pair(*names)))]
 
 
 def draw(result: Result, theme: Theme) -> Figure:

@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from matplotlib.figure import Figure
+from side_by_side import Grid
+
+from kvweave.evaluation.report.style import Theme
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import Recipe
 from papers.claim import (
     SUITE,
     Claim,
@@ -15,16 +20,12 @@ from papers.claim import (
     baselines,
     estimate,
     gain_of,
+    halved,
     row_of,
     score_table,
     spoken,
 )
 from papers.figures import curves
-from side_by_side import Grid
-
-from kvweave.evaluation.report.style import Theme
-from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.recipe import Recipe
 
 SIZES = (32, 64, 128, 256)
 RATIO = 0.2
@@ -38,10 +39,8 @@ def variants() -> Mapping[str, Recipe]:
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
     """The paper's task, RULER's multi-value needle; every size has prompts of its own."""
-    suite = replace(SUITE, tasks=(TASK,), ratios=(RATIO,), samples=setting.samples)
-    return {
-        str(size): Grid(variants, replace(suite, chunk_tokens=size), setting.split) for size in SIZES
-    }
+    suite = replace(SUITE, tasks=(TASK,), ratios=(RATIO,), seeds=(0, 1), samples=halved(setting.samples))
+    return {str(size): Grid(variants, replace(suite, chunk_tokens=size), setting.split) for size in SIZES}
 
 
 def _pair(other: str) -> Pair:
@@ -63,21 +62,19 @@ def verdicts(result: Result) -> list[Verdict]:
         )
         held = True if small.low > large.high else False if small.high < large.low else None
         said = f"{spoken(small)} with chunks of {SIZES[0]} tokens, {spoken(large)} with chunks of {SIZES[-1]}"
-        found.append(Verdict(held, f"`{name}` loses more against full attention with smaller chunks: {said}."))
+        found.append(
+            Verdict(held, f"`{name}` loses more against full attention with smaller chunks: {said}.")
+        )
     return found
 
 
 def draw(result: Result, theme: Theme) -> Figure:
     """What is lost against full attention, by chunk size."""
     panel = {
-        name: {
-            size: estimate(row_of(result, name, RATIO, part=str(size)), "score") for size in SIZES
-        }
+        name: {size: estimate(row_of(result, name, RATIO, part=str(size)), "score") for size in SIZES}
         for name in (MINE, *OTHERS)
     }
-    full, reuse = (
-        {size: baselines(result, str(size))[which] for size in SIZES} for which in (0, 1)
-    )
+    full, reuse = ({size: baselines(result, str(size))[which] for size in SIZES} for which in (0, 1))
     heading = (f"Chunk size, {TASK}, ratio {RATIO:g}", "512 tokens of context · bands: 95 % interval")
     panels = {TASK: {"full": full, **panel, "reuse": reuse}}
     return curves(heading, panels, ("tokens in a chunk, at most", "score"), theme)

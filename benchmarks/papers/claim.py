@@ -33,6 +33,11 @@ class Setting:
     tuned: str | None = None
 
 
+def halved(samples: int) -> int:
+    """Of a claim with one task: prompts for each of two seeds, so that two processes share the work."""
+    return -(-samples // 2)
+
+
 class Verdict(NamedTuple):
     """A point of a claim: True if it held here, False if the opposite did, None if neither is certain."""
 
@@ -90,14 +95,24 @@ def answered(found: Mapping[str, Sequence[Outcome]], pairs: Sequence[Pair]) -> R
                 gain = difference(here, _label(pair.mine), _label(pair.theirs))
                 if gain is not None:
                     compared.append(
-                        {"part": part, "task": task, "mine": pair.mine, "theirs": pair.theirs, **plain("gain", gain)}
+                        {
+                            "part": part,
+                            "task": task,
+                            "mine": pair.mine,
+                            "theirs": pair.theirs,
+                            **plain("gain", gain),
+                        }
                     )
     return {"rows": scored, "gains": compared}
 
 
 def _scored(part: str, row: Any) -> dict[str, Any]:
     return {
-        **{"part": part, "task": row.task, "recipe": row.recipe, "ratio": row.ratio, "samples": row.samples},
+        "part": part,
+        "task": row.task,
+        "recipe": row.recipe,
+        "ratio": row.ratio,
+        "samples": row.samples,
         **plain("score", row.score),
         **(plain("normalised", row.normalised) if row.normalised else {"normalised": None}),
         **plain("lost", row.lost),
@@ -154,7 +169,10 @@ def spoken(found: Estimate, form: str = ".3f") -> str:
 
 def baselines(result: Result, part: str = "", task: str = OVERALL) -> tuple[Estimate, Estimate]:
     """What full attention and plain reuse score."""
-    full, reuse = row_of(result, FULL, 1.0, part=part, task=task), row_of(result, REUSE, 0.0, part=part, task=task)
+    full, reuse = (
+        row_of(result, FULL, 1.0, part=part, task=task),
+        row_of(result, REUSE, 0.0, part=part, task=task),
+    )
     assert full is not None
     assert reuse is not None
     return estimate(full, "score"), estimate(reuse, "score")

@@ -50,7 +50,11 @@ def curves(
 
 
 def _level(name: str, theme: Theme) -> dict[str, object]:
-    return full_line(theme) if name == "full attention" else {"color": theme.ramp[2], "linewidth": 1.2, "linestyle": ":"}
+    return (
+        full_line(theme)
+        if name == "full attention"
+        else {"color": theme.ramp[2], "linewidth": 1.2, "linestyle": ":"}
+    )
 
 
 def _curve(axes: Axes, curve: Curve, look: Look) -> None:

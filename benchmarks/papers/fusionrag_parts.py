@@ -4,6 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from matplotlib.figure import Figure
+from side_by_side import Grid
+
+from kvweave.evaluation.report.style import Theme
+from kvweave.evaluation.results import FULL, REUSE
+from kvweave.evaluation.summary import OVERALL
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import Recipe
 from papers.claim import (
     SUITE,
     Claim,
@@ -21,13 +28,6 @@ from papers.claim import (
     tasks_of,
 )
 from papers.figures import bars
-from side_by_side import Grid
-
-from kvweave.evaluation.report.style import Theme
-from kvweave.evaluation.results import FULL, REUSE
-from kvweave.evaluation.summary import OVERALL
-from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.recipe import Recipe
 
 RATIO = 0.15
 PREPARED, SELECTED, BOTH = "similar chunks alone", "selection alone", "fusionrag"
@@ -71,7 +71,10 @@ def verdicts(result: Result) -> list[Verdict]:
         restored = estimate(both, "normalised")
         held = True if restored.low >= 0.8 else False if restored.high < 0.8 else None
         found.append(
-            Verdict(held, f"Both together restore most of what full attention gains over reuse: {spoken(restored)}.")
+            Verdict(
+                held,
+                f"Both together restore most of what full attention gains over reuse: {spoken(restored)}.",
+            )
         )
     return found
 

@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from matplotlib.figure import Figure
+from side_by_side import Grid
+
+from kvweave.evaluation.report.style import Theme
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.prepare import Isolated, Similar
+from kvweave.recipes.recipe import Recipe
 from papers.claim import (
     SUITE,
     Claim,
@@ -21,12 +27,6 @@ from papers.claim import (
     tasks_of,
 )
 from papers.figures import curves
-from side_by_side import Grid
-
-from kvweave.evaluation.report.style import Theme
-from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prepare import Isolated, Similar
-from kvweave.recipes.recipe import Recipe
 
 COUNTS = (0, 5, 10, 15)
 RATIOS = (0.0, 0.05, 0.15)
@@ -56,7 +56,9 @@ def verdicts(result: Result) -> list[Verdict]:
     """Ten against none at every ratio, and fifteen against ten at a small one."""
     found = []
     for ratio in RATIOS:
-        found += better(f"At {ratio:.0%}, 10 neighbours score higher than none", gain_of(result, _pair(10, 0, ratio)))
+        found += better(
+            f"At {ratio:.0%}, 10 neighbours score higher than none", gain_of(result, _pair(10, 0, ratio))
+        )
     gain = gain_of(result, _pair(10, 15, 0.05))
     return found + better("At 5%, 10 neighbours score higher than 15", gain)
 
@@ -72,7 +74,10 @@ def draw(result: Result, theme: Theme) -> Figure:
         }
         for task in tasks_of(result)
     }
-    lines = {task: dict(zip(("full attention", "reuse"), baselines(result, task=task), strict=True)) for task in panels}
+    lines = {
+        task: dict(zip(("full attention", "reuse"), baselines(result, task=task), strict=True))
+        for task in panels
+    }
     heading = ("FusionRAG by neighbours at preparation", "512 tokens of context · bands: 95 % interval")
     return curves(heading, panels, ("similar chunks that a chunk is prepared behind", "score"), theme, lines)
 
@@ -85,7 +90,8 @@ CLAIM = Claim(
     tried="`fusionrag` with 0, 5, 10 and 15 neighbours out of a knowledge base of 17 documents.",
     grids=grids,
     figures=lambda found: answered(
-        found, [_pair(many, few, ratio) for ratio in RATIOS for many, few in ((5, 0), (10, 0), (10, 5), (10, 15))]
+        found,
+        [_pair(many, few, ratio) for ratio in RATIOS for many, few in ((5, 0), (10, 0), (10, 5), (10, 15))],
     ),
     verdicts=verdicts,
     table=score_table,
