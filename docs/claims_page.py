@@ -42,7 +42,7 @@ def _overview(claims: Claims, found: Result) -> list[str]:
     """How many points of each claim held."""
     lines = ["| claim | held | not seen | the opposite |", "|---|---|---|---|"]
     for name, claim in claims.items():
-        counts = ("–", "–", "–")
+        counts: tuple[str, ...] = ("–", "–", "–")
         if name in found:
             verdicts = [verdict.held for verdict in claim.verdicts(found[name])]
             counts = tuple(str(verdicts.count(held)) for held in (True, None, False))

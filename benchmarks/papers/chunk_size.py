@@ -18,10 +18,9 @@ from papers.claim import (
     Verdict,
     answered,
     baselines,
-    estimate,
     gain_of,
     halved,
-    row_of,
+    score_of,
     score_table,
     spoken,
 )
@@ -51,14 +50,18 @@ def verdicts(result: Result) -> list[Verdict]:
     """The best of all at every size, and everybody's losses with the smallest chunks and with the largest."""
     found = []
     for other in OTHERS:
-        gains = {size: gain_of(result, _pair(other), part=str(size)) for size in SIZES}
+        gains = {
+            size: gain
+            for size in SIZES
+            if (gain := gain_of(result, _pair(other), part=str(size))) is not None
+        }
         held = True if all(g.low > 0 for g in gains.values()) else None
         held = False if any(g.high < 0 for g in gains.values()) else held
         said = "; ".join(f"{size}: {spoken(gain, '+.3f')}" for size, gain in gains.items())
         found.append(Verdict(held, f"`{MINE}` scores higher than `{other}` at every chunk size ({said})."))
     for name in (MINE, *OTHERS):
         small, large = (
-            estimate(row_of(result, name, RATIO, part=str(size)), "lost") for size in (SIZES[0], SIZES[-1])
+            score_of(result, name, RATIO, part=str(size), what="lost") for size in (SIZES[0], SIZES[-1])
         )
         held = True if small.low > large.high else False if small.high < large.low else None
         said = f"{spoken(small)} with chunks of {SIZES[0]} tokens, {spoken(large)} with chunks of {SIZES[-1]}"
@@ -71,7 +74,7 @@ def verdicts(result: Result) -> list[Verdict]:
 def draw(result: Result, theme: Theme) -> Figure:
     """What is lost against full attention, by chunk size."""
     panel = {
-        name: {size: estimate(row_of(result, name, RATIO, part=str(size)), "score") for size in SIZES}
+        name: {size: score_of(result, name, RATIO, part=str(size)) for size in SIZES}
         for name in (MINE, *OTHERS)
     }
     full, reuse = ({size: baselines(result, str(size))[which] for size in SIZES} for which in (0, 1))

@@ -11,7 +11,7 @@ from side_by_side import Grid
 
 from kvweave.evaluation.comparison import difference
 from kvweave.evaluation.report.style import Theme
-from kvweave.evaluation.results import FULL, REUSE, Estimate, Label, Outcome
+from kvweave.evaluation.results import FULL, REUSE, Estimate, Label, Outcome, Row
 from kvweave.evaluation.suites import Suite
 from kvweave.evaluation.summary import OVERALL, rows
 
@@ -106,7 +106,7 @@ def answered(found: Mapping[str, Sequence[Outcome]], pairs: Sequence[Pair]) -> R
     return {"rows": scored, "gains": compared}
 
 
-def _scored(part: str, row: Any) -> dict[str, Any]:
+def _scored(part: str, row: Row) -> dict[str, Any]:
     return {
         "part": part,
         "task": row.task,
@@ -140,9 +140,17 @@ def row_of(
 ) -> Mapping[str, Any] | None:
     """A run's scores, if it ran."""
     wanted = (part, task, recipe, ratio)
-    return next(
-        (r for r in result["rows"] if (r["part"], r["task"], r["recipe"], r["ratio"]) == wanted), None
-    )
+    found: list[Mapping[str, Any]] = result["rows"]
+    return next((r for r in found if (r["part"], r["task"], r["recipe"], r["ratio"]) == wanted), None)
+
+
+def score_of(
+    result: Result, recipe: str, ratio: float, *, part: str = "", task: str = OVERALL, what: str = "score"
+) -> Estimate:
+    """What a run that every measurement has came to."""
+    row = row_of(result, recipe, ratio, part=part, task=task)
+    assert row is not None, f"{recipe} at {ratio} was not measured"
+    return estimate(row, what)
 
 
 def gain_of(result: Result, pair: Pair, *, part: str = "", task: str = OVERALL) -> Estimate | None:
@@ -169,13 +177,8 @@ def spoken(found: Estimate, form: str = ".3f") -> str:
 
 def baselines(result: Result, part: str = "", task: str = OVERALL) -> tuple[Estimate, Estimate]:
     """What full attention and plain reuse score."""
-    full, reuse = (
-        row_of(result, FULL, 1.0, part=part, task=task),
-        row_of(result, REUSE, 0.0, part=part, task=task),
-    )
-    assert full is not None
-    assert reuse is not None
-    return estimate(full, "score"), estimate(reuse, "score")
+    full = score_of(result, FULL, 1.0, part=part, task=task)
+    return full, score_of(result, REUSE, 0.0, part=part, task=task)
 
 
 def tasks_of(result: Result) -> list[str]:

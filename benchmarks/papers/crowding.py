@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from side_by_side import Grid
 
 from kvweave.evaluation.report.style import Theme
+from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
 from papers import selected
@@ -21,7 +22,9 @@ NAMES = (MINE, "fusionrag", "qcfuse", "cacheclip", *BLIND, CHANCE)
 
 
 def variants() -> Mapping[str, Recipe]:
-    return {name: recipe_named(name) for name in NAMES}
+    """All on the same stale KV and with the same exact rows, so that they differ in their selection alone."""
+    made = {name: recipe_named(name, "isolated") for name in NAMES}
+    return {name: replace(recipe, match=MatchPathThenChunk()) for name, recipe in made.items()}
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
@@ -107,7 +110,7 @@ CLAIM = Claim(
     paper="ProphetKV §3.1, figs. 2 and 3",
     says="EPIC, CacheBlend and KVShare spend a budget of 20 % on tokens that have nothing to do with the question, and miss those that"
     " its answer rests on; attention of the question finds them.",
-    tried=f"Rows selected at ratio {RATIO:g}. Evidence are the sentences that share a name with the question, or a name or value with the"
+    tried=f"Rows selected at ratio {RATIO:g} over isolated chunks. Evidence are the sentences that share a name with the question, or a name or value with the"
     " reference answer; exact rows do not count.",
     grids=grids,
     figures=figures,

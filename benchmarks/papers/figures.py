@@ -1,6 +1,7 @@
 """How claims are drawn: curves over something that is varied, and bars with intervals, in the looks of the reports."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from kvweave.evaluation.report.sheet import full_line, legend_below, sheet, sign
 from kvweave.evaluation.report.style import Look, Theme, looks
 from kvweave.evaluation.results import Estimate
 
-Curve = Mapping[float, Estimate]
+Curve = Mapping[int, Estimate] | Mapping[float, Estimate]
 """What is varied, and what it comes to."""
 
 PANEL_IN = (3.6, 2.7)
@@ -49,7 +50,7 @@ def curves(
     return figure
 
 
-def _level(name: str, theme: Theme) -> dict[str, object]:
+def _level(name: str, theme: Theme) -> dict[str, Any]:
     return (
         full_line(theme)
         if name == "full attention"
@@ -58,12 +59,13 @@ def _level(name: str, theme: Theme) -> dict[str, object]:
 
 
 def _curve(axes: Axes, curve: Curve, look: Look) -> None:
-    places = sorted(curve)
-    low, high = [curve[at].low for at in places], [curve[at].high for at in places]
+    points = sorted(curve.items(), key=lambda point: point[0])
+    places, found = [at for at, _ in points], [one for _, one in points]
+    low, high = [one.low for one in found], [one.high for one in found]
     axes.fill_between(places, low, high, color=look.color, alpha=0.12, linewidth=0)
     axes.plot(
         places,
-        [curve[at].value for at in places],
+        [one.value for one in found],
         color=look.color,
         linestyle=look.dashes,
         marker=look.marker,

@@ -30,10 +30,9 @@ from papers.claim import (
     answered,
     baselines,
     better,
-    estimate,
     gain_of,
     halved,
-    row_of,
+    score_of,
     score_table,
     spoken,
     tasks_of,
@@ -87,7 +86,7 @@ def kind(sample: Sample) -> str | None:
 def grids(setting: Setting) -> Mapping[str, Grid]:
     """A third of the needles are numbers and a third UUIDs; a few more are drawn, since the kinds vary in number."""
     suite = replace(
-        SUITE, tasks=("single",), ratios=RATIOS, seeds=(0, 1), samples=halved(3 * setting.samples)
+        SUITE, tasks=("single",), ratios=RATIOS, seeds=(0, 1), samples=halved(7 * setting.samples // 2)
     )
     return {"": Grid(variants, suite, setting.split, kind=kind)}
 
@@ -104,9 +103,9 @@ def verdicts(result: Result) -> list[Verdict]:
     """The fall below plain reuse for each kind, and what windows give where CacheBlend is worst."""
     found = []
     for task in tasks_of(result):
-        scores = {ratio: row_of(result, BLEND, ratio, task=task) for ratio in BETWEEN}
-        worst = min(BETWEEN, key=lambda ratio: scores[ratio]["score"])
+        worst = min(BETWEEN, key=lambda ratio: score_of(result, BLEND, ratio, task=task).value)
         fall = gain_of(result, Pair((BLEND, worst), (REUSE, 0.0)), task=task)
+        assert fall is not None
         held = True if fall.high < 0 else False if fall.low > 0 else None
         said = f"`cacheblend` falls below plain reuse on {task} needles; at its worst, {worst:.0%}, the difference is"
         found.append(Verdict(held, f"{said} {spoken(fall, '+.3f')}."))
@@ -120,8 +119,7 @@ def draw(result: Result, theme: Theme) -> Figure:
     """Score by ratio, a panel for each kind of needle."""
     panels = {
         task: {
-            name: {ratio: estimate(row_of(result, name, ratio, task=task), "score") for ratio in RATIOS}
-            for name in variants()
+            name: {ratio: score_of(result, name, ratio, task=task) for ratio in RATIOS} for name in variants()
         }
         for task in tasks_of(result)
     }

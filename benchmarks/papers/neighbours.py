@@ -20,9 +20,8 @@ from papers.claim import (
     answered,
     baselines,
     better,
-    estimate,
     gain_of,
-    row_of,
+    score_of,
     score_table,
     tasks_of,
 )
@@ -67,9 +66,7 @@ def draw(result: Result, theme: Theme) -> Figure:
     """Score by neighbours, a curve for each ratio."""
     panels = {
         task: {
-            f"ratio {ratio:g}": {
-                n: estimate(row_of(result, name(n), ratio, task=task), "score") for n in COUNTS
-            }
+            f"ratio {ratio:g}": {n: score_of(result, name(n), ratio, task=task) for n in COUNTS}
             for ratio in RATIOS
         }
         for task in tasks_of(result)
