@@ -23,6 +23,7 @@ from kvweave.evaluation.tasks import (
     vartrack,
 )
 from kvweave.evaluation.world import World
+from training.wording import RewordingWorld
 
 TEXT = Path(__file__).parent / "text"
 
@@ -161,18 +162,20 @@ class Writer:
         sizes: tuple[int, int] = (48, 128),
         easy: float = 0.0,
         spliced: float = 0.0,
+        reworded: float = 0.0,
     ) -> Document:
         """A document of `chunks` chunks of a size in tokens within `sizes`.
 
         With probability `sparse` it holds one or two tasks alone among haystack, with probability `easy` its names are
-        plain words, with probability `spliced` its values invented ones.
+        plain words, with probability `spliced` its values invented ones, with probability `reworded` many of its
+        sentences say it otherwise; a document is either easy or reworded.
         """
         rng = self._rng
         size = rng.randint(*sizes)
         budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
         layout = Layout(rng, budgets, self._count, self._around_cut)
         words = spliced_words() if spliced and rng.random() < spliced else training_words()
-        world = EasyWorld(rng, words) if rng.random() < easy else World(rng, TRAIN, words)
+        world = self._world(words, easy, reworded)
         questions: list[Question] = []
         facts: list[str] = []
         refers: dict[str, str] = {}
@@ -190,6 +193,14 @@ class Writer:
         natural = (haystack.passage(rng, tokens, self._count) for tokens in layout.room)
         texts = [self._as_cut(text) for text in layout.chunks(natural)]
         return Document(texts, questions, facts, refers)
+
+    def _world(self, words: tuple[str, ...], easy: float, reworded: float) -> World:
+        rng = self._rng
+        if rng.random() < easy:
+            return EasyWorld(rng, words)
+        if reworded and rng.random() < reworded:
+            return RewordingWorld(rng, words, training_words())
+        return World(rng, TRAIN, words)
 
     def _wanted(self, chunks: int, size: int, sparse: float) -> list[str]:
         """Names of the tasks to write, one for each time."""

@@ -61,6 +61,7 @@ class Shape:
         easy: share of documents whose names are everyday words.
         spliced: share of documents whose values are invented words, of several tokens as a rule.
         stopping: weight of the token that ends an answer, beside 1 of the others.
+        reworded: share of documents with sentences that no template foresees.
     """
 
     context: int
@@ -71,6 +72,7 @@ class Shape:
     easy: float
     spliced: float = 0.0
     stopping: float = 0.3
+    reworded: float = 0.0
 
 
 @dataclass(slots=True)
@@ -168,6 +170,7 @@ class RowMaker:
                 sizes=shape.chunk_tokens,
                 easy=shape.easy,
                 spliced=shape.spliced,
+                reworded=shape.reworded,
             )
             ids = list(self._prefix)
             hints: list[tuple[int, int]] = []
