@@ -102,7 +102,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CLAIMS)}; all without one")
     parser.add_argument("--split", default="test", choices=["dev", "test"])
     parser.add_argument("--samples", type=int, default=200, help="prompts of each task")
-    parser.add_argument("--tuned", help="folder that kvweave train-selector left")
+    parser.add_argument(
+        "--tuned", help="folder that kvweave train-selector left; trained anew, it needs another --work"
+    )
     parser.add_argument("--processes", type=int, default=2, help="each takes a task at a time")
     parser.add_argument(
         "--work", type=Path, required=True, help="folder of outcomes; goes on where it stopped"

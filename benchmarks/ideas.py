@@ -189,6 +189,7 @@ class TimesMoved:
     moved: Moved
     floor: float = 0.0
     added: float = 0.0
+    power: float = 1.0
     adds_up: ClassVar[bool] = False
 
     @property
@@ -206,7 +207,7 @@ class TimesMoved:
                 note.tensors["moved"] if note else torch.zeros(len(chunk))
                 for chunk, note in zip(ids, notes, strict=True)
             ]
-        )
+        ).pow(self.power)
         found = self.inner.scores(scene)
         return found * (self.floor + moved) + self.added * moved * found.mean()
 
@@ -290,6 +291,19 @@ VARIANTS: Mapping[str, Recipe] = dict(
         _variant("q-root", Following(), LayerWeighted(power=0.5)),
         _variant("q-moved", Following(), TimesMoved(QUESTION, Moved(Similar()))),
         _variant("q-seams", Following(), Seams(QUESTION)),
+        _variant("q-moved-woven", Woven(), TimesMoved(QUESTION, Moved(Similar()))),
+        _variant("q-moved-by-following", Following(), TimesMoved(QUESTION, Moved(Following()))),
+        _variant("q-moved-by-woven", Following(), TimesMoved(QUESTION, Moved(Woven()))),
+        _variant("q-moved-root", Following(), TimesMoved(QUESTION, Moved(Similar()), power=0.5)),
+        _variant("q-moved-square", Following(), TimesMoved(QUESTION, Moved(Similar()), power=2.0)),
+        _variant("q-moved-added", Following(), TimesMoved(QUESTION, Moved(Similar()), added=1.0)),
+        _variant("q-moved-peaks", Following(), TimesMoved(LayerWeighted(peaks=True), Moved(Similar()))),
+        _variant(
+            "q-moved-last",
+            Following(),
+            TimesMoved(QuestionAttention(layers=(-4, -3, -2, -1)), Moved(Similar())),
+        ),
+        _variant("q-moved-isolated", Isolated(), TimesMoved(QUESTION, Moved(Similar()))),
         (
             "two-rounds",
             Recipe(

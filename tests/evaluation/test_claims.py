@@ -19,6 +19,7 @@ from kvweave.evaluation.report.style import LIGHT, settings
 from kvweave.evaluation.results import Estimate
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.suites import SUITES
+from kvweave.models.loading import load_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.request import Budget
 from kvweave.testing import tiny_adapter
@@ -286,7 +287,9 @@ class TestSelections:
         first, _ = selected.run(self.grid(0.4), tmp_path, 1)
         assert first.recipe == "epic"
         assert sum(first.tenths) == pytest.approx(1, abs=1e-4)
-        assert first.tenths[0] == pytest.approx(0.1 / 0.4, abs=0.03)  # two fifths of each chunk, from its start
+        assert first.tenths[0] == pytest.approx(
+            0.1 / 0.4, abs=0.03
+        )  # two fifths of each chunk, from its start
         assert first.tenths[6:] == [0.0] * 4
         assert max(first.stale_tenths) - min(first.stale_tenths) < 0.05
         assert 0 < first.evidence < 1  # of two sentences, one stands at a head, the other at an end
@@ -415,3 +418,17 @@ class TestPage:
         assert text.count("Not measured yet.") == len(claims) - 1
         few = page({"claims": {"fusionrag-parts": result | how | {"prompts": 20}}})
         assert "Some figures rest on 20 prompts" in few
+
+
+class TestWhatIsKept:
+    def test_figures_on_the_page_are_there(self):
+        page = (ROOT / "docs" / "claims.md").read_text()
+        for name in re.findall(r"\]\(images/(.+?)\)", page):
+            assert (ROOT / "docs" / "images" / name).exists(), name
+
+    def test_numbers_are_those_of_the_shipped_weights(self):
+        path = ROOT / "benchmarks" / "results" / "claims.json"
+        if not path.exists():
+            pytest.skip("no claim was measured yet")
+        measured = json.loads(path.read_text())
+        assert measured["digest"] == load_model(dtype=measured["dtype"]).fingerprint.digest
