@@ -6,7 +6,7 @@ Reads no files: `build.py` hands over what `benchmarks/claims.py` left, None if 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from papers.claim import Claim, Verdict
+from papers.claim import Claim, Verdict, room
 
 from kvweave.evaluation.report import first_look
 
@@ -61,7 +61,7 @@ def _section(claim: Claim, result: Result | None, image: str | None) -> list[str
     ]
     if result is None:
         return [*lines, NOT_MEASURED, "", f"`benchmarks/claims.py {claim.name} --work claims`", ""]
-    lines += [*_said(claim.verdicts(result)), ""]
+    lines += [*_said(claim.verdicts(result)), "", *(line for said in room(result) for line in (said, ""))]
     if image:
         lines += [f"![{claim.title}](images/{image})", ""]
     return [*lines, *claim.table(result), "", _how(result), ""]

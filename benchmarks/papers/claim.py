@@ -12,6 +12,7 @@ from side_by_side import Grid
 from kvweave.evaluation.comparison import difference
 from kvweave.evaluation.report.style import Theme
 from kvweave.evaluation.results import FULL, REUSE, Estimate, Label, Outcome, Row
+from kvweave.evaluation.statistics import GAIN
 from kvweave.evaluation.suites import Suite
 from kvweave.evaluation.summary import OVERALL, rows
 
@@ -34,7 +35,7 @@ class Setting:
 
 
 def halved(samples: int) -> int:
-    """Of a claim with one task: prompts for each of two seeds, so that two processes share the work."""
+    """Prompts for each of two seeds, so that two processes share the work of a claim with one task."""
     return -(-samples // 2)
 
 
@@ -179,6 +180,19 @@ def baselines(result: Result, part: str = "", task: str = OVERALL) -> tuple[Esti
     """What full attention and plain reuse score."""
     full = score_of(result, FULL, 1.0, part=part, task=task)
     return full, score_of(result, REUSE, 0.0, part=part, task=task)
+
+
+def room(result: Result) -> list[str]:
+    """What full attention and plain reuse score, part by part, and where there is next to nothing between them."""
+    lines = []
+    for part in dict.fromkeys(row["part"] for row in result.get("rows", ())):
+        full, reuse = baselines(result, part)
+        little = full.value - reuse.value < GAIN
+        lines.append(
+            f"{f'Chunks of {part} tokens: full' if part else 'Full'} attention scores {spoken(full)}, plain reuse {spoken(reuse)}"
+            + (": there is little to win back, so little can be seen." if little else ".")
+        )
+    return lines
 
 
 def tasks_of(result: Result) -> list[str]:

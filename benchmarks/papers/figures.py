@@ -24,10 +24,12 @@ def curves(
     axes_named: tuple[str, str],
     theme: Theme,
     lines: Mapping[str, Mapping[str, Estimate]] | None = None,
+    scale: str = "linear",
 ) -> Figure:
     """A panel each with a curve per name, bands being 95 % intervals; `lines` are baselines by panel and name.
 
-    `heading` is title and note, `axes_named` what runs along each of the two axes.
+    `heading` is title and note, `axes_named` what runs along each of the two axes; `scale` is matplotlib's
+    name for how the first one is spaced.
     """
     figure = sheet(PANEL_IN[0] * max(2, len(panels)), PANEL_IN[1] + 0.5, *heading, theme)
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
@@ -40,7 +42,10 @@ def curves(
         for name, curve in panel.items():
             _curve(axes, curve, chosen[name])
         axes.set_title(title)
-        axes.set_xticks(sorted({at for curve in panel.values() for at in curve}))
+        ticks = sorted({at for curve in panel.values() for at in curve})
+        axes.set_xscale(scale)
+        axes.set_xticks(ticks, [f"{at:g}" for at in ticks])
+        axes.minorticks_off()
         axes.set_xlabel(axes_named[0])
     grid[0].set_ylabel(axes_named[1])
     levels = dict.fromkeys(name for panel in given.values() for name in panel)

@@ -45,8 +45,8 @@ def variants() -> Mapping[str, Recipe]:
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
-    """Tasks that ask for one fact, and tasks that take several chunks."""
-    tasks = ("multikey", "twohop", "coref", "vartrack")
+    """Tasks on which plain reuse loses something that another chunk says."""
+    tasks = ("vartrack", "coref", "contradiction", "order")
     suite = replace(SUITE, tasks=tasks, ratios=(RATIO,), samples=setting.samples)
     return {"": Grid(variants, suite, setting.split)}
 

@@ -42,8 +42,10 @@ def variants() -> Mapping[str, Recipe]:
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
-    """A task that asks for one fact among others, and one that takes two."""
-    suite = replace(SUITE, tasks=("multikey", "twohop"), ratios=RATIOS, samples=setting.samples)
+    """Tasks on which plain reuse loses something that another chunk says."""
+    suite = replace(
+        SUITE, tasks=("vartrack", "coref", "contradiction"), ratios=RATIOS, samples=setting.samples
+    )
     return {"": Grid(variants, suite, setting.split)}
 
 

@@ -410,12 +410,15 @@ class TestPage:
         text = page({"claims": {"fusionrag-parts": result | how}}, ["claims-fusionrag-parts.png"])
         assert "- *Held here.* Selection alone scores higher than plain reuse: +0.600" in text
         assert "- *The opposite was seen here.* Preparation adds to selection: -0.100" in text
+        assert "\nFull attention scores 1.000 (1.000 to 1.000), plain reuse 0.000 (0.000 to 0.000).\n" in text
         assert "![FusionRAG component by component](images/claims-fusionrag-parts.png)" in text
         assert "`test` split, 200 prompts and more of each task" in text
         assert "`measure it`, 2026-01-02, commit abc, 3 minutes." in text
         assert "first look" not in text
         assert "| [FusionRAG component by component](#fusionrag-component-by-component) | 3 | 0 | 2 |" in text
         assert text.count("Not measured yet.") == len(claims) - 1
+        alike = page({"claims": {"fusionrag-parts": kept(claim, setting, anything(claim)) | how}})
+        assert "plain reuse 0.500 (0.500 to 0.500): there is little to win back" in alike
         few = page({"claims": {"fusionrag-parts": result | how | {"prompts": 20}}})
         assert "Some figures rest on 20 prompts" in few
 
