@@ -190,7 +190,7 @@ def room(result: Result) -> list[str]:
         little = full.value - reuse.value < GAIN
         lines.append(
             f"{f'Chunks of {part} tokens: full' if part else 'Full'} attention scores {spoken(full)}, plain reuse {spoken(reuse)}"
-            + (": there is little to win back, so little can be seen." if little else ".")
+            + (": there is little to win back." if little else ".")
         )
     return lines
 
