@@ -164,6 +164,8 @@ class Moved:
 
     prepare: Prepare
 
+    together: ClassVar[bool] = False
+
     def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
         first = self.prepare.makings(adapter, prefix, chunk_tokens)[0]
         return Making(f"moved-{first.kind}", first.context, exact=False, rope_regime=first.rope_regime)

@@ -18,7 +18,7 @@ def words(text: str) -> int:
 
 
 def place(pieces, context=80, chunk=23, *, seed=0, haystack=HAY):
-    return lay_out(random.Random(seed), pieces, context, chunk, words, haystack)
+    return [chunk.text for chunk in lay_out(random.Random(seed), pieces, context, chunk, words, haystack)]
 
 
 def bare(pieces, budgets, *, seed=0):
@@ -54,6 +54,13 @@ class TestWherePiecesStand:
         for cut in cuts:
             (before,) = (number for number, chunk in enumerate(chunks) if chunk.endswith(cut.first))
             assert chunks[before + 1].startswith(cut.then)
+
+    def test_a_chunk_behind_a_cut_goes_on_and_every_other_begins(self, seed):
+        cuts = [AcrossCut(f"She{number} came.", f"Her dog{number} too.") for number in range(2)]
+        laid = lay_out(random.Random(seed), [*cuts, Anywhere("Needle one.")], 80, 23, words, HAY)
+        behind = [any(chunk.text.startswith(cut.then) for cut in cuts) for chunk in laid]
+        assert [chunk.continues for chunk in laid] == behind
+        assert sum(behind) == 2
 
     def test_what_stands_around_a_cut_may_be_more(self, seed):
         layout = Layout(random.Random(seed), (5, 5, 6), words, lambda first, then: ([first], ["Well.", then]))

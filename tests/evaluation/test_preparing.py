@@ -15,7 +15,7 @@ from kvweave.testing import tiny_adapter
 
 CHUNKS = ("The inn is in the north.", "There is rain on the river.")
 OTHERS = (("The inn is in the south.",), ("There is snow on the river.", "The road then leads on."))
-SAMPLE = Sample("here/0", "here", CHUNKS, "Where is the inn?", ("north",), "f1", 4, OTHERS)
+SAMPLE = Sample("here/0", "here", CHUNKS, "Where is the inn?", ("north",), "f1", 4, others=OTHERS)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,50 @@ def test_other_documents_stand_behind_what_is_prepared_similar(adapter):
 def test_other_documents_change_nothing_else(adapter, name):
     alone, among = (prepared(adapter, replace(SAMPLE, others=others), name) for others in ((), OTHERS))
     assert all(torch.equal(a, b) for a, b in zip(alone, among, strict=True))
+
+
+def test_only_a_chunk_that_goes_on_is_prepared_behind_the_one_before(adapter):
+    begins, goes_on = (
+        prepared(adapter, replace(SAMPLE, continuing=(False, continues)), "following+reuse")
+        for continues in (False, True)
+    )
+    isolated = prepared(adapter, SAMPLE, "reuse")
+    assert all(torch.equal(a, b) for a, b in zip(begins, isolated, strict=True))
+    assert torch.equal(goes_on[0], isolated[0])
+    assert not torch.allclose(goes_on[1], isolated[1])
+
+
+@pytest.mark.parametrize(
+    ("continuing", "documents"),
+    [
+        ((), [["a", "b", "c", "d"]]),
+        ((False, False, True, False), [["a"], ["b", "c"], ["d"]]),
+        ((True, True, False, True), [["a", "b"], ["c", "d"]]),
+    ],
+)
+def test_documents_of_a_sample(continuing, documents):
+    assert replace(SAMPLE, chunks=tuple("abcd"), continuing=continuing).documents == documents
+
+
+def test_generated_documents_are_cut_where_the_task_cuts_them():
+    setting, haystack = Setting("dev", 0, 512, 96), Haystack.of_split("dev")
+    coref, single = (
+        generate(task, setting, 3, lambda text: len(text.split()), haystack) for task in ("coref", "single")
+    )
+    assert all(max(map(len, sample.documents)) > 1 for sample in coref)
+    assert all(max(map(len, sample.documents)) == 1 for sample in single)
+
+
+def test_a_chunk_behind_others_has_isolated_kv_as_well(adapter):
+    """Whether it is another one's neighbour or not: it is exact where it comes first."""
+    store = MemoryStore()
+    sample = replace(SAMPLE, chunks=CHUNKS[:1], others=())
+    prepared(adapter, sample, "similar+reuse", store)
+    prompt = prompt_of(adapter, sample)
+    makings = recipe_named("reuse").prepare.makings(
+        adapter, prompt.ids(prompt.spans[0]), prompt.spans[1].tokens
+    )
+    assert store.get(adapter.fingerprint, prompt.ids(prompt.spans[1]), makings[0]) is not None
 
 
 def test_what_other_documents_share_is_what_each_sample_would_make(adapter):

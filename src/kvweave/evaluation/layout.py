@@ -6,6 +6,7 @@ Knows neither tasks nor models; token counts come from the caller.
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.draft import AcrossCut, Anywhere, InOrder, Piece, Together
@@ -19,6 +20,13 @@ AroundCut = Callable[[str, str], tuple[list[str], list[str]]]
 _SMALLEST = 0.75  # the smallest chunk is to have this share of the largest one's tokens
 _ATTEMPTS = 20  # an early piece may by chance take the only place of a later one
 _LACKING = 0.05  # how much of its length a context may lack, since sentences are whole
+
+
+class Laid(NamedTuple):
+    """A finished chunk, and whether it goes on where the one before was cut; else it is from another document."""
+
+    text: str
+    continues: bool
 
 
 class Layout:
@@ -50,6 +58,11 @@ class Layout:
     def room(self) -> Sequence[int]:
         """Tokens that every chunk has left."""
         return self._room
+
+    @property
+    def continuing(self) -> list[bool]:
+        """For every chunk whether it goes on where the one before was cut."""
+        return [bool(head) for head in self._heads]
 
     def place(self, piece: Piece) -> bool:
         """Find a place for a piece; False, and nothing changed, if no chunk has room for it."""
@@ -141,7 +154,7 @@ def lay_out(
     chunk_tokens: int,
     count: CountTokens,
     haystack: Sequence[str],
-) -> list[str]:
+) -> list[Laid]:
     """Chunks of at most `chunk_tokens`, together of nearly `context_tokens`, that hold every piece.
 
     What ties sentences together is placed first, sentences of the haystack fill up. There are as many chunks as the
@@ -161,7 +174,8 @@ def lay_out(
         passages = Passages(rng, fitting, count)
         natural, lacking = _fill(rng, layout.room, context_tokens, chunk_tokens, passages)
         if 0 <= lacking <= context_tokens * _LACKING:
-            return [text for text in layout.chunks(natural) if text]
+            laid = map(Laid, layout.chunks(natural), layout.continuing)
+            return [chunk for chunk in laid if chunk.text]
         chunks = min(most, chunks + math.ceil(chunks * max(0, lacking) / context_tokens))
     lengths = f"chunks of at most {chunk_tokens} tokens, {context_tokens} in all,"
     if lacking > 0:

@@ -1,7 +1,8 @@
-"""Chunk KV of one sample, made as a knowledge base would make it that holds its document among a few others.
+"""Chunk KV of one sample, made as a knowledge base would make it that holds its documents among a few others.
 
 What is prepared with other chunks in view finds more than those of the prompt there: neighbours by meaning come from
-all documents, and what is rehearsed is rehearsed in company of as many other chunks.
+all documents, and what is rehearsed is rehearsed in company of as many other chunks. Half of a chunk's company are then
+chunks of its prompt, as if earlier requests had brought some of them together: that favours what is rehearsed.
 """
 
 import itertools
@@ -34,7 +35,7 @@ def prepare_sample(
     shop = Workshop(adapter, store, system, _corpus(adapter, sample))
     if system:
         shop.prefix_kv()
-    together = [*chunks, *_company(adapter, sample)] if _records(recipe) else chunks
+    together = [*chunks, *_company(adapter, sample)] if _rehearses(recipe) else chunks
     prepare_chunks(shop, together, recipe)
 
 
@@ -68,7 +69,7 @@ class OtherDocuments:
 
 
 def _corpus(adapter: Adapter, sample: Sample) -> ChunkList:
-    return ChunkList([sample.chunks, *sample.others], adapter.template.chunk_ids, _vectors)
+    return ChunkList([*sample.documents, *sample.others], adapter.template.chunk_ids, _vectors)
 
 
 def _company(adapter: Adapter, sample: Sample) -> list[Ids]:
@@ -78,8 +79,8 @@ def _company(adapter: Adapter, sample: Sample) -> list[Ids]:
     return [tuple(adapter.template.chunk_ids(text)) for text in texts]
 
 
-def _records(recipe: Recipe) -> bool:
-    return bool(recipe.prepare.records or recipe.select.records)
+def _rehearses(recipe: Recipe) -> bool:
+    return any(record.together for record in (*recipe.prepare.records, *recipe.select.records))
 
 
 def _vectors(texts: Sequence[str]) -> Vectors:

@@ -30,6 +30,8 @@ class Sample:
         answers: reference answers; what several of them mean is the metric's business.
         metric: a name in METRICS.
         max_new_tokens: how long an answer may get.
+        continuing: for every chunk whether it goes on where the one before was cut, as all but the first do where it
+            is empty; the others begin a document.
         others: the chunks of other documents in the same knowledge base.
     """
 
@@ -40,7 +42,19 @@ class Sample:
     answers: tuple[str, ...]
     metric: str
     max_new_tokens: int
+    continuing: tuple[bool, ...] = ()
     others: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def documents(self) -> list[list[str]]:
+        """The chunks, document by document."""
+        found: list[list[str]] = []
+        for text, continues in zip(self.chunks, self.continuing or (True,) * len(self.chunks), strict=True):
+            if found and continues:
+                found[-1].append(text)
+            else:
+                found.append([text])
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +98,12 @@ def _drawn(
         world = World(random.Random(source), s.split)
         draft = TASKS[task](world)
         natural = haystack.without(world.drawn)
-        texts = lay_out(world.rng, draft.pieces, s.context_tokens, s.chunk_tokens, behind, natural)
+        laid = lay_out(world.rng, draft.pieces, s.context_tokens, s.chunk_tokens, behind, natural)
         asked = draft.questions[0]
-        prompt = (tuple(texts), asked.text, _references(asked), METRIC_OF[task], 2 * count(asked.reply) + 8)
-        yield Sample(f"{source}-{_digest(prompt)}", task, *prompt)
+        texts = tuple(chunk.text for chunk in laid)
+        prompt = (texts, asked.text, _references(asked), METRIC_OF[task], 2 * count(asked.reply) + 8)
+        continuing = tuple(chunk.continues for chunk in laid)
+        yield Sample(f"{source}-{_digest(prompt)}", task, *prompt, continuing=continuing)
 
 
 def beside_others(samples: Sequence[Sample]) -> list[Sample]:

@@ -7,7 +7,7 @@ attention.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -112,6 +112,8 @@ class AuxiliaryRecord:
     """
 
     name: str | None = None
+
+    together: ClassVar[bool] = False
 
     def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
         """Named by the auxiliary's digest, so that another one, or the same one trained further, finds nothing."""

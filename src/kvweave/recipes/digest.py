@@ -6,6 +6,7 @@ reads it takes as many as it likes.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class Importance:
     The model runs over S ++ C ++ C; the second C, as much of it as fits the model's context, is what attends.
     A chunk that leaves the model no room to repeat anything has no importance anywhere.
     """
+
+    together: ClassVar[bool] = False
 
     def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
         """Behind the system prefix, as isolated KV."""

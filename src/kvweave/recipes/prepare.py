@@ -144,7 +144,12 @@ class Behind(Prepare):
         return Making(self.kind, isolated.context, exact=False, rope_regime=isolated.rope_regime), isolated
 
     def make(self, shop: Workshop, chunk: Ids) -> Prepared:
-        """One pass over the chunk behind its neighbours' stored KV, as many of them as fit the model's context."""
+        """One pass over the chunk behind its neighbours' stored KV, as many of them as fit the model's context.
+
+        The chunk's own isolated KV is stored as well: it is exact where the chunk comes first, stands in where this one
+        is gone, and others are prepared behind it.
+        """
+        isolated_kv(shop, chunk)
         return _make_behind(shop, self.neighbours(shop.corpus, chunk), chunk)
 
 

@@ -12,6 +12,11 @@ from kvweave.recipes.workshop import Ids, Workshop
 class Record(Protocol):
     """Makes a note about each of several chunks at once, since what is recorded may lie between them."""
 
+    @property
+    def together(self) -> bool:
+        """Whether it does, so that a note about a chunk depends on which others it is made with."""
+        ...
+
     def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
         """What names the note about a chunk of this length behind a system prefix."""
         ...

@@ -1,11 +1,13 @@
-"""Rehearsed requests: chunks that are prepared together, prefilled behind each other before any question comes.
+"""Rehearsed requests: chunks that may meet in a prompt, prefilled behind each other before any question comes.
 
 They tell how much the tokens of a chunk lean on chunks before it, and may leave exact KV of it behind some of them.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,12 +31,16 @@ class Rehearsed:
     shuffled order or, every second time, in the one before it backwards, so that whoever stood first stands behind
     others. With `most_versions` the KV of every chunk behind others is kept too, with a note on its attention.
 
-    A chunk that never stood behind another one, as a single one cannot, gets no note.
+    Fewer than `most_chunks` are joined by chunks that the corpus holds already, the most similar first, about which
+    nothing is noted or kept. A chunk that never stood behind another one, as the only one of a corpus cannot, gets no
+    note.
     """
 
     turns: int = 3
     most_chunks: int = 8
     most_versions: int | None = None
+
+    together: ClassVar[bool] = True
 
     def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
         """Behind the system prefix, whatever the other chunks were."""
@@ -46,14 +52,26 @@ class Rehearsed:
         """One prefill for each rehearsed request."""
         behind: dict[Ids, list[Tensor]] = {}  # each (P, n)
         sources: dict[Ids, dict[str, None]] = {}
-        for request in self._requests(shop, [ids for ids in chunks if ids]):
-            for version in _rehearse(shop, request, self.most_versions):
+        asked = dict.fromkeys(sorted((ids for ids in chunks if ids), key=digest_tokens))
+        for request in self._requests(shop, [*asked, *self._company(shop, asked)]):
+            about = [number for number, ids in enumerate(request, 1) if number > 1 and ids in asked]
+            for version in _rehearse(shop, request, about, self.most_versions):
                 behind.setdefault(version.chunk, []).append(version.inter)
                 sources.setdefault(version.chunk, {}).update(dict.fromkeys(version.sources))
                 yield from version.kept
         for chunk, inter in behind.items():
             note = ChunkNote(chunk, {"inter": torch.cat(inter).mean(dim=0)})
             yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), tuple(sources[chunk]))
+
+    def _company(self, shop: Workshop, asked: Collection[Ids]) -> list[Ids]:
+        """Other chunks of the corpus, as many as a request has room for beside those that are asked about."""
+        room = min(self.most_chunks, shop.corpus.size) - len(asked)
+        if room <= 0:
+            return []  # likeness costs an embedding model, so it is not asked for in vain
+        alike = (shop.corpus.similar(ids, self.most_chunks - 1) for ids in asked)
+        turns = chain.from_iterable(zip_longest(*alike))  # the nearest of each, then the second of each, …
+        others = dict.fromkeys(ids for ids in turns if ids and ids not in asked)
+        return list(islice(others, room))
 
     def _requests(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[list[Ids]]:
         """The chunks of each request, in order; the same whatever order they are given in."""
@@ -91,19 +109,23 @@ class _Version:
     kept: tuple[Kept, ...]
 
 
-def _rehearse(shop: Workshop, chunks: Sequence[Ids], most_versions: int | None) -> Iterator[_Version]:
-    """Prefill S ++ chunks; a version of every chunk but the first, which is isolated."""
+def _rehearse(
+    shop: Workshop, chunks: Sequence[Ids], about: Sequence[int], most_versions: int | None
+) -> Iterator[_Version]:
+    """Prefill S ++ chunks; a version of those chunks, counted from 1, that it is about: never the first, which is isolated."""
+    if not about:
+        return
     adapter = shop.adapter
     prompt = _prompt(shop.prefix, chunks)
     known = len(shop.prefix)
     canvas = adapter.canvas(prompt.tokens, [PlacedSpan(shop.prefix_kv(), 0, 0)] if known else [])
-    noted = ChunkAttention(prompt, range(2, len(chunks) + 1))
+    noted = ChunkAttention(prompt, about)
     plan = adapter.rows(torch.arange(known, prompt.tokens))
     plan.watches.append(noted.watch)
     adapter.compute(canvas, prompt.token_ids, plan, capture=most_versions is not None)
     digests = tuple(digest_tokens(ids) for ids in chunks)
     context = (digest_tokens(shop.prefix),) if known else ()
-    for number in range(2, len(chunks) + 1):
+    for number in about:
         span, note, sources = prompt.spans[number], noted.note(number), digests[:number]
         found = noted_attention(note, number - 1)
         assert found is not None
