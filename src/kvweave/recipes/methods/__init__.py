@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.recipes.methods.ape import ape
-from kvweave.recipes.methods.cacheblend import cacheblend, gradual
+from kvweave.recipes.methods.cacheblend import cacheblend, gradual, with_keys
 from kvweave.recipes.methods.cacheclip import cacheclip
 from kvweave.recipes.methods.cacheclip import refill as cacheclip_refill
 from kvweave.recipes.methods.cachecraft import cachecraft
@@ -34,6 +34,7 @@ METHODS: Mapping[str, Callable[[], Recipe]] = {
     "ape": ape,
     "epic": epic,
     "cacheblend": cacheblend,
+    "cacheblend-kv": with_keys,
     "cacheblend-gradual": gradual,
     "kvshare": kvshare,
     "cachecraft": cachecraft,

@@ -31,6 +31,19 @@ class ValueDeviation:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyValueDeviation:
+    """The same of key and value together, keys as they are rotated in the prompt."""
+
+    adds_up: ClassVar[bool] = True
+    records: ClassVar[tuple[Record, ...]] = ()
+
+    def scores(self, scene: Assembled) -> Tensor:
+        """As ValueDeviation."""
+        off = scene.second_layer
+        return off.keys.square().sum(dim=(0, 2)) + off.values.square().sum(dim=(0, 2))
+
+
+@dataclass(frozen=True, slots=True)
 class LayerByLayer:
     """As many stale rows as were selected on the mean over the layers, more in the first ones and fewer in the last.
 
@@ -104,10 +117,24 @@ def cacheblend() -> Recipe:
     Differs from the paper: the selected rows run through the first layer a second time, which changes nothing but
         costs one layer of theirs.
     Relations: blind to the question, unlike `prophetkv` and `fusionrag`; `kvshare` weighs the same distance by attention.
-        Works on chunks prepared alone as well (`--prepare bare`).
+        Works on chunks prepared alone as well (`--prepare bare`). `cacheblend-kv` compares keys too.
     Measured: see the methods page.
     """
     return Recipe("cacheblend", match=MatchPathThenChunk(), select=Highest(ValueDeviation()), ratio=0.15)
+
+
+def with_keys() -> Recipe:
+    """CacheBlend that compares keys as well as values.
+
+    Paper: CacheBlend §4, which speaks of the deviation of a token's KV.
+    Idea: a wrong key harms as a wrong value does.
+    Parameters: ratio 0.15.
+    Differs from the paper: as `cacheblend`; keys and values are weighed alike, whatever their sizes.
+    Relations: `cacheblend` looks at values alone, as ProphetKV App. C states it.
+    Measured: see the methods page.
+    """
+    score = KeyValueDeviation()
+    return Recipe("cacheblend-kv", match=MatchPathThenChunk(), select=Highest(score), ratio=0.15)
 
 
 def gradual() -> Recipe:

@@ -5,7 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from kvweave.models.attention_probe import AttentionProbe
 from kvweave.recipes.assembled import Assembled
+from kvweave.recipes.deviation import first_layer_rows, second_layer
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.record import Record
@@ -20,9 +22,12 @@ class AttendedDeviation:
     records: ClassVar[tuple[Record, ...]] = ()
 
     def scores(self, scene: Assembled) -> Tensor:
-        """One layer in full, and the second one's projections."""
-        found = scene.second_layer
-        return found.inflow * found.values.abs().sum(dim=(0, 2))
+        """One layer in full with all its attention weights, and the second one's projections."""
+        rows = first_layer_rows(scene)
+        inflow = AttentionProbe(rows, layers={0})
+        found = second_layer(scene, inflow)
+        gets = inflow.weights[0].cpu() * rows.numel()
+        return gets[scene.stale] * found.values.abs().sum(dim=(0, 2))
 
 
 def kvshare() -> Recipe:
