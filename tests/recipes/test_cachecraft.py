@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ import kvweave
 from kvweave.core import Making
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.attend import Causal
+from kvweave.recipes.corpus import ChunkList
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.observed import Observed
@@ -121,6 +123,23 @@ class TestRehearsals:
         assert lacking(shop, named, CRAFT) == []
         assert all(observed(adapter, store, chunks))
 
+    def test_of_few_chunks_take_place_in_company_of_those_that_are_there(self, adapter, store, prompt):
+        """A chunk added alone stands behind others as well; nothing is noted about these again."""
+        chunks = ids_of(adapter, prompt)
+        corpus = ChunkList(
+            [prompt.chunks], adapter.template.chunk_ids, lambda given: np.eye(4, dtype=np.float32)
+        )
+        shop = replace(shop_of(adapter, store, prompt), corpus=corpus)
+        prepare_chunks(shop, chunks[:3], CRAFT)
+        before = store.stats().entries
+        assert prepare_chunks(shop, chunks[3:], CRAFT) == 1
+        assert lacking(shop, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == []
+        (versions,) = observed(adapter, store, chunks[3:])
+        company = {digest for making in versions for digest in making.context[1:]}
+        assert company == {digest_tokens(ids) for ids in chunks[:3]}
+        # its isolated KV, how it leans on others, and its versions with a note each
+        assert store.stats().entries == before + 2 + 2 * len(versions)
+
     def test_take_at_most_so_many_chunks_and_no_more_than_the_model_has_room_for(
         self, adapter, store, prompt
     ):
@@ -229,8 +248,23 @@ class TestScores:
             [found.span.tokens for found in matched[1:4]]
         )
         assert (of_b > 0).all()  # it was made behind a, which does not stand before it here
-        assert not of_a.any()  # it lacks b, but nothing says what b would be to it
         assert not of_c.any()
+        # a lacks b, and nothing says what b would be to it: as much as an earlier chunk is to the other tokens
+        known = [
+            shares(adapter, store, request.prompt.ids(matched[n].span), matched[n].making) for n in (1, 3)
+        ]
+        usual = torch.cat([noted[1:-1].mean(dim=0) for noted in known]).mean()
+        torch.testing.assert_close(of_a, usual.expand_as(of_a))
+
+    def test_of_chunks_about_which_nothing_is_known_are_positive_and_alike(self, adapter, store, prompt):
+        kvweave.prepare(adapter, store, prompt.chunks, recipe="reuse", system=prompt.system)
+        request = request_of(adapter, store, prompt)
+        matched = CRAFT.match.find(request, CRAFT.prepare)
+        scene = Assembled(request, adapter.canvas(request.prompt.tokens), matched, Causal())
+        behind = [
+            number for number, found in enumerate(matched[1:-1]) for _ in range(found.span.tokens) if number
+        ]
+        assert CRAFT.select.score.scores(scene).tolist() == behind  # so many chunks stand before each token
 
 
 class TestRequests:

@@ -11,7 +11,10 @@ from kvweave.store.keys import digest_tokens
 
 
 class ListedCorpus:
-    """Every listed chunk, by what its KV goes by; of a text that several documents hold, the first one counts."""
+    """Every listed chunk, by what its KV goes by; of a text that several documents hold, the first one counts.
+
+    A chunk whose document another process has taken off the list meanwhile has no others around it.
+    """
 
     def __init__(self, shelf: Shelf, bank: ChunkBank, encoder: TextEncoder, template: PromptTemplate) -> None:
         self._bank, self._encoder, self._template = bank, encoder, template
@@ -19,17 +22,27 @@ class ListedCorpus:
         self._rows = shelf.all_chunks()
         self._places = {row.kv_digest: place for place, row in reversed(list(enumerate(self._rows)))}
 
+    @property
+    def size(self) -> int:
+        """How many different chunks are listed."""
+        return len(self._places)
+
     def similar(self, chunk: Ids, most: int) -> list[Ids]:
         """By the vectors that retrieval uses (FusionRAG §3.1)."""
-        (text,) = self._texts([self._rows[self._places[digest_tokens(chunk)]]])
-        vector = self._encoder.encode([text])[0]
-        found = self._bank.nearest(vector, most + 1, self._visible)
+        place = self._places.get(digest_tokens(chunk))
+        texts = self._texts([self._rows[place]]) if place is not None else []
+        if not texts:
+            return []
+        vector = self._encoder.encode(texts)[0]
+        found = self._bank.nearest(vector, most + 1, self._visible)  # each text once, its own among them
         ids = dict.fromkeys(tuple(self._template.chunk_ids(near)) for near in found)
         return [other for other in ids if other != chunk][:most]
 
     def before(self, chunk: Ids, most: int) -> list[Ids]:
         """Its document's chunks before it."""
-        place = self._places[digest_tokens(chunk)]
+        place = self._places.get(digest_tokens(chunk))
+        if place is None:
+            return []
         row = self._rows[place]
         earlier = [other for other in self._rows[max(0, place - most) : place] if other.source == row.source]
         return [tuple(self._template.chunk_ids(text)) for text in self._texts(earlier)]

@@ -45,6 +45,11 @@ class ChunkList:
     def _vectors(self) -> Vectors:
         return self._encode(self._texts)
 
+    @property
+    def size(self) -> int:
+        """How many different chunks there are."""
+        return len(self._place)
+
     def similar(self, chunk: Ids, most: int) -> list[Ids]:
         """By cosine of embeddings; equals of the chunk itself left out (FusionRAG §3.1)."""
         cosines = self._vectors @ self._vectors[self._place[chunk]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from kvweave.core import ChunkKV, Making
 from kvweave.models.adapter import Adapter
@@ -14,6 +14,11 @@ Ids = tuple[int, ...]
 
 class Corpus(Protocol):
     """The chunks among which one is prepared, as far as preparing it depends on others."""
+
+    @property
+    def size(self) -> int:
+        """How many different chunks there are."""
+        ...
 
     def similar(self, chunk: Ids, most: int) -> Sequence[Ids]:
         """Other chunks by similarity of meaning, most similar first, at most so many."""
@@ -27,6 +32,8 @@ class Corpus(Protocol):
 @dataclass(frozen=True, slots=True)
 class NoCorpus:
     """Every chunk is the only one."""
+
+    size: ClassVar[int] = 0
 
     def similar(self, chunk: Ids, most: int) -> Sequence[Ids]:
         """None."""

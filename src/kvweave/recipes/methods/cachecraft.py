@@ -30,7 +30,9 @@ class InterAttention:
         score(t) = Σ a(v, p, t) over p in E(v) without E  +  |E without E(v)| · m(t)
 
     The more of its context a version shares with this prompt, the lower its tokens score. KV that was made behind no
-    other chunk has an empty E(v). Where m was not recorded, the mean over E(v) stands for it.
+    other chunk has an empty E(v). Where m was not recorded, the mean over E(v) stands for it, and where that is empty the
+    mean of m over the prompt's other stale tokens, since nothing speaks for leaving these ones out: 1 if it is known of
+    none. In which order chunks stood before the version, or stand here, does not matter.
     """
 
     rehearsed: Rehearsed = field(default_factory=Rehearsed)
@@ -53,34 +55,51 @@ class InterAttention:
             wanted.append((ids, self.rehearsed.making(request.adapter, prefix, len(ids))))
             wanted.append((ids, attention_making(found.making)))
         notes = request.store.find_notes(request.adapter.fingerprint, wanted)
-        parts = [
-            _leaning(scene, number, found, mean, version)
-            for (number, found), mean, version in zip(stale, notes[::2], notes[1::2], strict=True)
-        ]
-        return torch.cat(parts)
+        stood = [_stood(scene, *each) for each in zip(stale, notes[::2], notes[1::2], strict=True)]
+        known = [one.usual for one in stood if one.usual is not None]
+        otherwise = float(torch.cat(known).mean()) if known else 1.0
+        return torch.cat([one.leaning(otherwise) for one in stood])
 
 
-def _leaning(
-    scene: Assembled, number: int, found: Matched, mean: ChunkNote | None, version: ChunkNote | None
-) -> Tensor:
-    """The scores of one chunk's n tokens."""
+@dataclass(frozen=True, slots=True)
+class _Stood:
+    """What is known of one chunk's n tokens.
+
+    `absent` is how many chunks before it are not in its stored KV, `foreign` (n,) its attention to those that are and
+    should not be, `usual` (n,) is m; None where neither was recorded.
+    """
+
+    tokens: int
+    absent: int
+    foreign: Tensor
+    usual: Tensor | None
+
+    def leaning(self, otherwise: float) -> Tensor:
+        """The scores, (n,), with a value for an unknown m."""
+        usual = self.usual if self.usual is not None else torch.full((self.tokens,), otherwise)
+        return self.foreign + self.absent * usual
+
+
+def _stood(
+    scene: Assembled, stale: tuple[int, Matched], mean: ChunkNote | None, version: ChunkNote | None
+) -> _Stood:
+    number, found = stale
     assert found.making is not None
-    here = set(scene.request.chunks_before(number))
+    here, tokens = set(scene.request.chunks_before(number)), found.span.tokens
     then = chunks_behind(scene.request, found.making) if found.making.exact else ()
     attention = noted_attention(version, len(then)) if then else None
-    absent = len(here.difference(then))
-    leaning = absent * _usual(mean, attention, found.span.tokens)
+    foreign = torch.zeros(tokens)
     if attention is not None:
-        foreign = [place for place, chunk in enumerate(then) if chunk not in here]
-        leaning = leaning + attention.inter[foreign].sum(dim=0)
-    return leaning
+        places = [place for place, chunk in enumerate(then) if chunk not in here]
+        foreign = attention.inter[places].sum(dim=0)
+    return _Stood(tokens, len(here.difference(then)), foreign, _usual(mean, attention))
 
 
-def _usual(mean: ChunkNote | None, attention: NotedAttention | None, tokens: int) -> Tensor:
-    """m, (n,)."""
+def _usual(mean: ChunkNote | None, attention: NotedAttention | None) -> Tensor | None:
+    """m, (n,), if one of the two notes tells it."""
     if mean is not None:
         return mean.tensors["inter"]
-    return attention.inter.mean(dim=0) if attention is not None else torch.zeros(tokens)
+    return attention.inter.mean(dim=0) if attention is not None else None
 
 
 def cachecraft() -> Recipe:
@@ -92,8 +111,9 @@ def cachecraft() -> Recipe:
         which of its tokens the other chunks had a part in.
     Parameters: at most 5 versions of a chunk, 3 of them from requests rehearsed while it is prepared; ratio 0.15.
     Differs from the paper: only exact KV becomes a version, never rows computed behind stale ones; versions are there
-        before the first question; what a missing chunk would change is estimated from rehearsals; the budget goes to
-        all chunks together instead of a share of each chunk.
+        before the first question; what a missing chunk would change is estimated from rehearsals; the order of the earlier
+        chunks counts neither for the choice of a version nor for the scores; the budget goes to all chunks together
+        instead of a share of each chunk.
     Relations: `prefix` takes a version only if its whole path is the same; `--prepare observed` gives the versions to
         any recipe, `--prepare isolated` takes them away; `prophetkv` asks the question, which this does not need.
     Measured: see the methods page.

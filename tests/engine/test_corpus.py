@@ -1,0 +1,53 @@
+"""The chunks around one in a knowledge base, while documents come and go."""
+
+import shutil
+
+import pytest
+
+from kvweave.engine.corpus import ListedCorpus
+
+
+@pytest.fixture
+def base(open_kb, documents):
+    """With three documents, one of them there three times."""
+    for name in ("copy.md", "again.md"):
+        shutil.copy(documents / "passwords.md", documents / name)
+    base = open_kb()
+    base.add(documents)
+    return base
+
+
+def corpus_of(base):
+    return ListedCorpus(base._records.shelf, base._bank, base.encoder, base.adapter.template)
+
+
+def chunks_of(base):
+    """Of every listed document its chunks' ids, in reading order."""
+    found = {}
+    rows = base._records.shelf.all_chunks()
+    texts = base._bank.texts([row.row_id for row in rows])
+    for row in rows:
+        found.setdefault(row.source, []).append(tuple(base.adapter.template.chunk_ids(texts[row.row_id])))
+    return found
+
+
+def test_texts_that_several_documents_hold_take_no_others_place(base):
+    chunks = {ids for own in chunks_of(base).values() for ids in own}
+    for ids in chunks:
+        for most in (1, 2, len(chunks) - 1):
+            others = corpus_of(base).similar(ids, most)
+            assert len(others) == len(set(others)) == most
+            assert chunks - {ids} >= {*others}
+
+
+def test_a_chunk_of_a_document_that_another_process_removed_has_no_neighbours(base, documents):
+    chunks = chunks_of(base)
+    supper = chunks[str(documents / "supper.md")]
+    before = corpus_of(base)
+    assert before.similar(supper[-1], 1)
+    base.remove(documents / "supper.md")
+    assert not before.similar(supper[-1], 1)  # listed then, its text is gone
+    after = corpus_of(base)
+    assert [after.similar(supper[-1], 1), after.before(supper[-1], 1)] == [[], []]
+    kept = chunks[str(documents / "badges.txt")]
+    assert after.similar(kept[0], 1)
