@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from side_by_side import Grid
 
 from kvweave.evaluation.report.style import Theme
-from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
 from papers import selected
@@ -23,8 +22,7 @@ NAMES = (MINE, "fusionrag", "qcfuse", "cacheclip", *BLIND, CHANCE)
 
 def variants() -> Mapping[str, Recipe]:
     """All on the same stale KV and with the same exact rows, so that they differ in their selection alone."""
-    made = {name: recipe_named(name, "isolated") for name in NAMES}
-    return {name: replace(recipe, match=MatchPathThenChunk()) for name, recipe in made.items()}
+    return {name: recipe_named(name, "isolated") for name in NAMES}
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:

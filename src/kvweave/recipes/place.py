@@ -37,15 +37,19 @@ class TruePositions:
 
 
 @dataclass(frozen=True, slots=True)
-class AsPreparedBare:
-    """Each chunk as if it stood at the front, where it was when it was prefilled alone: wrong, the lower bound."""
+class AsStored:
+    """Each chunk where it stood when it was prepared, whatever stands there in the prompt: wrong, the lower bound.
+
+    That is the front for one that was prefilled alone, and right behind the system prefix for all others: entries do
+    not say how long the neighbours were that some were prepared behind.
+    """
 
     def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
-        """Rotated to where the span stood when it was made."""
-        return Placement(
-            tuple(
-                PlacedSpan(m.kv, m.span.start, m.span.start if m.origin == "exact" else 0)
-                for m in matched
-                if m.kv is not None
-            )
-        )
+        """Rotated to where the span stood; exact ones are where they belong."""
+        behind = request.prompt.spans[0].end
+        spans = []
+        for m in matched:
+            if m.kv is not None and m.making is not None:
+                stored = behind if m.making.context else 0
+                spans.append(PlacedSpan(m.kv, m.span.start, m.span.start if m.origin == "exact" else stored))
+        return Placement(tuple(spans))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvweave.recipes.assembled import Assembled
+from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.record import Record
@@ -38,4 +39,5 @@ def epic() -> Recipe:
         it has less to repair on `isolated` (`--prepare isolated --select epic`).
     Measured: see the methods page.
     """
-    return Recipe("epic", prepare=Bare(), select=Highest(NearTheStart()), ratio=0.15)
+    select = Highest(NearTheStart())
+    return Recipe("epic", prepare=Bare(), match=MatchPathThenChunk(), select=select, ratio=0.15)

@@ -1,6 +1,6 @@
 """Naive reuse: the lower bound."""
 
-from kvweave.recipes.place import AsPreparedBare
+from kvweave.recipes.place import AsStored
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
 
@@ -11,8 +11,9 @@ def naive() -> Recipe:
     Paper: CacheClip §2.3 describes the two faults it has, wrong positions and repeated attention sinks.
     Idea: none; it shows what happens when nothing is repaired.
     Parameters: none.
-    Differs from the paper: the shared system prefix is exact, as for every recipe.
+    Differs from the paper: the shared system prefix is exact, as for every recipe. Chunks prepared behind it
+        (`--prepare isolated` and others) stay right behind it instead of at the front.
     Relations: `direct` repairs the positions, `reuse` the sinks as well.
     Measured: see the methods page; time in the README.
     """
-    return Recipe("naive", prepare=Bare(), place=AsPreparedBare())
+    return Recipe("naive", prepare=Bare(), place=AsStored())
