@@ -22,12 +22,13 @@ import matplotlib
 from measured import circumstances
 from papers import CLAIMS
 from papers.claim import Claim, Setting
-from side_by_side import dtype, model
+from side_by_side import model
 
 from kvweave.errors import InvalidRequest, KvweaveError
 from kvweave.evaluation.report import first_look
 from kvweave.evaluation.report.sheet import png
 from kvweave.evaluation.report.style import LIGHT, settings
+from kvweave.evaluation.subject import dtype_of
 
 DIGITS = 6
 
@@ -127,7 +128,7 @@ def main() -> None:
         about = {
             "model": adapter.fingerprint.name,
             "digest": adapter.fingerprint.digest,
-            "dtype": dtype(adapter),
+            "dtype": dtype_of(adapter),
         }
         found = kept(args.output, about) if args.output else {}
         for claim in chosen:

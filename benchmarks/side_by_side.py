@@ -31,6 +31,7 @@ from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.results import FULL, REUSE, Outcome
 from kvweave.evaluation.runner import Candidate, Runner
 from kvweave.evaluation.samples import Sample
+from kvweave.evaluation.subject import subject_of
 from kvweave.evaluation.suites import Suite
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
@@ -142,9 +143,8 @@ def each_piece(work: Callable[[Grid, Path], T], grid: Grid, folder: Path, proces
 
 def _answered(piece: Grid, folder: Path) -> list[Outcome]:
     adapter = model(piece.model)
-    subject = {"model": adapter.fingerprint.digest, "dtype": dtype(adapter)}
     cases = piece.cases(adapter)
-    with Journal(folder, subject) as journal:
+    with Journal(folder, subject_of(adapter)) as journal:
         runner = Runner(adapter, journal)
         return evaluate(cases, len(cases), piece.candidates(), runner, teller(folder.name))
 
@@ -154,11 +154,6 @@ def model(name: str | None) -> Adapter:
     """Loaded once per process."""
     quiet_libraries()
     return load_model(name)
-
-
-def dtype(adapter: Adapter) -> str:
-    """Of the weights and of the KV."""
-    return str(adapter.geometry.dtype).removeprefix("torch.")
 
 
 def teller(what: str) -> Progress:

@@ -11,18 +11,21 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from side_by_side import Grid, dtype, each_piece, model, teller
+from side_by_side import Grid, each_piece, model, teller
 from torch import Tensor
 
+import kvweave
 from kvweave.core import PlanSpan
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.fitting import render
+from kvweave.evaluation.journal import JOURNAL_VERSION
 from kvweave.evaluation.memory_store import MemoryStore
 from kvweave.evaluation.preparing import OtherDocuments, prepare_sample
 from kvweave.evaluation.results import Estimate
 from kvweave.evaluation.runner import Candidate
 from kvweave.evaluation.samples import Sample
 from kvweave.evaluation.statistics import interval_over_tasks
+from kvweave.evaluation.subject import subject_of
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.recipe import run as prefill
 
@@ -63,7 +66,8 @@ def run(grid: Grid, folder: Path, processes: int) -> list[Selected]:
 def _selected(piece: Grid, folder: Path) -> list[Selected]:
     adapter = model(piece.model)
     ratios = list(piece.suite.ratios)
-    subject = {"model": adapter.fingerprint.digest, "dtype": dtype(adapter), "ratios": ratios}
+    versions = {"journal": JOURNAL_VERSION, "kvweave version": kvweave.__version__}
+    subject = {**versions, **subject_of(adapter), "ratios": ratios}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "selected.jsonl"
     before = _read(path, subject)
@@ -95,8 +99,11 @@ def _read(path: Path, subject: Mapping[str, object]) -> dict[tuple[str, str], Se
     whole = content[: content.rfind(b"\n") + 1]
     path.write_bytes(whole)
     lines = [json.loads(line) for line in whole.splitlines()]
-    if lines and lines[0] != subject:
-        raise InvalidRequest(f"{path} is about {lines[0]}, not {dict(subject)}; name another --work")
+    said = lines[0] if lines else subject
+    if changed := sorted(name for name in {*said, *subject} if said.get(name) != subject.get(name)):
+        raise InvalidRequest(
+            f"{path} holds selections that differ in {', '.join(changed)}; name another --work"
+        )
     found = [Selected(**line) for line in lines[1:]]
     return {(one.sample, one.recipe): one for one in found}
 

@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from kvweave.errors import InvalidRequest, PromptTooLong
-from kvweave.evaluation.evaluation import Request, run_evaluation
+from kvweave.evaluation import subject
+from kvweave.evaluation.evaluation import Request, _file_cases, run_evaluation
+from kvweave.evaluation.samples import DOCUMENTS
 from kvweave.evaluation.suites import SUITES
 from kvweave.testing import tiny_adapter
 
@@ -72,3 +75,41 @@ def test_minutes_are_those_of_all_runs_together(adapter, file, tmp_path):
     again = run_evaluation(adapter, asked(file, output=output))
     assert 0 < first.about.minutes < whole.about.minutes == again.about.minutes
     assert again.rows == whole.rows
+
+
+def test_other_documents_are_the_same_however_many_are_asked_for(adapter, tmp_path):
+    def line(number):
+        dataset = (
+            "hotpotqa" if number < 5 else "2wikimqa"
+        )  # the second task begins where the smallest limit ends
+        context = f"The inn of {number} is in the north."
+        return json.dumps({"dataset": dataset, "input": "Where?", "context": context, "answers": ["north"]})
+
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(line, range(30))))
+    few, more, whole = (
+        [case.sample for case in _file_cases(adapter, asked(tmp_path, samples_per_file=limit))]
+        for limit in (6, 20, None)
+    )
+    assert [len(few), len(more), len(whole)] == [12, 40, 60]
+    assert few == [*whole[:6], *whole[30:36]]
+    assert more == [*whole[:20], *whole[30:50]]
+    assert [len(sample.others) for sample in few] == [4] * 5 + [DOCUMENTS] + [4] * 5 + [DOCUMENTS]
+
+
+@pytest.mark.parametrize("changed", ["critical layers", "auxiliary", "embedding"])
+def test_outcomes_of_other_parts_are_not_mixed_in(file, tmp_path, monkeypatch, changed):
+    adapter, output = tiny_adapter(), tmp_path / "out"
+    run_evaluation(adapter, asked(file, output=output))
+    assert run_evaluation(adapter, asked(file, output=output)).rows  # the same once more
+    other = SimpleNamespace(
+        adapter=SimpleNamespace(fingerprint=SimpleNamespace(digest="other")), name="other"
+    )
+    if changed == "critical layers":
+        adapter.critical_layers = (2,)
+    elif changed == "auxiliary":
+        monkeypatch.setattr(subject, "auxiliary_named", lambda name: other)
+    else:
+        monkeypatch.setattr(subject, "TextEncoder", lambda: other)
+    with pytest.raises(InvalidRequest, match=f"results that differ in {changed}; name another --output"):
+        run_evaluation(adapter, asked(file, output=output))

@@ -132,6 +132,13 @@ class TestSideBySide:
         assert ran == ["full", "epic"] * 2  # what a new outcome is compared with runs again
         assert [one for one in more if one.recipe != "epic"] == first
 
+    def test_outcomes_under_other_critical_layers_are_not_mixed_in(self, side_by_side, tmp_path):
+        grid = grid_of(side_by_side, "qcfuse")
+        side_by_side.run(grid, tmp_path, 1)
+        side_by_side.model(None).critical_layers = (2,)
+        with pytest.raises(InvalidRequest, match="differ in critical layers; name another"):
+            side_by_side.run(grid, tmp_path, 1)
+
     def test_a_name_that_means_another_recipe_is_refused(self, side_by_side, tmp_path):
         side_by_side.settle(tmp_path, [recipe_named("random")])
         side_by_side.settle(tmp_path, [recipe_named("epic")])

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 import kvweave
@@ -14,16 +14,17 @@ from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.matrix import Matrix, matrices
 from kvweave.evaluation.readers import READERS
+from kvweave.evaluation.readers.records import files
 from kvweave.evaluation.report import About, write_report
 from kvweave.evaluation.results import Outcome, Row
 from kvweave.evaluation.runner import BATCH, Candidate, Runner
-from kvweave.evaluation.samples import beside_others
+from kvweave.evaluation.samples import DOCUMENTS, beside_others
 from kvweave.evaluation.splits import SPLITS
+from kvweave.evaluation.subject import dtype_of, subject_of
 from kvweave.evaluation.suites import Suite
 from kvweave.evaluation.summary import rows
 from kvweave.knowledge.chunking import Chunker
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.auxiliary import auxiliary_named
 
 Notice = Callable[[str], None]
 """Called with a sentence for the user, before what it is about costs time."""
@@ -104,12 +105,9 @@ def _outcomes(
     adapter: Adapter, request: Request, cases: Sequence[Case], among: Sequence[Candidate], progress: Progress
 ) -> list[Outcome]:
     subject = {
-        "model": adapter.fingerprint.digest,
-        "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
+        **subject_of(adapter, request.suite.auxiliary),
         "haystack": str(request.haystack.resolve()) if request.haystack else None,
     }
-    if request.suite.auxiliary is not None:
-        subject["auxiliary"] = auxiliary_named(request.suite.auxiliary).adapter.fingerprint.digest
     with Journal(request.output, subject) as journal:
         return evaluate(
             cases, len(cases), among, Runner(adapter, journal, batch=request.batch or BATCH), progress
@@ -140,17 +138,22 @@ def _generated(adapter: Adapter, request: Request) -> Iterable[Case]:
 
 def _file_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
     chunker = Chunker(adapter.tokenizer, request.suite.chunk_tokens, request.overlap_tokens)
+    limit = request.samples_per_file
+    # Enough for the other documents of the last one, which are then the same however many are asked for.
+    read = None if limit is None else limit + DOCUMENTS
     for reader, path in request.files:
-        samples = list(READERS[reader](path, chunker, request.samples_per_file))
-        for _, alike in groupby(samples, key=lambda sample: sample.task):
-            yield from (Case(sample, 0, 0) for sample in beside_others(list(alike)))
+        for file in files(path):
+            samples = READERS[reader](file, chunker, read)
+            tasks = (list(alike) for _, alike in groupby(samples, key=lambda sample: sample.task))
+            together = chain.from_iterable(map(beside_others, tasks))
+            yield from (Case(sample, 0, 0) for sample in islice(together, limit))
 
 
 def _about(adapter: Adapter, request: Request, minutes: float, left_out: int) -> About:
     suite = request.suite
     return About(
         model=adapter.fingerprint.name,
-        dtype=str(adapter.geometry.dtype).removeprefix("torch."),
+        dtype=dtype_of(adapter),
         device=str(adapter.geometry.device),
         split=", ".join(path.name for _, path in request.files) or request.split,
         seeds=() if request.files else suite.seeds,

@@ -66,7 +66,7 @@ def records(path: Path, limit: int | None = None) -> Iterator[Record]:
     Empty lines are passed over. Raises InvalidRequest for a path without such a file, and for a line that is
     not one JSON object.
     """
-    for file in _files(path):
+    for file in files(path):
         filled = ((number, line) for number, line in _lines(file) if line.strip())
         yield from (_record(file, number, line) for number, line in islice(filled, limit))
 
@@ -79,7 +79,8 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
         raise InvalidRequest(f"{file} cannot be read ({error.strerror}); check its permissions") from error
 
 
-def _files(path: Path) -> list[Path]:
+def files(path: Path) -> list[Path]:
+    """A file, or every .jsonl file below a folder; raises InvalidRequest if there is none."""
     if path.is_file():
         return [path]
     found = sorted(file for file in path.rglob("*.jsonl") if file.is_file())
