@@ -30,7 +30,9 @@ class Importance:
     """The largest attention that a token of a chunk gets while the chunk is repeated, over heads, layers and repeated rows.
 
     The model runs over S ++ C ++ C; the second C, as much of it as fits the model's context, is what attends.
-    A chunk that leaves the model no room to repeat anything has no importance anywhere.
+    KVzip asks the model in words to repeat the context before it does; here the repetition follows at once, since small
+    models and other languages have no use for the words. A chunk that leaves the model no room to repeat anything has
+    no importance anywhere.
     """
 
     together: ClassVar[bool] = False

@@ -70,8 +70,9 @@ def fusionrag() -> Recipe:
     Paper: FusionRAG §3.1 (similarity-guided preprocessing, eq. 10) and §3.2 (query-guided selection).
     Idea: chunks retrieved together are alike, so most of what they say to each other can be computed offline.
     Parameters: 10 neighbours, ratio 0.15.
-    Differs from the paper: nothing known; the paper leaves open what the question is prefilled behind, here it is the
-        system prefix.
+    Differs from the paper: nothing known, but it leaves three things open: what the question is prefilled behind, here the
+        system prefix; whether queries and keys are rotated, here they are not, as the question has no place among the
+        chunks yet; and a softmax, which is left out, so that chunks do not compete.
     Relations: `--prepare similar` gives the first half to any recipe, `--prepare isolated` takes it away;
         `fusionrag-over-stale` runs the question over the chunks instead.
     Measured: see the methods page.

@@ -53,7 +53,8 @@ def idealised() -> Recipe:
     Idea: how far selection by this bound could get if its terms were known; it needs a full prefill, so it is for
         evaluation only.
     Parameters: ratio 0.15.
-    Differs from the paper: nothing known.
+    Differs from the paper: App. F brings attention and values of all layers together before eq. 5 is taken; here eq. 5 is
+        taken in every layer, and its norms are averaged.
     Relations: ranks the terms of a bound, not the error itself, so practical recipes may beat it.
     Measured: see the methods page.
     """

@@ -155,7 +155,8 @@ def qcfuse() -> Recipe:
         that most stored KV need not be there before the recomputation starts.
     Parameters: digests of 12 % and four tokens more; the layers that `kvweave profile-layers` found, else the three in the
         middle; ratio 0.15 (the paper's default is 0.5).
-    Differs from the paper: digests are made one chunk at a time, behind the system prefix.
+    Differs from the paper: digests are made one chunk at a time, behind the system prefix, and without the instruction to
+        repeat that KVzip puts before the repetition.
     Relations: with a share of 0 close to `fusionrag`, with 1 and all layers to `prophetkv`, whose softmax leaves the system
         prefix out.
     Measured: see the methods page.
