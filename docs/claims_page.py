@@ -25,7 +25,7 @@ def claims_page(claims: Claims, measured: Result | None, images: Iterable[str]) 
         "",
         "Each claim is an experiment of `benchmarks/papers/`; this page is written by `docs/build.py` from their numbers. *Held here*"
         " and *the opposite was seen here* are said where the 95 % interval allows nothing else, *not seen here* where it leaves both"
-        " open. Differences are paired: the same prompts under both recipes. The model that answers is the one that ships with kvweave;"
+        " open. Differences are paired, the same prompts under both recipes, unless they are called unpaired. The model that answers is the one that ships with kvweave;"
         " papers measured large models on long contexts, so that what is not seen here may still be true there.",
         "",
         *_overview(claims, found),

@@ -50,7 +50,7 @@ class Parts:
         made = {
             WHOLE: whole,
             FILLED: recipe_named(FILLED),
-            NO_WINDOWS: replace(whole, select=AuxiliaryWindows(window=1, more_than=0)),
+            NO_WINDOWS: replace(whole, select=AuxiliaryWindows(window=1, more_than=0, refill=True)),
             NO_PREFIX: replace(whole, prepare=Bare()),
         }
         return made | ({TUNED: recipe_named(WHOLE, auxiliary=self.tuned)} if self.tuned else {})

@@ -93,7 +93,7 @@ def answered(found: Mapping[str, Sequence[Outcome]], pairs: Sequence[Pair]) -> R
         for task in dict.fromkeys(row.task for row in made):
             here = [outcome for outcome in outcomes if task in (OVERALL, outcome.task)]
             for pair in pairs:
-                gain = difference(here, _label(pair.mine), _label(pair.theirs))
+                gain = difference(here, label(pair.mine), label(pair.theirs))
                 if gain is not None:
                     compared.append(
                         {
@@ -121,7 +121,8 @@ def _scored(part: str, row: Row) -> dict[str, Any]:
     }
 
 
-def _label(run: tuple[str, float]) -> Label:
+def label(run: tuple[str, float]) -> Label:
+    """How outcomes name a run."""
     recipe, ratio = run
     return recipe, float(ratio), None
 

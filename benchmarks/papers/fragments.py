@@ -1,6 +1,6 @@
 """Values cut to pieces: half a number recomputed and half of it stale (CacheClip)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from side_by_side import Grid
 from torch import Tensor
 
+from kvweave.evaluation.comparison import mean_difference
 from kvweave.evaluation.report.style import Theme
-from kvweave.evaluation.results import REUSE
+from kvweave.evaluation.results import REUSE, Estimate, Outcome
 from kvweave.evaluation.samples import Sample
 from kvweave.ops.windows import kept_from
 from kvweave.recipes.assembled import Assembled
@@ -30,8 +31,10 @@ from papers.claim import (
     answered,
     baselines,
     better,
-    gain_of,
+    estimate,
     halved,
+    label,
+    plain,
     score_of,
     score_table,
     spoken,
@@ -73,7 +76,7 @@ def variants() -> Mapping[str, Recipe]:
         BLEND: blend,
         BLEND_WINDOWS: replace(blend, select=InWindows(ValueDeviation())),
         CLIP: recipe_named(CLIP),
-        CLIP_ALONE: replace(clip, select=AuxiliaryWindows(window=1, more_than=0)),
+        CLIP_ALONE: replace(clip, select=AuxiliaryWindows(window=1, more_than=0, refill=True)),
     }
 
 
@@ -91,27 +94,47 @@ def grids(setting: Setting) -> Mapping[str, Grid]:
     return {"": Grid(variants, suite, setting.split, kind=kind)}
 
 
-_FALLS = [Pair((BLEND, ratio), (REUSE, 0.0)) for ratio in RATIOS]
-_WINDOWS = [
-    Pair((with_windows, ratio), (without, ratio))
-    for with_windows, without in ((BLEND_WINDOWS, BLEND), (CLIP, CLIP_ALONE))
-    for ratio in RATIOS
-]
+_WINDOWS = ((BLEND_WINDOWS, BLEND), (CLIP, CLIP_ALONE))
+_COMPARED = ((BLEND, REUSE), *_WINDOWS)
+
+
+def _pair(mine: str, theirs: str, ratio: float) -> Pair:
+    return Pair((mine, ratio), (theirs, 0.0 if theirs == REUSE else ratio))
+
+
+def figures(found: Mapping[str, Sequence[Outcome]]) -> Result:
+    """Every ratio alone, and each kind's mean over the ratios between, prompt by prompt: none is picked afterwards."""
+    pairs = [_pair(*names, ratio) for names in _COMPARED for ratio in RATIOS]
+    between = []
+    for task in dict.fromkeys(outcome.task for outcome in found[""]):
+        here = [outcome for outcome in found[""] if outcome.task == task]
+        for mine, theirs in _COMPARED:
+            runs = [_pair(mine, theirs, ratio) for ratio in BETWEEN]
+            gain = mean_difference(here, [(label(run.mine), label(run.theirs)) for run in runs])
+            if gain is not None:
+                between.append({"task": task, "mine": mine, "theirs": theirs, **plain("gain", gain)})
+    return {**answered(found, pairs), "between": between}
+
+
+def _between(result: Result, task: str, mine: str, theirs: str) -> Estimate | None:
+    wanted = (task, mine, theirs)
+    kept = next((b for b in result["between"] if (b["task"], b["mine"], b["theirs"]) == wanted), None)
+    return estimate(kept, "gain") if kept else None
 
 
 def verdicts(result: Result) -> list[Verdict]:
-    """The fall below plain reuse for each kind, and what windows give where CacheBlend is worst."""
+    """The fall below plain reuse for each kind, and what windows give there: on the mean over the ratios between."""
     found = []
+    where = f"on the mean over {', '.join(f'{ratio:.0%}' for ratio in BETWEEN)}"
     for task in tasks_of(result):
-        worst = min(BETWEEN, key=lambda ratio: score_of(result, BLEND, ratio, task=task).value)
-        fall = gain_of(result, Pair((BLEND, worst), (REUSE, 0.0)), task=task)
-        assert fall is not None
-        held = True if fall.high < 0 else False if fall.low > 0 else None
-        said = f"`cacheblend` falls below plain reuse on {task} needles; at its worst, {worst:.0%}, the difference is"
-        found.append(Verdict(held, f"{said} {spoken(fall, '+.3f')}."))
-        for with_windows, without in ((BLEND_WINDOWS, BLEND), (CLIP, CLIP_ALONE)):
-            gain = gain_of(result, Pair((with_windows, worst), (without, worst)), task=task)
-            found += better(f"Windows lift `{without}` on {task} needles at {worst:.0%}", gain)
+        fall = _between(result, task, BLEND, REUSE)
+        if fall is not None:
+            held = True if fall.high < 0 else False if fall.low > 0 else None
+            said = f"`cacheblend` falls below plain reuse on {task} needles: {where}, the difference is"
+            found.append(Verdict(held, f"{said} {spoken(fall, '+.3f')}."))
+        for with_windows, without in _WINDOWS:
+            gain = _between(result, task, with_windows, without)
+            found += better(f"Windows lift `{without}` on {task} needles, {where}", gain)
     return found
 
 
@@ -137,10 +160,10 @@ CLAIM = Claim(
     paper="CacheClip §4.2 and App. A (the tables of CacheBlend and CacheClip)",
     says="CacheBlend recomputes some tokens of a number or UUID and leaves others stale: between ratios of 30 % and 80 % its score on"
     " such needles falls far below what it is with little recomputed. CacheClip's windows keep values together and avoid it.",
-    tried="Single needles that are 7-digit numbers or UUIDs. `cacheblend` and `cacheclip`, each with windows and without; those with"
-    " windows use their budget up, so that as many rows are recomputed on both sides.",
+    tried="Single needles that are 7-digit numbers or UUIDs. `cacheblend` and `cacheclip`, each with windows and without; all use their"
+    " budget up, so that as many rows are recomputed on both sides.",
     grids=grids,
-    figures=lambda found: answered(found, [*_FALLS, *_WINDOWS]),
+    figures=figures,
     verdicts=verdicts,
     table=score_table,
     draw=draw,

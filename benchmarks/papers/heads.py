@@ -35,19 +35,20 @@ def grids(setting: Setting) -> Mapping[str, Grid]:
     return {"": Grid(variants, suite, setting.split)}
 
 
-def at_head(one: Selected) -> float:
+def at_head(one: Selected) -> float | None:
     """How many times as many rows as by chance lie in the first tenth of their chunk."""
-    return one.tenths[0] / one.stale_tenths[0]
+    return _times("tenths", 0, one)
 
 
-def late(one: Selected) -> float:
+def late(one: Selected) -> float | None:
     """The same of the last fifth of the chunks."""
-    return one.fifths[-1] / one.stale_fifths[-1]
+    return _times("fifths", -1, one)
 
 
-def _times(which: str, place: int, one: Selected) -> float:
+def _times(which: str, place: int, one: Selected) -> float | None:
+    """None where nothing could have been selected, as in some fifth of fewer than five stale chunks."""
     by_chance = getattr(one, f"stale_{which}")[place]
-    return getattr(one, which)[place] / by_chance if by_chance else 0.0
+    return getattr(one, which)[place] / by_chance if by_chance else None
 
 
 def figures(found: Mapping[str, Sequence[Selected]]) -> Result:

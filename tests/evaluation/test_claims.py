@@ -143,9 +143,19 @@ class TestVerdicts:
         found = claim.verdicts(kept(claim, setting, score))
         # for each kind: the fall, windows around CacheBlend, windows in CacheClip, which never fell
         assert [verdict.held for verdict in found] == [True, True, None] * 2
-        assert "at its worst, 50%, the difference is -1.000" in found[0].said
+        assert "on the mean over 30%, 50%, 70%, the difference is -0.333 (-0.333 to -0.333)" in found[0].said
         assert "number needles" in found[0].said
         assert "UUID needles" in found[3].said
+
+    def test_no_ratio_is_picked_by_its_score(self, claims, setting):
+        """What one ratio loses and another gains is no collapse, however the prompts lie."""
+        claim = claims["fragments"]
+        moved = {0.3: -0.5, 0.5: 0.5}
+
+        def score(recipe, ratio, size):
+            return 0.5 + (recipe == "cacheblend") * moved.get(ratio, 0.0)
+
+        assert held(claim, kept(claim, setting, score)) == [None] * 6
 
     def test_the_opposite_of_a_collapse(self, claims, setting):
         claim = claims["fragments"]
@@ -165,6 +175,19 @@ class TestVerdicts:
         claim = claims["chunk-size"]
         result = kept(claim, setting, lambda recipe, ratio, size: recipe == "full" or size > 32)
         assert held(claim, result)[3:] == [True] * 4
+
+    def test_losses_on_different_prompts_are_not_called_paired(self, claims, setting):
+        claim = claims["chunk-size"]
+        result = kept(claim, setting, lambda recipe, ratio, size: recipe == "full" or size > 32)
+        said = [said for _, said in claim.verdicts(result)]
+        assert all("the difference is unpaired" in one for one in said[3:])
+        assert "(1.000 with 32 tokens, 0.000 with 128; the difference is unpaired): +1.000" in said[3]
+        assert not any("unpaired" in one for one in said[:3])
+
+    def test_variants_that_are_compared_recompute_as_many_rows(self, claims, setting):
+        for name in ("fragments", "cacheclip-parts"):
+            (grid,) = claims[name].grids(setting).values()
+            assert grid.variants()["cacheclip without windows"].select.refill
 
     def test_both_parts_of_fusionrag_together_restore_everything(self, claims, setting):
         scores = {
@@ -192,6 +215,22 @@ class TestVerdicts:
         assert [verdict.held for verdict in found] == [True] * 4
         assert "10.00 (10.00 to 10.00) times" in found[0].said
         assert "5.00 (5.00 to 5.00) times" in found[2].said
+
+    def test_fewer_than_five_stale_chunks_say_nothing_about_late_ones(self, claims, setting):
+        claim = claims["heads"]
+        (grid,) = claim.grids(setting).values()
+        made = selections(grid, lambda name: 0.5)
+        few = [
+            replace(
+                one, sample=f"{one.sample}/few", fifths=[0.25] * 4 + [0.0], stale_fifths=[0.25] * 4 + [0.0]
+            )
+            for one in made
+        ]
+        shares, more = claim.figures({"": made}), claim.figures({"": [*made, *few]})
+        assert [one["fifths"][-1] for one in more["shares"]] == [
+            one["fifths"][-1] for one in shares["shares"]
+        ]
+        assert more["gains"]["late"] == shares["gains"]["late"]
 
     def test_blind_selections_that_find_hardly_more_than_chance(self, claims, setting):
         claim = claims["crowding"]
@@ -311,10 +350,13 @@ class TestSelections:
         monkeypatch.setattr(selected, "prefill", None)
         assert selected.run(self.grid(), tmp_path, 1) == first
 
-    def test_another_ratio_or_model_needs_another_folder(self, selected, tmp_path):
+    def test_another_ratio_or_version_needs_another_folder(self, selected, tmp_path, monkeypatch):
         selected.run(self.grid(0.4), tmp_path, 1)
-        with pytest.raises(InvalidRequest, match="name another --work"):
+        with pytest.raises(InvalidRequest, match="differ in ratios; name another --work"):
             selected.run(self.grid(0.5), tmp_path, 1)
+        monkeypatch.setattr(selected, "JOURNAL_VERSION", 0)
+        with pytest.raises(InvalidRequest, match="differ in journal; name another --work"):
+            selected.run(self.grid(0.4), tmp_path, 1)
 
     def test_gains_are_paired_and_leave_out_prompts_without_evidence(self, selected):
         def one(sample, evidence):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from test_journal import OUTCOME
 
-from kvweave.evaluation.comparison import difference
+from kvweave.evaluation.comparison import difference, mean_difference
 from kvweave.evaluation.statistics import interval_over_tasks
 
 MINE, THEIRS = ("mine", 0.1, None), ("theirs", 0.1, None)
@@ -49,3 +49,17 @@ def test_another_budget_of_the_same_recipe_does_not_count():
     outcomes = [outcome(MINE, "a", 0, 1.0), outcome(THEIRS, "a", 0, 0.5), outcome(other, "a", 0, 0.9)]
     assert difference(outcomes, MINE, THEIRS).value == 0.5
     assert difference(outcomes, MINE, other).value == pytest.approx(0.1)
+
+
+def test_several_pairs_are_averaged_prompt_by_prompt():
+    other = ("mine", 0.5, None)
+    scores = {0: (1.0, 0.2, 0.6), 1: (0.0, 0.4, 0.6), 2: (1.0, None, 0.0)}
+    outcomes = [
+        outcome(label, "a", sample, score)
+        for sample, given in scores.items()
+        for label, score in zip((MINE, other, THEIRS), given, strict=True)
+        if score is not None
+    ]
+    found = mean_difference(outcomes, [(MINE, THEIRS), (other, THEIRS)])
+    assert found == interval_over_tasks([[(0.4 - 0.4) / 2, (-0.6 - 0.2) / 2]])  # the third lacks a run
+    assert mean_difference(outcomes, [(MINE, ("none", 0.1, None))]) is None

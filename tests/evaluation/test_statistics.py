@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvweave.evaluation.statistics import Scores, interval_over_tasks, ratio_over_tasks
+from kvweave.evaluation.statistics import Scores, interval_over_tasks, ratio_over_tasks, unpaired_over_tasks
 
 
 def interval(values, **more):
@@ -90,3 +90,17 @@ def test_resamples_without_a_gain_are_left_out():
     estimate = ratio_interval([1, 0], [1, 0], [0, 0])  # a quarter of the resamples gains nothing
     assert estimate is not None
     assert (estimate.value, estimate.low, estimate.high) == (1.0, 1.0, 1.0)
+
+
+class TestUnpaired:
+    def test_the_interval_is_as_wide_as_that_of_independent_runs(self):
+        """Of equal values a paired difference would have no width; the variances of independent ones add up."""
+        values = [0.0, 1.0] * 200
+        found = unpaired_over_tasks([values], [values], resamples=5000)
+        assert found.value == 0
+        assert found.high == pytest.approx(1.96 * 0.5 / 20 * 2**0.5, abs=0.008)
+        assert found.low == pytest.approx(-1.96 * 0.5 / 20 * 2**0.5, abs=0.008)
+
+    def test_runs_may_have_different_numbers_of_prompts(self):
+        found = unpaired_over_tasks([[1.0] * 3, [0.5]], [[0.25] * 7, [0.25] * 2])
+        assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))

@@ -1,6 +1,6 @@
 """Two runs of the same prompts, compared prompt by prompt. Knows outcomes, not what recipes are."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvweave.evaluation.results import Estimate, Label, Outcome
 from kvweave.evaluation.statistics import interval_over_tasks
@@ -11,12 +11,18 @@ def difference(outcomes: Iterable[Outcome], mine: Label, theirs: Label) -> Estim
 
     Resampled as differences, so that a prompt's two scores stay together; None where no prompt has both.
     """
-    scores: dict[Label, dict[tuple[str, str], float]] = {mine: {}, theirs: {}}
+    return mean_difference(outcomes, [(mine, theirs)])
+
+
+def mean_difference(outcomes: Iterable[Outcome], pairs: Sequence[tuple[Label, Label]]) -> Estimate | None:
+    """The same on the mean over several pairs, prompt by prompt; of the prompts that all of them ran on."""
+    scores: dict[tuple[str, str], dict[Label, float]] = {}
     for outcome in outcomes:
-        if outcome.label in scores:
-            scores[outcome.label][outcome.task, outcome.sample] = outcome.score
+        scores.setdefault((outcome.task, outcome.sample), {})[outcome.label] = outcome.score
+    wanted = {label for pair in pairs for label in pair}
     tasks: dict[str, list[float]] = {}
-    for place, score in scores[mine].items():
-        if place in scores[theirs]:
-            tasks.setdefault(place[0], []).append(score - scores[theirs][place])
+    for (task, _), found in scores.items():
+        if wanted <= found.keys():
+            gains = [found[mine] - found[theirs] for mine, theirs in pairs]
+            tasks.setdefault(task, []).append(sum(gains) / len(gains))
     return interval_over_tasks(list(tasks.values())) if tasks else None

@@ -39,6 +39,16 @@ def interval_over_tasks(tasks: Sequence[ArrayLike], *, resamples: int = 2000, se
     return _estimate(float(np.mean([column.mean() for column in columns])), means)
 
 
+def unpaired_over_tasks(
+    mine: Sequence[ArrayLike], theirs: Sequence[ArrayLike], *, resamples: int = 2000, seed: int = 0
+) -> Estimate:
+    """How much larger the mean over tasks is of one run than of another with prompts of its own: each is resampled apart."""
+    ours, others = ([_array(values) for values in tasks] for tasks in (mine, theirs))
+    value = np.mean([column.mean() for column in ours]) - np.mean([column.mean() for column in others])
+    means = _resampled(ours, resamples, seed) - _resampled(others, resamples, seed + 1)
+    return _estimate(float(value), means)
+
+
 def ratio_over_tasks(tasks: Sequence[Scores], *, resamples: int = 2000, seed: int = 0) -> Estimate | None:
     """The share of full attention's gain over reuse that a recipe restores (FusionRAG eq. 11).
 
