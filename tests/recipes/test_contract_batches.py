@@ -1,0 +1,85 @@
+"""Every recipe: what several requests compute together is what each computes alone."""
+
+from dataclasses import replace
+
+import pytest
+from contract import close, prefilled, prepare
+
+import kvweave
+from kvweave.config import GenerationConfig
+from kvweave.engine.generation import generate_together
+from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.recipes.methods import METHODS, recipe_named
+from kvweave.recipes.recipe import run
+from kvweave.recipes.recompute import SelectedRows
+
+GREEDY = GenerationConfig(temperature=0.0)
+IN_ONE_PASS = [name for name in METHODS if recipe_named(name).recompute == SelectedRows()]
+
+
+@pytest.fixture
+def prompts(prompt):
+    """Of different chunks, orders and lengths."""
+    first, second, third, fourth = prompt.chunks
+    return [
+        prompt,
+        kvweave.Prompt("Who came?", (fourth, second), system=prompt.system),
+        kvweave.Prompt(
+            "Where was the road when it rained again?", (second, third, first), system=prompt.system
+        ),
+    ]
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+class Held(Exception):
+    """Raised with the pass that a recipe was about to run."""
+
+
+class HoldBack:
+    """A recompute slot that runs nothing."""
+
+    def run(self, scene, rows, watches, *, capture):
+        raise Held((scene.canvas, scene.request.prompt.token_ids, scene.plan(rows)))
+
+
+def held(recipe, adapter, store, prompt):
+    with pytest.raises(Held) as found:
+        run(replace(recipe, recompute=HoldBack()), adapter, store, adapter.template.render(prompt))
+    return found.value.args[0]
+
+
+def held_keys(canvas):
+    return canvas.layers[-1].keys[:, :, : canvas.get_seq_length()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_answers_decoded_together_are_those_of_each_alone(name, adapter, store, prompt, prompts):
+    prepare(adapter, store, prompt, name)
+
+    def answers(asked):
+        starts = []
+        for each in asked:
+            result = prefilled(adapter, store, each, name)
+            starts.append((result.canvas, result.request.prompt.token_ids, result.logits))
+        replies = generate_together(adapter, starts, GREEDY, 6)
+        return [(reply.text, reply.tokens) for reply in replies], [held_keys(canvas) for canvas, *_ in starts]
+
+    together, keys = answers(prompts)
+    for number, each in enumerate(prompts):
+        (alone,), (own,) = answers([each])
+        assert together[number] == alone
+        close(keys[number], own)
+    assert any(tokens for _, tokens in together)
+
+
+@pytest.mark.parametrize("name", IN_ONE_PASS)
+def test_rows_computed_in_a_packed_pass_are_those_of_each_alone(name, adapter, store, prompt, prompts):
+    recipe = recipe_named(name)
+    prepare(adapter, store, prompt, name)
+    together = adapter.compute_packed([held(recipe, adapter, store, each) for each in prompts])
+    for logits, each in zip(together, prompts, strict=True):
+        close(logits, prefilled(adapter, store, each, name).logits)

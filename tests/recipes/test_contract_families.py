@@ -1,0 +1,70 @@
+"""A few recipes on models with sliding windows, soft caps and frequencies that depend on the length."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from contract import Counted, close, plain_logits, prefilled, prepare, stale_rows
+
+from kvweave.core import ChunkKV
+from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import run
+from kvweave.testing import tiny_adapter
+
+# One that only reuses, one that runs the question, one that leaves early, one that looks at all rows' attention, one
+# with versions, one that reads digests.
+NAMES = ("reuse", "prophetkv", "cacheblend-gradual", "kvshare", "cachecraft", "qcfuse")
+SELECTING = [name for name in NAMES if recipe_named(name).select.selects]
+
+
+@pytest.fixture(scope="module", params=["mistral-sliding", "gemma2", "phi3-longrope"])
+def adapter(request):
+    """Windows of 16 tokens in all layers or in some, there with a soft cap; long frequencies from 64 tokens on."""
+    return tiny_adapter(request.param)
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestRecipes:
+    def test_ratio_one_equals_full_attention(self, name, adapter, store, prompt):
+        prepare(adapter, store, prompt, name)
+        close(prefilled(adapter, store, prompt, name, ratio=1.0).logits, plain_logits(adapter, prompt))
+
+    def test_a_cold_store_gives_full_attention_and_leaves_it(self, name, adapter, store, prompt):
+        result = prefilled(adapter, store, prompt, name)
+        close(result.logits, plain_logits(adapter, prompt))
+        tokens = result.request.prompt
+        whole = adapter.encode(tokens.token_ids).kv
+        remembered = [kept for kept in result.remembered if isinstance(kept.content, ChunkKV)]
+        for kept, span in zip(remembered, tokens.spans[:-1], strict=True):
+            close(kept.content.kv, whole[:, :, :, span.start : span.end])
+
+    def test_stale_kv_is_really_used(self, name, adapter, store, prompt):
+        """Whether or not it reaches the last row, of which windows may see nothing stale."""
+        prepare(adapter, store, prompt, name)
+        result = prefilled(adapter, store, prompt, name, ratio=0.0)
+        stale, tokens = stale_rows(result), result.request.prompt
+        assert stale
+        whole = adapter.encode(tokens.token_ids).kv[-1, 1]  # (G, N, D)
+        held = result.canvas.layers[-1].values[0, :, : tokens.tokens]
+        assert not held[:, stale].isclose(whole[:, stale], atol=1e-2).all()
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_a_selection_is_stale_and_within_budget(name, adapter, store, prompt):
+    recipe = recipe_named(name)
+    prepare(adapter, store, prompt, name)
+    counted = Counted(recipe.recompute)
+    tokens = adapter.template.render(prompt)
+    result = run(replace(recipe, recompute=counted), adapter, store, tokens, ratio=0.3)
+    stale = set(stale_rows(result))
+    assert 0 < len(result.selected) <= math.ceil(0.3 * len(stale))
+    assert set(result.selected.tolist()) <= stale
+    assert (
+        sum(len(stale & set(rows)) for rows in counted.rows) == len(result.selected) * adapter.geometry.layers
+    )
