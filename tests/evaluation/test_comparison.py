@@ -53,7 +53,7 @@ def test_another_budget_of_the_same_recipe_does_not_count():
 
 def test_several_pairs_are_averaged_prompt_by_prompt():
     other = ("mine", 0.5, None)
-    scores = {0: (1.0, 0.2, 0.6), 1: (0.0, 0.4, 0.6), 2: (1.0, None, 0.0)}
+    scores = {0: (1.0, 0.25, 0.5), 1: (0.0, 0.5, 0.75), 2: (1.0, None, 0.0)}
     outcomes = [
         outcome(label, "a", sample, score)
         for sample, given in scores.items()
@@ -61,5 +61,5 @@ def test_several_pairs_are_averaged_prompt_by_prompt():
         if score is not None
     ]
     found = mean_difference(outcomes, [(MINE, THEIRS), (other, THEIRS)])
-    assert found == interval_over_tasks([[(0.4 - 0.4) / 2, (-0.6 - 0.2) / 2]])  # the third lacks a run
+    assert found == interval_over_tasks([[(0.5 - 0.25) / 2, (-0.75 - 0.25) / 2]])  # the third lacks a run
     assert mean_difference(outcomes, [(MINE, ("none", 0.1, None))]) is None
