@@ -44,6 +44,8 @@ SHARES = {
 
 SEPARATION = 0.35  # how often a haystack sentence stands beside the cut, between two that belong together
 
+_STEPWISE = frozenset({"vartrack", "twohop", "coref", "contradiction"})
+
 _ONCE = frozenset({"commonwords", "frequentwords"})  # their questions are about the whole document
 
 
@@ -163,12 +165,14 @@ class Writer:
         easy: float = 0.0,
         spliced: float = 0.0,
         reworded: float = 0.0,
+        stepwise: float = 1.0,
     ) -> Document:
         """A document of `chunks` chunks of a size in tokens within `sizes`.
 
         With probability `sparse` it holds one or two tasks alone among haystack, with probability `easy` its names are
         plain words, with probability `spliced` its values invented ones, with probability `reworded` many of its
-        sentences say it otherwise; a document is either easy or reworded.
+        sentences say it otherwise; a document is either easy or reworded. Tasks of several steps are written `stepwise`
+        times as often as they usually are.
         """
         rng = self._rng
         size = rng.randint(*sizes)
@@ -180,7 +184,7 @@ class Writer:
         facts: list[str] = []
         refers: dict[str, str] = {}
         written: set[str] = set()
-        for name in self._wanted(chunks, size, sparse):
+        for name in self._wanted(chunks, size, sparse, stepwise):
             if name in _ONCE and name in written:
                 continue
             written.add(name)
@@ -202,10 +206,11 @@ class Writer:
             return RewordingWorld(rng, words, training_words())
         return World(rng, TRAIN, words)
 
-    def _wanted(self, chunks: int, size: int, sparse: float) -> list[str]:
+    def _wanted(self, chunks: int, size: int, sparse: float, stepwise: float) -> list[str]:
         """Names of the tasks to write, one for each time."""
         rng = self._rng
-        names, shares = list(TASKS), [SHARES[name] for name in TASKS]
+        names = list(TASKS)
+        shares = [SHARES[name] * (stepwise if name in _STEPWISE else 1) for name in names]
         if rng.random() < sparse:
             return rng.choices(names, shares, k=rng.choice((1, 1, 2)))
         # dense: many questions for the tokens of one context

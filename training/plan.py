@@ -48,7 +48,9 @@ PLAN = (
     Stage(2000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 5e-4, 0.1, 0.0),
     Stage(7000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 8e-4, 0.1, 0.5),
     Stage(6000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0, 0.7), 6, 0.04, 8e-4, 0.1, 0.4),
+    Stage(3500, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0, 0.25, 2.0), 6, 0.04, 8e-4, 0.1, 0.2),
 )
+_SETTLED = ("spliced", "stopping", "reworded", "stepwise")  # what long rows of a settling stage take from it
 EARLIER = 0.15  # share of steps on the shape of the stage before
 EARLIER_SETTLING = 0.35  # the same while settling
 WARM_STEPS, DECAY_FROM, LOWEST_PACE = 100, 0.7, 0.02
@@ -92,8 +94,8 @@ def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
         chosen = plan[number - 1] if number and draw < EARLIER else stage
         return chosen, chosen.rate * pace(step, ends[learning - 1])
     shape = plan[learning - 1].shape if draw < EARLIER_SETTLING else stage.shape
-    settled = stage.shape
-    shape = replace(shape, spliced=settled.spliced, stopping=settled.stopping, reworded=settled.reworded)
+    settled = {name: getattr(stage.shape, name) for name in _SETTLED}
+    shape = replace(shape, **settled)
     rows = plan[learning - 1].rows if draw < EARLIER_SETTLING else stage.rows
     left = (ends[number] - step) / (stage.steps * (1 - stage.holding))
     return replace(stage, shape=shape, rows=rows), stage.rate * min(1.0, max(LOWEST_PACE, left))

@@ -62,6 +62,7 @@ class Shape:
         spliced: share of documents whose values are invented words, of several tokens as a rule.
         stopping: weight of the token that ends an answer, beside 1 of the others.
         reworded: share of documents with sentences that no template foresees.
+        stepwise: how much more often than usual tasks of several steps are written.
     """
 
     context: int
@@ -73,6 +74,7 @@ class Shape:
     spliced: float = 0.0
     stopping: float = 0.3
     reworded: float = 0.0
+    stepwise: float = 1.0
 
 
 @dataclass(slots=True)
@@ -171,6 +173,7 @@ class RowMaker:
                 easy=shape.easy,
                 spliced=shape.spliced,
                 reworded=shape.reworded,
+                stepwise=shape.stepwise,
             )
             ids = list(self._prefix)
             hints: list[tuple[int, int]] = []
