@@ -93,12 +93,10 @@ def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
     if stage.holding is None:
         chosen = plan[number - 1] if number and draw < EARLIER else stage
         return chosen, chosen.rate * pace(step, ends[learning - 1])
-    shape = plan[learning - 1].shape if draw < EARLIER_SETTLING else stage.shape
-    settled = {name: getattr(stage.shape, name) for name in _SETTLED}
-    shape = replace(shape, **settled)
-    rows = plan[learning - 1].rows if draw < EARLIER_SETTLING else stage.rows
+    source = plan[learning - 1] if draw < EARLIER_SETTLING else stage
+    shape = replace(source.shape, **{name: getattr(stage.shape, name) for name in _SETTLED})
     left = (ends[number] - step) / (stage.steps * (1 - stage.holding))
-    return replace(stage, shape=shape, rows=rows), stage.rate * min(1.0, max(LOWEST_PACE, left))
+    return replace(stage, shape=shape, rows=source.rows), stage.rate * min(1.0, max(LOWEST_PACE, left))
 
 
 def pace(step: int, steps: int) -> float:

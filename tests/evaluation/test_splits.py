@@ -6,11 +6,11 @@ from itertools import combinations
 
 import pytest
 from pools import all_phrases, normalised, pattern, placeholders
-from training.documents import Document, Writer, training_haystack, training_words
 
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.splits import DEV, HIDDEN, SPLITS, TEST, TRAIN, nouns, split_of
 from kvweave.evaluation.world import World
+from training.documents import Document, Writer, training_haystack, training_words
 
 OTHERS = (DEV, TEST, HIDDEN)
 PHRASES = all_phrases()

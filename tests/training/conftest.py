@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from training.documents import Document
-from training.rows import COUNTED, RowMaker, Rows, Shape
-from training.vocabulary import learn
 from transformers import PreTrainedTokenizerFast
 
 from kvweave.evaluation.draft import Question
 from kvweave.testing import tiny_tokenizer
 from training import abilities
+from training.documents import Document
+from training.rows import COUNTED, RowMaker, Rows, Shape
+from training.vocabulary import learn
 
 SHAPE = Shape(context=900, questions=500, chunks=(2, 4), chunk_tokens=(150, 220), sparse=0.2, easy=0.3)
 ROWS = 3

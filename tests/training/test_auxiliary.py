@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.auxiliary import Distillation, learn_vocabulary, pace
-from training.plan import configuration
-from training.sides import carried
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from training import auxiliary
+from training.auxiliary import Distillation, learn_vocabulary, pace
+from training.plan import configuration
+from training.sides import carried
 
 SEED, STEPS = 3, 8
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from training.plan import new_model
 
 LENGTH, ROWS = 40, 8

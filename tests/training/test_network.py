@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from training.network import hidden_states, question_attention, rotation
-from training.rows import RowMaker, Rows, Shape
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvweave.testing import VOCABULARY
+from training.network import hidden_states, question_attention, rotation
+from training.rows import RowMaker, Rows, Shape
 
 THETA, WIDTH = 100_000.0, 16
 TOLERANCE = 0.1  # matrix products in bfloat16 on normalised states of size about 1; a wrong mask is off by more than 1

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from training.rows import COPY, COUNTED, RowMaker, Rows, Shape
 from transformers import PreTrainedTokenizerBase
 
 from kvweave.core import Prompt
 from kvweave.models.template import PromptTemplate
+from training.rows import COPY, COUNTED, RowMaker, Rows, Shape
 
 SHAPE = Shape(context=900, questions=300, chunks=(2, 4), chunk_tokens=(150, 220), sparse=0.2, easy=0.3)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.plan import DECAY_FROM, WARM_STEPS, Stage, configuration, drawn, pace
-from training.rows import COPY, RowMaker, Rows, Shape
-from training.train import Trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from training import train
+from training.plan import DECAY_FROM, WARM_STEPS, Stage, configuration, drawn, pace
+from training.rows import COPY, RowMaker, Rows, Shape
+from training.train import Trainer
 
 SHORT = Shape(context=250, questions=200, chunks=(2, 2), chunk_tokens=(40, 60), sparse=0.0, easy=0.9)
 LONGER = Shape(context=400, questions=250, chunks=(2, 3), chunk_tokens=(60, 90), sparse=0.0, easy=0.3)

@@ -2,6 +2,8 @@ import random
 import re
 
 import pytest
+
+from kvweave.evaluation.tasks import TASKS
 from training.documents import (
     SEPARATION,
     SHARES,
@@ -12,8 +14,6 @@ from training.documents import (
     training_haystack,
     training_words,
 )
-
-from kvweave.evaluation.tasks import TASKS
 
 
 def count(text: str) -> int:

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from training.vocabulary import SPECIAL, learn, training_texts
 from transformers import PreTrainedTokenizerBase
 
 from training import vocabulary as making
+from training.vocabulary import SPECIAL, learn, training_texts
 
 
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
