@@ -5,7 +5,7 @@
 Knows how each idea works, not whether it pays.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,20 +13,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-from kvweave.core import ChunkNote, Making
-from kvweave.models.adapter import Adapter
 from kvweave.models.attention_probe import AttentionProbe
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.kept import Kept
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.prepare import Following, Isolated, Prepare, Similar, Woven, isolated_kv
+from kvweave.recipes.moved import Moved
+from kvweave.recipes.prepare import Following, Isolated, Prepare, Similar, Woven
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.record import Record
 from kvweave.recipes.scores import QuestionAttention
 from kvweave.recipes.select import Highest, Score
-from kvweave.recipes.workshop import Ids, Workshop
-from kvweave.store.keys import digest_tokens
 
 
 def lengths(scene: Assembled) -> list[int]:
@@ -159,31 +155,6 @@ class LayerWeighted:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """How far a preparation moves each token's KV from the isolated one, as a share of it: a note (n,)."""
-
-    prepare: Prepare
-
-    together: ClassVar[bool] = False
-
-    def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
-        first = self.prepare.makings(adapter, prefix, chunk_tokens)[0]
-        return Making(f"moved-{first.kind}", first.context, exact=False, rope_regime=first.rope_regime)
-
-    def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
-        for chunk in chunks:
-            making = self.prepare.makings(shop.adapter, shop.prefix, len(chunk))[0]
-            prepared = shop.store.get(shop.adapter.fingerprint, chunk, making)
-            kv = prepared or self.prepare.make(shop, chunk).kv
-            plain = isolated_kv(shop, chunk)
-            off = (kv.kv.float() - plain.kv.float()).square().sum(dim=(2, 4))  # (L, 2, n)
-            norm = plain.kv.float().square().sum(dim=(2, 4))
-            share = (off / norm.clamp(min=1e-9)).sqrt().mean(dim=(0, 1))
-            note = ChunkNote(chunk, {"moved": share.cpu()})
-            yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), (digest_tokens(chunk),))
-
-
-@dataclass(frozen=True, slots=True)
 class TimesMoved:
     """Another score, times how far a preparation moved each token; `floor` keeps what did not move in the running."""
 
@@ -199,17 +170,7 @@ class TimesMoved:
         return (self.moved,)
 
     def scores(self, scene: Assembled) -> Tensor:
-        request = scene.request
-        prefix = request.prompt.ids(request.prompt.spans[0])
-        ids = [request.prompt.ids(m.span) for m in scene.matched if m.origin == "reused"]
-        wanted = [(chunk, self.moved.making(request.adapter, prefix, len(chunk))) for chunk in ids]
-        notes = request.store.find_notes(request.adapter.fingerprint, wanted)
-        moved = torch.cat(
-            [
-                note.tensors["moved"] if note else torch.zeros(len(chunk))
-                for chunk, note in zip(ids, notes, strict=True)
-            ]
-        ).pow(self.power)
+        moved = self.moved.of_stale(scene).pow(self.power)
         found = self.inner.scores(scene)
         return found * (self.floor + moved) + self.added * moved * found.mean()
 

@@ -9,7 +9,10 @@ def kinds(base: KnowledgeBase) -> dict[str, int]:
     return {kind: total.entries for kind, total in base.store.stats().by_kind.items()}
 
 
-@pytest.mark.parametrize(("recipe", "note"), [("cachecraft", "rehearsed-3-8"), ("qcfuse", "importance")])
+@pytest.mark.parametrize(
+    ("recipe", "note"),
+    [("cachecraft", "rehearsed-3-8"), ("qcfuse", "importance"), ("weave", "moved-similar-10")],
+)
 def test_notes_are_made_once_also_for_chunks_that_another_recipe_prepared(open_kb, documents, recipe, note):
     with open_kb(recipe="reuse") as base:
         base.add(documents)

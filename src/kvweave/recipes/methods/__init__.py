@@ -21,8 +21,9 @@ from kvweave.recipes.methods.prophetkv import prophetkv
 from kvweave.recipes.methods.qcfuse import qcfuse
 from kvweave.recipes.methods.random import random
 from kvweave.recipes.methods.reuse import reuse
+from kvweave.recipes.methods.weave import weave
 from kvweave.recipes.observed import Observed
-from kvweave.recipes.prepare import Bare, Following, Isolated, NotPrepared, Prepare, Similar
+from kvweave.recipes.prepare import Bare, Following, Isolated, NotPrepared, Prepare, Similar, Woven
 from kvweave.recipes.recipe import Recipe
 
 METHODS: Mapping[str, Callable[[], Recipe]] = {
@@ -44,6 +45,7 @@ METHODS: Mapping[str, Callable[[], Recipe]] = {
     "fusionrag-over-stale": over_stale,
     "prophetkv": prophetkv,
     "qcfuse": qcfuse,
+    "weave": weave,
     "idealised": idealised,
     "random": random,
 }
@@ -59,6 +61,7 @@ PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
     "isolated": Isolated,
     "similar": Similar,
     "following": Following,
+    "woven": Woven,
     "observed": Observed,
 }
 """Offline preparations that combine with any selective recipe."""

@@ -1,0 +1,68 @@
+"""How much each token of a chunk depends on what stands before the chunk, found out before any question comes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvweave.core import ChunkKV, ChunkNote, Making
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.assembled import Assembled
+from kvweave.recipes.kept import Kept
+from kvweave.recipes.prepare import Behind, Similar, isolated_kv
+from kvweave.recipes.workshop import Ids, Workshop
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far each token's KV moves when other chunks are put before its chunk: a note, `moved` (n,) float32.
+
+    The distance between KV prepared behind `neighbours` and isolated KV, as a share of the latter's length, on the mean
+    over layers, keys (before rotation) and values. A token that says the same behind any text hardly moves; one that
+    takes its meaning from earlier text, as what follows a pronoun does, moves even behind the wrong text. A chunk
+    without neighbours gets no note.
+    """
+
+    neighbours: Behind = field(default_factory=Similar)
+    together: ClassVar[bool] = False
+
+    def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
+        """Behind the system prefix, named after the neighbours."""
+        behind, isolated = self.neighbours.makings(adapter, prefix, chunk_tokens)
+        return Making(f"moved-{behind.kind}", isolated.context, rope_regime=isolated.rope_regime)
+
+    def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
+        """One pass over each chunk behind its neighbours' isolated KV; what comes out is measured and not kept."""
+        for chunk in chunks:
+            made = self.neighbours.make(shop, chunk)
+            if len(made.sources) > 1:
+                note = ChunkNote(chunk, {"moved": _distance(made.kv, isolated_kv(shop, chunk))})
+                yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), made.sources)
+
+    def of_stale(self, scene: Assembled) -> Tensor:
+        """(n,) float32: how far each stale token moves, from the notes of its chunk.
+
+        A chunk without a note counts as if all its tokens moved as far as those of the other chunks do on the mean.
+        """
+        request = scene.request
+        system, *_ = request.prompt.spans
+        prefix = request.prompt.ids(system)
+        chunks = [request.prompt.ids(found.span) for found in scene.matched if found.origin == "reused"]
+        wanted = [(ids, self.making(request.adapter, prefix, len(ids))) for ids in chunks]
+        notes = request.store.find_notes(request.adapter.fingerprint, wanted)
+        known = [note.tensors["moved"] for note in notes if note is not None]
+        mean = torch.cat(known).mean() if known else torch.ones(())
+        found = [
+            mean.expand(len(ids)) if note is None else note.tensors["moved"]
+            for ids, note in zip(chunks, notes, strict=True)
+        ]
+        return torch.cat(found)
+
+
+def _distance(kv: ChunkKV, plain: ChunkKV) -> Tensor:
+    """(n,) float32, from KV (L, 2, G, n, D) of the same tokens."""
+    off = (kv.kv.float() - plain.kv.float()).square().sum(dim=(2, 4))  # (L, 2, n)
+    length = plain.kv.float().square().sum(dim=(2, 4)).clamp(min=1e-9)
+    return (off / length).sqrt().mean(dim=(0, 1)).cpu()
