@@ -28,6 +28,7 @@ class Stage:
         rate: learning rate before the common decay.
         hinting: weight of the hints.
         holding: share of the stage before its own rate falls, in stages that settle; None for the common decay.
+        longer: share of steps that a stage that settles spends on the rows of the last stage that learned.
     """
 
     steps: int
@@ -37,6 +38,7 @@ class Stage:
     rate: float
     hinting: float = 0.0
     holding: float | None = None
+    longer: float = 0.35
 
 
 PLAN = (
@@ -49,10 +51,12 @@ PLAN = (
     Stage(7000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0), 6, 0.04, 8e-4, 0.1, 0.5),
     Stage(6000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0, 0.7), 6, 0.04, 8e-4, 0.1, 0.4),
     Stage(3500, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.3, 1.0, 0.25, 2.0), 6, 0.04, 8e-4, 0.1, 0.2),
+    Stage(
+        7000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.25, 1.5), 6, 0.04, 8e-4, 0.1, 0.3, 0.6
+    ),
 )
 _SETTLED = ("spliced", "stopping", "reworded", "stepwise")  # what long rows of a settling stage take from it
 EARLIER = 0.15  # share of steps on the shape of the stage before
-EARLIER_SETTLING = 0.35  # the same while settling
 WARM_STEPS, DECAY_FROM, LOWEST_PACE = 100, 0.7, 0.02
 
 
@@ -93,7 +97,7 @@ def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
     if stage.holding is None:
         chosen = plan[number - 1] if number and draw < EARLIER else stage
         return chosen, chosen.rate * pace(step, ends[learning - 1])
-    source = plan[learning - 1] if draw < EARLIER_SETTLING else stage
+    source = plan[learning - 1] if draw < stage.longer else stage
     shape = replace(source.shape, **{name: getattr(stage.shape, name) for name in _SETTLED})
     left = (ends[number] - step) / (stage.steps * (1 - stage.holding))
     return replace(stage, shape=shape, rows=source.rows), stage.rate * min(1.0, max(LOWEST_PACE, left))
