@@ -50,6 +50,21 @@ def test_references_that_stand_in_the_answer_as_whole_words(prediction, referenc
     assert METRICS["words_match_all"](prediction, references) == score
 
 
+@pytest.mark.parametrize(
+    ("prediction", "score"),
+    [
+        ("Brenek, kettle", 1.0),
+        ("kettle", 1.0),
+        ("It is the kettle now.", 1.0),
+        ("kettle, lantern", 0.0),
+        ("lantern, kettles", 0.0),
+        ("kettle,", 0.0),
+    ],
+)
+def test_steps_before_the_last_comma_are_not_judged(prediction, score):
+    assert METRICS["words_match_last"](prediction, ["kettle"]) == score
+
+
 _UUID = "550e8400-e29b-41d4-a716-446655440000"
 
 

@@ -17,7 +17,7 @@ import kvweave
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.results import Label, Outcome, Trace
 
-JOURNAL_VERSION = 5
+JOURNAL_VERSION = 6
 """What outcomes mean; raised with every change of a field, a task or a recipe after which older ones would mislead."""
 
 _FILE = "outcomes.jsonl"

@@ -1,6 +1,6 @@
 """Every metric by name: an answer and its references to a score from 0 to 1.
 
-Definitions are those of RULER's and LongBench's evaluation scripts, but for `words_match_all`. Knows no data sets; the readers say which
+Definitions are those of RULER's and LongBench's evaluation scripts, but for `words_match_…`. Knows no data sets; the readers say which
 metric belongs to which.
 """
 
@@ -38,6 +38,11 @@ def words_match_all(prediction: str, references: Sequence[str]) -> float:
     text = prediction.lower()
     whole = (rf"(?<![\w-]){re.escape(reference.lower())}(?![\w-])" for reference in references)
     return sum(re.search(pattern, text) is not None for pattern in whole) / len(references)
+
+
+def words_match_last(prediction: str, references: Sequence[str]) -> float:
+    """As words_match_all, of what stands behind the prediction's last comma: steps that lead there are not judged."""
+    return words_match_all(prediction.rpartition(",")[2], references)
 
 
 def string_match_part(prediction: str, references: Sequence[str]) -> float:
@@ -125,6 +130,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "string_match_all": string_match_all,
         "string_match_part": string_match_part,
         "words_match_all": words_match_all,
+        "words_match_last": words_match_last,
         "exact_match": best(_exact),
         "f1": best(f1),
         "f1_first_line": first_line(best(f1)),

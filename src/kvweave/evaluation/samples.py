@@ -8,7 +8,6 @@ from functools import cache
 
 import xxhash
 
-from kvweave.evaluation.draft import Question
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.layout import lay_out
 from kvweave.evaluation.tasks import METRIC_OF, TASKS
@@ -101,7 +100,7 @@ def _drawn(
         laid = lay_out(world.rng, draft.pieces, s.context_tokens, s.chunk_tokens, behind, natural)
         asked = draft.questions[0]
         texts = tuple(chunk.text for chunk in laid)
-        prompt = (texts, asked.text, _references(asked), METRIC_OF[task], 2 * count(asked.reply) + 8)
+        prompt = (texts, asked.text, asked.answers, METRIC_OF[task], 2 * count(asked.reply) + 8)
         continuing = tuple(chunk.continues for chunk in laid)
         yield Sample(f"{source}-{_digest(prompt)}", task, *prompt, continuing=continuing)
 
@@ -113,11 +112,6 @@ def beside_others(samples: Sequence[Sample]) -> list[Sample]:
         replace(sample, others=tuple(chunks for chunks in first if chunks != sample.chunks)[:DOCUMENTS])
         for sample in samples
     ]
-
-
-def _references(asked: Question) -> tuple[str, ...]:
-    """The values; an only one may be given alone or with the steps that lead to it."""
-    return asked.answers if len(asked.answers) > 1 else tuple(dict.fromkeys((*asked.answers, asked.reply)))
 
 
 def _digest(prompt: tuple[object, ...]) -> str:

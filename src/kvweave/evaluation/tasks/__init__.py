@@ -39,4 +39,5 @@ TASKS: Mapping[str, Callable[[World], Draft]] = MappingProxyType(
 """Every task by name, in the order in which tables list them."""
 
 METRIC_OF: Mapping[str, str] = MappingProxyType({module.NAME: module.METRIC for module in _MODULES})
-"""The name of every task's metric: an only value has to be the answer, several have to stand in it as whole words."""
+"""The name of every task's metric: RULER's tasks want the values somewhere in the answer, as RULER does, but as whole words;
+tasks with steps want the value behind them; the others want it and nothing else."""

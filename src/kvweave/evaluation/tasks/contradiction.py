@@ -10,7 +10,7 @@ from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variant
 from kvweave.evaluation.world import World
 
 NAME = "contradiction"
-METRIC = "exact_match"
+METRIC = "words_match_last"
 REVISED = 2
 KEPT = 2
 

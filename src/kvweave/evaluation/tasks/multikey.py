@@ -5,7 +5,7 @@ from kvweave.evaluation.draft import Anywhere, Draft
 from kvweave.evaluation.world import World
 
 NAME = "multikey"
-METRIC = "exact_match"
+METRIC = "words_match_all"
 KEYS = 4
 DIGITS = 7
 

@@ -5,7 +5,7 @@ from kvweave.evaluation.draft import Anywhere, Draft
 from kvweave.evaluation.world import World
 
 NAME = "single"
-METRIC = "exact_match"
+METRIC = "words_match_all"
 DIGITS = 7
 
 

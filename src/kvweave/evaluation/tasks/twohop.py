@@ -7,7 +7,7 @@ from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variant
 from kvweave.evaluation.world import World
 
 NAME = "twohop"
-METRIC = "exact_match"
+METRIC = "words_match_last"
 PAIRS = 3
 
 

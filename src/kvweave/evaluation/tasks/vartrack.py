@@ -11,7 +11,7 @@ from kvweave.evaluation.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variant
 from kvweave.evaluation.world import World
 
 NAME = "vartrack"
-METRIC = "exact_match"
+METRIC = "words_match_last"
 CHAINS = 3
 LINKS = 2
 PLACES = ("box", "drawer", "shelf", "cabinet", "cell", "slot")
