@@ -161,10 +161,10 @@ class TestReport:
         names = [
             report.selections.index(name) for name in ("question_full", "decoding", "position", "random")
         ]
-        isolated, bare = report.preparations
+        isolated, bare, *others = report.preparations
         for a in names:
             for b in names:
-                assert isolated.overlap[a][b] == bare.overlap[a][b]
+                assert all(isolated.overlap[a][b] == other.overlap[a][b] for other in (bare, *others))
         stale = report.selections.index("question_stale")
         assert values(isolated.overlap[stale]) != values(bare.overlap[stale])
 
@@ -182,8 +182,8 @@ class TestReport:
         assert all(share > 0 for share in report.preparations[0].chunks[place])
 
     def test_kv_deviates_from_the_second_layer_and_the_second_isolated_chunk_on(self, report):
-        isolated, bare = (preparation.deviation for preparation in report.preparations)
-        for deviation in (isolated, bare):
+        isolated, bare, *others = (preparation.deviation for preparation in report.preparations)
+        for deviation in (isolated, bare, *others):
             assert deviation.relative[0].value == pytest.approx(0, abs=1e-9)
             assert all(value > 1e-4 for value in values(deviation.relative[1:]))
             assert all(0 < value < 1 for value in values(deviation.left[1:]))
