@@ -77,7 +77,7 @@ def test_rows_are_those_over_all_folders_together(quality, tmp_path):
     single, twohop, longer = outcomes(), outcomes("twohop"), outcomes(context_tokens=2048, prompts=4)
     folders = [
         evaluated(tmp_path / "one", single, date="2026-01-05"),
-        evaluated(tmp_path / "two", twohop, command="kvweave eval --output=/tmp/two --split test"),
+        evaluated(tmp_path / "two", twohop, command="kvweave eval --output=elsewhere/two --split test"),
         evaluated(tmp_path / "longer", longer),
     ]
     made = quality.gather(folders)
