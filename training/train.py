@@ -8,8 +8,9 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ HINTS = 160  # places per batch at which hints are read; fewer are padded
 TARGETS = 0.3  # share of a batch's tokens that get logits; more are drawn from, fewer are padded
 COPYING_FIRST = 0.6  # share of rows that only repeat until COPIES of them are repeated right
 COPIES = 0.9
+AVERAGED = 4  # stages: the mean of the weights that the last ones end with is better than any of them
 REPORT_STEPS, SAVE_STEPS = 50, 250
 _MEETING = "meeting"  # the file through which the processes find each other
 
@@ -61,6 +63,7 @@ class Trainer:
         self.maker = RowMaker(self.tokenizer)
         turns = rotation(CONTEXT, self.model.config.head_dim, THETA)
         self.cos, self.sin = (part.to(self.device) for part in turns)
+        self.ended: list[dict[str, Tensor]] = []
         self.compiled: dict[Shape, Forward] = {}
         self.accuracy: dict[str, float] = {}
         self.loss, self.hinted = 0.0, 0.0
@@ -69,11 +72,14 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end of the plan and save."""
+        ends = set(accumulate(stage.steps for stage in self.plan))
         started, shown = time.monotonic() - self.seconds, (time.monotonic(), self.tokens)
         while self.step < self.steps:
             self._train(*drawn(self.plan, self.step, self.seed))
             self.step += 1
             self.seconds = time.monotonic() - started
+            if self.step in ends:
+                self._keep()
             if self.step % REPORT_STEPS == 0 and self.rank == 0:
                 now = (time.monotonic(), self.tokens)
                 self._report((now[1] - shown[1]) / (now[0] - shown[0]))
@@ -83,6 +89,11 @@ class Trainer:
         if self.rank == 0:
             self._save()
             self._export()
+
+    def _keep(self) -> None:
+        """Keep a stage's weights for the mean, in place of those of a stage too long ago."""
+        weights = {name: weight.clone() for name, weight in self.model.state_dict().items()}
+        self.ended = [*self.ended, weights][-AVERAGED:]
 
     def _train(self, stage: Stage, rate: float) -> None:
         copying = stage.copying if self.accuracy.get(COPY, 0.0) > COPIES else COPYING_FIRST
@@ -182,6 +193,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "accuracy": self.accuracy,
+            "ended": self.ended,
             "progress": (self.step, self.tokens, self.seconds, self.loss),
         }
         save(self.folder, state)
@@ -194,22 +206,30 @@ class Trainer:
             sys.exit(f"{self.folder} holds a run with another seed or plan; name another folder")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.accuracy = state["accuracy"]
+        self.accuracy, self.ended = state["accuracy"], state["ended"]
         self.step, self.tokens, self.seconds, self.loss = state["progress"]
 
     def _export(self) -> None:
+        """The mean of the weights that the last stages ended with."""
+        self.model.load_state_dict(mean_of(self.ended))
         export(
             self.folder,
             self.model,
             self.tokenizer,
             seed=self.seed,
             steps=self.step,
+            averaged=len(self.ended),
             tokens=self.tokens,
             hours=round(self.seconds / 3600, 2),
             processes=self.ranks,
             device=torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU",
             plan=[asdict(stage) for stage in self.plan],
         )
+
+
+def mean_of(weights: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several models' weights, name by name."""
+    return {name: torch.stack([each[name] for each in weights]).mean(dim=0) for name in weights[0]}
 
 
 def _hint_places(rows: Rows) -> Tensor:

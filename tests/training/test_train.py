@@ -86,6 +86,8 @@ class TestARun:
         assert all(torch.equal(kept, again.pop(name)) for name, kept in tensors(one))
         assert not again
         assert one["accuracy"] == other["accuracy"]
+        for weights, weights_again in zip(one["ended"], other["ended"], strict=True):
+            assert all(torch.equal(weight, weights_again[name]) for name, weight in weights.items())
         (*counts, _, loss), (*counts_again, _, loss_again) = one["progress"], other["progress"]
         assert (counts, loss) == (counts_again, loss_again)
 
@@ -104,15 +106,20 @@ class TestARun:
         with pytest.raises(SystemExit, match="holds a run with another seed or plan; name another folder"):
             Trainer(finished, seed, rank=0, ranks=1, scale=scale)
 
-    def test_exports_weights_tokenizer_and_how_they_were_made(self, finished, vocabulary):
+    def test_exports_the_mean_of_its_stages_tokenizer_and_how_they_were_made(self, finished, vocabulary):
         made, saved = finished / "model", state(finished)
         facts = json.loads((made / "training.json").read_text())
         assert (facts["seed"], facts["steps"], facts["tokens"]) == (SEED, STEPS, saved["progress"][1])
         assert facts["torch"] == torch.__version__
+        assert facts["averaged"] == len(PLAN)
         assert [stage["steps"] for stage in facts["plan"]] == [stage.steps for stage in PLAN]
         model = AutoModelForCausalLM.from_pretrained(made).state_dict()
         assert model.keys() == saved["model"].keys()
-        assert all(torch.equal(weight, saved["model"][name].bfloat16()) for name, weight in model.items())
+        first, second = saved["ended"]
+        assert all(torch.equal(second[name], weight) for name, weight in saved["model"].items())
+        for name, weight in model.items():
+            assert not torch.equal(first[name], second[name])
+            assert torch.equal(weight, ((first[name] + second[name]) / 2).bfloat16())
         text = "Brenek's locker is number 42."
         assert AutoTokenizer.from_pretrained(made)(text) == vocabulary(text)
 
