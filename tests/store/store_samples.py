@@ -1,14 +1,14 @@
-"""Entries for the tests, made from a seed so that any process can make the same ones, and child processes."""
+"""Entries for the tests, made from a seed so that any process can make the same ones."""
 
-import multiprocessing
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
-from kvweave.core import ChunkKV, ChunkNote, Making, ModelFingerprint
+from kvweave.core import ChunkKV, ChunkNote, Making, ModelFingerprint, Storage
+from kvweave.ops.quantise import quantise
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.keys import digest_tokens
 
@@ -28,6 +28,14 @@ def chunk(seed: int, tokens: int = 5, dtype: torch.dtype = torch.float32, layers
     generator = torch.Generator().manual_seed(seed)
     kv = torch.randn(layers, 2, 1, tokens, 4, generator=generator).to(dtype)
     return ChunkKV(tuple(range(seed * 1000, seed * 1000 + tokens)), kv)
+
+
+def quantised_chunk(
+    seed: int, storage: Storage, tokens: int = 5, like: torch.Tensor | None = None
+) -> ChunkKV:
+    """`chunk(seed, tokens)`, or the tensor given, in fewer bits."""
+    exact = chunk(seed, tokens)
+    return ChunkKV(exact.token_ids, quantise(exact.kv if like is None else like, storage))
 
 
 def note(seed: int, tokens: int = 5) -> ChunkNote:
@@ -87,7 +95,7 @@ def same_note(found: ChunkNote | None, expected: ChunkNote) -> bool:
 def statements(store: ChunkStore) -> Iterator[list[str]]:
     """The SQL statements that this thread sends inside the block."""
     sent: list[str] = []
-    connection = store._database._session().connection
+    connection = store._parts.database._session().connection
     connection.set_trace_callback(sent.append)
     yield sent
     connection.set_trace_callback(None)
@@ -97,20 +105,12 @@ def entry_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("??/*.safetensors"))
 
 
-def child_processes() -> multiprocessing.context.ForkServerContext:
-    """Children forked from a server without threads that has torch loaded: quick, and safe."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "safetensors.torch", "kvweave.store.chunk_store"])
-    return context
-
-
-def write_forever(folder: str, first_seed: int, limit_bytes: int, acknowledgements: Connection) -> None:
-    """Put entry after entry, reporting each seed once the store says that it is stored."""
-    torch.set_num_threads(1)
-    with ChunkStore(folder, limit_bytes=limit_bytes) as store:
-        for seed in range(first_seed, first_seed + 100_000):
-            if put(store, chunk(seed, tokens=200)):
-                acknowledgements.send(seed)
+def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
+    """Whether this holds at some moment from now on: for what is done in the background."""
+    deadline = time.monotonic() + within_s
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return holds()
 
 
 def write_range(folder: str, seeds: list[int], limit_bytes: int) -> None:

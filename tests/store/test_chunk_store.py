@@ -1,19 +1,31 @@
 import logging
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from store_samples import ISOLATED, MODEL, SYSTEM, chunk, entry_files, fingerprint, get, listed, put, same
+from store_samples import (
+    ISOLATED,
+    MODEL,
+    SYSTEM,
+    chunk,
+    entry_files,
+    fingerprint,
+    get,
+    listed,
+    put,
+    quantised_chunk,
+    same,
+)
 
-from kvweave.core import ChunkKV, Making
-from kvweave.errors import InvalidRequest, StoreError
-from kvweave.store import format as entry_format
-from kvweave.store import tallies
+from kvweave.core import ChunkKV, Making, Storage
+from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
+from kvweave.store import header, keys, tallies
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.database import Database
-from kvweave.store.keys import digest_tokens
+from kvweave.store.keys import digest_tokens, quantised
 from kvweave.store.recent import RecentEntries
 
 
@@ -65,7 +77,7 @@ def test_the_best_making_that_can_be_read_is_found_and_counted_once(tmp_path: Pa
             assert absent is unasked is None
         assert (store.stats().hits, store.stats().misses) == (3, 3)
         store.forget_recent()
-        (good_file,) = store._catalog.paths(
+        (good_file,) = store._parts.catalog.paths(
             [store._key(MODEL, digest_tokens(kv.token_ids), good).digest]
         ).values()
         (tmp_path / good_file).write_bytes(b"damaged")
@@ -135,7 +147,7 @@ def test_the_slower_of_two_writers_takes_its_file_back(
 ) -> None:
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as slower:
-        monkeypatch.setattr(slower._catalog, "paths", lambda _: {})  # it looked before the other listed
+        monkeypatch.setattr(slower._parts.catalog, "paths", lambda _: {})  # it looked before the other listed
         assert put(store, kv)
         assert put(slower, kv)
         assert len(entry_files(tmp_path)) == 1
@@ -167,9 +179,9 @@ def test_a_lost_file_is_damage_but_one_removed_with_its_row_is_a_plain_miss(
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as other:
         put(store, kv)
-        paths = store._catalog.paths
+        paths = store._parts.catalog.paths
         with monkeypatch.context() as patch:
-            patch.setattr(store._catalog, "paths", lambda keys: (paths(keys), other.clear())[0])
+            patch.setattr(store._parts.catalog, "paths", lambda keys: (paths(keys), other.clear())[0])
             assert get(store, kv) is None
         assert store.stats().damaged == 0
         put(store, kv)
@@ -182,13 +194,101 @@ def test_a_newer_file_is_not_used_and_not_destroyed(tmp_path: Path, monkeypatch:
     kv = chunk(1)
     with ChunkStore(tmp_path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(entry_format, "FORMAT_VERSION", 2)
+            patch.setattr(header, "FORMAT_VERSION", 9)
             put(store, kv)
         assert get(store, kv) is None
         report = store.verify()
         assert report.sound
         assert len(report.newer) == 1
         assert len(entry_files(tmp_path)) == 1
+
+
+def test_entries_of_an_older_format_are_misses_and_go_when_the_store_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = chunk(1)
+    with ChunkStore(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(header, "FORMAT_VERSION", 1)
+            patch.setattr(keys, "FORMAT_VERSION", 1)
+            put(store, kv)
+        assert get(store, kv) is None
+        assert (store.stats().misses, store.stats().damaged, store.stats().entries) == (1, 0, 1)
+        assert put(store, kv)
+        assert same(get(store, kv), kv)
+        (why,) = store.verify().damaged
+        assert "format version 1, which is not read any more" in why
+        assert store.stats().entries == len(entry_files(tmp_path)) == 1
+        assert same(get(store, kv), kv)
+
+
+def test_damage_that_shows_when_a_layer_is_asked_for_is_counted_once_and_never_found_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kv, other = chunk(1, layers=3), Making("bare", ())
+    with ChunkStore(tmp_path) as store:
+        put(store, kv)
+        (file,) = entry_files(tmp_path)
+        put(store, kv, other)
+        altered = bytearray(file.read_bytes())
+        altered[-3] ^= 16
+        file.write_bytes(altered)
+        wanted = [(kv.token_ids, [ISOLATED, other])]
+        found = store.find(MODEL, wanted)[0]
+        assert found is not None
+        assert found[1] is ISOLATED
+        assert torch.equal(found[0].layer(0), kv.kv[0])
+        for _ in range(2):
+            with (
+                caplog.at_level(logging.WARNING, "kvweave"),
+                pytest.raises(DamagedEntry, match="altered in layer 2"),
+            ):
+                found[0].layer(2)
+        assert caplog.text.count("altered in layer 2") == 1
+        assert (store.stats().damaged, store.stats().entries, len(entry_files(tmp_path))) == (1, 1, 1)
+        again = store.find(MODEL, wanted)[0]
+        assert again is not None
+        assert again[1] is other
+        assert same(again[0], kv)
+
+
+def test_what_is_damaged_is_never_found_again_even_where_it_cannot_be_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object) -> None:
+        raise StoreError("the disk takes no writes")
+
+    kv = chunk(1)
+    with ChunkStore(tmp_path) as store:
+        put(store, kv)
+    (file,) = entry_files(tmp_path)
+    altered = bytearray(file.read_bytes())
+    altered[-3] ^= 16
+    with ChunkStore(tmp_path) as store:
+        monkeypatch.setattr(store._parts.catalog, "drop_file", read_only)
+        monkeypatch.setattr(store._parts.folder, "delete", lambda names: None)
+        file.write_bytes(altered)
+        found = store.find(MODEL, [(kv.token_ids, [ISOLATED])])[0]
+        assert found is not None
+        with pytest.raises(DamagedEntry):
+            found[0].layer(1)
+        assert store.find(MODEL, [(kv.token_ids, [ISOLATED])]) == [None]
+
+
+@pytest.mark.parametrize("storage", ["int8", "int4"])
+def test_quantised_kv_is_found_by_its_own_making_only(tmp_path: Path, storage: Storage) -> None:
+    kv, exact = quantised_chunk(1, storage), chunk(1)
+    making = quantised(ISOLATED, storage)
+    assert (making.kind, making.exact, making.context) == (f"isolated-{storage}", False, ISOLATED.context)
+    with ChunkStore(tmp_path) as store:
+        assert put(store, kv, making)
+        assert get(store, exact) is None
+        assert same(get(store, exact, making), kv)
+        assert put(store, exact)
+        assert same(get(store, exact), exact)
+        assert store.stats().by_kind.keys() == {"isolated", f"isolated-{storage}"}
+        with pytest.raises(InvalidRequest, match="quantised KV is never exact"):
+            put(store, kv, Making("bare", ()))
 
 
 def test_a_second_read_does_not_open_the_file_and_a_removed_entry_is_not_read_from_memory(
@@ -199,7 +299,7 @@ def test_a_second_read_does_not_open_the_file_and_a_removed_entry_is_not_read_fr
         put(store, kv)
         first = get(store, kv)
         with monkeypatch.context() as patch:
-            patch.setattr(store._tier, "get", None)
+            patch.setattr(store._parts.folder, "get", None)
             assert get(store, kv) is first
         other.clear()
         assert get(store, kv) is None
@@ -239,7 +339,7 @@ def test_counts_gather_in_memory_and_are_written_together(
         get(store, kv)
     with ChunkStore(tmp_path) as store:
         assert (store.stats().hits, store.stats().misses) == (10, 1)
-        assert store._database.query("SELECT uses FROM entries") == [(10,)]
+        assert store._parts.database.query("SELECT uses FROM entries") == [(10,)]
 
 
 def test_stats_name_what_is_stored(tmp_path: Path) -> None:
@@ -261,7 +361,7 @@ def test_clear_drops_everything_and_its_files(tmp_path: Path) -> None:
         assert store.clear() == 2
         assert get(store, chunk(1)) is None
         assert entry_files(tmp_path) == []
-        assert store._database.query("SELECT * FROM entry_sources") == []
+        assert store._parts.database.query("SELECT * FROM entry_sources") == []
 
 
 def test_verify_finds_damage_loss_and_a_file_under_anothers_name(tmp_path: Path) -> None:
@@ -289,7 +389,7 @@ def test_verify_leaves_what_cannot_be_opened_and_says_so(
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         with monkeypatch.context() as patch:
-            patch.setattr(store._tier, "open", refuse)
+            patch.setattr(store._parts.folder, "open", refuse)
             report = store.verify()
         assert (report.checked, report.damaged, len(report.unopened), report.sound) == (0, (), 1, False)
         assert store.verify().sound
@@ -302,12 +402,12 @@ def test_a_lookup_never_fails_by_its_counters(
     monkeypatch.setattr(tallies, "FLUSH_AFTER", 1)
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        store._database.execute("DROP TABLE store_counters")
+        store._parts.database.execute("DROP TABLE store_counters")
         assert same(get(store, chunk(1)), chunk(1))
-        store._database.script(tallies._SCHEMA)
+        store._parts.database.script(tallies._SCHEMA)
 
         def look_up_and_fail() -> None:
-            with store._database.transaction():
+            with store._parts.database.transaction():
                 get(store, chunk(1))
                 raise ZeroDivisionError
 
@@ -341,17 +441,32 @@ def test_a_stray_is_invisible_and_swept_only_when_old(tmp_path: Path) -> None:
         assert same(get(store, chunk(1)), chunk(1))
 
 
+def test_after_a_clock_that_jumped_back_strays_are_swept_and_entries_stay(tmp_path: Path) -> None:
+    """What was written before the jump seems to come from the future."""
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(1))
+    (file,) = entry_files(tmp_path)
+    stray = file.with_name(f"{'0' * 32}.00000000.safetensors")
+    abandoned = file.with_name(f"{file.name}.tmp-{2**22 + 1}-00")
+    for path in (stray, abandoned):
+        path.write_bytes(b"half")
+    to_come = time.time() + 365 * 86400.0
+    for path in (file, stray, abandoned, tmp_path / ".swept"):
+        os.utime(path, (to_come, to_come))
+    with ChunkStore(tmp_path) as store:  # the last sweep lies in the future, so another one is due
+        assert list(file.parent.iterdir()) == [file]
+        assert same(get(store, chunk(1)), chunk(1))
+
+
 def test_opening_sweeps_now_and_then(tmp_path: Path) -> None:
     stray = tmp_path / "ab" / f"{'ab' * 16}.00000000.safetensors"
     stray.parent.mkdir()
     stray.touch()
     os.utime(stray, (0, 0))
     ChunkStore(tmp_path).close()
-    assert not stray.exists()
-    stray.touch()
-    os.utime(stray, (0, 0))
+    assert stray.exists()  # there was no catalogue yet that could have listed it
     ChunkStore(tmp_path).close()
-    assert stray.exists()  # it was swept a moment ago
+    assert stray.exists()  # that counted as a sweep
     os.utime(tmp_path / ".swept", (0, 0))
     ChunkStore(tmp_path).close()
     assert not stray.exists()

@@ -1,37 +1,65 @@
 import errno
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from store_samples import DIGEST, ISOLATED, SYSTEM, chunk, note, same, same_note
+from store_samples import DIGEST, ISOLATED, SYSTEM, chunk, note, quantised_chunk, same, same_note
 
-from kvweave.core import ChunkKV, ChunkNote, Making
+from kvweave.core import ChunkKV, ChunkNote, Making, Storage
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreTooNew
-from kvweave.store import format as entry_format
-from kvweave.store.format import Content, encode_entry, open_entry, read_entry, write_entry
-from kvweave.store.keys import EntryKey, digest_tokens
+from kvweave.ops.quantise import QuantisedKV
+from kvweave.store import header
+from kvweave.store.format import (
+    Content,
+    encode_entry,
+    open_entry,
+    parse_entry,
+    read_entry,
+    storage_of,
+    verify_content,
+    write_entry,
+)
+from kvweave.store.keys import EntryKey, digest_tokens, quantised
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NOTE_DTYPES = [*DTYPES, torch.int32, torch.int64, torch.uint8]
 SMALL: list[Content] = [
     ChunkKV((3, 4), torch.randn(2, 2, 1, 2, 2, dtype=torch.float32).to(torch.bfloat16)),
     note(1, tokens=2),
+    quantised_chunk(1, "int8", tokens=2),
+    quantised_chunk(1, "int4", tokens=2),
 ]
+KINDS = ["kv", "note", "int8", "int4"]
+STORAGES: list[Storage] = ["int8", "int4"]
 
 
 def key_of(content: Content, making: Making | None = None) -> EntryKey:
     tokens = digest_tokens(content.token_ids)
     if isinstance(content, ChunkKV):
-        return EntryKey("default", "a" * 32, tokens, making or ISOLATED)
+        return EntryKey("default", "a" * 32, tokens, quantised(making or ISOLATED, storage_of(content)))
     return EntryKey("default", "a" * 32, tokens, making or DIGEST, "note")
 
 
 def written(path: Path, content: Content) -> Path:
     write_entry(path, encode_entry(key_of(content), "tiny", content, ["source"]))
     return path
+
+
+def same_content(found: Content, expected: Content) -> bool:
+    if isinstance(found, ChunkKV):
+        return isinstance(expected, ChunkKV) and same(found, expected)
+    return isinstance(expected, ChunkNote) and same_note(found, expected)
+
+
+def read_whole(path: Path, content: Content) -> Content:
+    """What is at `path`, expected to be this content, every bit of it verified."""
+    found = read_entry(path, key_of(content), content.token_ids)
+    verify_content(found)
+    return found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -41,7 +69,9 @@ def test_round_trip_is_bit_equal(tmp_path: Path, dtype: torch.dtype) -> None:
     bits[0, 0, 0, 0] = 0xFF  # a NaN with a payload survives too
     path = written(tmp_path / "entry", kv)
     found = read_entry(path, key_of(kv), kv.token_ids)
+    assert isinstance(found, ChunkKV)
     assert found.kv.dtype == dtype
+    assert torch.equal(found.layer(1).view(torch.uint8), bits[1])
     assert torch.equal(found.kv.view(torch.uint8), bits)
 
 
@@ -97,6 +127,67 @@ def test_any_note_round_trips_and_is_aligned(
     assert load_file(path).keys() == {"token_ids", *tensors}
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.just(2), st.integers(1, 3), st.integers(0, 9), st.integers(1, 5)),
+    dtype=st.sampled_from(DTYPES),
+    storage=st.sampled_from(STORAGES),
+)
+def test_quantised_kv_comes_back_as_it_was_stored(
+    tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], dtype: torch.dtype, storage: Storage
+) -> None:
+    kv = quantised_chunk(3, storage, tokens=shape[3], like=torch.randn(shape).to(dtype))
+    assert isinstance(kv.held, QuantisedKV)
+    path = written(tmp_path_factory.mktemp("entry") / "entry", kv)
+    found = read_whole(path, kv)
+    assert isinstance(found, ChunkKV)
+    assert storage_of(found) == storage
+    assert same(found, kv)
+    assert all(torch.equal(found.layer(i), kv.layer(i)) for i in range(shape[0]))
+    stored = load_file(path)
+    assert all(torch.equal(stored[name], tensor) for name, tensor in kv.held.tensors().items())
+    again = path.with_name("again")
+    write_entry(again, encode_entry(key_of(kv), "tiny", found, ["source"]))
+    assert again.read_bytes() == path.read_bytes()  # what was read can be written without being coded anew
+
+
+def test_an_entry_is_read_from_memory_as_well(tmp_path: Path) -> None:
+    kv = chunk(1)
+    data = torch.frombuffer(bytearray(written(tmp_path / "entry", kv).read_bytes()), dtype=torch.uint8)
+    assert same(parse_entry(data, "somewhere").content, kv)
+    data[-1] ^= 1
+    with pytest.raises(DamagedEntry, match="somewhere is altered in layer 1"):
+        verify_content(parse_entry(data, "somewhere").content)
+
+
+def test_each_layer_is_verified_when_it_is_first_asked_for(tmp_path: Path) -> None:
+    kv = chunk(1, layers=3)
+    path = written(tmp_path / "entry", kv)
+    altered = bytearray(path.read_bytes())
+    altered[-1] ^= 1  # in the last layer
+    path.write_bytes(altered)
+    told: list[str] = []
+    found = read_entry(path, key_of(kv), kv.token_ids, told.append)
+    assert isinstance(found, ChunkKV)
+    for layer in (1, 0, 1):
+        assert torch.equal(found.layer(layer), kv.kv[layer])
+    assert told == []
+    for read in (lambda: found.layer(2), lambda: found.kv, lambda: verify_content(found)):
+        with pytest.raises(DamagedEntry, match="altered in layer 2"):
+            read()
+    assert set(told) == {f"{path} is altered in layer 2"}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_quantised_kv_is_stored_under_a_making_that_says_so_only(storage: Storage) -> None:
+    kv = quantised_chunk(1, storage)
+    other = Making(f"isolated-{'int4' if storage == 'int8' else 'int8'}", (SYSTEM,), exact=False)
+    for making in (ISOLATED, Making("similar-10", (SYSTEM,), exact=False), other):
+        key = EntryKey("default", "a" * 32, digest_tokens(kv.token_ids), making)
+        with pytest.raises(InvalidRequest, match=f"kv is stored as {storage}, its making is {making.kind}"):
+            encode_entry(key, "tiny", kv, [])
+
+
 def test_the_file_is_ordinary_safetensors(tmp_path: Path) -> None:
     kv = chunk(1)
     tensors = load_file(written(tmp_path / "entry", kv))
@@ -124,25 +215,23 @@ def test_what_the_file_says_about_itself_is_kept(tmp_path: Path) -> None:
     assert (stored.key, stored.model_name, stored.sources) == (key, "some/model", ("one", "two"))
 
 
-@pytest.mark.parametrize("content", SMALL, ids=["kv", "note"])
+@pytest.mark.parametrize("content", SMALL, ids=KINDS)
 def test_every_single_flipped_bit_is_detected(tmp_path: Path, content: Content) -> None:
-    key = key_of(content)
-    path = written(tmp_path / "entry", content)
-    whole = path.read_bytes()
+    data = np.frombuffer(written(tmp_path / "entry", content).read_bytes(), dtype=np.uint8).copy()
     unnoticed = []
-    for bit in range(len(whole) * 8):
-        altered = bytearray(whole)
-        altered[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(altered)
+    for bit in range(data.size * 8):
+        data[bit // 8] ^= 1 << bit % 8
         try:
-            read_entry(path, key, content.token_ids)
+            verify_content(parse_entry(torch.from_numpy(data), "file").content)
+            unnoticed.append(bit)
         except DamagedEntry:
-            continue
-        unnoticed.append(bit)
+            pass
+        data[bit // 8] ^= 1 << bit % 8
     assert not unnoticed
+    assert same_content(parse_entry(torch.from_numpy(data), "file").content, content)
 
 
-@pytest.mark.parametrize("content", SMALL, ids=["kv", "note"])
+@pytest.mark.parametrize("content", SMALL, ids=KINDS)
 def test_every_truncation_is_detected(tmp_path: Path, content: Content) -> None:
     path = written(tmp_path / "entry", content)
     whole = path.read_bytes()
@@ -151,7 +240,7 @@ def test_every_truncation_is_detected(tmp_path: Path, content: Content) -> None:
         with pytest.raises(DamagedEntry):
             read_entry(path, key_of(content), content.token_ids)
     path.write_bytes(whole + b"\0")
-    with pytest.raises(DamagedEntry):
+    with pytest.raises(DamagedEntry, match="instead of"):
         read_entry(path, key_of(content), content.token_ids)
 
 
@@ -184,9 +273,18 @@ def test_another_key_or_other_tokens_are_damage(tmp_path: Path) -> None:
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kv = chunk(1)
     with monkeypatch.context() as patch:
-        patch.setattr(entry_format, "FORMAT_VERSION", 2)
+        patch.setattr(header, "FORMAT_VERSION", 9)
         path = written(tmp_path / "entry", kv)
-    with pytest.raises(StoreTooNew, match="format version 2"):
+    with pytest.raises(StoreTooNew, match="format version 9, this kvweave reads up to 2; upgrade"):
+        read_entry(path, key_of(kv), kv.token_ids)
+
+
+def test_an_older_format_is_named_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = chunk(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(header, "FORMAT_VERSION", 1)
+        path = written(tmp_path / "entry", kv)
+    with pytest.raises(DamagedEntry, match="format version 1, which is not read any more"):
         read_entry(path, key_of(kv), kv.token_ids)
 
 
@@ -197,13 +295,24 @@ def test_a_missing_file_is_told_from_one_that_cannot_be_opened(
     with pytest.raises(FileNotFoundError):
         read_entry(tmp_path / "none", key_of(kv), kv.token_ids)
 
-    def no_descriptors(*_: object, **__: object) -> None:
-        raise FileNotFoundError("No such file or directory")  # what safetensors makes of EMFILE
+    path = written(tmp_path / "entry", kv)
+    with monkeypatch.context() as patch:
 
-    monkeypatch.setattr(entry_format, "safe_open", no_descriptors)
-    with pytest.raises(OSError, match="cannot be opened") as caught:
-        read_entry(written(tmp_path / "entry", kv), key_of(kv), kv.token_ids)
-    assert not isinstance(caught.value, FileNotFoundError)
+        def no_memory(*_: object, **__: object) -> None:
+            raise RuntimeError("unable to mmap 100 bytes")
+
+        patch.setattr(torch, "from_file", no_memory)
+        with pytest.raises(OSError, match="cannot be mapped") as caught:
+            read_entry(path, key_of(kv), kv.token_ids)
+        assert not isinstance(caught.value, FileNotFoundError)
+
+        def removed_meanwhile(*_: object, **__: object) -> None:
+            path.unlink()
+            raise RuntimeError("unable to open file")
+
+        patch.setattr(torch, "from_file", removed_meanwhile)
+        with pytest.raises(FileNotFoundError):
+            read_entry(path, key_of(kv), kv.token_ids)
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename"])

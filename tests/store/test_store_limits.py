@@ -167,7 +167,7 @@ def test_a_row_that_cannot_be_written_takes_its_file_along(
         raise RuntimeError("no row")
 
     with ChunkStore(tmp_path) as store:
-        monkeypatch.setattr(store._catalog, "insert", fail)
+        monkeypatch.setattr(store._parts.catalog, "insert", fail)
         with pytest.raises(RuntimeError, match="no row"):
             put(store, chunk(1))
         assert list(tmp_path.glob("??/*")) == []

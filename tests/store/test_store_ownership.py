@@ -119,14 +119,14 @@ def test_kv_of_a_document_removed_meanwhile_never_lands(
         assert not put(store, B, after_a, a)
         store.own("document of a", [a])
 
-        write = store._tier.put
+        write = store._parts.folder.put
 
         def removed_meanwhile(*args: object) -> str:
             name = write(*args)  # type: ignore[arg-type]
             other_process.disown("document of a")
             return name
 
-        monkeypatch.setattr(store._tier, "put", removed_meanwhile)
+        monkeypatch.setattr(store._parts.folder, "put", removed_meanwhile)
         with ChunkStore(tmp_path) as other_process:
             assert not put(store, B, after_a, a)
         assert store.stats().entries == len(entry_files(tmp_path)) == 2

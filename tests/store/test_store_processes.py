@@ -1,72 +1,58 @@
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from store_samples import (
-    child_processes,
-    chunk,
-    entry_files,
-    get,
-    listed,
-    put,
-    same,
-    write_forever,
-    write_range,
-)
+from store_samples import chunk, entry_files, get, listed, put, same, write_range
 
+from killed_processes import Acknowledge, child_processes, victims
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.database import Database
 
-KILLS = 20
+KILLS = 50
 
 
-def write_until_killed(folder: Path, first_seed: int, limit_bytes: int, after_s: float) -> list[int]:
-    """The seeds that a child process reported as stored before it was killed."""
-    context = child_processes()
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=write_forever, args=(str(folder), first_seed, limit_bytes, theirs))
-    child.start()
-    theirs.close()
-    acknowledged = [ours.recv()]
-    time.sleep(after_s)
-    child.kill()
-    child.join()
-    with suppress(EOFError, OSError):
-        while True:
-            acknowledged.append(ours.recv())
-    ours.close()
-    child.close()
-    return acknowledged
+def nothing() -> None:
+    """All that putting takes is imported with this module."""
+
+
+def put_forever(loaded: None, acknowledge: Acknowledge, folder: str, first: int, limit_bytes: int) -> None:
+    """Put entry after entry, acknowledging each seed once the store says that it is stored."""
+    with ChunkStore(folder, limit_bytes=limit_bytes) as store:
+        for seed in range(first, first + 100_000):
+            if put(store, chunk(seed, tokens=200)):
+                acknowledge(str(seed))
 
 
 def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    moments = random.Random(7)
     acknowledged: list[int] = []
-    for kill in range(KILLS):
-        acknowledged += write_until_killed(tmp_path, kill * 100_000, 10**9, moments.uniform(0, 0.1))
-        with ChunkStore(tmp_path) as store:
-            assert all(listed(store, *(chunk(seed, tokens=200) for seed in acknowledged)))
-    with ChunkStore(tmp_path) as store:
+    with victims(tmp_path, nothing, put_forever, seed=7) as writers:
+        for kill in range(KILLS):
+            told = writers.killed_within(8, str(tmp_path / "kv"), kill * 100_000, 10**9)
+            acknowledged += map(int, told)
+            with ChunkStore(tmp_path / "kv") as store:
+                assert all(listed(store, *(chunk(seed, tokens=200) for seed in acknowledged)))
+    with ChunkStore(tmp_path / "kv") as store:
         report = store.verify()
         assert report.sound
         assert report.checked == store.stats().entries >= len(acknowledged) > KILLS
-        for seed in moments.sample(acknowledged, 20):
+        for seed in random.Random(7).sample(acknowledged, 10):
             assert same(get(store, chunk(seed, tokens=200)), chunk(seed, tokens=200))
 
 
 def test_a_writer_killed_while_it_evicts_leaves_no_row_without_its_file(tmp_path: Path) -> None:
-    moments = random.Random(8)
-    for kill in range(KILLS):
-        write_until_killed(tmp_path, kill * 100_000, 100_000, moments.uniform(0, 0.1))
-        with ChunkStore(tmp_path) as store:
-            report = store.verify()
-            assert report.sound
-            assert report.checked == store.stats().entries > 0
-            assert store.stats().bytes <= 100_000
+    written = 0
+    with victims(tmp_path, nothing, put_forever, seed=8) as writers:
+        for kill in range(KILLS):
+            written += len(writers.killed_within(8, str(tmp_path / "kv"), kill * 100_000, 100_000))
+            with ChunkStore(tmp_path / "kv") as store:
+                report = store.verify()
+                assert report.sound
+                assert report.checked == store.stats().entries
+                assert store.stats().bytes <= 100_000
+    assert written > KILLS
 
 
 def test_two_writers_at_once_agree(tmp_path: Path) -> None:
@@ -137,17 +123,17 @@ def test_an_interrupt_right_after_the_commit_leaves_the_entry_whole(
 ) -> None:
     """Ctrl-C arrives while the commit is on its way to the disk, and is raised just behind it."""
     with ChunkStore(tmp_path) as store:
-        commit = store._database.transaction
+        commit = store._parts.database.transaction
 
         @contextmanager
         def interrupted() -> Iterator[None]:
             with commit():
                 yield
-            if not store._database.in_transaction:
+            if not store._parts.database.in_transaction:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(store._database, "transaction", interrupted)
+            patched.setattr(store._parts.database, "transaction", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 put(store, chunk(1))
     with ChunkStore(tmp_path) as store:

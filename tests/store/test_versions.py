@@ -95,6 +95,20 @@ def test_beyond_the_most_the_least_used_version_goes_and_never_the_new_one(tmp_p
         assert store.stats().entries == len(entry_files(tmp_path)) == 1
 
 
+def test_a_version_that_a_request_uses_is_not_dropped_as_one_too_many(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store, store.lease() as lease:
+        for making, times in zip(PATHS[:3], (1, 2, 3), strict=True):
+            assert capped(store, making, 3)
+            for _ in range(times):
+                get(store, KV, making)
+        store.prefetch(MODEL, [(digest_tokens(KV.token_ids), [PATHS[0]])], lease)  # the least used one
+        assert capped(store, PATHS[3], 3)
+        assert set(store.versions(MODEL, [KV.token_ids])[0]) == {PATHS[0], PATHS[2], PATHS[3]}
+        assert capped(store, PATHS[4], 1)
+        assert set(store.versions(MODEL, [KV.token_ids])[0]) == {PATHS[0], PATHS[4]}
+        assert store.stats().evicted == 3
+
+
 def test_only_versions_of_the_same_chunk_and_kind_are_counted(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path, namespace="other") as other:
         put(store, KV)
@@ -120,7 +134,7 @@ def test_versions_are_dropped_in_the_transaction_that_lists_the_new_one(
     with ChunkStore(tmp_path) as store:
         capped(store, PATHS[0], 1)
         with monkeypatch.context() as patch:
-            patch.setattr(store._capacity, "make_room", fail)  # the last step before the commit
+            patch.setattr(store._parts.capacity, "make_room", fail)  # the last step before the commit
             with pytest.raises(RuntimeError, match="interrupted"):
                 capped(store, PATHS[1], 1)
         assert store.versions(MODEL, [KV.token_ids]) == [[PATHS[0]]]

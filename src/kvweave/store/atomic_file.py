@@ -17,7 +17,8 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write `parts` one after the other to `path`, creating its folder if needed.
 
     The bytes are on the disk before the name is, and the name before this returns (fsync of the file, then
-    of the folder). On any error, an interrupt too, neither the file nor its temporary form is left behind.
+    of the folder). On any error, an interrupt too, `path` has what it had before, or all of the new bytes if only
+    the folder's fsync was left to do: it is never deleted, since another process may have written and counted it.
 
     Raises:
         OSError: whatever the file system says; ENOSPC and EDQUOT when it is full.
@@ -34,7 +35,6 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
         raise
 
 

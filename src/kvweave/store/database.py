@@ -64,9 +64,10 @@ class Database:
         if session.depth:
             yield
             return
-        self._run(session, "BEGIN IMMEDIATE")
-        session.depth = 1
         try:
+            session.depth = 1
+            # In here: an interrupt that came while it waited for the lock is raised once it has it.
+            self._run(session, "BEGIN IMMEDIATE")
             yield
             self._run(session, "COMMIT")
         except BaseException:

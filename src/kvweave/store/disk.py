@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,12 +46,18 @@ class DiskTier:
         write_entry(self.folder / name, entry)
         return name
 
-    def get(self, name: str, key: EntryKey, token_ids: Sequence[int]) -> Content:
-        """The verified entry in this file; raises as `read_entry` does."""
-        return read_entry(self.folder / name, key, token_ids)
+    def get(
+        self,
+        name: str,
+        key: EntryKey,
+        token_ids: Sequence[int],
+        damaged: Callable[[str], object] = lambda reason: None,
+    ) -> Content:
+        """The entry in this file, its KV still to be verified layer by layer; see `read_entry`."""
+        return read_entry(self.folder / name, key, token_ids, damaged)
 
     def open(self, name: str) -> StoredEntry:
-        """The verified content of this file, whatever its key; raises as `open_entry` does."""
+        """What is in this file, whatever its key; see `open_entry`."""
         return open_entry(self.folder / name)
 
     def delete(self, names: Sequence[str]) -> None:

@@ -7,13 +7,14 @@ without its file. What cannot be read is dropped, logged and counted. Knows noth
 import errno
 import logging
 from collections.abc import Sequence
+from functools import partial
 
-from kvweave.errors import DamagedEntry, StoreError, StoreFull, StoreTooNew
+from kvweave.errors import DamagedEntry, EntriesInUse, StoreError, StoreFull, StoreTooNew
 from kvweave.store.capacity import Capacity
 from kvweave.store.catalog import Catalog, NewEntry
 from kvweave.store.database import Database
 from kvweave.store.disk import DiskTier
-from kvweave.store.format import Content, encode_entry
+from kvweave.store.format import Content, encode_entry, verify_content
 from kvweave.store.keys import EntryKey
 from kvweave.store.ownership import Ownership
 from kvweave.store.recent import RecentEntries
@@ -21,6 +22,11 @@ from kvweave.store.tallies import Tallies
 
 _LOG = logging.getLogger(__name__)
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_is_full(error: Exception) -> bool:
+    """Whether a write failed for want of room."""
+    return isinstance(error, StoreFull) or (isinstance(error, OSError) and error.errno in _DISK_IS_FULL)
 
 
 class EntryFiles:
@@ -47,19 +53,36 @@ class EntryFiles:
         self._recent = recent
         self._tallies = tallies
         self._warned: set[str] = set()
+        self._unusable: set[str] = set()  # damaged, and perhaps still listed: on a disk that takes no writes
 
     def read(self, name: str, key: EntryKey, token_ids: Sequence[int]) -> Content | None:
-        """The verified content of a listed file; None, after dropping it where it is damaged or lost."""
+        """The content of a listed file; None, after dropping it where it is damaged or lost.
+
+        Of KV each layer is verified when it is first asked for; damage is then raised as DamagedEntry, after dropping the
+        entry, so that whoever starts anew does not find it again.
+        """
+        return self._read(name, key, token_ids, verify=False)
+
+    def read_whole(self, name: str, key: EntryKey, token_ids: Sequence[int]) -> Content | None:
+        """The same, with every layer verified by now."""
+        return self._read(name, key, token_ids, verify=True)
+
+    def _read(self, name: str, key: EntryKey, token_ids: Sequence[int], verify: bool) -> Content | None:
+        if name in self._unusable:
+            return None
         content = self._recent.get(name)
-        if content is not None:
+        if content is not None and not verify:
             return content
         try:
-            content = self._tier.get(name, key, token_ids)
+            content = content or self._tier.get(name, key, token_ids, partial(self.drop_damaged, name))
+            if verify:
+                verify_content(content)
         except FileNotFoundError:
             # Removed by another process since the query, or lost: the row tells.
             self.drop_damaged(name, f"{self._tier.folder / name} is missing")
         except DamagedEntry as error:
             self.drop_damaged(name, str(error))
+            content = None
         except (StoreTooNew, OSError) as error:
             _LOG.warning("stored entry not used: %s", error)
         else:
@@ -81,8 +104,11 @@ class EntryFiles:
             self._make_room(entry.bytes)
             name = self._tier.put(key, entry)
             return self._list(NewEntry(key, model_name, content.tokens, entry.bytes, name, sources), most)
+        except EntriesInUse as error:
+            self._warn_once("in use", str(error))
+            return False
         except (OSError, StoreFull) as error:
-            if isinstance(error, OSError) and error.errno not in _DISK_IS_FULL:
+            if not disk_is_full(error):
                 raise
             self._warn_once("full", f"the disk is full ({error})")
             return False
@@ -99,6 +125,7 @@ class EntryFiles:
 
     def drop_damaged(self, name: str, reason: str) -> bool:
         """Drop a file that cannot be used; False if its row is gone already, so that nothing was wrong."""
+        self._unusable.add(name)
         try:
             listed = self._catalog.drop_file(name)
         except StoreError as error:
@@ -138,7 +165,7 @@ class EntryFiles:
                 if not accepted or not self._catalog.insert(entry):
                     self.discard([entry.path])  # disowned meanwhile, or another process was quicker
                 elif most is not None:
-                    self.evict(self._catalog.drop_surplus(entry.key, most))
+                    self.evict(self._catalog.drop_surplus(entry.key, most, self._capacity.in_use()))
                 self.evict(self._capacity.make_room(0, spare=entry.key.digest))
         except Exception:
             # An interrupt may come after the commit: then the file counts, and else a later sweep takes it.

@@ -6,18 +6,18 @@ nothing about files or tables.
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
 
-from kvweave.core import Making
+from kvweave.core import Making, Storage
 from kvweave.errors import InvalidRequest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the entry files. It is part of every key, so another version's entries are never matched."""
 
 DIGEST_BYTES = 16  # 128 bits: a collision needs about 2**64 entries
@@ -47,9 +47,25 @@ def digest_token_bytes(data: bytes | memoryview) -> str:
     return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
+def digest_chunks(digests: Iterable[str]) -> str:
+    """Name a set of chunks by the digests of their tokens; order and repetition do not matter. 32 hex digits."""
+    return blake2b("".join(sorted(set(digests))).encode("ascii"), digest_size=DIGEST_BYTES).hexdigest()
+
+
 def token_bytes(ids: Sequence[int]) -> bytes:
     """The S ids as little-endian 64-bit integers, 8·S bytes: what is hashed and what is stored."""
     return np.asarray(ids, dtype="<i8").tobytes()
+
+
+def quantised(making: Making, storage: Storage) -> Making:
+    """What KV of this making is named by when it is stored so: isolated becomes isolated-int8, and not exact.
+
+    A making that says so already stays as it is, and so does every making with the storage exact.
+    """
+    if storage == "exact":
+        return making
+    kind = making.kind if making.kind.endswith(f"-{storage}") else f"{making.kind}-{storage}"
+    return replace(making, kind=kind, exact=False)
 
 
 @dataclass(frozen=True)

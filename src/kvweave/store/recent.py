@@ -1,4 +1,4 @@
-"""Entries this process has lately read and verified, so that reading them again costs nothing.
+"""Entries this process has lately read, with what it has verified of them, so that reading them again costs nothing.
 
 Holds mappings of files, which the kernel may drop and read again from the disk when memory is short; the
 bounds keep the address space and the number of mappings in check. Whether an entry still exists is not
@@ -30,7 +30,7 @@ class RecentEntries:
         self._guard = threading.Lock()
 
     def get(self, name: str) -> Content | None:
-        """The verified content of this file, or None."""
+        """The content of this file, or None."""
         with self._guard:
             content = self._held.get(name)
             if content is not None:
@@ -38,7 +38,7 @@ class RecentEntries:
             return content
 
     def put(self, name: str, content: Content) -> None:
-        """Hold an entry that was just verified, letting go of the longest unused ones beyond the bounds."""
+        """Hold an entry that was just read, letting go of the longest unused ones beyond the bounds."""
         with self._guard:
             self._forget(name)
             self._held[name] = content

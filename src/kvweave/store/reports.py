@@ -2,22 +2,44 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+TierName = Literal["device", "host", "disk", "shared"]
+TIERS: tuple[TierName, ...] = get_args(TierName)
+"""The fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindTotals:
-    """How much is stored of one kind; `bytes` are file sizes."""
+    """How much is stored of one kind; `bytes` are file sizes, `heat` the sum of its entries' (`store/eviction.py`)."""
 
     entries: int
     tokens: int
     bytes: int
+    heat: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierTotals:
+    """How much one tier holds and may hold, and how many look-ups it has answered.
+
+    Of device and host it is what this process holds. Of the shared tier it is this namespace's, as far as is known
+    here; `waiting` entries are still to be put there or deleted, and `state` says if it is in use and answers.
+    """
+
+    entries: int
+    bytes: int
+    limit_bytes: int
+    hits: int
+    waiting: int = 0
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """The state of one store folder, over all models and namespaces.
+    """The state of one store folder, over all models and namespaces; sizes and limit are the disk's.
 
-    `by_kind` has a row per kind that occurs, of KV and of notes. `hits` and `misses` count the spans and notes
+    `by_kind` has a row per kind that occurs, of KV and of notes, `by_tier` one per tier. `hits` and `misses` count the spans and notes
     looked up, `damaged` the files that failed their checks, `evicted` the entries dropped for room or as one
     version too many: all since the store was made, as far as the processes using it have reported (each does
     so now and then, and on closing).
@@ -28,6 +50,7 @@ class StoreStats:
     bytes: int
     limit_bytes: int
     by_kind: Mapping[str, KindTotals]
+    by_tier: Mapping[TierName, TierTotals]
     hits: int
     misses: int
     damaged: int
@@ -40,14 +63,20 @@ class VerifyReport:
 
     `checked` entries were read in full. `damaged` says for each dropped entry what was wrong; `newer` names
     files of a newer format version and `unopened` files that could not be opened this time, which are left
-    alone. `swept_files` that no entry listed were removed.
+    alone. `swept_files` that no entry listed were removed. `miscounted` if the counters were not what the rows add up to,
+    and were put right. `shared_checked` and `shared_damaged` are the same of the shared tier, where damaged entries are
+    deleted; `shared_reconciled` rows about it were wrong.
     """
 
-    checked: int
-    damaged: tuple[str, ...]
-    newer: tuple[str, ...]
-    unopened: tuple[str, ...]
-    swept_files: int
+    checked: int = 0
+    damaged: tuple[str, ...] = ()
+    newer: tuple[str, ...] = ()
+    unopened: tuple[str, ...] = ()
+    swept_files: int = 0
+    miscounted: bool = False
+    shared_checked: int = 0
+    shared_damaged: tuple[str, ...] = ()
+    shared_reconciled: int = 0
 
     @property
     def sound(self) -> bool:
@@ -55,4 +84,4 @@ class VerifyReport:
 
         After damage the entries are dropped: the next check is sound, unless there is more amiss.
         """
-        return not self.damaged and not self.unopened
+        return not (self.damaged or self.unopened or self.shared_damaged or self.miscounted)

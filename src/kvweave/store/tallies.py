@@ -6,13 +6,13 @@ A killed process loses the counts since its last write: an eviction a little les
 import logging
 import sqlite3
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
 
 from kvweave.errors import StoreError
 from kvweave.store.catalog import Catalog
 from kvweave.store.database import Database
+from kvweave.store.reports import TIERS, TierName
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ FLUSH_AFTER = 512
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS store_counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
 )
-_NAMES = ("hits", "misses", "damaged", "evicted")
+_NAMES = ("hits", "misses", "damaged", "evicted", *(f"hits_{tier}" for tier in TIERS))
 
 
 class Tallies:
@@ -41,15 +41,16 @@ class Tallies:
         """Whether enough has gathered to be worth a write."""
         return self._counts["hits"] + self._counts["misses"] >= FLUSH_AFTER
 
-    def hit(self, keys: Iterable[str]) -> None:
-        """Entries that were found and read."""
+    def hit(self, found: Iterable[tuple[str, TierName]]) -> None:
+        """Entries that were found and read, with the tier that they were read from."""
         with self._guard:
-            before = self._uses.total()
-            self._uses.update(keys)
-            self._counts["hits"] += self._uses.total() - before
+            for key, tier in found:
+                self._uses[key] += 1
+                self._counts["hits"] += 1
+                self._counts[f"hits_{tier}"] += 1
 
     def add(self, name: str, count: int = 1) -> None:
-        """Raise a counter: misses, damaged or evicted."""
+        """Raise a counter: misses, damaged, evicted."""
         assert name in _NAMES
         with self._guard:
             self._counts[name] += count
@@ -63,7 +64,7 @@ class Tallies:
             return
         try:
             with self._database.transaction():
-                self._catalog.count_uses(uses, time.time())
+                self._catalog.count_uses(uses)
                 self._database.execute_many(
                     """INSERT INTO store_counters (name, value) VALUES (?, ?)
                        ON CONFLICT (name) DO UPDATE SET value = value + excluded.value""",

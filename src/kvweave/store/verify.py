@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from kvweave.errors import DamagedEntry, StoreTooNew
 from kvweave.store.catalog import Catalog
 from kvweave.store.disk import DiskTier
+from kvweave.store.format import verify_content
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ def check_entries(catalog: Catalog, tier: DiskTier) -> Findings:
     for name, key in catalog.keys_by_file().items():
         try:
             stored = tier.open(name)
+            verify_content(stored.content)
         except FileNotFoundError:
             findings.damaged[name] = f"{tier.folder / name} is missing"
         except StoreTooNew as error:

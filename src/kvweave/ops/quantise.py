@@ -1,0 +1,225 @@
+"""Chunk KV in 8 or 4 bits a number: keys per channel, values per token, the few outlying tokens as they are.
+
+Keys have channels that are large in every token and values have none, so keys are coded channel by channel over the
+tokens of the chunk, values token by token over their channels (KIVI, arXiv 2402.02750). A single token far out would
+take the levels from all others of its channels; those few are kept as they are (KVQuant, arXiv 2401.18079).
+
+The definition, for one layer with keys and values x[g, s, d], M = 2**bits - 1 levels, and E the outlying tokens:
+
+    keys      low[g, d] = min over s not in E of x,   step[g, d] = (max - low) / M
+    values    low[g, s] = min over d of x,            step[g, s] = (max - low) / M,  both rounded outwards to bfloat16
+    code      round((x - low) / step),  0 where step is 0
+    decoded   x itself for s in E, else low + code · step in float32, rounded to the dtype of x
+
+Codes are taken against the ranges as they are stored, so that no number is off by more than half a step. The ranges of
+keys need all of a chunk's tokens: KV that is written token by token is coded by `quantise_rows`. Knows nothing of files
+or models. Tensor letters: L layers, G KV heads, S tokens, D head width, E outlying tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvweave.core import Storage
+from kvweave.errors import InvalidRequest
+
+BITS: Mapping[Storage, int] = {"int8": 8, "int4": 4}
+"""What is not stored exactly, and in how many bits."""
+
+TOKENS_PER_OUTLIER = 128
+"""One token in so many, rounded up, is kept as it is: at D = 64 less than 1 % of the bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedKV:
+    """A chunk's KV, coded; gives it back layer by layer (see `kvweave.core.KVLayers`).
+
+    Attributes:
+        storage: int8 or int4.
+        codes: (L, 2, G, S, D) uint8. In 4 bits (L, 2, G, S, ⌈D / 2⌉): a byte holds two codes of one token, channel c in
+            its low half and c + ⌈D / 2⌉ in the high one.
+        key_low, key_step: (L, G, 1, D) float32.
+        value_low, value_step: (L, G, S, 1) bfloat16.
+        outlier_tokens: (L, E) int32, ascending.
+        outlier_rows: (L, 2, G, E, D) in the model's dtype.
+    """
+
+    storage: Storage
+    codes: Tensor
+    key_low: Tensor
+    key_step: Tensor
+    value_low: Tensor
+    value_step: Tensor
+    outlier_tokens: Tensor
+    outlier_rows: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(L, 2, G, S, D) of what it stands for."""
+        return (*self.codes.shape[:-1], self.outlier_rows.shape[-1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what it stands for."""
+        return self.outlier_rows.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of everything that it holds."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by attribute, the codes last: what comes before them is little."""
+        small = ("key_low", "key_step", "outlier_tokens", "outlier_rows", "value_low", "value_step")
+        return {name: getattr(self, name) for name in (*small, "codes")}
+
+    def layer(self, index: int) -> Tensor:
+        """One layer decoded, (2, G, S, D), the caller's own."""
+        return self._decode(index, self.codes.new_empty(self.shape[1:], dtype=self.dtype))
+
+    def whole(self) -> Tensor:
+        """Everything decoded, (L, 2, G, S, D), the caller's own."""
+        decoded = self.codes.new_empty(self.shape, dtype=self.dtype)
+        for index, into in enumerate(decoded):
+            self._decode(index, into)
+        return decoded
+
+    def _decode(self, index: int, into: Tensor) -> Tensor:
+        ranges = (
+            (self.key_low[index], self.key_step[index]),
+            (self.value_low[index].float(), self.value_step[index].float()),
+        )
+        for codes, (low, step), out in zip(self.codes[index], ranges, into, strict=True):
+            low, step = low.expand(out.shape), step.expand(out.shape)  # (G, S, D)
+            if BITS[self.storage] == 8:
+                torch.addcmul(low, codes, step, out=out)
+                continue
+            half = codes.shape[-1]
+            torch.addcmul(low[..., :half], codes & 15, step[..., :half], out=out[..., :half])
+            rest = codes[..., : out.shape[-1] - half] >> 4
+            torch.addcmul(low[..., half:], rest, step[..., half:], out=out[..., half:])
+        return into.index_copy_(2, self.outlier_tokens[index].long(), self.outlier_rows[index])
+
+
+def quantise(kv: Tensor, storage: Storage) -> QuantisedKV:
+    """Code KV (L, 2, G, S, D), keys before rotation, as int8 or int4; `kv` is not changed and not kept.
+
+    Raises:
+        InvalidRequest: another storage; numbers that are not finite in more tokens than are kept as they are.
+    """
+    if storage not in BITS:
+        raise InvalidRequest(f"KV cannot be coded as {storage}; choose one of {', '.join(BITS)}")
+    bits = BITS[storage]
+    tokens = outlying_tokens(kv)
+    aside = torch.zeros(kv.shape[0], kv.shape[3], dtype=torch.bool).scatter_(1, tokens, True)[
+        :, None, :, None
+    ]
+    numbers = kv.float().masked_fill(aside[:, None], 0.0)
+    keys, values = numbers.unbind(1)  # each (L, G, S, D)
+    key_low, key_step = _key_ranges(keys, aside, bits)
+    value_low, value_step = _value_ranges(values, bits)
+    for ends in (numbers, key_low, key_step, value_low, value_step):
+        if not ends.isfinite().all():
+            raise InvalidRequest("KV holds numbers that are not finite; store it as it is (storage exact)")
+    codes = torch.stack(
+        [_codes(keys, key_low, key_step, bits), _codes(values, value_low.float(), value_step.float(), bits)],
+        dim=1,
+    )
+    layers = torch.arange(kv.shape[0])[:, None]
+    rows = kv.permute(0, 3, 1, 2, 4)[layers, tokens]  # (L, E, 2, G, D)
+    return QuantisedKV(
+        storage=storage,
+        codes=two_in_a_byte(codes) if bits == 4 else codes,
+        key_low=key_low,
+        key_step=key_step,
+        value_low=value_low,
+        value_step=value_step,
+        outlier_tokens=tokens.to(torch.int32),
+        outlier_rows=rows.permute(0, 2, 3, 1, 4).contiguous(),
+    )
+
+
+def coded_bytes(shape: tuple[int, int, int, int, int], dtype: torch.dtype, storage: Storage) -> int:
+    """What KV of this shape (L, 2, G, S, D) and dtype takes when it is coded; InvalidRequest as `quantise`."""
+    if storage not in BITS:
+        raise InvalidRequest(f"KV cannot be coded as {storage}; choose one of {', '.join(BITS)}")
+    layers, parts, heads, tokens, width = shape
+    outliers = -(-tokens // TOKENS_PER_OUTLIER)
+    codes = parts * heads * tokens * (-(-width // 2) if BITS[storage] == 4 else width)
+    keys, values = 2 * heads * width * 4, 2 * heads * tokens * 2  # low and step of each
+    aside = outliers * (4 + parts * heads * width * dtype.itemsize)
+    return layers * (codes + keys + values + aside)
+
+
+def outlying_tokens(kv: Tensor) -> Tensor:
+    """Of KV (L, 2, G, S, D) the tokens of each layer whose keys lie farthest out, (L, E) ascending.
+
+    E = ⌈S / TOKENS_PER_OUTLIER⌉. How far is the mean over the channels of z⁴, z being the distance from the channel's
+    mean in its standard deviations; a token with numbers that are not finite lies farther out than any.
+    """
+    unusable = ~kv.isfinite().all(dim=-1).all(dim=2).all(dim=1)  # (L, S)
+    keys = kv[:, 0].float().masked_fill(unusable[:, None, :, None], 0.0)
+    off = keys - keys.mean(dim=2, keepdim=True)
+    deviation = off.square().mean(dim=2, keepdim=True).sqrt()
+    far = (off / deviation.masked_fill(deviation == 0, 1.0)).pow(4).mean(dim=(1, 3))  # (L, S)
+    order = far.masked_fill(unusable, torch.inf).argsort(dim=1, descending=True, stable=True)
+    return order[:, : -(-kv.shape[3] // TOKENS_PER_OUTLIER)].sort(dim=1).values
+
+
+def two_in_a_byte(codes: Tensor) -> Tensor:
+    """Codes below 16, (…, D) uint8, as (…, ⌈D / 2⌉): channel c in the low half, c + ⌈D / 2⌉ in the high one."""
+    half = -(-codes.shape[-1] // 2)
+    packed = codes[..., :half].clone()
+    packed[..., : codes.shape[-1] - half] |= codes[..., half:] << 4
+    return packed
+
+
+def dequantise_reference(packed: QuantisedKV, layer: int) -> Tensor:
+    """One layer, (2, G, S, D), number by number from the definition: what `QuantisedKV.layer` is tested against."""
+    decoded = torch.empty(packed.shape[1:], dtype=packed.dtype)
+    half = packed.codes.shape[-1]
+    for part, head, token, channel in torch.cartesian_prod(*map(torch.arange, decoded.shape)).tolist():
+        code = int(packed.codes[layer, part, head, token, channel % half])
+        if packed.storage == "int4":
+            code = code >> 4 if channel >= half else code & 15
+        low, step = (
+            (packed.key_low[layer, head, 0, channel], packed.key_step[layer, head, 0, channel])
+            if part == 0
+            else (packed.value_low[layer, head, token, 0], packed.value_step[layer, head, token, 0])
+        )
+        decoded[part, head, token, channel] = low.double() + code * step.double()
+    for place, token in enumerate(packed.outlier_tokens[layer].tolist()):
+        decoded[:, :, token] = packed.outlier_rows[layer, :, :, place]
+    return decoded
+
+
+def _key_ranges(keys: Tensor, aside: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """low and step, (L, G, 1, D) float32, of the tokens that are not set aside (L, 1, S, 1)."""
+    if bool(aside.all()):  # of a single token, and of none
+        nothing = keys.new_zeros(keys.shape[0], keys.shape[1], 1, keys.shape[3])
+        return nothing, nothing.clone()
+    low = keys.masked_fill(aside, torch.inf).amin(dim=2, keepdim=True)
+    high = keys.masked_fill(aside, -torch.inf).amax(dim=2, keepdim=True)
+    return low, (high - low) / (2**bits - 1)
+
+
+def _value_ranges(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """low and step, (L, G, S, 1) bfloat16, rounded outwards so that the range still covers every number."""
+    low = _rounded(values.amin(dim=-1, keepdim=True), -torch.inf)
+    step = (values.amax(dim=-1, keepdim=True) - low.float()) / (2**bits - 1)
+    return low, _rounded(step, torch.inf)
+
+
+def _rounded(numbers: Tensor, towards: float) -> Tensor:
+    """To bfloat16, downwards or upwards."""
+    near = numbers.bfloat16()
+    passed = near.float() < numbers if towards > 0 else near.float() > numbers
+    return torch.where(passed, torch.nextafter(near, torch.full_like(near, towards)), near)
+
+
+def _codes(numbers: Tensor, low: Tensor, step: Tensor, bits: int) -> Tensor:
+    """(L, G, S, D) uint8."""
+    places = (numbers - low) / step.masked_fill(step == 0, 1.0)
+    return places.round_().clamp_(0, 2**bits - 1).to(torch.uint8)

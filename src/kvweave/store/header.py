@@ -1,0 +1,132 @@
+"""The header of an entry file: what the file says about itself, and which tensor lies where in it.
+
+Laid out as safetensors lays it out: 8 bytes of length, then JSON, then the tensors one behind the other, so that
+any safetensors reader opens the file. Written here and not by safetensors' own writer, which copies the tensors and hides
+which OSError stopped it; read here so that bytes from anywhere will do, not only those of a file. Knows nothing of what
+the tensors mean.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from kvweave.errors import DamagedEntry, StoreTooNew
+from kvweave.store.keys import FORMAT_VERSION
+
+DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+}
+"""What a file can hold, under safetensors' names."""
+
+_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+_ALIGNMENT = 64  # bytes; a cache line, and more than any dtype needs
+_LENGTH_BYTES = 8
+_CHECKSUM = "checksum_header"
+_UNKNOWN = "0" * 16  # what stands in the checksum's place while it is computed
+
+
+def checksum(*parts: Any) -> str:
+    """XXH3-64 of bytes given in parts, anything with the buffer interface; 16 hex digits."""
+    running = xxhash.xxh3_64()
+    for part in parts:
+        running.update(part)
+    return running.hexdigest()
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """A flat view of the bytes of a contiguous CPU tensor; copies nothing."""
+    return tensor.flatten().view(torch.uint8).numpy().data
+
+
+def write_header(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:
+    """The first bytes of a file of these tensors, up to the first one's data.
+
+    Adds the format version, its check and a checksum to the metadata, and spaces so that what follows the first tensor
+    starts at a multiple of 64 bytes. Behind that every tensor is aligned for its dtype if those of wider ones come first.
+    """
+    version = str(FORMAT_VERSION)
+    described = {"format_version": version, "format_check": _version_check(version), **metadata}
+    document: dict[str, Any] = {"__metadata__": described | {_CHECKSUM: _UNKNOWN}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        form = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        document[name] = form
+    text = json.dumps(document, separators=(",", ":")).encode("ascii")
+    first = next(iter(tensors.values())).nbytes
+    text += b" " * (-(_LENGTH_BYTES + len(text) + first) % _ALIGNMENT)
+    header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    return header.replace(_named(_UNKNOWN), _named(checksum(header)), 1)
+
+
+def read_header(data: Tensor, where: object) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """A file's metadata and its tensors as views of `data` (bytes,) uint8, which they keep; the header verified.
+
+    Args:
+        data: the whole file. What the tensors hold is not looked at.
+        where: names the file in errors.
+
+    Raises:
+        StoreTooNew: written by a newer format version.
+        DamagedEntry: truncated, foreign, altered in its header, or of an older format version.
+    """
+    try:
+        header, document = _document(data)
+        metadata: dict[str, str] = document.pop("__metadata__")
+        version = metadata["format_version"]
+        known = metadata["format_check"] == _version_check(version) and version.isdecimal()
+        stated = metadata.get(_CHECKSUM, "")
+        intact = checksum(header.replace(_named(stated), _named(_UNKNOWN), 1)) == stated
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedEntry(f"{where} is truncated or not an entry of this store ({error!r})") from error
+    if not known:
+        raise DamagedEntry(f"{where} is not an entry of this store, or its version is damaged")
+    _check_version(int(version), where)
+    if not intact:
+        raise DamagedEntry(f"{where} has an altered header")
+    ends = [form["data_offsets"][1] for form in document.values()]
+    if data.numel() != len(header) + max(ends):
+        raise DamagedEntry(f"{where} has {data.numel()} bytes instead of {len(header) + max(ends)}")
+    return metadata, {name: _tensor(data[len(header) :], form) for name, form in document.items()}
+
+
+def _document(data: Tensor) -> tuple[bytes, dict[str, Any]]:
+    length = int.from_bytes(as_bytes(data[:_LENGTH_BYTES]), "little")
+    if not 0 < length <= data.numel() - _LENGTH_BYTES:
+        raise ValueError(f"a header of {length} bytes in a file of {data.numel()}")
+    header = bytes(as_bytes(data[: _LENGTH_BYTES + length]))
+    document = json.loads(header[_LENGTH_BYTES:].decode("ascii"))
+    return header, dict(document)
+
+
+def _check_version(version: int, where: object) -> None:
+    if version > FORMAT_VERSION:
+        raise StoreTooNew(
+            f"{where} has format version {version}, this kvweave reads up to {FORMAT_VERSION}; upgrade kvweave"
+        )
+    if version < FORMAT_VERSION:
+        raise DamagedEntry(
+            f"{where} has format version {version}, which is not read any more; it will be computed again"
+        )
+
+
+def _tensor(data: Tensor, form: dict[str, Any]) -> Tensor:
+    start, end = form["data_offsets"]
+    return data[start:end].view(_BY_NAME[form["dtype"]]).reshape(form["shape"])
+
+
+def _version_check(version: str) -> str:
+    return checksum(f"kvweave/{version}".encode())
+
+
+def _named(value: str) -> bytes:
+    return f'"{_CHECKSUM}":"{value}"'.encode()

@@ -1,0 +1,258 @@
+"""The shared tier as one machine uses it: fetching verified entries, and keeping the tier in step with the catalogue.
+
+What is new here is published, what was removed here is deleted there, the cap is held, all by errands that the catalogue
+remembers (`shared_catalog.py`). Several machines may do so at once: an entry's key says everything that it depends on, so
+whoever comes first serves all. Where each of them holds the cap for itself, together they exceed it by at most what the
+others put between two listings.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
+from kvweave.store.eviction import choose_victims
+from kvweave.store.format import StoredEntry, parse_entry, verify_content
+from kvweave.store.keys import EntryKey
+from kvweave.store.reports import VerifyReport
+from kvweave.store.shared_catalog import Publishable, SharedCatalog
+from kvweave.store.tiers.guarded import GuardedTier
+from kvweave.store.tiers.tier import Blob, owned_copy
+
+_LOG = logging.getLogger(__name__)
+
+LIST_EVERY_S = 600.0
+BATCH = 16  # errands between two looks at what is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A verified entry, and its bytes (n,) uint8, of which its tensors are views."""
+
+    stored: StoredEntry
+    data: Tensor
+
+
+class SharedTier:
+    """One namespace's entries in the tier.
+
+    Args:
+        namespace: whose entries.
+        tier: where they are.
+        rows: what the catalogue knows of them.
+        read_here: gives the bytes of an entry that is new here, by its key; None if it is gone by now.
+        limit_bytes: the cap.
+        in_use: keys of what may not be evicted.
+        now_s: the catalogue's clock.
+        on_damage: told of every damaged entry.
+        clock: seconds from any beginning, for the time between two listings.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        tier: GuardedTier,
+        rows: SharedCatalog,
+        read_here: Callable[[str], Blob | None],
+        *,
+        limit_bytes: Callable[[], int],
+        in_use: Callable[[], Collection[str]],
+        now_s: Callable[[], float],
+        on_damage: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.namespace = namespace
+        self.tier = tier
+        self.rows = rows
+        self._read_here = read_here
+        self._limit_bytes = limit_bytes
+        self._in_use = in_use
+        self._now_s = now_s
+        self._on_damage = on_damage
+        self._clock = clock
+        self._listed_at: float | None = None
+        self._taken = 0  # how often the tier took something
+        self._refused: dict[str, int] = {}  # what it did not take, and how much it had taken before
+        rows.settle(namespace, tier.place)
+
+    # Reading
+
+    def fetch(self, key: EntryKey) -> Fetched | None:
+        """An entry, if it is there and whole; one that is not is deleted, counted and logged."""
+        data = self.tier.get_many([key.digest]).get(key.digest)
+        if data is None:
+            return None
+        try:
+            return self.verified(key.digest, data)
+        except DamagedEntry as error:
+            self.drop_damaged(key.digest, error)
+        except StoreTooNew as error:
+            _LOG.warning("shared entry not used: %s", error)
+        return None
+
+    def verified(self, key: str, data: Blob) -> Fetched:
+        """A copy of an entry's bytes and what they hold; raises DamagedEntry and StoreTooNew."""
+        copy = owned_copy(data)
+        where = f"entry {key} in {self.tier.place}"
+        stored = parse_entry(copy, where)
+        if stored.key.digest != key:
+            raise DamagedEntry(f"{where} is entry {stored.key.digest}")
+        verify_content(stored.content)
+        return Fetched(stored, copy)
+
+    def drop_damaged(self, key: str, error: DamagedEntry) -> None:
+        """Delete an entry that cannot be used."""
+        _LOG.warning("shared entry dropped: %s", error)
+        self._on_damage()
+        try:
+            if self.tier.delete([key]):
+                self.rows.remove(self.namespace, [key])
+        except StoreError as busy:  # the next listing tells as well
+            _LOG.debug("deleted there, and not noted here: %s", busy)
+
+    # Keeping in step
+
+    def work_off(self) -> bool:
+        """Do some of what is to be done; whether any of it is done now."""
+        deletions, additions = self._errands()
+        if not (deletions or additions) or self.tier.resting or not self._list_now_and_then():
+            return False
+        # Asked before anything is written: so a tier that does not answer is told from one that takes nothing.
+        there = self.tier.has_many([*deletions, *additions])
+        if self.tier.failing:
+            return False
+        deleted = bool(deletions) and self._delete(deletions)
+        published = bool(additions) and self._publish(additions, there)
+        return deleted or published
+
+    def reconcile(self) -> int | None:
+        """Put right what is known of the tier by listing it; how many rows were wrong, None if it does not answer."""
+        known_before = self.rows.known(self.namespace)
+        sizes = self.tier.sizes()
+        if sizes is None:
+            return None
+        self._listed_at = self._clock()
+        return self.rows.reconcile(self.namespace, known_before, sizes, self._now_s())
+
+    def make_room(self, needed_bytes: int, worth: float) -> bool:
+        """Evict until so much more fits under the cap; False, and nothing is gone, if that is worth more than `worth`."""
+        excess = self.rows.total(self.namespace).bytes + needed_bytes - self._limit_bytes()
+        if excess <= 0:
+            return True
+        victims = choose_victims(
+            self.rows.least_worth(self.namespace, excess, frozenset(self._in_use())), excess
+        )
+        if sum(row.bytes for row in victims) < excess or victims[-1].standing >= worth:
+            return False
+        gone = [row.key for row in victims]
+        if not self.tier.delete(gone):
+            return False
+        self.rows.remove(self.namespace, gone)
+        return True
+
+    def verify(self, report: VerifyReport) -> VerifyReport:
+        """Fetch and check every entry, one after the other, and put the rows right; adds to the report of other tiers."""
+        checked, damaged = 0, []
+        for key in self.tier.sizes() or ():
+            data = self.tier.get_many([key]).get(key)
+            if data is None:
+                continue
+            checked += 1
+            try:
+                self.verified(key, data)
+            except DamagedEntry as error:
+                self.drop_damaged(key, error)
+                damaged.append(str(error))
+            except StoreTooNew as error:
+                report = replace(report, newer=(*report.newer, str(error)))
+        wrong = self.reconcile()
+        silent = () if wrong is not None else (f"{self.tier.place} does not answer",)
+        return replace(
+            report,
+            shared_checked=checked,
+            shared_damaged=tuple(damaged),
+            shared_reconciled=wrong or 0,
+            unopened=(*report.unopened, *silent),
+        )
+
+    def clear(self) -> int:
+        """Delete all of the namespace's entries; returns how many, as far as the tier answers."""
+        keys = list(self.tier.sizes() or ())
+        if not self.tier.delete(keys):
+            return 0
+        self.rows.remove(self.namespace, keys)
+        self.reconcile()
+        return len(keys)
+
+    def close(self) -> None:
+        """Close the tier."""
+        self.tier.close()
+
+    def _list_now_and_then(self) -> bool:
+        """Whether the tier was listed lately, by now."""
+        if self._listed_at is not None and self._clock() - self._listed_at < LIST_EVERY_S:
+            return True
+        return self.reconcile() is not None
+
+    def _errands(self) -> tuple[list[str], list[str]]:
+        """What may be tried now: to be deleted, and to be put, what was refused before last."""
+        deletions, additions = list[str](), list[str]()
+        if not self.tier.deleting.resting:
+            deletions = self.rows.errands(self.namespace, "delete", BATCH)
+        if not self.tier.putting.resting:
+            most = BATCH + len(self._refused)
+            additions = self.rows.errands(self.namespace, "put", most)
+            if len(additions) < most:  # that is all there are: the others need not be put any more
+                self._refused = {key: self._refused[key] for key in additions if key in self._refused}
+            additions.sort(key=lambda key: key in self._refused)
+        return deletions, additions[:BATCH]
+
+    def _delete(self, keys: Sequence[str]) -> bool:
+        if not self.tier.delete(keys):
+            return False
+        self.rows.deleted(self.namespace, keys)
+        return True
+
+    def _publish(self, keys: Sequence[str], there: Collection[str]) -> bool:
+        """Put these, except those that are there, as long as the tier takes them; whether any is done with."""
+        entries = self.rows.announce(self.namespace, keys)
+        waiting, kept = {entry.key for entry in entries}, list[Publishable]()
+        for entry in sorted(entries, key=lambda entry: entry.key in self._refused):
+            outcome = "kept" if entry.key in there else self._put(entry, sum(one.bytes for one in kept))
+            if outcome == "waits":
+                if self.tier.resting or self.tier.putting.resting:
+                    break
+                continue
+            waiting.remove(entry.key)
+            self._refused.pop(entry.key, None)
+            if outcome == "kept":
+                kept.append(entry)
+        done = [key for key in keys if key not in waiting]
+        if done:
+            self.rows.published(self.namespace, done, kept)
+        return bool(done)
+
+    def _put(self, entry: Publishable, beside_bytes: int) -> Literal["kept", "left", "waits"]:
+        """Whether the tier has it now, or it is left out, or to be tried again.
+
+        Left out is what is gone by now, what is not worth its room, and what is refused by a tier that takes others. That is
+        so if it was refused before, and something else was taken since.
+
+        `beside_bytes` were put lately and are not in the rows yet.
+        """
+        data = self._read_here(entry.key)
+        if data is None:
+            return "left"
+        if not self.make_room(entry.bytes + beside_bytes, entry.standing):
+            return "waits" if self.tier.failing or self.tier.deleting.failing else "left"
+        if self.tier.put(entry.key, data):
+            self._taken += 1
+            return "kept"
+        if self.tier.resting or self._refused.setdefault(entry.key, self._taken) == self._taken:
+            return "waits"
+        _LOG.info("an entry stays on this machine: %s takes others, and not this one", self.tier.place)
+        return "left"

@@ -1,0 +1,157 @@
+"""KV in fewer bits, against the definition in the module's docstring."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvweave.core import ChunkKV, Storage
+from kvweave.errors import InvalidRequest
+from kvweave.ops.quantise import BITS, coded_bytes, dequantise_reference, outlying_tokens, quantise
+
+STORAGES: list[Storage] = ["int8", "int4"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def kv_of(
+    layers: int = 2, heads: int = 2, tokens: int = 9, width: int = 6, seed: int = 0, spread: float = 1.0
+) -> Tensor:
+    """(L, 2, G, S, D): every channel of the keys with a place and a spread of its own, as models have them."""
+    generator = torch.Generator().manual_seed(seed)
+    kv = torch.randn(layers, 2, heads, tokens, width, generator=generator)
+    channels = torch.randn(layers, 1, heads, 1, width, generator=generator)
+    kv[:, :1] = kv[:, :1] * channels.exp() + 10 * channels
+    return kv * spread
+
+
+shapes = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(0, 140), st.integers(1, 7))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=shapes,
+    dtype=st.sampled_from(DTYPES),
+    storage=st.sampled_from(STORAGES),
+    seed=st.integers(0, 99),
+    spread=st.sampled_from([1e-3, 1.0, 100.0]),
+)
+def test_no_number_is_off_by_more_than_half_a_step_and_outliers_not_at_all(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, storage: Storage, seed: int, spread: float
+) -> None:
+    kv = kv_of(*shape, seed=seed, spread=spread).to(dtype)
+    packed = quantise(kv, storage)
+    decoded = packed.whole()
+    assert decoded.dtype == packed.dtype == dtype
+    assert decoded.shape == packed.shape == kv.shape
+    layers, parts, heads, tokens, width = kv.shape
+    assert packed.nbytes == coded_bytes((layers, parts, heads, tokens, width), dtype, storage)
+    steps = torch.stack(
+        torch.broadcast_tensors(packed.key_step.expand(kv[:, 0].shape), packed.value_step.float()), dim=1
+    )  # (L, 2, G, S, D)
+    off = (decoded.double() - kv.double()).abs()
+    rounding = torch.finfo(dtype).eps * decoded.double().abs() + 2 * torch.finfo(torch.float32).eps * kv.abs()
+    assert (off <= steps.double() / 2 * (1 + 1e-5) + rounding + torch.finfo(dtype).tiny).all()
+    for layer, tokens in enumerate(packed.outlier_tokens.long()):
+        assert torch.equal(decoded[layer, :, :, tokens], kv[layer, :, :, tokens])
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_steps_are_no_larger_than_the_ranges_ask_for(storage: Storage) -> None:
+    kv = kv_of(tokens=200)
+    packed = quantise(kv, storage)
+    levels = 2 ** BITS[storage] - 1
+    for layer in range(2):
+        kept = torch.ones(200, dtype=torch.bool)
+        kept[packed.outlier_tokens[layer].long()] = False
+        keys, values = kv[layer, 0][:, kept], kv[layer, 1][:, kept]
+        asked = (keys.amax(1) - keys.amin(1)) / levels
+        torch.testing.assert_close(packed.key_step[layer, :, 0], asked)
+        asked = (values.amax(2) - values.amin(2)) / levels
+        steps = packed.value_step[layer, :, kept, 0].float()
+        assert (steps >= asked).all()
+        assert (steps <= asked * (1 + 2**-5)).all()  # bfloat16, rounded outwards at both ends
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(0, 6), st.integers(1, 5)),
+    dtype=st.sampled_from(DTYPES),
+    storage=st.sampled_from(STORAGES),
+)
+def test_decoding_is_the_definition(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, storage: Storage
+) -> None:
+    packed = quantise(kv_of(*shape).to(dtype), storage)
+    whole = packed.whole()
+    for layer in range(shape[0]):
+        assert torch.equal(packed.layer(layer), whole[layer])
+        torch.testing.assert_close(packed.layer(layer), dequantise_reference(packed, layer))
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_channel_that_never_changes_comes_back_as_it_is(storage: Storage) -> None:
+    kv = kv_of(tokens=20)
+    kv[:, 0, :, :, 2] = 0.1
+    kv[:, 1, :, 3] = -3.0
+    decoded = quantise(kv, storage).whole()
+    assert (decoded[:, 0, :, :, 2] == kv[0, 0, 0, 0, 2]).all()
+    assert (decoded[:, 1, :, 3] == -3.0).all()
+
+
+def test_the_tokens_farthest_out_are_kept_as_they_are() -> None:
+    kv = kv_of(layers=2, tokens=300)
+    sinks = [[0, 17, 299], [5, 6, 250]]
+    for layer, tokens in enumerate(sinks):
+        kv[layer, 0, :, tokens] += 50 * kv[layer, 0].std(dim=1, keepdim=True)
+    assert outlying_tokens(kv).tolist() == sinks
+    decoded = quantise(kv, "int4").whole()
+    for layer, tokens in enumerate(sinks):
+        others = [token for token in range(300) if token not in tokens]
+        keys = kv[layer, 0][:, others]  # (G, S, D): what takes part in the ranges
+        half_step = (keys.amax(dim=1, keepdim=True) - keys.amin(dim=1, keepdim=True)) / 15 / 2
+        assert ((decoded[layer, 0][:, others] - keys).abs() <= half_step * (1 + 1e-3)).all()
+        assert torch.equal(decoded[layer, :, :, tokens], kv[layer, :, :, tokens])
+
+
+@pytest.mark.parametrize(
+    ("heads", "width"), [(2, 64), (8, 128), (4, 128), (8, 64)], ids=["0.5B", "8B", "7B", "1B"]
+)
+@pytest.mark.parametrize("tokens", [96, 128, 512, 2048])
+def test_sizes(heads: int, width: int, tokens: int) -> None:
+    """What the documentation promises, for the shapes of real models."""
+    kv = torch.randn(1, 2, heads, tokens, width)
+    for storage, of_16_bits, of_float32 in (("int8", 0.55, 0.28), ("int4", 0.32, 0.16)):
+        for dtype in (torch.bfloat16, torch.float16):
+            packed = ChunkKV(tuple(range(tokens)), quantise(kv.to(dtype), storage))  # type: ignore[arg-type]
+            assert packed.bytes <= of_16_bits * kv.to(dtype).nbytes
+        assert quantise(kv, storage).nbytes <= of_float32 * kv.nbytes  # type: ignore[arg-type]
+
+
+def test_numbers_that_are_not_finite() -> None:
+    kv = kv_of(tokens=20)
+    kv[0, 0, 1, 7, 2] = torch.inf
+    kv[1, 1, 0, 3, 0] = torch.nan
+    decoded = quantise(kv, "int8").whole()  # in the one token of each layer that is kept as it is
+    assert torch.equal(decoded[0, :, :, 7], kv[0, :, :, 7])
+    torch.testing.assert_close(decoded[1, :, :, 3], kv[1, :, :, 3], equal_nan=True)
+    assert decoded.isfinite().sum() == kv.numel() - 2
+    kv[0, 0, 1, 8, 2] = torch.inf
+    with pytest.raises(InvalidRequest, match="not finite"):
+        quantise(kv, "int8")
+
+
+def test_only_what_is_coded_is_accepted() -> None:
+    with pytest.raises(InvalidRequest, match="cannot be coded as exact; choose one of int8, int4"):
+        quantise(kv_of(), "exact")
+
+
+def test_what_is_given_is_neither_changed_nor_kept() -> None:
+    kv = kv_of(tokens=20)
+    before = kv.clone()
+    packed = quantise(kv, "int8")
+    decoded = packed.whole()
+    assert torch.equal(kv, before)
+    kv.zero_()
+    decoded.zero_()
+    assert torch.equal(packed.whole(), quantise(before, "int8").whole())
