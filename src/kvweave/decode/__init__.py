@@ -1,0 +1,1 @@
+"""Decoding with the KV cache on flash: what is attended, where it lies, and what of it stays in memory."""

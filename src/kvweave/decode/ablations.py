@@ -1,0 +1,60 @@
+"""Decoding with one technique switched off or one setting swept, by name: what evaluation and bench compare.
+
+A variant is a strategy's name, or `dynakv/NAME` for the adaptive one with the change that NAME stands for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.strategies import STRATEGIES, strategy_named
+from kvweave.errors import InvalidRequest
+
+ABLATED = "dynakv"
+
+
+def _with(part: str, settings: ClusteredKV, **changes: Any) -> ClusteredKV:
+    changed: Any = {part: replace(getattr(settings, part), **changes)}
+    return replace(settings, **changed)
+
+
+_clusters, _flash, _residency = (partial(_with, part) for part in ("clusters", "flash", "residency"))
+
+ABLATIONS: Mapping[str, Callable[[ClusteredKV], ClusteredKV]] = MappingProxyType(
+    {
+        "immediate-split": lambda kv: _clusters(kv, split="immediate"),
+        **{f"buffer-{n}": partial(_clusters, buffer_entries=n) for n in (0, 2, 4, 8)},
+        **{f"spread-{c:g}": partial(_clusters, spread=c) for c in (1.0, 1.25, 2.0, 3.0)},
+        "made-order": lambda kv: _flash(kv, order="made"),
+        "packed": lambda kv: _flash(kv, layout="packed"),
+        "one-tail-page": lambda kv: _flash(kv, tail_pages=1),
+        "no-gaps": lambda kv: _flash(kv, gap_pages=0),
+        "no-prefetch": lambda kv: _residency(kv, prefetch=0),
+        "lru": lambda kv: _residency(kv, replacement="lru"),
+        "lfu": lambda kv: _residency(kv, replacement="lfu"),
+        "resident-centroids": lambda kv: _residency(kv, representatives="resident"),
+    }
+)
+"""Changes of settings by name; the buffer as it comes holds 16, the spread is 1.5."""
+
+
+def all_variants() -> tuple[str, ...]:
+    """Every strategy, then every ablation."""
+    return (*STRATEGIES, *(f"{ABLATED}/{name}" for name in ABLATIONS))
+
+
+def variant_named(name: str, settings: ClusteredKV) -> ClusteredKV:
+    """`settings` as a variant has them; raises InvalidRequest for a name that is none."""
+    strategy, _, ablation = name.partition("/")
+    strategy_named(strategy)
+    chosen = replace(settings, strategy=strategy)
+    if not ablation:
+        return chosen
+    if strategy != ABLATED or ablation not in ABLATIONS:
+        raise InvalidRequest(
+            f"there is no variant {name!r} of a decoding strategy; choose one of {', '.join(all_variants())}"
+        )
+    return ABLATIONS[ablation](chosen)

@@ -1,0 +1,1 @@
+"""Which entries belong together, and which clusters a query asks for."""

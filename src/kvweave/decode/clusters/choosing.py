@@ -1,0 +1,48 @@
+"""Which clusters a query asks for: scored by their centroids, taken whole until the budget is used up.
+
+Tensor letters: G KV heads, R query rows of a head's group, C clusters, D head width. Knows nothing of files.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvweave.ops.partial_attention import capped
+
+
+def score(query: Tensor, centroids: Tensor, sizes: Tensor, softcap: float | None) -> Tensor:
+    """What an entry of each cluster is expected to weigh, (G, C), summed over the query heads that share a KV head.
+
+    `query` (G, R, D) float32 with the attention's scaling applied, `centroids` (G, C, D), `sizes` (G, C); 0 marks a
+    cluster that is none. An entry is taken to weigh what its centroid would: per row a softmax over clusters, each
+    counted as often as it has entries. Summed over rows, heads that attend sharply count as much as others.
+    """
+    logits = capped(query @ centroids.transpose(1, 2), softcap)  # (G, R, C)
+    mass = (logits + sizes.log()[:, None]).logsumexp(-1, keepdim=True)
+    weights = (logits - mass).exp().sum(1)  # (G, C)
+    return weights.masked_fill(sizes == 0, -1.0)
+
+
+def choose(scores: Tensor, sizes: NDArray[np.int64], left: NDArray[np.int64]) -> list[list[int]]:
+    """Per head the best clusters that together have at most `left` (G,) entries; one that does not fit is passed over.
+
+    `scores` (G, C), negative for columns that are no cluster; `sizes` (G, C).
+    """
+    values = scores.numpy()
+    order = np.argsort(-values, axis=1, kind="stable")
+    ranked = np.take_along_axis(sizes, order, axis=1)
+    valid = np.take_along_axis(values, order, axis=1) >= 0
+    taken = np.zeros_like(valid)
+    room = left.copy()
+    for _ in range(2):  # the best that fit together, then smaller ones that fill what is left
+        fits = valid & ~taken & (ranked <= room[:, None])
+        now = fits & (np.cumsum(np.where(fits, ranked, 0), axis=1) <= room[:, None])
+        taken |= now
+        room -= np.where(now, ranked, 0).sum(1)
+    return [order[head, taken[head]].tolist() for head in range(len(order))]
+
+
+def sizes_tensor(sizes: NDArray[np.int64]) -> Tensor:
+    """Sizes (G, C) as float32, for `score`."""
+    return torch.from_numpy(sizes).float()

@@ -1,0 +1,260 @@
+"""One layer's clusters while decoding: made from a prompt, chosen by queries, attended to; strategies let them grow.
+
+Brings together the table, centroids, waiting entries and storage. How a newcomer joins a cluster is what a strategy
+adds. Tensor letters: G KV heads, n entries, C clusters, D head width, E bytes of an entry.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvweave.decode.budget import Allowance
+from kvweave.decode.clusters.buffers import WaitingEntries
+from kvweave.decode.clusters.choosing import choose, score, sizes_tensor
+from kvweave.decode.clusters.representatives import Representatives
+from kvweave.decode.clusters.table import ClusterTable, Key
+from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.flash.neighbours import chain, together
+from kvweave.decode.flash.stored_clusters import StoredClusters
+from kvweave.decode.settings import ClusteredKV
+from kvweave.ops.kmeans import halve, k_means
+from kvweave.ops.partial_attention import PartialAttention
+
+PORTION_PAGES = 64
+"""Pages of a head that are attended to at once, at most."""
+FIRST_CLUSTERS = 4
+"""How many clusters a text without a prompt begins with, if the budget lets so many entries wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterParts:
+    """What the layers of one text share; `portion_pages` bounds what is laid out for attention at once, per head."""
+
+    settings: ClusteredKV
+    store: StoredClusters
+    representatives: Representatives
+    counts: DecodeCounts
+    portion_pages: int = PORTION_PAGES
+
+
+class ClusterRetriever(ABC):
+    """Entries of one layer in clusters (DynaKV §2.1): the best clusters of a query are attended to.
+
+    `when_read` is called in every pass as soon as this layer needs nothing more from flash, before it attends.
+    """
+
+    def __init__(self, layer: int, parts: ClusterParts) -> None:
+        self.layer = layer
+        self.parts = parts
+        self.store = parts.store
+        self.table: ClusterTable = parts.store.tables[layer]
+        heads = self.table.heads
+        self.waiting = WaitingEntries(heads, parts.store.form.bytes)
+        self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(heads)
+        self.chosen: list[list[int]] = [[] for _ in range(heads)]
+        self.when_read: Callable[[], None] = lambda: None
+
+    # What strategies differ in
+
+    @abstractmethod
+    def newcomers(self, keys: Tensor, entries: Tensor, allowed: Allowance) -> None:
+        """Take in one entry per head: keys (G, D) float32, entries (G, E)."""
+
+    def after_attention(self, allowed: Allowance) -> None:
+        """What a strategy puts off until the chosen clusters are in memory; nothing for most."""
+        return
+
+    # The retriever's own
+
+    @property
+    def resident_bytes(self) -> int:
+        """What the waiting entries take."""
+        return self.waiting.resident_bytes
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are no clusters yet."""
+        return not self.table.count.any()
+
+    def begin(self) -> None:
+        """Start reading the centroids."""
+        if not self.empty:
+            self.parts.representatives.begin(self.layer)
+
+    def ahead(self) -> None:
+        """Start reading the clusters that the last pass chose."""
+        self.store.fetch_ahead(self._keys(self.chosen))
+
+    def wanted(self, waiting: int, allowed: Allowance) -> int:
+        """All; before there are clusters, none until they make some, as far as the budget lets them wait."""
+        if not self.empty:
+            return waiting
+        few = FIRST_CLUSTERS * self.parts.settings.clusters.mean_entries
+        at_once = min(few, max(1, allowed.left(self.parts.settings.sinks + allowed.window)))
+        return waiting if waiting >= at_once else 0
+
+    def add(self, keys: Tensor, values: Tensor, allowed: Allowance) -> None:
+        """Take in entries (G, n, D), one after the other; the first ones make clusters."""
+        if self.empty:
+            self.fill(keys, values, None)
+            return
+        entries = self.store.form.encode(keys, values)  # (G, n, E)
+        whole = keys.float().cpu()
+        for number in range(keys.shape[1]):
+            self.newcomers(whole[:, number], entries[:, number], allowed)
+
+    def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
+        """Group entries (G, n, D) and write them, clusters that the queries (H, T, D) ask for together as neighbours."""
+        whole = keys.float().cpu()
+        settings = self.parts.settings
+        clusters = -(-keys.shape[1] // settings.clusters.mean_entries)
+        assigned = k_means(whole, clusters)
+        members = [self._members(whole[head], assigned[head]) for head in range(keys.shape[0])]
+        order = self._order(whole, members, queries)
+        for head, own in enumerate(members):
+            first = int(self.table.count[head])
+            entries = self.store.form.encode(keys[head], values[head])  # one head's at a time are in memory
+            for number in order[head]:
+                self.make(head, whole[head, own[number]], entries[own[number]])
+            made = slice(first, int(self.table.count[head]))
+            sizes, variances = self.table.sizes[head, made], self.table.variances[head, made]
+            if first == 0:
+                self.thresholds[head] = settings.clusters.spread * np.average(variances, weights=sizes)
+        self.parts.representatives.end(self.layer)
+
+    def make(self, head: int, keys: Tensor, entries: Tensor) -> int:
+        """A new cluster of keys (n, D) float32 and their entries (n, E), written to flash; returns its number."""
+        cluster = self.store.create(self.layer, head, entries)
+        self.describe(head, cluster, keys)
+        return cluster
+
+    def describe(self, head: int, cluster: int, keys: Tensor) -> None:
+        """Note centroid, size and variance of a cluster that holds these keys (n, D) and no others."""
+        centroid = keys.mean(0)
+        variance = float((keys - centroid).square().sum(-1).mean())
+        self.parts.representatives.put(self.layer, head, cluster, centroid)
+        self.table.describe(head, cluster, keys.shape[0], variance)
+
+    def attend(self, attention: PartialAttention, left: int) -> int:
+        """Attend to waiting entries and to the best clusters, `left` entries per head in all."""
+        attended = self._attend_waiting(attention)
+        if self.empty:
+            return attended
+        centroids = self.parts.representatives.of(self.layer)
+        sizes = self.table.sizes[:, : centroids.shape[1]]
+        scores = score(attention.query.cpu(), centroids, sizes_tensor(sizes), attention.softcap)
+        room = np.maximum(left - self.waiting.count, 0)
+        self.chosen = [self._by_place(head, own) for head, own in enumerate(choose(scores, sizes, room))]
+        self._attend_chosen(attention)
+        return attended + sum(int(sizes[head, own].sum()) for head, own in enumerate(self.chosen))
+
+    def settle(self, allowed: Allowance) -> None:
+        """Strategies' deferred work; then the centroids may go."""
+        self.after_attention(allowed)
+        self.parts.representatives.end(self.layer)
+
+    # Attention
+
+    def _attend_waiting(self, attention: PartialAttention) -> int:
+        entries, there = self.waiting.held()
+        if entries.shape[1]:
+            keys, values = self.store.form.decode(entries)
+            device = attention.query.device
+            attention.add(keys.to(device), values.to(device), there.to(device))
+        return int(self.waiting.count.sum())
+
+    def _attend_chosen(self, attention: PartialAttention) -> None:
+        store, counts, device = self.store, self.parts.counts, attention.query.device
+        keys = self._keys(self.chosen)
+        counts.retrieved += len(keys)
+        counts.hits += sum(map(store.holds, keys))
+        store.wait_for_layer(self.layer)
+        batches = self._batches()
+        for batch in batches:
+            own = [key for portion in batch for key in self._keys(portion)]
+            store.bring(own)
+            if batch is batches[-1]:
+                self.when_read()
+            for portion in batch:
+                rows, values, visible = store.gather(self.layer, portion)
+                attention.add(rows.to(device), values.to(device), visible.to(device))
+            store.let_go(own)
+
+    def _batches(self) -> list[list[list[list[int]]]]:
+        """The chosen clusters in portions that are laid out together, and those in batches that fit into memory."""
+        heads = self.table.heads
+        capacity = self.store.room()
+        portion_pages = max(1, min(self.parts.portion_pages, capacity // (2 * heads)))
+        portions: list[list[list[int]]] = []
+        for head, clusters in enumerate(self.chosen):
+            pages = -(-self.table.sizes[head, clusters] // self.store.form.per_page)
+            for cluster, number in zip(
+                clusters, ((np.cumsum(pages) - 1) // portion_pages).tolist(), strict=True
+            ):
+                while len(portions) <= number:
+                    portions.append([[] for _ in range(heads)])
+                portions[number][head].append(cluster)
+        batches: list[list[list[list[int]]]] = [[]]  # one at least, even of nothing
+        room = capacity
+        for portion in filter(any, portions):  # a cluster longer than a portion leaves empty ones
+            needed = sum(map(self.store.pages.pages_of, self._keys(portion)))
+            if batches[-1] and needed > room:
+                batches.append([])
+                room = capacity
+            batches[-1].append(portion)
+            room -= needed
+        return batches
+
+    def _keys(self, chosen: list[list[int]]) -> list[Key]:
+        return [(self.layer, head, cluster) for head, own in enumerate(chosen) for cluster in own]
+
+    def _by_place(self, head: int, clusters: list[int]) -> list[int]:
+        """In the order in which they lie on flash: half pools are numbered so."""
+        homes = self.table.homes[head, clusters]
+        return [clusters[index] for index in np.argsort(homes, kind="stable")]
+
+    # Making clusters of a prompt
+
+    def _members(self, keys: Tensor, assigned: Tensor) -> list[Tensor]:
+        """The entries of each cluster, none empty and none above the largest size, as indices."""
+        order = assigned.argsort(stable=True)
+        found = [own for own in order.split(torch.bincount(assigned).tolist()) if own.numel()]
+        largest = self.parts.settings.clusters.max_entries
+        whole: list[Tensor] = []
+        while found:
+            own = found.pop()
+            if own.numel() <= largest:
+                whole.append(own)
+                continue
+            side = halve(keys[own], own.numel() - 1)
+            found += [own[~side], own[side]]
+        return whole[::-1]
+
+    def _order(self, keys: Tensor, members: list[list[Tensor]], queries: Tensor | None) -> list[list[int]]:
+        """Per head the order in which clusters are written."""
+        settings = self.parts.settings
+        if settings.flash.order == "made" or queries is None or queries.shape[1] == 0:
+            return [list(range(len(own))) for own in members]
+        heads = keys.shape[0]
+        grouped = queries.float().cpu().unflatten(0, (heads, -1))  # (G, H/G, T, D)
+        orders = []
+        for head, own in enumerate(members):
+            centroids = torch.stack([keys[head, part].mean(0) for part in own])  # (K, D)
+            sizes = torch.tensor([part.numel() for part in own])
+            orders.append(chain(together(self._asked(grouped[head], centroids, sizes, keys.shape[1]))))
+        return orders
+
+    def _asked(self, queries: Tensor, centroids: Tensor, sizes: Tensor, stored: int) -> Tensor:
+        """Which clusters each row's queries (H/G, T, D) would retrieve, (T, K) bool."""
+        budget = self.parts.settings.kv_budget
+        left = np.array([budget * stored if budget <= 1 else budget], np.int64)
+        asked = torch.zeros(queries.shape[1], len(centroids), dtype=torch.bool)
+        scaled = queries / queries.shape[-1] ** 0.5
+        for row in range(queries.shape[1]):
+            scores = score(scaled[None, :, row], centroids[None], sizes[None].float(), None)
+            asked[row, choose(scores, sizes[None].numpy(), left)[0]] = True
+        return asked

@@ -1,0 +1,106 @@
+"""From a prompt's canvas to KV that is decoded by retrieval, layer by layer.
+
+A layer is clustered and written when the pass that computes it goes on to the next, so that beside what retrieval holds
+one layer at a time is in memory. Knows nothing of recipes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.settings import ClusteredKV
+from kvweave.models.adapter import Adapter
+from kvweave.models.attention import LayerQueries
+from kvweave.models.canvas import Canvas
+from kvweave.models.probe import Geometry
+
+MOST_QUERY_ROWS = 32
+"""Rows whose queries are looked at; each of them counts what it would retrieve."""
+
+
+class Entering:
+    """Takes a prompt over from its canvas into `held`; see `models.layer_taker`.
+
+    The queries of the pass' last rows tell what is retrieved together. `files` names where the KV lies if it is to be
+    kept, see `saving`. Close what is held. Raises InvalidRequest for `resident_bytes` that are too few, StoreError and
+    StoreFull for the disk.
+    """
+
+    def __init__(
+        self, geometry: Geometry, settings: ClusteredKV, files: tuple[Path, Path] | None = None
+    ) -> None:
+        self.settings = settings
+        self._geometry, self._files = geometry, files
+        self._held: RetrievedKV | None = None
+        self._taken = 0
+        self._seen: tuple[int, Tensor, int | None] | None = None
+
+    @property
+    def held(self) -> RetrievedKV:
+        """What has been taken over; there must have been a prompt, and all its layers."""
+        assert self._held is not None
+        assert self._taken == self._geometry.layers
+        return self._held
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a bound of memory to keep."""
+        return self.settings.resident_bytes is not None
+
+    def begin(self, positions: Tensor) -> None:
+        """Begin anew with a prompt at rotary positions (N,)."""
+        self.close()
+        self._held = RetrievedKV(self._geometry, self.settings, positions, self._files)
+        self._taken, self._seen = 0, None
+
+    def see(self, queries: LayerQueries) -> None:
+        """Keep a copy of the last rows' queries, and the layer's own window."""
+        self._seen = queries.layer, queries.query[0, :, -MOST_QUERY_ROWS:].clone(), queries.window
+
+    def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Cluster a layer (G, N, D) that was seen, and write it."""
+        if self._seen is not None and self._seen[0] == layer:
+            assert self._held is not None
+            self._held.fill(layer, keys, values, *self._seen[1:])
+            self._taken += 1
+
+    def close(self) -> None:
+        """Close what is held; closing twice is fine."""
+        if self._held is not None:
+            self._held.close()
+
+
+def enter(
+    adapter: Adapter,
+    canvas: Canvas,
+    token_ids: Sequence[int],
+    settings: ClusteredKV,
+    question_tokens: int = 1,
+    files: tuple[Path, Path] | None = None,
+) -> RetrievedKV:
+    """Give a canvas that holds the whole prompt over to retrieval; it cannot be used afterwards.
+
+    `question_tokens` at the prompt's end may be computed again without changing anything: they were computed, not
+    reused. That is the pass in which the layers go. Close what is returned. Raises as `Entering`, and InvalidRequest for a
+    canvas whose rows attend in a way of their own (APE).
+    """
+    entering = Entering(adapter.geometry, settings, files)
+    first = canvas.length - min(question_tokens, MOST_QUERY_ROWS)
+    try:
+        canvas.hand_over(entering)
+        plan = adapter.rows(torch.arange(first, canvas.length))
+        plan.watches.append(entering)
+        adapter.compute(canvas, token_ids, plan)
+        canvas.let_go()
+    except BaseException:
+        entering.close()
+        raise
+    return entering.held
+
+
+def entered(canvas: Canvas) -> RetrievedKV | None:
+    """What a canvas has handed its layers over to, if it has."""
+    return canvas.taker.held if isinstance(canvas.taker, Entering) else None

@@ -1,0 +1,1 @@
+"""Where clusters lie on flash and how they are read and written."""

@@ -1,0 +1,100 @@
+"""One entry, a key and its value, as bytes in a page.
+
+An entry is `bytes` long, a multiple of 8, and never straddles two pages. Knows nothing of files or clusters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvweave.core import Storage
+from kvweave.ops.quantise import BITS
+from kvweave.ops.quantise_rows import SCALE_BYTES, quantise_rows, restore_rows
+
+_GROUP = {8: 128, 4: 32}  # numbers that share a scale
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFormat:
+    """How a key and a value of width D and of the model's `dtype` become bytes; see `settings.ClusteredKV.storage`."""
+
+    width: int
+    dtype: torch.dtype
+    storage: Storage = "exact"
+    flash_page_bytes: int = 4096
+
+    @property
+    def bytes(self) -> int:
+        """Length of an entry."""
+        if self.storage == "exact":
+            plain = 2 * self.width * self.dtype.itemsize
+        else:
+            plain = 2 * (self.width * BITS[self.storage] // 8 + self.width // self._group * SCALE_BYTES)
+        return -(-plain // 8) * 8
+
+    @property
+    def page_bytes(self) -> int:
+        """Length of a page: the flash's own, or as many of them as an entry needs."""
+        return -(-self.bytes // self.flash_page_bytes) * self.flash_page_bytes
+
+    @property
+    def per_page(self) -> int:
+        """Entries in a page."""
+        return self.page_bytes // self.bytes
+
+    def pages(self, entries: int) -> int:
+        """Pages that so many entries of one cluster take."""
+        return -(-entries // self.per_page)
+
+    def encode(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Keys and values (…, D) as entries (…, bytes) uint8."""
+        if self.storage == "exact":
+            parts = [torch.cat([keys, values], dim=-1).contiguous().view(torch.uint8)]
+        else:
+            parts = []
+            for rows in (keys, values):
+                codes, scales = quantise_rows(rows, BITS[self.storage], self._group)
+                parts += [codes, scales.view(torch.uint8)]
+        made = torch.cat(parts, dim=-1)
+        return torch.nn.functional.pad(made, (0, self.bytes - made.shape[-1])).cpu()
+
+    def decode(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Entries (…, bytes) as keys and values (…, D) in `dtype`; exact ones are views."""
+        if self.storage == "exact":
+            rows = entries[..., : 2 * self.width * self.dtype.itemsize].view(self.dtype)
+            return rows[..., : self.width], rows[..., self.width :]
+        bits = BITS[self.storage]
+        codes, scales = self.width * bits // 8, self.width // self._group * SCALE_BYTES
+        found, at = [], 0
+        for _ in range(2):
+            middle, end = at + codes, at + codes + scales
+            of_scales = entries[..., middle:end].contiguous().view(torch.float16)
+            found.append(restore_rows(entries[..., at:middle], of_scales, bits, self.dtype))
+            at = end
+        return found[0], found[1]
+
+    def lay_out(self, memory: Tensor, pages: Sequence[int], entries: Tensor) -> None:
+        """Fill these pages of `memory` (count, page bytes) with entries (n, bytes); what is left of them is zero."""
+        padded = torch.zeros(len(pages) * self.per_page, self.bytes, dtype=torch.uint8)
+        padded[: entries.shape[0]] = entries
+        laid = torch.zeros(len(pages), self.page_bytes, dtype=torch.uint8)
+        laid[:, : self.per_page * self.bytes] = padded.view(len(pages), self.per_page * self.bytes)
+        memory[list(pages)] = laid
+
+    def entries_in(self, pages: Tensor) -> Tensor:
+        """Pages (…, page bytes) as entries (…, per page, bytes), those that are none too."""
+        used = pages[..., : self.per_page * self.bytes]
+        return used.reshape(*used.shape[:-1], self.per_page, self.bytes)
+
+    def checksum(self, entries: Tensor) -> int:
+        """The sum of the entries' (n, bytes) words modulo 2⁶⁴: it may be added to, and does not depend on order."""
+        if not entries.numel():
+            return 0
+        return int(entries.contiguous().view(torch.int64).sum())
+
+    @property
+    def _group(self) -> int:
+        group = min(self.width, _GROUP[BITS[self.storage]])
+        return group if self.width % group == 0 else self.width

@@ -1,0 +1,159 @@
+"""One layer of a cache that is decoded by retrieval: what the library updates and what our attention asks.
+
+New rows go to the recent window; what the window no longer holds goes to the layer's retriever. A layer with a sliding
+window of its own stays as it is: it keeps that window and retrieves nothing. Tensor letters: G KV heads, T new rows,
+D head width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from kvweave.decode.budget import Allowance
+from kvweave.decode.recent import RecentWindow
+from kvweave.decode.retriever import Forgets, Retriever
+from kvweave.errors import InvalidRequest
+from kvweave.models.attention import AttentionCall
+from kvweave.ops.partial_attention import PartialAttention
+
+_ROWS_AT_ONCE = 256  # that are in the window before the oldest leave it
+
+
+class RetrievedLayer(CacheLayerMixin):
+    """`retriever` keeps what leaves the window; `allow` says how many entries a step attends to, given those stored."""
+
+    is_sliding = False
+    is_croppable = False
+
+    def __init__(self, sinks: int, retriever: Retriever, allow: Callable[[int], Allowance]) -> None:
+        super().__init__()
+        self.recent = RecentWindow(sinks)
+        self.retriever = retriever
+        self.sliding: int | None = None
+        self._allow = allow
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Part of the library's interface."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take in new rows (1, G, T, D) and return them alone: attention finds the others here."""
+        if key_states.shape[0] != 1:
+            raise InvalidRequest(
+                f"a batch of {key_states.shape[0]} sequences (beams, samples) cannot be decoded by retrieval; decode "
+                "one at a time, or leave kv out"
+            )
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.recent.append(key_states[0], value_states[0])
+        return key_states, value_states
+
+    def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None, sliding: int | None) -> None:
+        """Take in a prompt's rows (G, N, D); `queries` (H, T, D) of its last ones; `sliding`: the layer's own window."""
+        self.lazy_initialization(keys, values)
+        self._slides(sliding)
+        count = keys.shape[1]
+        latest = self._kept(count)
+        first = min(self.recent.wanted_sinks, count)
+        middle = max(first, count - latest)
+        if middle > first:
+            between = slice(first, middle)
+            if not self.retriever.wanted(middle - first, self._allow(count)):
+                middle = first
+            else:
+                self.retriever.fill(keys[:, between], values[:, between], queries)
+        self.recent.append(keys[:, :first], values[:, :first])
+        self.recent.skip(middle - first)
+        self.recent.append(keys[:, middle:], values[:, middle:])
+
+    def attend(self, call: AttentionCall, rows: Tensor) -> tuple[Tensor, int]:
+        """The attention output (1, H, T, D) of new rows (T,), and how many entries they saw, summed over KV heads."""
+        attention = self._attention(call)
+        seen = self._attend_held(attention, rows, own=rows.numel() - 1)
+        self._let_go(self._allow(self.recent.seen))
+        return attention.result(), seen
+
+    def attend_behind(self, call: AttentionCall, rows: Tensor) -> tuple[Tensor, int]:
+        """The same of rows (T,) of a prompt behind all that is held, whose keys and values (1, G, N, D) the call has."""
+        attention, first = self._attention(call), self.recent.seen
+        seen = self._add(attention, call.keys[0], call.values[0], first, first + rows)
+        seen += self._attend_held(attention, first + rows, own=0)
+        if self.sliding is None:
+            self.retriever.settle(self._allow(first))
+        return attention.result(), seen
+
+    def extend(self, keys: Tensor, values: Tensor, sliding: int | None) -> None:
+        """Take in further rows (G, N, D) of the text that have been attended from."""
+        self._slides(sliding)
+        for some in torch.stack([keys, values]).split(_ROWS_AT_ONCE, dim=2):
+            self.recent.append(some[0], some[1])
+            self._let_go(self._allow(self.recent.seen))
+
+    def resume(self, state: dict[str, Tensor], seen: int, sliding: int | None) -> None:
+        """Hold the window that `recent.state` gave after `seen` positions."""
+        self.recent.restore(state, seen)
+        for keys, values, _ in self.recent.parts():
+            self.lazy_initialization(keys, values)
+        self._slides(sliding)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Key length and offset for the library's masks, which our attention does not use."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Positions seen so far."""
+        return self.recent.seen
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+    def _attention(self, call: AttentionCall) -> PartialAttention:
+        self._slides(call.window)
+        return PartialAttention(call.query, call.keys.shape[1], scaling=call.scaling, softcap=call.softcap)
+
+    def _add(
+        self, attention: PartialAttention, keys: Tensor, values: Tensor, start: int, rows: Tensor
+    ) -> int:
+        """Attend from rows (T,) to keys and values (G, n, D) that stand from `start` on; how many the last row saw."""
+        positions = torch.arange(start, start + keys.shape[1], device=rows.device)
+        visible = positions <= rows[:, None]  # (T, n)
+        if self.sliding is not None:
+            visible &= positions > rows[:, None] - self.sliding
+        attention.add(keys, values, None if bool(visible.all()) else visible[None])
+        return int(visible[-1].sum()) * keys.shape[0]
+
+    def _attend_held(self, attention: PartialAttention, rows: Tensor, own: int) -> int:
+        """Attend from rows (T,) to what is held, `own` entries beside the budget; how many the last row saw."""
+        seen = sum(self._add(attention, *part, rows) for part in self.recent.parts())
+        always = self.recent.sinks + self.recent.held - own
+        if self.sliding is None:
+            seen += self.retriever.attend(attention, self._allow(self.recent.seen).left(always))
+        return seen
+
+    def _slides(self, window: int | None) -> None:
+        """Learn that the layer has a window of its own, beyond which nothing is ever seen."""
+        if window is not None and self.sliding is None:
+            self.sliding = window
+            self.retriever = Forgets()
+
+    def _kept(self, held: int) -> int:
+        """How many latest rows stay when the next row comes."""
+        if self.sliding is not None:
+            return min(held, self.sliding - 1)
+        return min(held, self._allow(self.recent.seen or held).window - 1)
+
+    def _let_go(self, allowed: Allowance) -> None:
+        kept = self._kept(self.recent.held)
+        leaving = self.retriever.wanted(self.recent.held - kept, allowed) if self.recent.held > kept else 0
+        if leaving:
+            keys, values = self.recent.leave(leaving)
+            self.retriever.add(keys, values, allowed)
+        if self.sliding is None:
+            self.retriever.settle(allowed)

@@ -1,0 +1,1 @@
+"""What of the stored KV is in memory, and what has to go."""

@@ -1,0 +1,81 @@
+"""Memory in page-sized frames, all of one mapping, so that reads from flash land where they stay.
+
+The mapping is touched, and so takes memory, only as frames are used. Knows nothing of what lies in a frame.
+"""
+
+import mmap
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class FrameNumbers:
+    """Which of `count` frames of `page_bytes`, wherever they are, are in use."""
+
+    def __init__(self, count: int, page_bytes: int) -> None:
+        self.count = count
+        self.page_bytes = page_bytes
+        self._returned: list[int] = []
+        self._untouched = 0  # frames from here on were never used
+        self._end = count
+
+    @property
+    def free(self) -> int:
+        """How many are not in use."""
+        return len(self._returned) + self._end - self._untouched
+
+    def take(self, number: int) -> list[int]:
+        """So many free frames; there must be as many."""
+        assert number <= self.free
+        again = min(number, len(self._returned))
+        taken = self._returned[len(self._returned) - again :]
+        del self._returned[len(self._returned) - again :]
+        first = self._untouched
+        self._untouched += number - again
+        return [*taken[::-1], *range(first, self._untouched)]
+
+    def give(self, frames: Iterable[int]) -> None:
+        """Take frames back; their content is lost."""
+        self._returned.extend(frames)
+
+
+class Frames(FrameNumbers):
+    """Frames in memory; frame f's bytes are `pages[f]`, a (count, page_bytes) uint8 tensor."""
+
+    def __init__(self, count: int, page_bytes: int) -> None:
+        super().__init__(count, page_bytes)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._memory = mmap.mmap(-1, max(count, 1) * page_bytes, flags=flags)
+        self._view = memoryview(self._memory)
+        self.pages: Tensor = torch.frombuffer(self._memory, dtype=torch.uint8).view(-1, page_bytes)
+        self._withdrawn = 0  # of those used before
+
+    @property
+    def touched_bytes(self) -> int:
+        """Memory taken so far."""
+        return (self._untouched - self._withdrawn) * self.page_bytes
+
+    def withdraw(self, number: int) -> None:
+        """Do without so many free frames from now on and hand their memory back to the system."""
+        assert number <= self.free
+        never_used = min(number, self._end - self._untouched)
+        self._end -= never_used
+        for frame in self.take(number - never_used):
+            start = frame * self.page_bytes
+            if self.page_bytes % mmap.PAGESIZE == 0:
+                self._memory.madvise(mmap.MADV_DONTNEED, start, self.page_bytes)
+            self._withdrawn += 1
+        self.count -= number
+
+    def views(self, frames: Sequence[int]) -> list[memoryview]:
+        """The frames' memory in this order, neighbours joined."""
+        found: list[memoryview] = []
+        start = 0
+        for end in range(1, len(frames) + 1):
+            if end == len(frames) or frames[end] != frames[end - 1] + 1:
+                found.append(
+                    self._view[frames[start] * self.page_bytes : (frames[end - 1] + 1) * self.page_bytes]
+                )
+                start = end
+        return found

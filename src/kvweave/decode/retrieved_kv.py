@@ -1,0 +1,290 @@
+"""The KV of one text that is decoded by retrieval, as a transformers cache: its layers, and what they share.
+
+A model goes on from it as from a canvas: by our own steps or an ordinary `generate`. Holds to the bound of memory:
+what windows, buffers and centroids need is taken from the frames in which clusters stay.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from kvweave.decode.budget import allowance
+from kvweave.decode.clusters.representatives import Representatives
+from kvweave.decode.clusters.retrieval import PORTION_PAGES, ClusterParts
+from kvweave.decode.clusters.table import ClusterTable
+from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.flash.cluster_pages import ClusterPages
+from kvweave.decode.flash.entry_format import EntryFormat
+from kvweave.decode.flash.packed import PackedRegions
+from kvweave.decode.flash.page_file import PageFile
+from kvweave.decode.flash.pools import DualHeadPools
+from kvweave.decode.flash.stored_clusters import StoredClusters
+from kvweave.decode.layer import RetrievedLayer
+from kvweave.decode.residency.device_pages import DevicePages
+from kvweave.decode.residency.frames import Frames
+from kvweave.decode.residency.residents import Residents
+from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.strategies import strategy_named
+from kvweave.errors import InvalidRequest, KvweaveError, StoreError
+from kvweave.models.attention import AttentionCall, RowPlan
+from kvweave.models.continued import Continued
+from kvweave.models.probe import Geometry
+
+_MOST_TOKENS = 2**17  # frames without a bound are made for so long a text; a longer one evicts
+_ROWS_AT_ONCE = 256  # of a prompt, which share what is retrieved
+_WORKSPACE_SHARE = 8  # at most 1/8 of the bound is what a portion is laid out in
+
+
+class RetrievedPlan(RowPlan):
+    """New rows (T,) attend to what each layer of `held` offers them."""
+
+    def __init__(self, held: "RetrievedKV", rows: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(rows, dtype)
+        self._held = held
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attention of the rows' query (1, H, T, D); keys and values of the call are the rows' own."""
+        return self._held.attend(call, self.rows)
+
+
+class RetrievedKV(Continued):
+    """KV on flash and in memory for one text. Close it: its files are without a name and go with it.
+
+    `positions` (N,) are the rotary positions of the prompt it will be filled with, empty for a text that starts with
+    its first pass. `files` names where its two files lie, for a text that is to outlive the process. Raises
+    InvalidRequest for settings that cannot be honoured, StoreError where no file can be made.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        settings: ClusteredKV,
+        positions: Tensor | None = None,
+        files: tuple[Path, Path] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.geometry = geometry
+        self.counts = DecodeCounts()
+        make = strategy_named(settings.strategy)
+        form = EntryFormat(geometry.head_width, geometry.dtype, settings.storage, settings.flash.page_bytes)
+        self._failure: str | None = None  # in words: its traceback would hold this very text
+        self._before_change: Callable[[], None] | None = None
+        self.parts = _build(geometry, settings, form, self.counts, files)
+        try:
+            layers = [
+                RetrievedLayer(
+                    settings.sinks, make(index, self.parts), lambda stored: allowance(settings, stored)
+                )
+                for index in range(geometry.layers)
+            ]
+            own = cast(
+                RetrievedKV, weakref.proxy(self)
+            )  # nothing holds itself: frames go with the last reference
+            if settings.residency.prefetch:
+                for index, layer in enumerate(layers):
+                    layer.retriever.when_read = partial(RetrievedKV._fetch_after, own, index)
+            where = torch.empty(0, dtype=torch.long) if positions is None else positions
+            super().__init__(layers, where.to(geometry.device))
+            self.continuation = partial(RetrievedPlan, own, dtype=geometry.dtype)
+            self.hold_to_bound()
+            if settings.strategy not in ("dense", "window"):
+                self.parts.store.check_room()
+        except BaseException:
+            self.close()
+            raise
+
+    def attend(self, call: AttentionCall, rows: Tensor) -> Tensor:
+        """One layer's attention output (1, H, T, D) for new rows (T,) that its update has taken in.
+
+        Raises StoreError, StoreFull or InvalidRequest (not enough memory); nothing can be computed here afterwards.
+        """
+        with self._usable():
+            self._begin(call.layer)
+            layer: RetrievedLayer = self.layers[call.layer]
+            output, seen = layer.attend(call, rows)
+            self._count(call.layer, rows.numel(), seen)
+        return output
+
+    def attend_behind(self, call: AttentionCall, rows: Tensor) -> Tensor:
+        """One layer's attention output (1, H, T, D) for rows (T,) of a prompt behind this text, which takes nothing in.
+
+        Keys and values of the call are the prompt's. What is retrieved is chosen for some rows together. Raises as
+        `attend`.
+        """
+        outputs = []
+        with self._usable():
+            self._begin(call.layer)
+            layer: RetrievedLayer = self.layers[call.layer]
+            some = zip(call.query.split(_ROWS_AT_ONCE, dim=2), rows.split(_ROWS_AT_ONCE), strict=True)
+            for query, own in some:
+                output, seen = layer.attend_behind(replace(call, query=query), own)
+                self._count(call.layer, own.numel(), seen)
+                outputs.append(output)
+        return torch.cat(outputs, dim=2)
+
+    def append(self, layer: int, keys: Tensor, values: Tensor, sliding: int | None) -> None:
+        """Take in one layer of that prompt, keys and values (G, N, D); see `RetrievedLayer.extend`."""
+        with self._usable():
+            self.layers[layer].extend(keys, values, sliding)
+            self.hold_to_bound()
+
+    def before_layer(self, layer: int) -> None:
+        """Start reading the layer's centroids while the model projects its query."""
+        with self._usable():
+            if self.layers[layer].sliding is None:
+                self.layers[layer].retriever.begin()
+
+    def fill(
+        self, layer: int, keys: Tensor, values: Tensor, queries: Tensor | None, sliding: int | None
+    ) -> None:
+        """Take in one layer of a prompt, keys and values (G, N, D); see `RetrievedLayer.fill`."""
+        with self._usable():
+            self.layers[layer].fill(keys, values, queries, sliding)
+            self.hold_to_bound()
+
+    @property
+    def resident_bytes(self) -> int:
+        """KV held in memory now, with everything that is set aside to hold it."""
+        return self._besides_frames() + self.parts.store.residents.frames.touched_bytes
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing has failed so far: what failed once is not gone on with."""
+        return self._failure is None
+
+    def before_change(self, then: Callable[[], None]) -> None:
+        """Call this once, before the next pass changes anything."""
+        self._before_change = then
+
+    def hold_to_bound(self) -> None:
+        """Give frames up for what windows and centroids have come to need; raises InvalidRequest if that is all there is."""
+        bound, frames = self.settings.resident_bytes, self.parts.store.residents.frames
+        if bound is not None:
+            allowed = (bound - self._besides_frames()) // frames.page_bytes
+            if allowed < 0:
+                raise InvalidRequest(
+                    f"resident_bytes is {bound}; windows, buffers and centroids alone take {self._besides_frames()}: allow "
+                    f"{self._besides_frames() - bound} bytes more, and some for clusters"
+                )
+            if allowed < frames.count:
+                surplus = frames.count - allowed
+                self.parts.store.residents.make_free(surplus)
+                frames.withdraw(surplus)
+        self.counts.hold(self.resident_bytes)
+
+    def close(self) -> None:
+        """Close the files, waiting for reads under way; closing twice is fine. Nothing can be computed here afterwards."""
+        self._failure = self._failure or "it was closed"
+        self.parts.store.close()
+        self.parts.representatives.close()
+
+    def __enter__(self) -> "RetrievedKV":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """What failed once is not gone on with: part of a pass may have been taken in."""
+        if self._failure is not None:
+            raise StoreError(f"this text's KV cannot be used any more: {self._failure}")
+        try:
+            yield
+        except KvweaveError as error:
+            self._failure = str(error)
+            raise
+
+    def _begin(self, layer: int) -> None:
+        """A pass comes to a layer: with the first one everything may change."""
+        if layer == 0:
+            if self._before_change is not None:
+                self._before_change()
+                self._before_change = None
+            self.parts.store.residents.row += 1
+
+    def _count(self, layer: int, rows: int, seen: int) -> None:
+        self.counts.rows += rows * (layer == 0)
+        self.counts.attended += seen
+        self.hold_to_bound()
+
+    def _fetch_after(self, index: int) -> None:
+        """Start reading what the next layer that retrieves will probably ask for, beside the rest of this one."""
+        for following in (*self.layers[index + 1 :], *self.layers[:index]):
+            if following.sliding is None:
+                following.retriever.ahead()
+                return
+
+    def _besides_frames(self) -> int:
+        layers: int = sum(
+            layer.recent.resident_bytes + layer.retriever.resident_bytes for layer in self.layers
+        )
+        parts = self.parts
+        return (
+            layers
+            + parts.representatives.resident_bytes
+            + parts.store.pages.buffer_bytes
+            + self._workspace_bytes
+        )
+
+    @property
+    def _workspace_bytes(self) -> int:
+        """What a portion is laid out in, and the copies that a split works on."""
+        form = self.parts.store.form
+        numbers = form.per_page * form.width * 2
+        portion = self.parts.portion_pages * self.geometry.kv_heads
+        return (portion + form.pages(self.settings.clusters.max_entries)) * (form.page_bytes + numbers * 4)
+
+
+def _build(
+    geometry: Geometry,
+    settings: ClusteredKV,
+    form: EntryFormat,
+    counts: DecodeCounts,
+    files: tuple[Path, Path] | None,
+) -> ClusterParts:
+    flash, layers, heads = settings.flash, geometry.layers, geometry.kv_heads
+    opened = partial(
+        PageFile,
+        page_bytes=form.page_bytes,
+        counts=counts,
+        folder=settings.folder,
+        direct=flash.direct,
+        readers=flash.readers,
+    )
+    entries_path, centroids_path = files or (None, None)
+    entries = opened(entries_path)
+    try:
+        centroids = opened(centroids_path)
+    except StoreError:
+        entries.close()
+        raise
+    largest_pages = form.pages(settings.clusters.max_entries)
+    pools = PackedRegions() if flash.layout == "packed" else DualHeadPools(largest_pages)
+    tables = [ClusterTable(heads) for _ in range(layers)]
+    portion_pages = PORTION_PAGES
+    tokens = min(geometry.context_tokens, _MOST_TOKENS)
+    count = 2 * layers * heads * form.pages(tokens) + 64
+    if settings.resident_bytes is not None:
+        count = settings.resident_bytes // form.page_bytes
+        laid_out = heads * (form.page_bytes + form.per_page * form.width * 8)
+        portion_pages = max(1, min(PORTION_PAGES, settings.resident_bytes // _WORKSPACE_SHARE // laid_out))
+    residents = Residents(Frames(count, form.page_bytes), settings.residency.replacement, counts)
+    pages = ClusterPages(
+        entries, form, pools, tables, counts, largest_pages=largest_pages, gap_pages=flash.gap_pages
+    )
+    device = None
+    if settings.device_bytes is not None:
+        there = settings.device_bytes // form.page_bytes
+        device = DevicePages(geometry.device, there, form.page_bytes, settings.residency.replacement)
+    store = StoredClusters(pages, residents, counts, tail_pages=flash.tail_pages, device=device)
+    paged = settings.residency.representatives == "paged"
+    representatives = Representatives(layers, heads, geometry.head_width, centroids, paged=paged)
+    return ClusterParts(settings, store, representatives, counts, portion_pages)

@@ -1,0 +1,27 @@
+"""All strategies by name: the command line's choices, the contract tests and the benches come from this table."""
+
+from collections.abc import Callable, Mapping
+
+from kvweave.decode.clusters.retrieval import ClusterParts
+from kvweave.decode.retriever import Forgets, KeepsAll, Retriever
+from kvweave.decode.strategies.dynakv import Adaptive
+from kvweave.decode.strategies.entries import SingleEntries
+from kvweave.decode.strategies.local import Local
+from kvweave.decode.strategies.static import Static
+from kvweave.errors import InvalidRequest
+
+STRATEGIES: Mapping[str, Callable[[int, ClusterParts], Retriever]] = {
+    "dynakv": Adaptive,
+    "static": Static,
+    "local": Local,
+    "entries": SingleEntries,
+    "window": lambda layer, parts: Forgets(),
+    "dense": lambda layer, parts: KeepsAll(),
+}
+
+
+def strategy_named(name: str) -> Callable[[int, ClusterParts], Retriever]:
+    """What makes a layer's retriever; raises InvalidRequest for an unknown name."""
+    if name not in STRATEGIES:
+        raise InvalidRequest(f"there is no decoding strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]

@@ -1,0 +1,195 @@
+"""Attention of chosen rows as one Triton kernel that reads shared spans and private rows where they lie.
+
+FusionRAG §4.3 (Q-Sparse-Attn): query rows are told by position, so that no mask is made or read, keys behind a
+block's last row are never loaded, and neither are stale copies that fill a page. One launch serves all requests of a
+pass. Heads that share keys are rows of one block, so that a page is loaded once for all of them.
+
+Needs Triton, which comes with PyTorch for GPUs and with the extra `gpu`; runs on CPU tensors in Triton's interpreter
+(TRITON_INTERPRET=1), which is for tests.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvweave.ops.attention import AttentionInput, KeyRows
+from kvweave.ops.pages import HIDDEN, PAGE_ROWS, Pages, paged, spans_of
+
+BLOCK_QUERIES = 64  # rows times the heads that share keys, handled by one program
+UNLIMITED = 2**30  # a window no prompt reaches
+
+
+class PagedAttention:
+    """Attention of the packed rows of several requests, `rows` (T,) each, ascending; see RowAttention.
+
+    The places of all keys are taken from the first layer's input.
+    """
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self._rows = rows
+        self._positions = torch.cat(list(rows)).to(torch.int32)
+        self._pages: Pages | None = None
+        self._blocks: dict[int, Tensor] = {}  # by their size
+
+    def attend(
+        self,
+        query: Tensor,
+        given: Sequence[AttentionInput],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """One launch over all requests; see RowAttention."""
+        assert query.shape[0] == 1
+        spans = spans_of(given)
+        kv_heads, width = spans[0].keys.shape[1], spans[0].keys.shape[3]
+        group = query.shape[1] // kv_heads
+        if self._pages is None:
+            self._pages = paged(given)
+        size = max(1, BLOCK_QUERIES // group)
+        pages, blocks = self._pages, self._blocks_of(size)
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        if not blocks.shape[0]:
+            return out
+        addresses, strides, held = _addresses(spans, query.device)
+        _attend[(blocks.shape[0], kv_heads)](
+            query,
+            out,
+            self._positions,
+            blocks,
+            pages.edges,
+            pages.positions,
+            pages.places,
+            pages.bounds,
+            addresses,
+            strides,
+            scaling,
+            UNLIMITED if window is None else window,
+            0.0 if softcap is None else softcap,
+            query.shape[2],
+            width,
+            group=group,
+            block_queries=max(16, triton.next_power_of_2(size * group)),
+            block_width=max(16, triton.next_power_of_2(width)),
+            page_rows=PAGE_ROWS,
+            hidden=HIDDEN,
+            capped=softcap is not None,
+        )
+        del held  # what the addresses point at has to live until the launch is queued
+        return out
+
+    def _blocks_of(self, size: int) -> Tensor:
+        """(blocks, 3): each block's request, its first row in the packed query, and the row behind its last."""
+        if size not in self._blocks:
+            edges = list(accumulate((own.numel() for own in self._rows), initial=0))
+            found = [
+                (request, start, min(start + size, edges[request + 1]))
+                for request in range(len(self._rows))
+                for start in range(edges[request], edges[request + 1], size)
+            ]
+            made = torch.tensor(found, dtype=torch.int32, device=self._positions.device)
+            self._blocks[size] = made.reshape(-1, 3)
+        return self._blocks[size]
+
+
+def _addresses(spans: Sequence[KeyRows], device: torch.device) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Where spans lie: (spans, 2) addresses of keys and values, (spans, 4) their strides, and the tensors themselves.
+
+    Strides are those from head to head and from row to row, of keys, then of values, in elements.
+    """
+    held = [_rows_whole(tensor) for span in spans for tensor in (span.keys, span.values)]
+    addresses = torch.tensor([tensor.data_ptr() for tensor in held], dtype=torch.int64)
+    strides = torch.tensor([(tensor.stride(1), tensor.stride(2)) for tensor in held], dtype=torch.int64)
+    return addresses.reshape(-1, 2).to(device), strides.reshape(-1, 4).to(device), held
+
+
+def _rows_whole(tensor: Tensor) -> Tensor:
+    """A tensor whose rows are contiguous: itself, but for layouts that neither store nor canvas makes."""
+    return tensor if tensor.stride(3) == 1 else tensor.contiguous()
+
+
+# A number of rows is no reason to compile anew. Arguments are pointers and numbers, which Python's types do not tell.
+@triton.jit(do_not_specialize=["query_rows"])  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    query,
+    out,
+    rows,
+    blocks,
+    edges,
+    positions,
+    places,
+    bounds,
+    addresses,
+    strides,
+    scaling,
+    window,
+    softcap,
+    query_rows,
+    width,
+    group: tl.constexpr,
+    block_queries: tl.constexpr,
+    block_width: tl.constexpr,
+    page_rows: tl.constexpr,
+    hidden: tl.constexpr,
+    capped: tl.constexpr,
+):
+    """One block of one request's rows with the query heads of one KV head, over all pages that it can see.
+
+    The softmax is carried from page to page in float32 (most: the largest logit so far, mass: the sum of weights).
+    """
+    block, head = tl.program_id(0), tl.program_id(1)
+    request = tl.load(blocks + block * 3)
+    first = tl.load(blocks + block * 3 + 1)
+    end = tl.load(blocks + block * 3 + 2)
+    numbers = tl.arange(0, block_queries)  # row by row, in each the heads that share keys
+    row = first + numbers // group
+    real = row < end
+    position = tl.load(rows + row, mask=real, other=-1)
+    lowest, highest = tl.load(rows + first), tl.load(rows + end - 1)
+    dims = tl.arange(0, block_width)
+    query_head = head * group + numbers % group
+    at = (query_head * query_rows + row).to(tl.int64)[:, None] * width + dims[None, :]
+    wide = real[:, None] & (dims[None, :] < width)
+    q = tl.load(query + at, mask=wide, other=0.0)  # (block_queries, block_width)
+
+    most = tl.full([block_queries], float("-inf"), dtype=tl.float32)
+    mass = tl.zeros([block_queries], dtype=tl.float32)
+    total = tl.zeros([block_queries, block_width], dtype=tl.float32)
+    inside = tl.arange(0, page_rows)
+    for page in range(tl.load(edges + request), tl.load(edges + request + 1)):
+        near = tl.load(bounds + page * 2 + 1) > lowest - window
+        if (tl.load(bounds + page * 2) <= highest) & near:
+            span = tl.load(places + page * 2)
+            where = tl.load(positions + page * page_rows + inside)
+            there = where != hidden
+            within = (tl.load(places + page * 2 + 1) + inside).to(tl.int64)
+            loaded = there[:, None] & (dims[None, :] < width)
+            key_at = tl.load(addresses + span * 2).to(tl.pointer_type(query.dtype.element_ty))
+            key_at += head * tl.load(strides + span * 4)
+            key_rows = within * tl.load(strides + span * 4 + 1)
+            k = tl.load(key_at + key_rows[:, None] + dims[None, :], mask=loaded, other=0.0)
+            value_at = tl.load(addresses + span * 2 + 1).to(tl.pointer_type(query.dtype.element_ty))
+            value_at += head * tl.load(strides + span * 4 + 2)
+            value_rows = within * tl.load(strides + span * 4 + 3)
+            v = tl.load(value_at + value_rows[:, None] + dims[None, :], mask=loaded, other=0.0)
+
+            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling  # (block_queries, page_rows)
+            if capped:
+                logits = (2 * tl.sigmoid(2 * logits / softcap) - 1) * softcap  # tanh
+            seen = (where[None, :] <= position[:, None]) & (where[None, :] > position[:, None] - window)
+            logits = tl.where(seen, logits, float("-inf"))
+            higher = tl.maximum(most, tl.max(logits, axis=1))
+            shift = tl.where(higher == float("-inf"), 0.0, higher)  # of rows that have seen nothing yet
+            kept = tl.exp(most - shift)
+            weights = tl.exp(logits - shift[:, None])
+            mass = mass * kept + tl.sum(weights, axis=1)
+            total = total * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            most = higher
+    mass = tl.where(real, mass, 1.0)
+    tl.store(out + at, (total / mass[:, None]).to(out.dtype.element_ty), mask=wide)

@@ -1,0 +1,143 @@
+"""Decoding by retrieval without a model: keys, values and queries straight from a test, each entry marked by number.
+
+The first value dimension of an entry is its position, so that what is stored and what is attended can be told.
+"""
+
+from collections import Counter
+from contextlib import contextmanager
+
+import torch
+
+from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
+from kvweave.models.attention import AttentionCall
+from kvweave.models.probe import Geometry
+from kvweave.ops.partial_attention import PartialAttention
+
+HEADS, WIDTH = 2, 8
+GROUP = 2  # query heads per KV head
+
+
+def settings(**changes) -> ClusteredKV:
+    """Small clusters on small pages, so that little data goes through everything."""
+    clusters = ClusterSettings(
+        **{
+            "mean_entries": 8,
+            "max_entries": 16,
+            "buffer_entries": 4,
+            "local_entries": 16,
+            **changes.pop("clusters", {}),
+        }
+    )
+    flash = FlashSettings(**{"page_bytes": 256, **changes.pop("flash", {})})
+    return ClusteredKV(**{"window": 8, "clusters": clusters, "flash": flash, **changes})
+
+
+def geometry(layers: int = 1, dtype: torch.dtype = torch.float32) -> Geometry:
+    return Geometry(layers, HEADS, WIDTH, 4096, dtype, torch.device("cpu"))
+
+
+class Text:
+    """A text of random entries that drift, as keys do, decoded on `held`."""
+
+    def __init__(
+        self, held: RetrievedKV, seed: int = 0, layers: int = 1, marked: bool = True, steady: bool = False
+    ) -> None:
+        self.held, self.layers, self._marked = held, layers, marked
+        self._steady = (
+            torch.randn(1, HEADS * GROUP, 1, WIDTH, generator=torch.Generator().manual_seed(seed))
+            if steady
+            else None
+        )
+        self._random = torch.Generator().manual_seed(seed)
+        self._centres = torch.randn(5, HEADS, WIDTH, generator=self._random) * 3
+        self.keys = torch.zeros(HEADS, 0, WIDTH)
+        self.values = torch.zeros(HEADS, 0, WIDTH)
+
+    @property
+    def length(self) -> int:
+        return self.keys.shape[1]
+
+    def begin(self, count: int, rows: int = 4) -> None:
+        keys, values = self._entries(count)
+        queries = torch.randn(HEADS * GROUP, rows, WIDTH, generator=self._random)
+        for layer in range(self.layers):
+            self.held.fill(layer, keys, values, queries, None)
+
+    def step(self, rows: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass of so many rows: its query and its output (1, H, T, D), those of the last layer."""
+        start = self.length
+        keys, values = self._entries(rows)
+        query = torch.randn(1, HEADS * GROUP, rows, WIDTH, generator=self._random)
+        if self._steady is not None:  # what is asked for changes little from row to row
+            query = self._steady + 0.1 * query
+        for layer in range(self.layers):
+            self.held.before_layer(layer)
+            self.held.layers[layer].update(keys[None], values[None])
+            call = AttentionCall(layer, query, keys[None], values[None], None, WIDTH**-0.5, None)
+            output = self.held.attend(call, torch.arange(start, start + rows))
+        return query, output
+
+    def dense(self, query: torch.Tensor) -> torch.Tensor:
+        """Causal attention of the last rows over everything, written out."""
+        rows = query.shape[2]
+        keys, values = (x.repeat_interleave(GROUP, 0) for x in (self.keys, self.values))  # (H, N, D)
+        logits = query[0] @ keys.transpose(1, 2) * WIDTH**-0.5  # (H, T, N)
+        late = torch.arange(self.length) > torch.arange(self.length - rows, self.length)[:, None]
+        return (logits.masked_fill(late, float("-inf")).softmax(-1) @ values)[None]
+
+    def _entries(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self._centres += torch.randn(self._centres.shape, generator=self._random) * 0.1 * count**0.5
+        which = torch.randint(0, 5, (count,), generator=self._random)
+        keys = self._centres[which].transpose(0, 1) + torch.randn(HEADS, count, WIDTH, generator=self._random)
+        values = torch.randn(HEADS, count, WIDTH, generator=self._random)
+        if self._marked:
+            values[:, :, 0] = torch.arange(self.length, self.length + count).float()
+        self.keys = torch.cat([self.keys, keys], dim=1)
+        self.values = torch.cat([self.values, values], dim=1)
+        return keys, values
+
+
+def stored(held: RetrievedKV, layer: int = 0) -> list[Counter]:
+    """Which positions each head holds anywhere, counted, for strategies that make clusters."""
+    own = held.layers[layer]
+    retriever, store = own.retriever, held.parts.store
+    found = []
+    for head in range(HEADS):
+        marks = Counter()
+        for _, values, _ in own.recent.parts():
+            marks.update(values[head, :, 0].int().tolist())
+        waiting = retriever.waiting._entries[head, : retriever.waiting.count[head]]
+        marks.update(store.form.decode(waiting)[1][:, 0].int().tolist())
+        for cluster in range(int(retriever.table.count[head])):
+            marks.update(members(held, layer, head, cluster)[1][:, 0].int().tolist())
+        found.append(marks)
+    return found
+
+
+def members(held: RetrievedKV, layer: int, head: int, cluster: int):
+    """Keys and values (n, D) of a cluster, read if need be."""
+    store = held.parts.store
+    store.ensure([(layer, head, cluster)])
+    keys, values = store.form.decode(store.entries(layer, head, cluster))
+    store.residents.release()
+    return keys, values
+
+
+@contextmanager
+def watched_attention(monkeypatch):
+    """Collects, per head, the positions that are attended to while it lasts."""
+    seen = [Counter() for _ in range(HEADS)]
+    original = PartialAttention.add
+
+    def add(self, keys, values, visible=None):
+        original(self, keys, values, visible)
+        shown = torch.ones(HEADS, values.shape[1], dtype=torch.bool)
+        if visible is not None:
+            shown &= visible[:, -1].expand(HEADS, -1)
+        for head in range(HEADS):
+            seen[head].update(values[head, shown[head], 0].int().tolist())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialAttention, "add", add)
+        yield seen

@@ -1,0 +1,54 @@
+"""Who gets how many entries, and which settings are refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvweave.decode.budget import allowance
+from kvweave.decode.settings import MIN_ENTRIES, ClusteredKV, ClusterSettings, FlashSettings
+from kvweave.errors import InvalidRequest
+
+
+@given(
+    budget=st.one_of(st.floats(0.001, 1), st.integers(12, 5000)),
+    stored=st.integers(1, 10**5),
+    window=st.integers(1, 200),
+    buffer=st.integers(0, 32),
+)
+def test_what_is_always_attended_leaves_room_to_retrieve(budget, stored, window, buffer):
+    settings = ClusteredKV(budget, window=window, clusters=ClusterSettings(buffer_entries=buffer))
+    allowed = allowance(settings, stored)
+    always = settings.sinks + allowed.window + allowed.buffer
+    assert 1 <= allowed.window <= window
+    assert 0 <= allowed.buffer <= buffer
+    assert always < allowed.total
+    assert allowed.left(always) == allowed.total - always
+    if budget <= 1:
+        assert allowed.total >= min(budget * stored, stored)
+        assert allowed.total <= max(budget * stored + 1, settings.sinks + MIN_ENTRIES)
+    else:
+        assert allowed.total == budget
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_budget": 0}, r"kv_budget is 0; it is a share"),
+        ({"kv_budget": 40.5}, r"40\.5; above 1 it is a number of entries, which must be whole"),
+        ({"kv_budget": 9}, r"kv_budget is 9 entries; with 4 sinks at least 12"),
+        ({"sinks": -1}, r"sinks is -1"),
+        ({"window": 0}, r"window is 0"),
+        ({"resident_bytes": 0}, r"resident_bytes is 0"),
+        (
+            {"clusters": ClusterSettings(mean_entries=9, max_entries=8)},
+            r"clusters of 9 entries on the mean and 8",
+        ),
+        ({"clusters": ClusterSettings(1, 1)}, r"max_entries is 1; a split needs 2"),
+        ({"clusters": ClusterSettings(buffer_entries=-1)}, r"buffer_entries is -1"),
+        ({"flash": FlashSettings(tail_pages=0)}, r"tail_pages is 0"),
+        ({"flash": FlashSettings(readers=0)}, r"readers is 0"),
+    ],
+)
+def test_impossible_settings_say_what_is_wrong(changes, said):
+    with pytest.raises(InvalidRequest, match=said):
+        ClusteredKV(**changes)

@@ -1,0 +1,151 @@
+"""How clusters lie on flash: pools, runs, neighbours, tails and what growing moves."""
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from driving import HEADS, Text, geometry, settings
+from hypothesis import given
+from hypothesis import settings as how
+from hypothesis import strategies as st
+
+from kvweave.decode.flash.neighbours import chain, together
+from kvweave.decode.flash.packed import PackedRegions
+from kvweave.decode.flash.pools import DualHeadPools, Extent
+from kvweave.decode.flash.runs import joined
+from kvweave.decode.residency.frames import Frames
+from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.ops.partial_attention import PartialAttention
+
+
+def test_a_pair_grows_inward_and_neighbours_the_next_pool():
+    pools = DualHeadPools(4)
+    first, second, third = (pools.take((0, 0)) for _ in range(3))
+    assert pools.extent(first, 2) == Extent(0, 2, backward=False)
+    assert pools.extent(second, 3) == Extent(5, 3, backward=True)
+    assert pools.extent(third, 1) == Extent(8, 1, backward=False)  # right behind the second
+    assert pools.extent(first, 4).first + 4 == pools.extent(second, 4).first  # both full: they meet
+
+
+def test_heads_do_not_share_pools_and_a_place_given_back_is_taken_again():
+    pools = DualHeadPools(4)
+    own, other = pools.take((0, 0)), pools.take((0, 1))
+    assert own // 2 != other // 2
+    pools.give((0, 1), other)
+    assert pools.take((0, 1)) == other
+
+
+@how(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 5), st.booleans()), max_size=12), st.integers(0, 3)
+)
+def test_runs_bring_every_page_to_its_frame(drawn, gap):
+    """Read by hand from a file of numbered pages: what frame holds which page."""
+    extents, taken = [], set()
+    for first, pages, backward in drawn:
+        span = set(range(first, first + pages))
+        if pages and not span & taken:
+            taken |= span
+            extents.append(Extent(first, pages, backward))
+    memory, waste = Frames(200, 8), memoryview(bytearray(8 * gap))
+    frames = [memory.take(extent.pages) for extent in extents]
+    for frame in memory.take(30):
+        memory.give([frame])
+    runs = joined(extents, frames, memory, waste, gap)
+    for run in runs:
+        at = run.first
+        for part in run.parts:
+            for start in range(0, len(part), 8):
+                part[start : start + 8] = at.to_bytes(8, "little")
+                at += 1
+        assert at == run.first + run.pages
+    for extent, own in zip(extents, frames, strict=True):
+        pages = list(range(extent.first, extent.first + extent.pages))
+        for page, frame in zip(pages[::-1] if extent.backward else pages, own, strict=True):
+            assert int(memory.pages[frame].view(torch.int64)) == page
+    ordered = sorted(runs, key=lambda run: run.first)
+    for one, following in pairwise(ordered):
+        assert following.first - (one.first + one.pages) > gap  # else they were one run
+
+
+def test_clusters_asked_for_together_follow_each_other():
+    asked = torch.zeros(8, 6, dtype=torch.bool)
+    for query, pair in enumerate([(0, 4), (0, 4), (0, 4), (1, 3), (1, 3), (2, 5), (2, 5), (2, 5)]):
+        asked[query, list(pair)] = True
+    order = chain(together(asked))
+    assert sorted(order) == list(range(6))
+    places = np.argsort(order)
+    for one, other in ((0, 4), (1, 3), (2, 5)):
+        assert abs(places[one] - places[other]) == 1
+
+
+def test_growing_moves_nothing_in_pools_and_all_behind_it_when_packed():
+    moved = {}
+    for layout in ("dual-head", "packed"):
+        with RetrievedKV(geometry(), settings(flash={"layout": layout})) as held:
+            text = Text(held)
+            text.begin(200)
+            for _ in range(100):
+                text.step()
+            moved[layout] = held.counts.moved_bytes
+    assert moved["dual-head"] == 0
+    assert moved["packed"] > 100 * 256
+
+
+def test_a_packed_home_is_right_behind_the_one_before():
+    regions = PackedRegions()
+    first, second = regions.take((0, 0)), regions.take((0, 0))
+    assert regions.reserve(first, 3) == regions.reserve(second, 2) == []
+    (move,) = regions.reserve(first, 5)
+    assert (move.first, move.pages, move.to) == (3, 2, 5)
+    assert regions.extent(second, 2).first == 5
+
+
+def test_flash_sees_whole_pages_while_few_clusters_grow():
+    """Entries of a cluster wait in memory for their page: one write per page, not one per entry."""
+    with RetrievedKV(
+        geometry(), settings(kv_budget=1.0, strategy="static", flash={"tail_pages": 64})
+    ) as held:
+        text = Text(held)
+        text.begin(100)
+        before = held.counts.copy()
+        for _ in range(100):
+            text.step()
+        done = held.counts.since(before)
+    assert done.partial_pages == 0
+    per_page = 256 // (2 * 8 * 4)
+    assert done.pages_written <= HEADS * 100 / per_page + 64  # centroids besides
+
+
+def test_few_tails_are_written_before_they_are_full():
+    with RetrievedKV(geometry(), settings(kv_budget=1.0, strategy="static", flash={"tail_pages": 1})) as held:
+        text = Text(held)
+        text.begin(100)
+        for _ in range(60):
+            query, output = text.step()
+        assert held.counts.partial_pages > 0
+        torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)
+
+
+def test_neighbours_are_read_in_fewer_reads_than_clusters_in_the_order_made():
+    """Queries that keep asking for the same scattered clusters: placed together, they come in fewer reads."""
+    reads = {}
+    for order in ("together", "made"):
+        held = RetrievedKV(
+            geometry(), settings(kv_budget=60, resident_bytes=26_000, flash={"order": order, "gap_pages": 0})
+        )
+        with held:
+            text = Text(held, seed=5)
+            directions = torch.randn(3, HEADS * 2, 1, 8, generator=torch.Generator().manual_seed(9)) * 3
+            keys, values = text._entries(500)
+            rows = directions[torch.arange(24) % 3, :, 0].transpose(0, 1)
+            held.fill(0, keys, values, rows, None)
+            retriever = held.layers[0].retriever
+            total = 0
+            for direction in directions:
+                attention = PartialAttention(direction[None], HEADS, scaling=8**-0.5)
+                before = held.counts.cluster_reads
+                retriever.attend(attention, 60)
+                total += held.counts.cluster_reads - before
+            reads[order] = total
+    assert reads["together"] < reads["made"]

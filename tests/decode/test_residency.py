@@ -1,0 +1,152 @@
+"""What stays in memory: frames, the orders in which clusters leave, prefetch, centroids by layer."""
+
+import numpy as np
+import pytest
+import torch
+from driving import Text, geometry, settings
+from hypothesis import given
+from hypothesis import settings as how
+from hypothesis import strategies as st
+
+from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.residency.frames import Frames
+from kvweave.decode.residency.replacement import (
+    REPLACEMENTS,
+    Known,
+    large_and_settled,
+    least_frequently_used,
+    least_recently_used,
+)
+from kvweave.decode.residency.residents import Residents
+from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.settings import ResidencySettings
+from kvweave.errors import InvalidRequest
+
+
+def known(used_at, updated_at, uses, pages, now=100, frames=100) -> Known:
+    arrays = (np.array(values, np.int64) for values in (used_at, updated_at, uses, pages))
+    return Known(*arrays, now, frames)
+
+
+def leaving(order) -> list[int]:
+    return np.argsort(-order, kind="stable").tolist()
+
+
+def test_lru_and_lfu_are_what_their_names_say():
+    facts = known([90, 10, 50], [0, 0, 0], [1, 9, 1], [1, 1, 1])
+    assert leaving(least_recently_used(facts)) == [1, 2, 0]
+    assert leaving(least_frequently_used(facts)) == [2, 0, 1]
+
+
+def test_of_clusters_used_alike_the_large_ones_leave_first():
+    assert leaving(large_and_settled(known([90] * 3, [0] * 3, [1] * 3, [2, 8, 1]))) == [1, 0, 2]
+
+
+def test_recently_updated_clusters_stay_while_they_take_a_quarter():
+    facts = known([10, 90, 10, 10], [98, 0, 97, 10], [1] * 4, [20, 1, 4, 1])
+    # 20 and 4 pages of 100 are within a quarter: both stay longest, though they were used long ago.
+    assert leaving(large_and_settled(facts)) == [3, 1, 2, 0]
+    crowded = known([10, 90, 10, 10], [98, 0, 97, 10], [1] * 4, [20, 1, 8, 1])
+    assert leaving(large_and_settled(crowded))[0] == 2  # beyond the quarter it is a large, old cluster
+
+
+@how(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["room", "drop", "withdraw", "pin"]), st.integers(0, 5)), max_size=60),
+    st.sampled_from(sorted(REPLACEMENTS)),
+)
+def test_no_frame_is_given_twice_and_none_is_lost(actions, order):
+    frames = Frames(20, 64)
+    residents = Residents(frames, order, DecodeCounts())
+    pinned, number = set(), 0
+    for action, amount in actions:
+        residents.row += 1
+        if action == "room":
+            stuck = sum(len(residents.frames_of(key)) for key in pinned)
+            if amount > frames.count - stuck:
+                with pytest.raises(InvalidRequest, match="resident_bytes"):
+                    residents.room(amount)
+                continue
+            residents.put((0, 0, number), residents.room(amount))
+            number += 1
+        elif action == "withdraw" and frames.free:
+            frames.withdraw(min(amount, frames.free))
+        elif action == "drop" and (0, 0, amount) in residents:
+            frames.give(residents.drop((0, 0, amount)))
+            pinned.discard((0, 0, amount))
+        elif action == "pin" and (0, 0, amount) in residents:
+            residents.pin([(0, 0, amount)])
+            pinned.add((0, 0, amount))
+        assert all(key in residents for key in pinned)
+        held = [
+            frame for n in range(number) if (0, 0, n) in residents for frame in residents.frames_of((0, 0, n))
+        ]
+        assert len(held) == len(set(held)) == frames.count - frames.free
+
+
+def test_of_clusters_fetched_ahead_those_count_as_unused_that_leave_unasked_for():
+    counts = DecodeCounts()
+    residents = Residents(Frames(8, 64), "lru", counts)
+    for number, ahead in enumerate([True, True, False]):
+        residents.put((0, 0, number), residents.room(1), ahead=ahead)
+    residents.use([(0, 0, 0)])
+    for number in range(3):
+        residents.frames.give(residents.drop((0, 0, number)))
+    assert counts.prefetch_unused == 1  # the second: it was neither asked for later, nor to begin with
+
+
+def decoded(count: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor]:
+    chosen = {"kv_budget": 60, "resident_bytes": 60_000, **changes}
+    with RetrievedKV(geometry(3), settings(**chosen)) as held:
+        text = Text(held, layers=3, steady=True)
+        text.begin(400)
+        for _ in range(count):
+            _, output = text.step()
+        assert held.counts.peak_resident_bytes <= chosen["resident_bytes"]
+        return held.counts, output
+
+
+def test_prefetch_changes_when_clusters_are_read_and_not_what_is_attended_to():
+    """Static clusters: where clusters are split, a split needs them in memory, and prefetch brings it forward."""
+    tight = {"strategy": "static", "resident_bytes": 46_000}
+    ahead, output = decoded(**tight, residency=ResidencySettings(prefetch=1))
+    alone, expected = decoded(**tight, residency=ResidencySettings(prefetch=0))
+    assert ahead.prefetched > 0 == alone.prefetched
+    assert ahead.attended == alone.attended
+    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
+    assert ahead.hit_rate > 1.5 * alone.hit_rate
+
+
+@pytest.mark.parametrize("replacement", sorted(REPLACEMENTS))
+def test_every_order_keeps_the_bound(replacement):
+    counts, _ = decoded(residency=ResidencySettings(replacement=replacement))
+    assert 0 < counts.hit_rate < 1
+
+
+def test_paged_centroids_take_one_layers_memory_and_change_nothing():
+    paged, output = decoded(count=20, resident_bytes=200_000)
+    all_held, expected = decoded(
+        count=20, resident_bytes=200_000, residency=ResidencySettings(representatives="resident")
+    )
+    assert paged.attended == all_held.attended
+    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
+    sizes = {}
+    for kind in ("paged", "resident"):
+        with RetrievedKV(geometry(3), settings(residency=ResidencySettings(representatives=kind))) as held:
+            text = Text(held, layers=3)
+            text.begin(400)
+            text.step()
+            sizes[kind] = held.parts.representatives.resident_bytes
+    assert sizes["paged"] < sizes["resident"] / 2
+
+
+def test_memory_is_flat_in_the_length_under_an_absolute_budget():
+    """What grows is one layer's centroids, taken from the frames; the whole stays what it was."""
+    with RetrievedKV(geometry(), settings(kv_budget=60, resident_bytes=60_000)) as held:
+        text = Text(held)
+        text.begin(100)
+        for _ in range(500):
+            text.step()
+            assert held.resident_bytes <= 60_000
+        dense = text.length * 2 * 2 * 8 * 4
+        assert held.counts.peak_resident_bytes < dense

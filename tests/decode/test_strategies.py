@@ -1,0 +1,115 @@
+"""What every strategy keeps to, whatever it attends to; entries attended at 100 % are all there are."""
+
+from collections import Counter
+
+import pytest
+import torch
+from driving import HEADS, Text, geometry, settings, stored, watched_attention
+
+from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.strategies import STRATEGIES
+from kvweave.errors import InvalidRequest
+
+KEEPING = sorted(set(STRATEGIES) - {"window"})
+CLUSTERED = ["dynakv", "static", "local"]
+SMALL = 60_000  # bytes: holds some of the clusters below, not all
+
+
+@pytest.mark.parametrize("strategy", KEEPING)
+@pytest.mark.parametrize("begin", [0, 90])
+def test_the_whole_budget_is_dense_attention(strategy, begin):
+    with RetrievedKV(geometry(), settings(kv_budget=1.0, strategy=strategy)) as held:
+        text = Text(held)
+        if begin:
+            text.begin(begin)
+        for rows in [1, 7, 1, 12, *[1] * 70]:
+            query, output = text.step(rows)
+            torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", [*CLUSTERED, "entries"])
+def test_memory_that_holds_a_part_gives_the_same(strategy):
+    with RetrievedKV(geometry(2), settings(kv_budget=1.0, strategy=strategy, resident_bytes=SMALL)) as held:
+        text = Text(held, layers=2)
+        text.begin(400)
+        for _ in range(60):
+            query, output = text.step()
+            torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)
+            assert held.resident_bytes <= SMALL
+        assert held.counts.peak_resident_bytes <= SMALL
+        assert held.counts.pages_read > 0
+
+
+@pytest.mark.parametrize("strategy", [*CLUSTERED, "window"])
+@pytest.mark.parametrize("budget", [0.2, 40])
+def test_a_step_attends_to_no_more_than_the_budget(strategy, budget, monkeypatch):
+    with RetrievedKV(geometry(), settings(kv_budget=budget, strategy=strategy)) as held:
+        text = Text(held)
+        text.begin(200)
+        for _ in range(80):
+            with watched_attention(monkeypatch) as seen:
+                text.step()
+            allowed = budget if budget > 1 else -(-budget * text.length // 1)
+            for head in range(HEADS):
+                assert max(seen[head].values()) == 1  # nothing twice
+                assert sum(seen[head].values()) <= allowed
+                assert {0, 1, 2, 3, text.length - 1} <= set(seen[head])  # sinks and the row itself
+
+
+def test_single_entries_are_those_with_the_largest_weights(monkeypatch):
+    held = RetrievedKV(geometry(), settings(kv_budget=40, strategy="entries"))
+    text = Text(held)
+    text.begin(200)
+    query, output = text.step()
+    logits = (query[0].unflatten(0, (HEADS, -1))[:, :, 0] @ text.keys.transpose(1, 2)) * text.keys.shape[
+        2
+    ] ** -0.5
+    between = slice(4, text.length - 8)  # behind the sinks, before the window
+    weights = logits[:, :, between].softmax(-1).sum(1)
+    best = weights.topk(40 - 4 - 8).indices + 4
+    for head in range(HEADS):
+        kept = [*range(4), *best[head].tolist(), *range(text.length - 8, text.length)]
+        shares = logits[head][:, kept].softmax(-1)
+        expected = shares @ text.values[head, kept]
+        torch.testing.assert_close(
+            output[0].unflatten(0, (HEADS, -1))[head, :, 0], expected, atol=1e-4, rtol=1e-4
+        )
+    held.close()
+
+
+@pytest.mark.parametrize("strategy", CLUSTERED)
+@pytest.mark.parametrize("storage", ["int8", "int4"])
+def test_rounded_entries_stay_near(strategy, storage):
+    with RetrievedKV(geometry(), settings(kv_budget=1.0, strategy=strategy, storage=storage)) as held:
+        text = Text(held, marked=False)
+        text.begin(100)
+        for _ in range(20):
+            query, output = text.step()
+            assert (output - text.dense(query)).abs().mean() < {"int8": 0.05, "int4": 0.5}[storage]
+
+
+@pytest.mark.parametrize("strategy", CLUSTERED)
+def test_nothing_is_lost_or_doubled(strategy):
+    with RetrievedKV(geometry(), settings(kv_budget=0.3, strategy=strategy)) as held:
+        text = Text(held)
+        text.begin(150)
+        for _ in range(120):
+            text.step()
+        assert stored(held) == [Counter(range(text.length))] * HEADS
+
+
+def test_a_batch_is_refused():
+    with RetrievedKV(geometry(), settings()) as held:
+        rows = torch.zeros(2, HEADS, 1, 8)
+        with pytest.raises(InvalidRequest, match="batch of 2"):
+            held.layers[0].update(rows, rows)
+
+
+def test_an_unknown_strategy_is_named_with_the_known_ones():
+    with pytest.raises(InvalidRequest, match=r"'quest'.*dynakv"):
+        RetrievedKV(geometry(), settings(strategy="quest"))
+
+
+def test_too_little_memory_says_how_much_is_missing():
+    with pytest.raises(InvalidRequest, match=r"resident_bytes.*bytes more"):
+        RetrievedKV(geometry(), settings(resident_bytes=4_000))
