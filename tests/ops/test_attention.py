@@ -100,3 +100,21 @@ def test_large_passes_are_cut_and_hold_no_large_masks(monkeypatch: pytest.Monkey
 
 def test_no_rows_no_blocks() -> None:
     assert RowBlocks(torch.empty(0, dtype=torch.long), window=None, dtype=torch.float32).blocks == ()
+
+
+def test_rows_side_by_side_are_one_block() -> None:
+    """A question behind a long context sees nearly the same keys from every row; rows all over the prompt do not."""
+    generator = torch.Generator().manual_seed(0)
+    stored = random_rows(torch.arange(700), generator)
+    given = AttentionInput((), stored, torch.empty(0, dtype=torch.long))
+    for positions, count in ((torch.arange(660, 700), 1), (torch.arange(20, 700, 17), row_blocks.MIN_BLOCKS)):
+        query = torch.randn(1, HEADS, positions.numel(), WIDTH, generator=generator)
+        for window in (None, 690):
+            rows = RowBlocks(positions, window=window, dtype=query.dtype)
+            assert len(rows.blocks) == count
+            got = attend_rows(query, given, rows, scaling=0.3)
+            expected = attend_reference(query, positions, given, scaling=0.3, window=window)
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    assert (
+        len(RowBlocks(torch.arange(660, 700), window=100, dtype=query.dtype).blocks) == row_blocks.MIN_BLOCKS
+    )

@@ -5,8 +5,9 @@ and the last for several requests at once too. Knows nothing of stores, recipes 
 """
 
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,12 +17,16 @@ from kvweave.core import ChunkKV, ModelFingerprint, TokenizedPrompt
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models import attention
 from kvweave.models.canvas import Canvas, PlacedSpan, RowCapture
+from kvweave.models.continued import Continued
 from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
-from kvweave.models.narrowing import Narrowing, narrowed
+from kvweave.models.flops import PassCost
+from kvweave.models.last_layer import EndAt, last_row_only
+from kvweave.models.narrowing import Narrowing, decoder_layers, narrowed
 from kvweave.models.packing import Part
 from kvweave.models.passes import Passes, appended_plan
-from kvweave.models.probe import probe
+from kvweave.models.preemption import LowPriority, Preemption
+from kvweave.models.probe import attention_modules, probe
 from kvweave.models.rotary import rope_regime
 from kvweave.models.template import PromptTemplate
 from kvweave.models.updates import PassOver, UpdateWatch
@@ -47,21 +52,43 @@ class Adapter:
         self.tokenizer = tokenizer
         self.template = PromptTemplate(tokenizer)
         self.geometry, self.rotation = probe(model)
-        self._passes = Passes(model, self.rotation)
+        self._passes = Passes(model, self.rotation, attention_modules(model).values())
         self.critical_layers = middle_layers(self.geometry.layers)
         self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
         self._lock = threading.RLock()
+        self._thread = threading.local()  # its passes' priority, if that is low
+
+    @contextmanager
+    def low_priority(self, preemption: Preemption) -> Iterator[None]:
+        """In this context, this thread's prefills, steps and chunk KV give way as `preemption` says, and are counted.
+
+        They may raise what it raises, and Preempted where a pass cannot go on after it was stopped. Packed passes run
+        as ever.
+        """
+        cost = PassCost.of(self.model)
+        self._thread.low = LowPriority(decoder_layers(self.model), cost, preemption)
+        try:
+            yield
+        finally:
+            self._thread.low = None
+
+    @property
+    def _low(self) -> LowPriority | None:
+        low: LowPriority | None = getattr(self._thread, "low", None)
+        return low
 
     def rope_regime(self, prompt_tokens: int) -> str:
         """Name of the frequency scaling that a pass of this length runs under; "fixed" where it never changes."""
         return rope_regime(self.model.config, prompt_tokens)
 
-    def outgrows(self, prompt_tokens: int) -> bool:
-        """Whether a prompt of this length is the first to need the other set of LongRoPE frequencies.
+    def outgrows(self, prompt_tokens: int, held_tokens: int | None = None) -> bool:
+        """Whether a prompt of this length needs the other set of LongRoPE frequencies than its first `held_tokens` did.
 
-        KV computed under the short set is then of no use any more, and transformers computes it again too.
+        Those are by default all but the last. KV computed under the short set is then of no use any more, and
+        transformers computes it again too.
         """
-        return self.rope_regime(prompt_tokens) == "long" != self.rope_regime(prompt_tokens - 1)
+        held = prompt_tokens - 1 if held_tokens is None else held_tokens
+        return self.rope_regime(prompt_tokens) == "long" != self.rope_regime(held)
 
     def synchronize(self) -> None:
         """Wait until the device has done what was asked of it, so that a clock read afterwards tells the truth."""
@@ -113,23 +140,39 @@ class Adapter:
         is about to replace. `narrowing` may drop rows on the way; the last row stays. Returns the logits of the
         last row, (1, vocab).
         """
-        part = self._part(canvas, token_ids, plan)
         rotations = self._passes.rotation_watch() if capture or plan.wants_unrotated else None
         canvas.capture = None
         if capture and rotations is not None:
             canvas.capture = RowCapture(rotations, self.geometry.layers, len(token_ids))
-        with self._lock, canvas.writing(plan.rows, watch), ExitStack() as stack:
-            if narrowing is not None:
-                stack.enter_context(narrowed(self.model, canvas, plan, narrowing))
-            return self._passes.run(part.ids, part.positions, canvas, plan, rotations)
+        low = self._low
+
+        def once(rows: attention.RowPlan, keep: int | Tensor) -> Tensor:
+            part = self._part(canvas, token_ids, rows)
+            with self._lock, canvas.writing(rows.rows, watch), ExitStack() as stack:
+                if narrowing is not None:
+                    stack.enter_context(narrowed(self.model, canvas, rows, narrowing))
+                if low is not None:
+                    stack.enter_context(low.stopping())  # which counts whole layers
+                else:
+                    stack.enter_context(last_row_only(self.model, canvas))
+                return self._passes.run(part.ids, part.positions, canvas, rows, rotations, keep)
+
+        if low is None:
+            return once(plan, 1)
+        watched = watch is not None or narrowing is not None or bool(plan.watches)
+        return low.prefill(once, plan, whole=not self._one_regime(canvas, plan.rows), watched=watched)
 
     def look(
-        self, canvas: Canvas, token_ids: Sequence[int], plan: attention.RowPlan, watch: UpdateWatch
+        self,
+        canvas: Canvas,
+        token_ids: Sequence[int],
+        plan: attention.RowPlan,
+        watch: UpdateWatch | None = None,
     ) -> None:
-        """Run a pass as `compute` does, for what `watch` sees of it; ends early where the watch raises PassOver.
+        """Run a pass as `compute` does, for what watches see of it; ends early where one raises PassOver.
 
-        Layers that ran have their rows in the canvas; the one that was ended at, and those after it, keep what they
-        held.
+        Layers that ran have their rows in the canvas. The one that was ended at has them if it was ended by a watch of
+        the plan; by `watch`, it keeps what it held, as those after it do.
         """
         with suppress(PassOver):
             self.compute(canvas, token_ids, plan, watch=watch)
@@ -169,7 +212,11 @@ class Adapter:
         start, ids = len(ids), (*ids, *token_ids)
         self.check_length(len(ids))
         canvas = self.canvas(len(ids), spans)
-        self.compute(canvas, ids, self.rows(torch.arange(start, len(ids))), capture=True)
+        plan = self.rows(torch.arange(start, len(ids)))
+        if self._low is None:  # a pass that gives way goes on in blocks, which one that is watched cannot
+            plan.watches.append(EndAt(self.geometry.layers - 1))  # nobody asks for logits
+        with suppress(PassOver):
+            self.compute(canvas, ids, plan, capture=True)
         return self.captured(canvas, ids, start, len(ids))
 
     def captured(self, canvas: Canvas, token_ids: Sequence[int], start: int, end: int) -> ChunkKV:
@@ -184,16 +231,31 @@ class Adapter:
         g = self.geometry
         return ChunkKV((), torch.empty(g.layers, 2, g.kv_heads, 0, g.head_width, dtype=g.dtype))
 
-    def step(self, canvas: Canvas, token_id: int) -> Tensor:
+    def check_goes_on(self, held: Continued, tokens: int) -> None:
+        """Raise InvalidRequest where that many tokens behind what is held need other frequencies than it has; see `step`."""
+        appended_plan(self.model, held, held.next_rows(tokens))
+
+    def step(self, canvas: Continued, token_id: int) -> Tensor:
         """Append one token to the canvas; returns the logits that follow it, (1, vocab).
 
         It stands behind the canvas' last position and attends by the canvas' continuation, if that has one. Raises
         InvalidRequest where a canvas with positions or a continuation of its own outgrows the short frequencies of
         a LongRoPE model; plain ones are computed anew then, see `outgrows`.
         """
-        ids = torch.tensor([token_id], device=self.geometry.device)
-        with self._lock:
-            return self._passes.run(ids, canvas.positions_of(canvas.next_rows(1)), canvas)
+        return self._append(canvas, torch.tensor([token_id], device=self.geometry.device))
+
+    def extend(self, held: Continued, token_ids: Sequence[int], block_tokens: int = 256) -> Tensor:
+        """Append tokens, a next turn or a prompt that never stands on a canvas; returns the last one's logits (1, vocab).
+
+        They are computed in passes of `block_tokens`, each attending to what is held as a step would. Errors as for
+        `step`; InvalidRequest if there are no tokens.
+        """
+        if not token_ids:
+            raise InvalidRequest("there are no tokens to append")
+        ids = torch.tensor(token_ids, device=self.geometry.device)
+        for block in ids.split(block_tokens):
+            logits = self._append(held, block)
+        return logits
 
     def step_packed(self, steps: Sequence[tuple[Canvas, int]]) -> list[Tensor]:
         """What `step` does for each (canvas, token id), in one call of the model; as `compute_packed`."""
@@ -220,6 +282,24 @@ class Adapter:
             "position_ids": canvas.positions[None],
             "past_key_values": canvas,
         }
+
+    def _one_regime(self, canvas: Canvas, rows: Tensor) -> bool:
+        """Whether a pass over any of these rows (T,) alone runs under the same frequencies as over all of them."""
+        positions = canvas.positions_of(rows)
+        lengths = {int(positions.min()) + 1, int(positions.max()) + 1}
+        return len({self.rope_regime(length) for length in lengths}) == 1
+
+    def _append(self, held: Continued, ids: Tensor) -> Tensor:
+        """One pass over token ids (T,) behind what is held; the last one's logits (1, vocab)."""
+        low, rows, length = self._low, held.next_rows(ids.numel()), held.get_seq_length()
+        undo = partial(held.shrink, length) if isinstance(held, Canvas) else None
+        stopping = low.stopping if low is not None and undo is not None else nullcontext
+
+        def once() -> Tensor:
+            with self._lock, stopping():
+                return self._passes.run(ids, held.positions_of(rows), held)
+
+        return once() if low is None else low.append(once, undo, rows)
 
     def _part(self, canvas: Canvas, token_ids: Sequence[int], plan: attention.RowPlan) -> Part:
         ids = torch.tensor(token_ids, device=self.geometry.device)[plan.rows]

@@ -17,8 +17,9 @@ from transformers.masking_utils import sdpa_mask
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.rotary import RotationWatch
-from kvweave.ops.attention import AttentionInput, KeyRows
-from kvweave.ops.row_blocks import RowBlocks, attend_rows, attend_softcap
+from kvweave.ops.attention import AttentionInput, KeyRows, RowAttention
+from kvweave.ops.row_attention import row_attention
+from kvweave.ops.row_blocks import attend_softcap
 
 ATTENTION_NAME = "kvweave"
 ROWS_KEYWORD = "kvweave_rows"
@@ -78,14 +79,14 @@ class RowWatch(Protocol):
     """
 
     def see(self, queries: LayerQueries) -> None:
-        """Called once per layer, in order, before the layer's output is made."""
+        """Called once per layer, in order, before the layer's output is made; may raise PassOver to end a look."""
         ...
 
 
 class RowPlan:
     """Plain causal attention of the prompt positions that a pass computes, `rows` (T,), ascending.
 
-    Blocks are made once per sliding window. `watches` see every layer of the pass; add to them before it runs.
+    `watches` see every layer of the pass; add to them before it runs.
     """
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
@@ -93,7 +94,7 @@ class RowPlan:
         self.watches: list[RowWatch] = []
         self.layers_seen: set[int] = set()
         self._dtype = dtype
-        self._blocks: dict[int | None, RowBlocks] = {}
+        self._attention: RowAttention | None = None
 
     @property
     def wants_unrotated(self) -> bool:
@@ -102,16 +103,17 @@ class RowPlan:
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attention of the rows' query (B, H, T, D) over the canvas' keys and values (B, G, N, D)."""
-        self._show(call)
+        self.show(call)
         return self._attend_plainly(call, self.rows)
 
     def narrowed(self, rows: Tensor) -> Self:
         """The same plan, watches included, for some of its rows."""
         smaller = copy(self)
-        smaller.rows, smaller._blocks = rows, {}
+        smaller.rows, smaller._attention = rows, None
         return smaller
 
-    def _show(self, call: AttentionCall) -> None:
+    def show(self, call: AttentionCall) -> None:
+        """Let those who watch see a layer."""
         self.layers_seen.add(call.layer)
         for watch in self.watches:
             watch.see(
@@ -128,13 +130,15 @@ class RowPlan:
             )
 
     def _attend_plainly(self, call: AttentionCall, rows: Tensor) -> Tensor:
-        if call.window not in self._blocks:
-            self._blocks[call.window] = RowBlocks(rows, window=call.window, dtype=self._dtype)
+        """Of the same rows at every layer."""
+        if self._attention is None:
+            self._attention = row_attention([rows], self._dtype)
         # The canvas has merged shared spans and rows already: one private run in prompt order, nothing to skip.
         whole = KeyRows(call.keys, call.values, torch.arange(call.keys.shape[2], device=call.keys.device))
         given = AttentionInput(shared=(), private=whole, skip=rows[:0])
-        blocks = self._blocks[call.window]
-        return attend_rows(call.query, given, blocks, scaling=call.scaling, softcap=call.softcap)
+        return self._attention.attend(
+            call.query, [given], scaling=call.scaling, window=call.window, softcap=call.softcap
+        )
 
 
 def register() -> None:

@@ -4,22 +4,24 @@ A canvas starts as a list of placed spans: stored chunk KV, unrotated and read-o
 position it stands at. At a layer's first update the spans are rotated to their positions and laid out in
 prompt order. Every pass writes its rows in place, over stale ones too. Stored tensors are never written to.
 
-After prefill the canvas turns to append mode and any transformers `generate` continues on it. Knows
-nothing about stores or methods.
+After prefill the canvas turns to append mode and any transformers `generate` continues on it; or it never holds
+more than one layer, and hands each over as the pass goes on to the next. Knows nothing about stores or methods.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
 from kvweave.core import ChunkKV
-from kvweave.models.attention import RowPlan
+from kvweave.errors import InvalidRequest
+from kvweave.models.continued import Continued
+from kvweave.models.layer_taker import LayerTaker
 from kvweave.models.rotary import Angles, RotationWatch
 from kvweave.models.updates import Update, UpdateWatch
 from kvweave.ops.attention import AttentionInput, KeyRows, merge
@@ -66,15 +68,69 @@ class RowCapture:
         self.kv[layer, 1].index_copy_(1, rows, values[0])
 
 
+class Sheet:
+    """What the layers of a canvas share; see Canvas for what each part means.
+
+    The canvas holds its layers and they hold this, so that nothing holds itself: the tensors of a canvas go with its last
+    reference, and not when Python next looks for cycles, which in a large process may be gigabytes later.
+    """
+
+    def __init__(self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles) -> None:
+        self.length = length
+        self.spans = spans
+        self.rows: Tensor | None = None
+        self.update_watch: UpdateWatch | None = None
+        self.capture: RowCapture | None = None
+        self.taker: LayerTaker | None = None
+        self.place_s = 0.0
+        self._angles = angles
+        self._to_lay_out = layers
+
+    def lay_out(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values (1, G, capacity, D), the placed spans in them.
+
+        Once for each layer, or once in every pass where layers are handed over. Raises InvalidRequest afterwards.
+        """
+        if not self._to_lay_out:
+            raise InvalidRequest("this canvas has handed its KV over; prefill the prompt again")
+        started = time.perf_counter()
+        nothing = torch.empty(0, dtype=torch.long, device=like.device)
+        given = AttentionInput(
+            shared=self.shared_rows(layer, like),
+            private=KeyRows(like[:, :, :0], like[:, :, :0], nothing),
+            skip=nothing,
+        )
+        keys, values = merge(given, self.length, self.length + SPARE_TOKENS)
+        if self.taker is None:
+            self._to_lay_out -= 1
+            if not self._to_lay_out:
+                self.let_go()  # all layers have their own copy
+        self.place_s += time.perf_counter() - started
+        return keys, values
+
+    def let_go(self) -> None:
+        """Let go of the stored tensors: no layer will be laid out any more."""
+        self._to_lay_out, self.spans = 0, ()
+
+    def shared_rows(self, layer: int, like: Tensor) -> tuple[KeyRows, ...]:
+        """The placed spans of a layer, keys rotated; values stay views of the stored tensors."""
+        found = []
+        for number, span in enumerate(self.spans):
+            keys, values = span.kv.layer(layer).to(like.device)[:, None]  # each (1, G, S, D)
+            positions = torch.arange(span.start, span.start + span.kv.tokens, device=like.device)
+            found.append(KeyRows(self._angles.rotate(layer, keys, number), values, positions))
+        return tuple(found)
+
+
 class CanvasLayer(CacheLayerMixin):
     """One layer of the canvas: buffers `keys`, `values` (B, G, capacity, D) in prompt order, owned by the request."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, canvas: "Canvas", index: int) -> None:
+    def __init__(self, sheet: Sheet, index: int) -> None:
         super().__init__()
-        self._canvas = canvas
+        self._sheet = sheet
         self._index = index
         self.appended = 0  # rows written in append mode, beyond the canvas's own length
 
@@ -87,40 +143,39 @@ class CanvasLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write new rows (B, G, T, D) and return all valid keys and values in prompt order."""
-        canvas = self._canvas
-        if canvas.rows is None:
+        sheet = self._sheet
+        if sheet.rows is None:
             return self._append(key_states, value_states)
-        if not self.is_initialized:
-            self._lay_out(key_states)
-            self.lazy_initialization(key_states, value_states)
-        if canvas.update_watch is not None:
-            canvas.update_watch.see(self._replacing(canvas.rows, key_states, value_states))
-        if canvas.capture is not None:
-            canvas.capture.keep(self._index, canvas.rows, key_states, value_states)
-        self.keys.index_copy_(2, canvas.rows, key_states)
-        self.values.index_copy_(2, canvas.rows, value_states)
-        return self.keys[:, :, : canvas.length], self.values[:, :, : canvas.length]
+        self._lay_out(key_states, value_states)
+        if sheet.update_watch is not None:
+            sheet.update_watch.see(self._replacing(sheet.rows, key_states, value_states))
+        if sheet.capture is not None:
+            sheet.capture.keep(self._index, sheet.rows, key_states, value_states)
+        self.keys.index_copy_(2, sheet.rows, key_states)
+        self.values.index_copy_(2, sheet.rows, value_states)
+        return self.keys[:, :, : sheet.length], self.values[:, :, : sheet.length]
 
-    def _lay_out(self, like: Tensor) -> None:
-        canvas = self._canvas
-        started = time.perf_counter()
-        nothing = torch.empty(0, dtype=torch.long, device=like.device)
-        given = AttentionInput(
-            shared=canvas.shared_rows(self._index, like),
-            private=KeyRows(like[:, :, :0], like[:, :, :0], nothing),
-            skip=nothing,
-        )
-        self.keys, self.values = merge(given, canvas.length, canvas.length + SPARE_TOKENS)
-        if all(layer.keys is not None for layer in canvas.layers):
-            canvas.spans = ()  # all layers have their own copy: let go of the stored tensors
-        canvas.place_s += time.perf_counter() - started
+    def _lay_out(self, key_states: Tensor, value_states: Tensor) -> None:
+        """If nothing has called for it so far."""
+        if not self.is_initialized:
+            self.keys, self.values = self._sheet.lay_out(self._index, key_states)
+            self.lazy_initialization(key_states, value_states)
 
     def held_keys(self, like: Tensor) -> Tensor:
         """The keys that this layer holds, (1, G, N, D), to be read only; see `Canvas.held_keys`."""
+        if self._sheet.taker is not None and not self.is_initialized:  # nobody would let go of it
+            return self._sheet.lay_out(self._index, like)[0][:, :, : self._sheet.length]
+        self._lay_out(like, like)
+        return self.keys[:, :, : self._sheet.length]
+
+    def drop(self) -> tuple[Tensor, Tensor] | None:
+        """Let go of keys and values (G, N, D), and return them; None where the layer is not laid out."""
         if not self.is_initialized:
-            self._lay_out(like)
-            self.lazy_initialization(like, like)
-        return self.keys[:, :, : self._canvas.length]
+            return None
+        held = self.keys[0, :, : self._sheet.length], self.values[0, :, : self._sheet.length]
+        self.keys = self.values = self.keys.new_empty(0)
+        self.is_initialized = False
+        return held
 
     def _replacing(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Update:
         return Update(
@@ -133,9 +188,10 @@ class CanvasLayer(CacheLayerMixin):
         )
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        self._lay_out(key_states, value_states)
         if self.keys.shape[0] < key_states.shape[0]:  # generate runs beams and several samples as a batch
             self.batch_repeat_interleave(key_states.shape[0] // self.keys.shape[0])
-        start = self._canvas.length + self.appended
+        start = self._sheet.length + self.appended
         end = start + key_states.shape[2]
         if end > self.keys.shape[2]:
             grown = end + end // 2 - self.keys.shape[2]
@@ -149,12 +205,12 @@ class CanvasLayer(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Key length and offset for the library's masks."""
         return (
-            self._canvas.length if self._canvas.rows is not None else self.get_seq_length() + query_length
+            self._sheet.length if self._sheet.rows is not None else self.get_seq_length() + query_length
         ), 0
 
     def get_seq_length(self) -> int:
         """Positions held so far."""
-        return self._canvas.length + self.appended
+        return self._sheet.length + self.appended
 
     def get_max_length(self) -> int:
         """No maximum: buffers grow."""
@@ -174,73 +230,105 @@ class CanvasLayer(CacheLayerMixin):
         self.keys, self.values = self.keys[indices], self.values[indices]
 
 
-class Canvas(Cache):
+class Canvas(Continued):
     """A request's KV over a prompt of `length` tokens.
 
     `spans` are placed before the first pass; positions they do not cover must be computed by a pass before
     any row attends to them; `angles` holds their rotary positions as runs, in the same order. `positions` (N,) are
     the rotary positions of all prompt tokens, the last one the largest.
 
-    `continuation` makes the plan by which rows behind the prompt attend, (T,) to plan; None means plain causal
-    attention. `rows` (set by the adapter for the duration of a pass) selects the rows that an update writes; None
-    means append mode. `place_s` sums the seconds spent rotating and laying out.
+    The adapter sets `rows` and, where they are wanted, `capture` for the length of a pass.
     """
 
     def __init__(
         self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles, positions: Tensor
     ) -> None:
-        self.length = length
-        self.spans = spans
-        self.positions = positions
-        self.continuation: Callable[[Tensor], RowPlan] | None = None
-        self.rows: Tensor | None = None
-        self.update_watch: UpdateWatch | None = None
-        self.capture: RowCapture | None = None
-        self.place_s = 0.0
-        self._angles = angles
-        indices = torch.arange(positions.numel(), device=positions.device)
-        self._at_indices = torch.equal(positions, indices)
-        super().__init__(layers=[CanvasLayer(self, index) for index in range(layers)])
+        self._sheet = Sheet(layers, length, spans, angles)
+        super().__init__([CanvasLayer(self._sheet, index) for index in range(layers)], positions)
 
     @property
-    def plain(self) -> bool:
-        """Whether every token stands at its index and what follows the prompt attends as the model alone would."""
-        return self._at_indices and self.continuation is None
+    def length(self) -> int:
+        """Prompt positions."""
+        return self._sheet.length
 
-    def __bool__(self) -> bool:
-        """Whether computing the text anew gives the same: LongRoPE families' `generate` then drops a true cache.
+    @property
+    def spans(self) -> tuple[PlacedSpan, ...]:
+        """What was placed, as long as a layer has still to lay it out."""
+        return self._sheet.spans
 
-        It does so when the text outgrows the short frequencies, by the cache's truth value and without a word.
+    @property
+    def place_s(self) -> float:
+        """Seconds spent rotating and laying out so far."""
+        return self._sheet.place_s
+
+    @property
+    def rows(self) -> Tensor | None:
+        """The rows (T,) that an update writes, while a pass runs; None means append mode."""
+        return self._sheet.rows
+
+    @rows.setter
+    def rows(self, rows: Tensor | None) -> None:
+        self._sheet.rows = rows
+
+    @property
+    def capture(self) -> RowCapture | None:
+        """What keeps the unrotated K and the V of the rows that a pass computes."""
+        return self._sheet.capture
+
+    @capture.setter
+    def capture(self, capture: RowCapture | None) -> None:
+        self._sheet.capture = capture
+
+    @property
+    def taker(self) -> LayerTaker | None:
+        """Who the layers are handed over to; None where the canvas holds them itself."""
+        return self._sheet.taker
+
+    def hand_over(self, taker: LayerTaker) -> None:
+        """From the next pass on hold one layer at a time: `taker` gets each when the pass goes on to the next.
+
+        Every pass finds the layers as they were placed, without what earlier ones wrote: what is to last has to be
+        computed in the pass that the taker watches. Raises InvalidRequest where rows attend in a way of their own (APE),
+        and as the taker does.
         """
-        return self.plain
+        if self.continuation is not None:
+            raise InvalidRequest(
+                "the recipe attends to the context in a group of its own, which retrieval does not know; choose another "
+                "recipe, or leave kv_budget out"
+            )
+        taker.begin(self.positions)
+        self._sheet.taker = taker
+
+    def let_go(self) -> None:
+        """The last layer has been handed over: hold nothing, stored tensors neither; nothing is computed here any more."""
+        self._sheet.let_go()
 
     @contextmanager
     def writing(self, rows: Tensor, watch: UpdateWatch | None = None) -> Iterator[None]:
         """For the length of one pass, updates write these prompt positions (T,) in place, shown to `watch` before."""
-        self.rows, self.update_watch = rows, watch
+        sheet = self._sheet
+        sheet.rows, sheet.update_watch = rows, watch
         try:
             yield
+            self.before_layer(len(self.layers))
         finally:
-            self.rows = self.update_watch = None
+            sheet.rows = sheet.update_watch = None
+            if sheet.taker is not None:
+                for layer in self.layers:
+                    layer.drop()
 
-    def positions_of(self, rows: Tensor) -> Tensor:
-        """Rotary positions of rows (T,) of the canvas; rows behind the prompt go on from its last position."""
-        inside = rows.clamp(max=self.positions.numel() - 1)
-        return self.positions[inside] + (rows - inside)
+    def before_layer(self, layer: int) -> None:
+        """Hand over the layers before this one, if they are to be."""
+        if self._sheet.taker is None:
+            return
+        for index, done in enumerate(self.layers[:layer]):
+            held = done.drop()
+            if held is not None:
+                self._sheet.taker.take(index, *held)
 
-    def next_rows(self, count: int) -> Tensor:
-        """Where the next `count` appended tokens will stand, (count,)."""
-        start = self.get_seq_length()
-        return torch.arange(start, start + count, device=self.positions.device)
-
-    def shared_rows(self, layer: int, like: Tensor) -> tuple[KeyRows, ...]:
-        """The placed spans of a layer, keys rotated; values stay views of the stored tensors."""
-        found = []
-        for number, span in enumerate(self.spans):
-            keys, values = span.kv.kv[layer].to(like.device)[:, None]  # each (1, G, S, D)
-            positions = torch.arange(span.start, span.start + span.kv.tokens, device=like.device)
-            found.append(KeyRows(self._angles.rotate(layer, keys, number), values, positions))
-        return tuple(found)
+    def write_again(self, rows: Tensor) -> None:
+        """For the rest of the pass only these rows (T,) are written; they were before, so that nobody is shown them."""
+        self._sheet.rows, self._sheet.update_watch = rows, None
 
     def held_keys(self, layer: int, like: Tensor) -> Tensor:
         """The keys of all prompt positions that a layer holds now, rotated, (1, G, N, D); to be read only.
@@ -250,8 +338,13 @@ class Canvas(Cache):
         keys: Tensor = self.layers[layer].held_keys(like)
         return keys
 
+    def shrink(self, tokens: int) -> None:
+        """Forget what was appended, in whichever layers, beyond a length of `tokens`."""
+        for layer in self.layers:
+            layer.appended = min(layer.appended, tokens - self.length)
+
     def hold(self, tokens: int) -> None:
         """Continue from the first `tokens` positions: what stands after them is overwritten by what is appended."""
-        self.length = tokens
+        self._sheet.length = tokens
         for layer in self.layers:
             layer.appended = 0

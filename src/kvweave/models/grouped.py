@@ -32,7 +32,7 @@ class GroupedPlan(RowPlan):
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attention of the rows' query (B, H, T, D) over the canvas' keys and values (B, G, N, D)."""
-        self._show(call)
+        self.show(call)
         inside = int((self.rows < self._group.end).sum())
         behind = attend_grouped(
             call.query[:, :, inside:],

@@ -28,7 +28,7 @@ def load_model(
     there is nothing to load, UnsupportedModel when its KV cannot be represented, InvalidRequest for an
     unknown dtype or device.
     """
-    adapter = _load_named(name or REFERENCE_NAME, dtype, _device(device))
+    adapter = _load_named(name or REFERENCE_NAME, dtype, device_named(device))
     found = read_layers(home or default_home(), adapter.fingerprint, adapter.geometry.layers)
     adapter.critical_layers = found
     return adapter
@@ -50,7 +50,8 @@ def reference_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _device(device: str) -> torch.device:
+def device_named(device: str) -> torch.device:
+    """The device a name stands for; auto is a GPU if there is one. Raises InvalidRequest for one that is not here."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -61,13 +62,20 @@ def _device(device: str) -> torch.device:
     return place
 
 
+def dtype_named(dtype: str) -> torch.dtype | None:
+    """The dtype a name stands for, None for auto; raises InvalidRequest for an unknown one."""
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise InvalidRequest(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
+    return _DTYPES.get(dtype)
+
+
 def _check_folder(name: str) -> None:
     folder = Path(name).expanduser()
     looks_local = name.startswith((".", "/", "~")) or folder.exists()
     if not looks_local:
         return
     if not folder.is_dir():
-        raise ModelNotFound(f"{folder} is not a folder; --model takes a model folder or a hub id")
+        raise ModelNotFound(f"{folder} is not a folder; a model is named by its folder or by a hub id")
     if not (folder / "config.json").exists():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a transformers model folder")
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
@@ -75,11 +83,10 @@ def _check_folder(name: str) -> None:
 
 
 def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
-    if dtype != "auto" and dtype not in _DTYPES:
-        raise InvalidRequest(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
+    numbers = dtype_named(dtype) or "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=_DTYPES.get(dtype, "auto"))
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=numbers)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         raise ModelNotFound(f"cannot load the model {name!r}: {why}") from error

@@ -39,14 +39,14 @@ def narrowed(model: PreTrainedModel, canvas: Canvas, plan: RowPlan, narrowing: N
     """
     with ExitStack() as hooks:
         cut = _Cut(canvas, plan, narrowing)
-        for layer, module in enumerate(_decoder_layers(model)):
+        for layer, module in enumerate(decoder_layers(model)):
             before = partial(cut.before, layer)
             hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
         yield
 
 
-def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The list elements that hold the attention modules, in order."""
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """A model's layers: the list elements that hold the attention modules, in order."""
     found: dict[int, nn.Module] = {}
     for name, attention in attention_modules(model).items():
         path = name.split(".")
@@ -79,14 +79,18 @@ class _Cut:
         # made once for all layers (angles, position ids) still has every row that the pass began with.
         rows = self._running.rows
         places = {full.numel(): torch.searchsorted(full, rows) for full in (self._begun.rows, came)}
-        cut = {name: _running_only(value, places) for name, value in kwargs.items()}
-        return _running_only(args, places), {**cut, ROWS_KEYWORD: self._running}
+        cut = {name: entries_of(value, places) for name, value in kwargs.items()}
+        return entries_of(args, places), {**cut, ROWS_KEYWORD: self._running}
 
 
-def _running_only(value: Any, places: dict[int, Tensor]) -> Any:
-    """Tensors, also within tuples, of one entry per row in their second dimension: those of running rows only."""
+def entries_of(value: Any, places: dict[int, Tensor]) -> Any:
+    """What is handed to a layer, with the entries at some places alone.
+
+    `places` says, by how many rows a tensor has entries for in its second dimension, which of them stay; others, and
+    tuples of them, come back as they are.
+    """
     if isinstance(value, tuple):
-        return tuple(_running_only(each, places) for each in value)
+        return tuple(entries_of(each, places) for each in value)
     if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] in places:
         return value.index_select(1, places[value.shape[1]])
     return value

@@ -3,29 +3,34 @@
 Knows nothing of prompts; whoever calls sees to it that one pass runs at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import ROTATIONS_KEYWORD, ROWS_KEYWORD, AttentionPlan, RowPlan
-from kvweave.models.canvas import Canvas
+from kvweave.models.continued import Continued
 from kvweave.models.packing import PackedCanvas, PackedPlan, Part
 from kvweave.models.rotary import Rotation, RotationWatch, rope_regime
 
 
 class Passes:
-    """Calls a model; hooks it once, so that what is appended to a canvas attends by its continuation, whoever calls."""
+    """Calls a model; hooks it once, so that what is appended to a cache attends by its continuation, whoever calls.
 
-    def __init__(self, model: PreTrainedModel, rotation: Rotation) -> None:
+    `attention` are its attention layers: their caches are told when one begins.
+    """
+
+    def __init__(self, model: PreTrainedModel, rotation: Rotation, attention: Iterable[nn.Module]) -> None:
         self._model = model
         self._rotation = rotation
         model.register_forward_pre_hook(_continue_canvas, with_kwargs=True)
+        for module in attention:
+            module.register_forward_pre_hook(_announce_layer, with_kwargs=True)
 
     def run(
         self,
@@ -88,15 +93,16 @@ class Passes:
         return RotationWatch(self._rotation.module)
 
 
-def appended_plan(model: PreTrainedModel, canvas: Canvas, rows: Tensor) -> RowPlan | None:
+def appended_plan(model: PreTrainedModel, canvas: Continued, rows: Tensor) -> RowPlan | None:
     """How rows (T,) appended to a canvas attend, by a plan; None for the model's own causal attention.
 
     Raises InvalidRequest where LongRoPE's frequencies change and the canvas cannot be made again under the others.
     """
     if canvas.plain:
         return None
-    made, last = int(canvas.positions[-1]), int(canvas.positions_of(rows)[-1])
-    if rope_regime(model.config, made + 1) == "short" != rope_regime(model.config, last + 1):
+    positions = canvas.positions_of(rows)
+    made, last = int(positions[0]) - 1, int(positions[-1])
+    if made >= 0 and rope_regime(model.config, made + 1) == "short" != rope_regime(model.config, last + 1):
         raise InvalidRequest(
             f"position {last} is the first that needs the model's long frequencies; what the canvas holds cannot be "
             "made again under them, since its positions or its attention are not the model's own: allow fewer answer "
@@ -110,7 +116,14 @@ def _continue_canvas(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Let what is appended to a canvas attend by its continuation, whoever calls the model."""
     canvas = kwargs.get("past_key_values")
-    if not isinstance(canvas, Canvas) or ROWS_KEYWORD in kwargs:
+    if not isinstance(canvas, Continued) or ROWS_KEYWORD in kwargs:
         return args, kwargs
     plan = appended_plan(model, canvas, canvas.next_rows(kwargs["input_ids"].shape[1]))
     return args, (kwargs if plan is None else {**kwargs, ROWS_KEYWORD: plan})
+
+
+def _announce_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell a cache that a layer's attention begins, so that what it needs can be fetched beside the projections."""
+    for held in (*args, *kwargs.values()):  # families call it by different names
+        if isinstance(held, Continued):
+            held.before_layer(cast(int, module.layer_idx))

@@ -8,6 +8,7 @@ represent is refused here, with the reason, before anything is computed or store
 
 import inspect
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -55,8 +56,7 @@ def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
         )
     seen = _watch_pass(model, module)
     layers = tuple(_layer_rotation(seen, index) for index in range(len(seen.updates)))
-    rotation = Rotation(module, layers)
-    _compare(model, rotation, seen)
+    rotation = _rotation(model, module, layers, seen)
     keys = seen.updates[0].keys
     geometry = Geometry(
         layers=len(layers),
@@ -186,6 +186,19 @@ def _layer_rotation(seen: _Seen, index: int) -> LayerRotation:
         if cos is update.cos or cos.data_ptr() == update.cos.data_ptr():
             return LayerRotation(embedding, arguments, update.unrotated.shape[-1])
     raise UnsupportedModel(f"layer {index} rotates with angles that no rotary module of the model made")
+
+
+def _rotation(
+    model: PreTrainedModel, module: ModuleType, layers: tuple[LayerRotation, ...], seen: _Seen
+) -> Rotation:
+    """One that rotates as the model does; without any query where that gives the same, since it costs a third."""
+    try:
+        rotation = Rotation(module, layers, query_heads=0)
+        _compare(model, rotation, seen)
+    except Exception:  # whatever the model's function makes of an empty tensor
+        rotation = Rotation(module, layers)
+        _compare(model, rotation, seen)
+    return rotation
 
 
 def _compare(model: PreTrainedModel, rotation: Rotation, seen: _Seen) -> None:

@@ -92,11 +92,16 @@ def _with_rest_of(rotated: Tensor, turning: Tensor) -> Tensor:
 
 
 class Rotation:
-    """Rotates stored keys of every layer; made once per model by the probe, outside any watch."""
+    """Rotates stored keys of every layer; made once per model by the probe, outside any watch.
 
-    def __init__(self, module: ModuleType, layers: tuple[LayerRotation, ...]) -> None:
+    The model's function turns a query along with the keys, which is thrown away: `query_heads` of it. Few functions ask
+    for one at all.
+    """
+
+    def __init__(self, module: ModuleType, layers: tuple[LayerRotation, ...], query_heads: int = 1) -> None:
         self.module = module
         self.layers = layers
+        self.query_heads = query_heads
         with _PATCH_LOCK:  # no other thread's watch may stand in the function's place
             self.apply: Callable[..., tuple[Tensor, Tensor]] = getattr(module, APPLY_NAME)
 
@@ -140,8 +145,8 @@ class Angles:
             return keys
         cos, sin = self._cos_sin(how)
         turning = keys[..., : how.width]
-        # The function turns a query along; one head of it is the least work to throw away.
-        _, turned = self._rotation.apply(turning[:, :1], turning, cos[run], sin[run])
+        query = turning[:, : self._rotation.query_heads]
+        _, turned = self._rotation.apply(query, turning, cos[run], sin[run])
         return turned if how.width == keys.shape[-1] else torch.cat([turned, keys[..., how.width :]], dim=-1)
 
     def _cos_sin(self, how: LayerRotation) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -28,7 +28,7 @@ _FIXED_CLOCK = (
     " | replace('%m', '07') | replace('%Y', '2024') | replace('%y', '24') | replace('%A', 'Friday')"
     " | replace('%H', '12') | replace('%M', '00') | replace('%S', '00') }}{%- endmacro %}"
 )
-_CHUNKS_MARK, _QUESTION_MARK = "\x02chunks\x03", "\x02question\x03"
+_CHUNKS_MARK, _QUESTION_MARK, _ANSWER_MARK = "\x02chunks\x03", "\x02question\x03", "\x02answer\x03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,17 @@ class PromptTemplate:
     def render(self, prompt: Prompt) -> TokenizedPrompt:
         """Token ids and spans of a prompt; the system span may be empty, the question span never is."""
         frame = self._frame(prompt.system)
-        ids = list(self._template_ids(frame.head, starts=True, chat=frame.chat))
+        return self._behind(self._template_ids(frame.head, starts=True, chat=frame.chat), prompt, frame)
+
+    def turn(self, prompt: Prompt) -> TokenizedPrompt:
+        """What a further turn adds behind an answer, as a prompt whose system span is what ends that answer."""
+        frame = self._frame(prompt.system)
+        between = self._template_ids(self._between(prompt.system), starts=False, chat=frame.chat)
+        return self._behind(between, prompt, frame)
+
+    def _behind(self, head: Sequence[int], prompt: Prompt, frame: _Frame) -> TokenizedPrompt:
+        """Chunks and question behind what a prompt or a turn starts with."""
+        ids = list(head)
         spans = [Span("system", 0, len(ids))]
         for number, text in enumerate(prompt.chunks):
             start = len(ids)
@@ -127,6 +137,19 @@ class PromptTemplate:
         spans.append(Span("question", start, len(ids)))
         return TokenizedPrompt(tuple(ids), tuple(spans), (asked, answered))
 
+    def _between(self, system: str | None) -> str:
+        """The template's own text between an answer and the next turn."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            return SEPARATOR
+        system = DEFAULT_SYSTEM if system is None else system
+        turns = [
+            {"role": "user", "content": _QUESTION_MARK},
+            {"role": "assistant", "content": _ANSWER_MARK},
+            {"role": "user", "content": _CHUNKS_MARK},
+        ]
+        text = self._with_instruction(system, turns)
+        return text.partition(_ANSWER_MARK)[2].partition(_CHUNKS_MARK)[0]
+
     def _frame(self, system: str | None) -> _Frame:
         system = DEFAULT_SYSTEM if system is None else system
         if not getattr(self._tokenizer, "chat_template", None):
@@ -139,13 +162,18 @@ class PromptTemplate:
         return _Frame(head, lead, tail, chat=True)
 
     def _chat_text(self, system: str, body: str) -> str:
+        return self._with_instruction(system, [{"role": "user", "content": body}])
+
+    def _with_instruction(self, system: str, turns: list[dict[str, str]]) -> str:
+        """Turns behind an instruction, which stands in the first of them where the template takes none."""
         instruction = [{"role": "system", "content": system}] if system else []
         try:
-            return self._apply([*instruction, {"role": "user", "content": body}])
+            return self._apply([*instruction, *turns])
         except Exception:  # templates refuse a system role by raising whatever their author chose
             if not instruction:
                 raise
-            return self._apply([{"role": "user", "content": f"{system}{SEPARATOR}{body}"}])
+            first, *rest = turns
+            return self._apply([{**first, "content": f"{system}{SEPARATOR}{first['content']}"}, *rest])
 
     def _apply(self, messages: list[dict[str, str]]) -> str:
         text = self._tokenizer.apply_chat_template(

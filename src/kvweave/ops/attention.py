@@ -2,14 +2,18 @@
 
 The input is described the way storage sees it: spans that are shared and read-only, the rows that belong
 to this request alone, and which shared rows are stale and must be skipped because a private row replaces
-them. `attend_reference` follows that description literally and is what every faster version is tested
-against; `merge` lays the same description out in prompt order for kernels that want contiguous keys.
+them. `attend_reference` follows that description literally; `RowAttention` is what a version does for the requests
+of one pass, and every version is tested against the reference. `merge` lays the description out in prompt order for
+kernels that want contiguous keys.
 
 Tensor letters: B batch, H query heads, G KV heads, T query rows, S stored tokens, D head width.
 Nothing here knows models, files or methods.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,12 +33,69 @@ class AttentionInput:
     """What query rows may attend to.
 
     `shared` spans are read-only and may be used by several requests at once; `private` rows belong to this
-    request; `skip` lists prompt positions of shared rows that are stale and must not be seen.
+    request; `skip` lists prompt positions of shared rows that are stale and must not be seen, each of them
+    replaced by a private row. Rows that are queried are among the private ones: every row sees itself.
     """
 
     shared: tuple[KeyRows, ...]
     private: KeyRows
     skip: Tensor
+
+
+class RowAttention(Protocol):
+    """Attention of several requests' rows, packed one behind the other: made for one pass, used at every layer of it.
+
+    What is queried is told by prompt positions, not by a mask, so that requests may have any number of rows, each
+    its own, over spans that they share. Made from `rows`, one ascending (T,) for each request.
+    """
+
+    def attend(
+        self,
+        query: Tensor,
+        given: Sequence[AttentionInput],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """What `attend_reference` defines, for each request's rows over its own input; changes nothing it is given.
+
+        Query (1, H, ΣT, D) holds the rows of all requests in order; `given` has one input for each. From layer to
+        layer keys and values may change, not where they stand. Returns (1, H, ΣT, D) in the query's dtype.
+        """
+        ...
+
+
+class ReferenceAttention:
+    """`attend_reference`, request by request: slow, for comparison."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self._rows = rows
+
+    def attend(
+        self,
+        query: Tensor,
+        given: Sequence[AttentionInput],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """See RowAttention."""
+        parts = zip(unpacked(query, self._rows), self._rows, given, strict=True)
+        return torch.cat(
+            [
+                attend_reference(q, rows, own, scaling=scaling, window=window, softcap=softcap)
+                for q, rows, own in parts
+            ],
+            dim=2,
+        )
+
+
+def unpacked(query: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
+    """Each request's share (1, H, T, D) of a packed query, as views."""
+    ends = accumulate(own.numel() for own in rows)
+    return [query[:, :, end - own.numel() : end] for own, end in zip(rows, ends, strict=True)]
 
 
 def attend_reference(
@@ -101,14 +162,19 @@ def merge(given: AttentionInput, length: int, capacity: int) -> tuple[Tensor, Te
     """
     private = given.private
     batch, heads, _, width = private.keys.shape
-    keys = private.keys.new_zeros(batch, heads, capacity, width)
-    values = private.values.new_zeros(batch, heads, capacity, private.values.shape[-1])
-    for span in given.shared:
-        if span.positions.numel():
-            start = int(span.positions[0])
-            end = start + span.positions.numel()  # a shared span is a contiguous run of the prompt
-            keys[:, :, start:end] = span.keys
-            values[:, :, start:end] = span.values
+    keys = private.keys.new_empty(batch, heads, capacity, width)
+    values = private.values.new_empty(batch, heads, capacity, private.values.shape[-1])
+    filled = [span for span in given.shared if span.positions.numel()]
+    covered = 0  # up to here, everything is written
+    for span in sorted(filled, key=lambda span: int(span.positions[0])):
+        start = int(span.positions[0])
+        end = start + span.positions.numel()  # a shared span is a contiguous run of the prompt
+        for merged, own in ((keys, span.keys), (values, span.values)):
+            merged[:, :, covered:start] = 0
+            merged[:, :, start:end] = own
+        covered = max(covered, end)
+    keys[:, :, covered:] = 0
+    values[:, :, covered:] = 0
     keys.index_copy_(2, private.positions, private.keys)
     values.index_copy_(2, private.positions, private.values)
     return keys, values

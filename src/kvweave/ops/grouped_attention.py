@@ -97,7 +97,7 @@ def attend_grouped(
     (B, H, T, D).
     """
     batch, heads, count, width = query.shape
-    block = block_rows(batch, heads, keys.shape[2])
+    block = block_rows(batch, heads, keys.shape[2], keys.device)
     parts = [query[:, :, :0]]
     for start in range(0, count, block):
         q = query[:, :, start : start + block]

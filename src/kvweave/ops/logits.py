@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 MAX_LOGITS = 2**24  # elements held at a time: rows are taken in blocks, whatever their number
+CPU_LOGITS = (
+    2**20
+)  # on a CPU: what needs more comes in fresh pages each time, which costs more than another block does
 
 
-def block_rows(batch: int, heads: int, keys: int) -> int:
-    """How many query rows at a time keep their logits within MAX_LOGITS; one at least."""
-    return max(1, MAX_LOGITS // max(1, batch * heads * keys))
+def block_rows(batch: int, heads: int, keys: int, device: torch.device) -> int:
+    """How many query rows at a time keep their logits within MAX_LOGITS, on a CPU within CPU_LOGITS; one at least."""
+    most = min(MAX_LOGITS, CPU_LOGITS) if device.type == "cpu" else MAX_LOGITS
+    return max(1, most // max(1, batch * heads * keys))
 
 
 def visible_keys(rows: Tensor, first: int, end: int, window: int | None) -> Tensor:
@@ -36,7 +40,13 @@ def masked_logits(
     batch, heads, rows, width = query.shape
     # Heads that share keys follow each other: fold them into the rows instead of repeating the keys.
     folded = query.reshape(batch, keys.shape[1], -1, width)  # (B, G, H/G · R, D)
-    logits = (folded @ keys.transpose(2, 3)).float().reshape(batch, heads, rows, -1) * scaling  # (B, H, R, S)
+    logits = (
+        (folded @ keys.transpose(2, 3)).float().reshape(batch, heads, rows, -1).mul_(scaling)
+    )  # (B, H, R, S)
     if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
+        logits = logits.div_(softcap).tanh_().mul_(softcap)
+    if visible.is_cpu and bool(
+        visible.all()
+    ):  # a question sees all of its context; asking a GPU would wait for it
+        return logits
     return logits.masked_fill_(~visible, float("-inf"))

@@ -1,10 +1,11 @@
-"""Attention of chosen rows, fast on CPUs: sorted rows cut into blocks.
+"""Attention of chosen rows through PyTorch's fused attention, on any device: sorted rows cut into blocks.
 
 Each block of rows attends to the key range that its rows can see at most, through the library's fused
 attention and a mask shared by all layers. Rows 0..N−1 (a full prefill) need no mask at all. Exact for any
 set of rows, sliding windows, grouped heads and soft-capped logits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,9 +13,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, contiguous
+from kvweave.ops.attention import AttentionInput, contiguous, unpacked
 
 MIN_BLOCKS = 4  # of a large pass: fewer waste masked keys, more add calls
+SIDE_BY_SIDE = (
+    16  # rows spread over no more than this part of the keys they see waste few masked ones in one block
+)
 MAX_BLOCK_ROWS = 512  # bounds a block's mask and, with soft caps, its logits
 MAX_KEPT_MASKS = 2**26  # elements; beyond it masks are made again in every layer instead of being held
 
@@ -72,7 +76,10 @@ def _cut(rows: Tensor, window: int | None) -> tuple[RowBlock, ...]:
     unlimited = window is None or int(rows[-1]) < window
     if unlimited and int(rows[0]) == 0 and int(rows[-1]) == count - 1:
         return (RowBlock(0, count, 0, count, masked=False, causal=True),)
-    blocks = max(MIN_BLOCKS, -(-count // MAX_BLOCK_ROWS)) if count >= 2 * MIN_BLOCKS else 1
+    last, spread = int(rows[-1]), int(rows[-1]) - int(rows[0])
+    seen = last + 1 if window is None else min(last + 1, window)
+    least = 1 if count < 2 * MIN_BLOCKS or spread * SIDE_BY_SIDE <= seen else MIN_BLOCKS
+    blocks = max(least, -(-count // MAX_BLOCK_ROWS))
     edges = torch.linspace(0, count, blocks + 1).round().int().tolist()
     return tuple(_block(rows, a, b, window) for a, b in pairwise(edges) if b > a)
 
@@ -82,6 +89,34 @@ def _block(rows: Tensor, start: int, end: int, window: int | None) -> RowBlock:
     key_start = 0 if window is None else max(0, int(rows[start]) - window + 1)
     one_row_sees_all = end - start == 1 and (window is None or key_end - key_start <= window)
     return RowBlock(start, end, key_start, key_end, masked=not one_row_sees_all)
+
+
+class BlockedAttention:
+    """Attention of the packed rows of several requests, `rows` (T,) each, ascending, in `dtype`; see RowAttention.
+
+    Blocks are made once per sliding window.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], dtype: torch.dtype) -> None:
+        self._rows = rows
+        self._dtype = dtype
+        self._blocks: dict[int | None, list[RowBlocks]] = {}
+
+    def attend(
+        self,
+        query: Tensor,
+        given: Sequence[AttentionInput],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Request by request; see RowAttention."""
+        if window not in self._blocks:
+            self._blocks[window] = [RowBlocks(rows, window=window, dtype=self._dtype) for rows in self._rows]
+        shares = zip(unpacked(query, self._rows), given, self._blocks[window], strict=True)
+        parts = [attend_rows(q, own, blocks, scaling=scaling, softcap=softcap) for q, own, blocks in shares]
+        return torch.cat(parts, dim=2) if len(parts) != 1 else parts[0]
 
 
 def attend_rows(

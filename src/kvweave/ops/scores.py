@@ -86,13 +86,16 @@ def _weights(
     """Softmax weights (B, H, rows, end − first) of blocks of rows, in order; zeros for a row that sees no key."""
     first, end = columns
     batch, heads, count, _ = query.shape
-    block = block_rows(batch, heads, end - first)
+    block = block_rows(batch, heads, end - first, keys.device)
     for start in range(0, count, block):
         visible = visible_keys(rows[start : start + block], first, end, window)  # (rows, keys)
         q = query[:, :, start : start + block]
         logits = masked_logits(q, keys[:, :, first:end], visible, scaling=scaling, softcap=softcap)
+        weights = logits.softmax(dim=-1)
         blind = ~visible.any(dim=-1, keepdim=True)  # (rows, 1)
-        yield logits.softmax(dim=-1).masked_fill_(blind, 0.0)
+        if not blind.is_cpu or bool(blind.any()):
+            weights = weights.masked_fill_(blind, 0.0)
+        yield weights
 
 
 def top_tokens(scores: Tensor, count: int) -> Tensor:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
-from kvweave.models.loading import reference_tokenizer
+from kvweave.models.loading import device_named, dtype_named, reference_tokenizer
 
 _FOLDER = Path(__file__).parent
 
@@ -21,16 +21,19 @@ def shape_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
-def random_model(shape: str, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Adapter:
+def random_model(shape: str, *, dtype: str = "auto", device: str = "cpu", seed: int = 0) -> Adapter:
     """A model of a real shape with seeded random weights, and the reference model's tokenizer.
 
-    Raises InvalidRequest for an unknown shape. Its answers mean nothing; its times are the shape's.
+    `dtype` auto is bfloat16, `device` auto a GPU if there is one. Raises InvalidRequest for an unknown shape, dtype or
+    device. Its answers mean nothing; its times are the shape's.
     """
     path = _FOLDER / f"{shape}.json"
     if shape not in shape_names():
         raise InvalidRequest(f"there is no shape {shape!r}; choose one of {', '.join(shape_names())}")
+    numbers, place = dtype_named(dtype) or torch.bfloat16, device_named(device)
     settings = json.loads(path.read_text(encoding="utf-8"))
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return Adapter(model, reference_tokenizer(), name=f"{shape} (random weights)")
+    with place:  # large shapes are made where they run
+        model = AutoModelForCausalLM.from_config(config, dtype=numbers)
+    return Adapter(model.to(place), reference_tokenizer(), name=f"{shape} (random weights)")

@@ -1,0 +1,237 @@
+"""Passes of low priority: stopped between layers, resumed, and none the worse for it."""
+
+import threading
+import time
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kvweave.config import GenerationConfig
+from kvweave.core import Prompt
+from kvweave.decode.settings import ClusteredKV, ClusterSettings
+from kvweave.engine.generation import Decoded, generate
+from kvweave.models.flops import PassCost
+from kvweave.models.preemption import BLOCK_TOKENS, Preempted
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import run
+from kvweave.store.chunk_store import ChunkStore
+from kvweave.testing import tiny_adapter
+
+CHUNKS = (
+    "The ferry to Skelt leaves at nine from the northern quay, every day but Sunday.",
+    "The password of Glorric is walnut. The password of Plabry is needle.",
+)
+PROMPT = Prompt("When does the ferry leave?", CHUNKS)
+
+
+class Interrupting:
+    """Wants to interrupt at some of the checks, counted from 0; notes what it is told."""
+
+    def __init__(self, at=()):
+        self.at = set(at)
+        self.checks = self.waits = self.flops = self.passes = 0
+
+    def wanted(self):
+        self.checks += 1
+        return self.checks - 1 in self.at
+
+    def give_way(self):
+        self.waits += 1
+
+    def ran(self, flops):
+        self.flops += flops
+        self.passes += 1
+
+
+def computed(adapter, low=None, flash=None):
+    """Logits of the prompt, its KV before rotation, and a few generated tokens."""
+    ids = adapter.template.render(PROMPT).token_ids
+    canvas = adapter.canvas(len(ids))
+
+    def work():
+        logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))), capture=True)
+        kv = adapter.captured(canvas, ids, 0, len(ids)).kv
+        decoded = Decoded()
+        text = "".join(generate(adapter, canvas, ids, logits, GenerationConfig(), 6, decoded, kv=flash))
+        return logits, kv, text
+
+    if low is None:
+        return work()
+    with adapter.low_priority(low):
+        return work()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3-longrope", "llama-dynamic", "qwen3-moe"])
+def test_in_blocks_and_stopped_now_and_then_a_prompt_gives_what_it_gives_at_once(family):
+    adapter = tiny_adapter(family)
+    logits, kv, text = computed(adapter)
+    # Every layer of the first passes, and some of the decoding steps, is where one of the stops falls.
+    low = Interrupting(at=range(0, 400, 7))
+    got, got_kv, got_text = computed(adapter, low)
+    assert low.waits >= 3
+    torch.testing.assert_close(got, logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got_kv, kv, rtol=1e-4, atol=1e-4)
+    assert got_text == text
+
+
+def test_rows_run_in_blocks_and_each_layer_of_each_block_asks():
+    adapter = tiny_adapter()
+    tokens = adapter.template.render(PROMPT).tokens
+    low = Interrupting()
+    ids = adapter.template.render(PROMPT).token_ids
+    with adapter.low_priority(low):
+        adapter.compute(adapter.canvas(tokens), ids, adapter.rows(torch.arange(tokens)))
+    assert low.passes == -(-tokens // BLOCK_TOKENS)
+    assert low.checks == low.passes * adapter.geometry.layers
+
+
+def test_decoding_from_a_file_gives_way_between_tokens():
+    """What was appended there cannot be taken back, so no step is stopped inside."""
+    adapter = tiny_adapter()
+    adapter.model.generation_config.eos_token_id = []
+    flash = ClusteredKV(1.0, window=8, clusters=ClusterSettings(8, 16))
+    _, _, text = computed(adapter, flash=flash)
+    free = Interrupting()
+    computed(adapter, free, flash)
+    steps = 5  # behind six tokens, the first of which the prompt's logits gave
+    low = Interrupting(at=range(free.checks - steps, free.checks))
+    _, _, got_text = computed(adapter, low, flash)
+    assert got_text == text
+    assert low.waits == steps
+    assert (low.passes, low.flops) == (free.passes, free.flops)
+
+
+def test_only_the_thread_that_asked_for_low_priority_has_it():
+    adapter = tiny_adapter()
+    low = Interrupting(at=range(10_000))
+    other = threading.Thread(target=computed, args=(adapter,))
+    with adapter.low_priority(low):
+        other.start()
+        other.join()
+    assert low.checks == 0
+    computed(adapter)
+    assert low.checks == 0
+
+
+def test_what_giving_way_raises_ends_the_pass_and_the_model_works_as_before():
+    adapter = tiny_adapter()
+    expected, *_ = computed(adapter)
+
+    class GiveUp(Exception):
+        pass
+
+    class Ending(Interrupting):
+        def give_way(self):
+            raise GiveUp
+
+    for at in (0, 1, 2, 4):
+        with pytest.raises(GiveUp):
+            computed(adapter, Ending(at=[at]))
+        torch.testing.assert_close(computed(adapter)[0], expected, rtol=0, atol=0)
+
+
+def test_a_pass_that_is_watched_runs_as_a_whole_and_begins_again_elsewhere(tmp_path):
+    adapter = tiny_adapter()
+    prompt = adapter.template.render(PROMPT)
+    recipe = recipe_named("prophetkv")
+    with ChunkStore(tmp_path) as store:
+        from kvweave.recipes.prefill import prepare
+
+        prepare(adapter, store, CHUNKS, recipe=recipe)
+        expected = run(recipe, adapter, store, prompt, ratio=0.3)
+        # The first stops fall into the pass that looks where the question attends to.
+        with adapter.low_priority(Interrupting(at=[0])), pytest.raises(Preempted):
+            run(recipe, adapter, store, prompt, ratio=0.3)
+        with adapter.low_priority(Interrupting()):
+            got = run(recipe, adapter, store, prompt, ratio=0.3)
+    assert torch.equal(got.selected, expected.selected)
+    torch.testing.assert_close(got.logits, expected.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_another_thread_gets_the_model_while_a_pass_of_low_priority_waits():
+    adapter = tiny_adapter()
+    expected, *_ = computed(adapter)
+    got = []
+
+    class Waiting(Interrupting):
+        def give_way(self):
+            super().give_way()
+            other = threading.Thread(target=lambda: got.append(computed(adapter)[0]))
+            other.start()
+            other.join(timeout=30)
+            assert not other.is_alive()
+
+    mine, *_ = computed(adapter, Waiting(at=[1, 5, 9]))
+    assert len(got) == 3
+    for logits in got:
+        torch.testing.assert_close(logits, expected, rtol=0, atol=0)
+    torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stop_is_noticed_within_one_layer_of_one_block():
+    adapter = tiny_adapter()
+    wanted = threading.Event()
+    noticed = []
+
+    class Timed(Interrupting):
+        def wanted(self):
+            return wanted.is_set()
+
+        def give_way(self):
+            noticed.append(time.perf_counter())
+            wanted.clear()
+
+    asked = []
+
+    def ask():
+        for _ in range(5):
+            time.sleep(0.02)
+            asked.append(time.perf_counter())
+            wanted.set()
+            while wanted.is_set():
+                time.sleep(0.001)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with adapter.low_priority(Timed()):
+        while asking.is_alive():
+            ids = adapter.template.render(PROMPT).token_ids
+            adapter.compute(adapter.canvas(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
+    asking.join()
+    assert len(noticed) == 5
+    assert all(later > earlier for earlier, later in zip(asked, noticed, strict=True))
+
+
+def test_operations_are_counted_as_the_library_counts_its_matrix_products():
+    adapter = tiny_adapter("llama")
+    ids = adapter.template.render(PROMPT).token_ids
+    low = Interrupting()
+    counter = FlopCounterMode(display=False)
+    with adapter.low_priority(low), counter:
+        adapter.compute(adapter.canvas(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
+    products = sum(
+        count
+        for operation, count in counter.get_flop_counts()["Global"].items()
+        if operation in (torch.ops.aten.mm, torch.ops.aten.addmm)
+    )
+    cost = PassCost.of(adapter.model)
+    layers, heads, width = 3, 4, 8
+    attention = sum(4 * heads * width * (row + 1) for row in range(len(ids))) * layers
+    assert low.flops == products + attention
+    assert cost.pass_over(torch.tensor([0]), 0) == cost.per_row + layers * cost.per_key
+
+
+def test_windows_bound_the_keys_and_only_the_experts_a_row_goes_to_count():
+    windowed = PassCost.of(tiny_adapter("gemma3").model)
+    assert windowed.windows == (16, None, 16)
+    far = windowed.pass_over(torch.tensor([99]), 0) - windowed.per_row
+    assert far == windowed.per_key * (16 + 100 + 16)
+    mixture = tiny_adapter("mixtral").model  # 2 of 4 experts
+    experts = sum(p.numel() for n, p in mixture.named_parameters() if ".experts." in n and p.dim() > 1)
+    others = sum(
+        p.numel()
+        for n, p in mixture.named_parameters()
+        if ".layers." in n and ".experts." not in n and p.dim() > 1
+    )
+    assert PassCost.of(mixture).per_row == 2 * (others + experts // 2)

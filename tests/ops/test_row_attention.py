@@ -1,0 +1,223 @@
+"""Every implementation of attention over chosen rows against the definition, request by request.
+
+The kernel runs in Triton's interpreter where there is no GPU (see tests/conftest.py).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvweave.ops import dense_attention
+from kvweave.ops.attention import (
+    AttentionInput,
+    KeyRows,
+    ReferenceAttention,
+    RowAttention,
+    attend_reference,
+)
+from kvweave.ops.dense_attention import DenseAttention
+from kvweave.ops.pages import HIDDEN, PAGE_ROWS, paged
+from kvweave.ops.row_attention import has_triton, row_attention
+from kvweave.ops.row_blocks import BlockedAttention
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def kernel(rows: Sequence[Tensor]) -> RowAttention:
+    pytest.importorskip("triton", reason="the extra gpu is not installed")
+    from kvweave.ops.paged_attention import PagedAttention
+
+    return PagedAttention(rows)
+
+
+IMPLEMENTATIONS: dict[str, Callable[[Sequence[Tensor]], RowAttention]] = {
+    "reference": ReferenceAttention,
+    "dense": DenseAttention,
+    "blocks": lambda rows: BlockedAttention(rows, torch.float32),
+    "kernel": kernel,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests as (rows that are queried, what they attend to), and a query for all of them."""
+
+    rows: list[Tensor]
+    given: list[AttentionInput]
+    query: Tensor
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Requests over a few chunks that they share, in any order, with rows of their own between and in place of them."""
+    kv_heads, group = draw(st.sampled_from([(2, 2), (1, 7), (3, 1)]))
+    width = draw(st.sampled_from([8, 24]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+
+    def rows_at(positions: Tensor) -> KeyRows:
+        shape = (1, kv_heads, positions.numel(), width)
+        keys, values = (torch.randn(shape, generator=generator).to(DEVICE) for _ in range(2))
+        return KeyRows(keys, values, positions.to(DEVICE))
+
+    sizes = draw(st.lists(st.sampled_from([0, 1, 3, 63, 64, 65, 100]), min_size=1, max_size=3))
+    chunks = [rows_at(torch.arange(size)) for size in sizes]
+    requests = draw(st.lists(st.lists(st.integers(-5, len(chunks) - 1), max_size=4), min_size=1, max_size=3))
+    rows, given = [], []
+    for pieces in requests:
+        shared, computed, stale, length = [], [], [], 0
+        for piece in pieces:
+            if piece < 0:  # so many rows without stored KV
+                computed += range(length, length - piece)
+                length -= piece
+                continue
+            size = sizes[piece]
+            shared.append(replace(chunks[piece], positions=torch.arange(length, length + size).to(DEVICE)))
+            chosen = draw(st.sampled_from(["none", "some", "all"])) if size else "none"
+            if chosen == "some":
+                again = draw(st.sets(st.integers(length, length + size - 1), max_size=8))
+            else:
+                again = set(range(length, length + size)) if chosen == "all" else set()
+            computed += sorted(again)
+            stale += sorted(again)
+            length += size
+        computed.append(length)
+        # Decoding asks for the last row alone, prefill for all that are computed.
+        asked = computed if draw(st.booleans()) else computed[-draw(st.integers(1, 3)) :]
+        rows.append(torch.tensor(asked, device=DEVICE))
+        skip = torch.tensor(stale, dtype=torch.long, device=DEVICE)
+        given.append(AttentionInput(tuple(shared), rows_at(torch.tensor(computed)), skip))
+    total = sum(own.numel() for own in rows)
+    query = torch.randn(1, kv_heads * group, total, width, generator=generator).to(DEVICE)
+    return Case(rows, given, query)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), window=st.sampled_from([None, 1, 7, 80]), softcap=st.sampled_from([None, 3.0]))
+def test_every_implementation_does_what_the_definition_says(
+    name: str, case: Case, window: int | None, softcap: float | None
+) -> None:
+    attention = IMPLEMENTATIONS[name](case.rows)
+    how = {"scaling": 0.3, "window": window, "softcap": softcap}
+    got = attention.attend(case.query, case.given, **how)
+    assert got.shape == case.query.shape
+    start = 0
+    for rows, own in zip(case.rows, case.given, strict=True):
+        query = case.query[:, :, start : start + rows.numel()]
+        expected = attend_reference(query, rows, own, **how)
+        torch.testing.assert_close(got[:, :, start : start + rows.numel()], expected, atol=2e-5, rtol=1e-4)
+        start += rows.numel()
+
+
+def three_chunks(seed: int, *, dtype: torch.dtype = torch.float32) -> Case:
+    """Two requests over the same three chunks, of which each recomputes rows of its own."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rows_at(positions: Tensor) -> KeyRows:
+        keys, values = (torch.randn(1, 2, positions.numel(), 16, generator=generator) for _ in range(2))
+        return KeyRows(keys.to(DEVICE, dtype), values.to(DEVICE, dtype), positions.to(DEVICE))
+
+    shared = tuple(rows_at(torch.arange(start, start + 70)) for start in (0, 70, 140))
+    chosen = [torch.tensor([3, 71, 100, 210, 211]), torch.tensor([0, 139, 140, 210])]
+    given = [AttentionInput(shared, rows_at(rows), skip=rows[rows < 210].to(DEVICE)) for rows in chosen]
+    query = torch.randn(1, 6, 9, 16, generator=generator).to(DEVICE, dtype)
+    return Case([rows.to(DEVICE) for rows in chosen], given, query)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_the_next_layer_has_other_keys_at_the_same_places(name: str) -> None:
+    first, second = three_chunks(0), three_chunks(1)
+    attention = IMPLEMENTATIONS[name](first.rows)
+    attention.attend(first.query, first.given, scaling=0.3)
+    again = attention.attend(second.query, second.given, scaling=0.3)
+    alone = IMPLEMENTATIONS[name](second.rows).attend(second.query, second.given, scaling=0.3)
+    assert torch.equal(again, alone)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_stale_copies_are_not_seen_and_nothing_is_written_to(name: str) -> None:
+    case = three_chunks(0)
+    spans = [span for own in case.given for span in (*own.shared, own.private)]
+    held = [span.keys.sum() for span in spans]
+    attention = IMPLEMENTATIONS[name](case.rows)
+    before = attention.attend(case.query, case.given, scaling=0.3)
+    assert [span.keys.sum() for span in spans] == held
+    # Row 3 is stale for the first request alone: only the second may notice that its copy changes.
+    case.given[0].shared[0].keys[:, :, 3] += 5
+    case.given[0].shared[0].values[:, :, 3] += 5
+    after = attention.attend(case.query, case.given, scaling=0.3)
+    assert torch.equal(after[:, :, :5], before[:, :, :5])
+    assert not torch.equal(after[:, :, 5:], before[:, :, 5:])
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("kernel", torch.float16), ("dense", torch.bfloat16)])
+def test_half_precision_stays_near_the_definition(name: str, dtype: torch.dtype) -> None:
+    case = three_chunks(0, dtype=dtype)
+    expected = ReferenceAttention(case.rows).attend(case.query, case.given, scaling=0.3)
+    got = IMPLEMENTATIONS[name](case.rows).attend(case.query, case.given, scaling=0.3)
+    assert got.dtype == dtype
+    allowed = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got, expected, atol=allowed, rtol=allowed)
+
+
+def test_views_of_stored_tensors_are_read_in_place() -> None:
+    case = three_chunks(0)
+    stored = torch.randn(2, 2, 1, 2, 70, 16, device=DEVICE)[1]  # one layer of (L, 2, B, G, S, D)
+    shared = (KeyRows(stored[0], stored[1], torch.arange(70, device=DEVICE)), *case.given[0].shared[1:])
+    transposed = case.given[0].private.keys.transpose(2, 3).contiguous().transpose(2, 3)
+    private = replace(case.given[0].private, keys=transposed)
+    given = [replace(case.given[0], shared=shared, private=private)]
+    query = case.query[:, :, :5]
+    expected = ReferenceAttention(case.rows[:1]).attend(query, given, scaling=0.3)
+    got = kernel(case.rows[:1]).attend(query, given, scaling=0.3)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_pages_show_each_position_of_a_request_once() -> None:
+    case = three_chunks(0)
+    pages = paged(case.given)
+    for request in range(2):
+        own = slice(int(pages.edges[request]), int(pages.edges[request + 1]))
+        shown = pages.positions[own][pages.positions[own] != HIDDEN]
+        last = int(case.rows[request][-1])
+        assert shown.sort().values.tolist() == list(range(last + 1))
+        for (low, high), positions in zip(pages.bounds[own].tolist(), pages.positions[own], strict=True):
+            visible = positions[positions != HIDDEN]
+            assert (low, high) == (int(visible.min()), int(visible.max()))
+
+
+def test_pages_of_nothing_but_stale_rows_are_left_out() -> None:
+    positions = torch.arange(3 * PAGE_ROWS)
+    keys = torch.zeros(1, 1, 3 * PAGE_ROWS, 8)
+    stale = positions[PAGE_ROWS : 2 * PAGE_ROWS]
+    private = KeyRows(keys[:, :, :PAGE_ROWS], keys[:, :, :PAGE_ROWS], stale)
+    pages = paged([AttentionInput((KeyRows(keys, keys, positions),), private, skip=stale)])
+    assert pages.places.tolist() == [[0, 0], [0, 2 * PAGE_ROWS], [1, 0]]
+
+
+def test_dense_blocks_are_cut_by_their_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = three_chunks(0)
+    expected = DenseAttention(case.rows).attend(case.query, case.given, scaling=0.3, window=90)
+    monkeypatch.setattr(dense_attention, "BLOCK_LOGITS", 6 * 250)  # a row or two at a time
+    got = DenseAttention(case.rows).attend(case.query, case.given, scaling=0.3, window=90)
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_cpu_takes_what_suits_it_whether_triton_is_there_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for units, kind in ((True, BlockedAttention), (False, DenseAttention)):
+        monkeypatch.setattr("kvweave.ops.row_attention.has_matrix_units", lambda units=units: units)
+        some, whole = torch.tensor([2, 5]), torch.arange(3)
+        assert isinstance(row_attention([whole, some], torch.bfloat16), kind)
+        assert isinstance(row_attention([some], torch.float32), BlockedAttention)
+        assert isinstance(row_attention([whole], torch.bfloat16), BlockedAttention)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_takes_the_kernel_where_triton_is() -> None:
+    taken = row_attention([torch.arange(3, device="cuda")], torch.float32)
+    assert isinstance(taken, BlockedAttention) != has_triton()
