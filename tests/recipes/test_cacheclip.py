@@ -1,6 +1,7 @@
 """CacheClip against its definition: plain passes of the auxiliary model, windows and mapping written out."""
 
 import math
+import os
 from collections import defaultdict
 from functools import cache
 
@@ -13,6 +14,7 @@ from kvweave.models import loading
 from kvweave.recipes.auxiliary import Auxiliary, auxiliary_named
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
+from kvweave.store.layers import VerifiedLayers
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 WORDS = "the river in the north and the größe inn of 1984 were – there on the road when rain began 🌧 again".split()
@@ -133,6 +135,28 @@ def test_what_was_read_at_indexing_time_is_not_read_again(adapter, store, prompt
     with kvweave.ChunkStore(store.folder / "bare") as other:  # nothing recorded: read for this request alone
         kvweave.prepare(adapter, other, prompt.chunks, recipe="reuse", system=prompt.system)
         assert selected(adapter, other, prompt, "cacheclip", ratio=0.5) == rows
+
+
+def test_the_auxiliary_reads_beside_the_loading(adapter, store, prompt, monkeypatch):
+    """The kernel has been asked for every file, and nothing waits for one, while the auxiliary model is at work."""
+    kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
+    seen = []
+
+    def told(owner, name, what):
+        plain = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *given, **named: (seen.append(what), plain(*given, **named))[1]
+        )
+
+    told(os, "posix_fadvise", "begins to load")
+    told(VerifiedLayers, "layer", "used")
+    told(Auxiliary, "attention", "auxiliary")
+    with kvweave.ChunkStore(store.folder) as reopened:
+        assert selected(adapter, reopened, prompt, "cacheclip", ratio=0.5)
+    at_work = seen.index("auxiliary")
+    assert seen[:at_work].count("begins to load") >= len(prompt.chunks) + 1  # the system prefix
+    assert "used" not in seen[:at_work]
+    assert seen[at_work:].count("used") >= adapter.geometry.layers * (len(prompt.chunks) + 1)
 
 
 def test_the_users_instruction_does_not_matter_to_the_auxiliary(adapter, store, prompt):

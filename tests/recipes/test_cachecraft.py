@@ -99,7 +99,7 @@ class TestRehearsals:
             with kvweave.ChunkStore(tmp_path / str(number)) as store:
                 shop = shop_of(adapter, store, prompt)
                 prepare_chunks(shop, order, CRAFT)
-                assert lacking(shop, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == []
+                assert lacking(shop, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
                 assert prepare_chunks(shop, order, CRAFT) == 0
                 versions = observed(adapter, store, chunks)
                 kept.append(
@@ -116,11 +116,11 @@ class TestRehearsals:
         shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)[:2]
         named = [(digest_tokens(ids), len(ids)) for ids in chunks]
         prepare_chunks(shop, chunks[:1], CRAFT)
-        assert lacking(shop, named, CRAFT) == [0, 1]  # the first one stood behind nothing yet
+        assert list(lacking(shop, named, CRAFT)) == [0, 1]  # the first one stood behind nothing yet
         prepare_chunks(shop, chunks[1:], recipe_named("reuse"))
-        assert lacking(shop, named, recipe_named("reuse")) == []
+        assert lacking(shop, named, recipe_named("reuse")) == {}
         assert prepare_chunks(shop, chunks, CRAFT) == 2
-        assert lacking(shop, named, CRAFT) == []
+        assert lacking(shop, named, CRAFT) == {}
         assert all(observed(adapter, store, chunks))
 
     def test_of_few_chunks_take_place_in_company_of_those_that_are_there(self, adapter, store, prompt):
@@ -133,12 +133,23 @@ class TestRehearsals:
         prepare_chunks(shop, chunks[:3], CRAFT)
         before = store.stats().entries
         assert prepare_chunks(shop, chunks[3:], CRAFT) == 1
-        assert lacking(shop, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == []
+        assert lacking(shop, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
         (versions,) = observed(adapter, store, chunks[3:])
         company = {digest for making in versions for digest in making.context[1:]}
         assert company == {digest_tokens(ids) for ids in chunks[:3]}
-        # its isolated KV, how it leans on others, and its versions with a note each
-        assert store.stats().entries == before + 2 + 2 * len(versions)
+        # its isolated KV, how it leans on others, that versions are there, and these with a note each
+        assert store.stats().entries == before + 3 + 2 * len(versions)
+
+    def test_that_kept_no_kv_are_repeated_for_those_who_want_it(self, adapter, store, prompt):
+        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        named = [(digest_tokens(ids), len(ids)) for ids in chunks]
+        assert prepare_chunks(shop, chunks, recipe_named("isolated+cachecraft")) == len(chunks)
+        assert not any(observed(adapter, store, chunks))
+        assert list(lacking(shop, named, CRAFT)) == [0, 1, 2, 3]
+        assert prepare_chunks(shop, chunks, CRAFT) == len(chunks)
+        assert all(observed(adapter, store, chunks))
+        assert lacking(shop, named, CRAFT) == {}
+        assert lacking(shop, named, recipe_named("isolated+cachecraft")) == {}
 
     def test_take_at_most_so_many_chunks_and_no_more_than_the_model_has_room_for(
         self, adapter, store, prompt
@@ -180,6 +191,24 @@ class TestTheBestVersion:
                 assert found.origin == "reused"
                 assert found.making.context == max(worth, key=lambda context: worth[context])
         assert origins == {"exact", "reused"}
+
+    def test_is_told_with_how_many_there_were(self, adapter, store, prompt):
+        prepare_chunks(shop_of(adapter, store, prompt), ids_of(adapter, prompt), CRAFT)
+        told = set()
+        for order in permutations(prompt.chunks):
+            request = request_of(adapter, store, kvweave.Prompt(prompt.question, order, system=prompt.system))
+            for number, found in enumerate(CRAFT.match.find(request, CRAFT.prepare)):
+                if found.origin != "reused":
+                    continue
+                (makings,) = CRAFT.prepare.accepted(request, [number])
+                others = len(found.making.context) > 1  # beside the prefix
+                where = "behind other chunks (observed)" if others else "to stand anywhere (isolated)"
+                assert len(makings) > 1
+                assert found.reason == (
+                    f"no KV behind exactly this text; stored {where}, the best of {len(makings)} versions"
+                )
+                told.add(where)
+        assert len(told) == 2
 
     def test_serves_any_selector(self, adapter, store, prompt):
         recipe = recipe_named("prophetkv", "observed")
@@ -293,4 +322,3 @@ class TestRequests:
     def test_of_recipes_that_keep_no_versions_leave_no_notes(self, adapter, store, prompt):
         result = run(recipe_named("prefix"), adapter, store, adapter.template.render(prompt))
         assert {kept.making.kind for kept in result.remembered} == {"observed"}
-        assert all(kept.most_versions is None for kept in result.remembered)

@@ -1,21 +1,20 @@
-"""A few recipes on models with sliding windows, soft caps and frequencies that depend on the length."""
+"""Recipes on models with sliding windows, soft caps and frequencies that depend on the length: all of them, and a few closer."""
 
 import math
 from dataclasses import replace
 
 import pytest
-from contract import Counted, close, plain_logits, prefilled, prepare, stale_rows
+from contract import SELECTING, Counted, close, plain_logits, prefilled, prepare, stale_rows
 
 from kvweave.core import ChunkKV
 from kvweave.evaluation.memory_store import MemoryStore
-from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_adapter
 
 # One that only reuses, one that runs the question, one that leaves early, one that looks at all rows' attention, one
 # with versions, one that reads digests.
 NAMES = ("reuse", "prophetkv", "cacheblend-gradual", "kvshare", "cachecraft", "qcfuse")
-SELECTING = [name for name in NAMES if recipe_named(name).select.selects]
 
 
 @pytest.fixture(scope="module", params=["mistral-sliding", "gemma2", "phi3-longrope"])
@@ -29,12 +28,14 @@ def store():
     return MemoryStore()
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_ratio_one_equals_full_attention(name, adapter, store, prompt):
+    prepare(adapter, store, prompt, name)
+    close(prefilled(adapter, store, prompt, name, ratio=1.0).logits, plain_logits(adapter, prompt))
+
+
 @pytest.mark.parametrize("name", NAMES)
 class TestRecipes:
-    def test_ratio_one_equals_full_attention(self, name, adapter, store, prompt):
-        prepare(adapter, store, prompt, name)
-        close(prefilled(adapter, store, prompt, name, ratio=1.0).logits, plain_logits(adapter, prompt))
-
     def test_a_cold_store_gives_full_attention_and_leaves_it(self, name, adapter, store, prompt):
         result = prefilled(adapter, store, prompt, name)
         close(result.logits, plain_logits(adapter, prompt))
@@ -63,7 +64,8 @@ def test_a_selection_is_stale_and_within_budget(name, adapter, store, prompt):
     tokens = adapter.template.render(prompt)
     result = run(replace(recipe, recompute=counted), adapter, store, tokens, ratio=0.3)
     stale = set(stale_rows(result))
-    assert 0 < len(result.selected) <= math.ceil(0.3 * len(stale))
+    assert len(result.selected) <= math.ceil(0.3 * len(stale))
+    assert len(result.selected) or name == "cacheclip"  # its windows may drop all that a small budget selects
     assert set(result.selected.tolist()) <= stale
     assert (
         sum(len(stale & set(rows)) for rows in counted.rows) == len(result.selected) * adapter.geometry.layers

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,6 +116,39 @@ def test_whole_chunks_and_all_layers_are_the_questions_attention_over_stale_kv(a
     scene.run(scene.fresh, probe)
     torch.testing.assert_close(scores, probe.weights.mean(dim=0)[scene.stale], atol=1e-5, rtol=1e-4)
     assert not score.records  # nothing has to be recorded for whole chunks
+
+
+class Read:
+    """A chunk's KV that notes which of its layers were read."""
+
+    def __init__(self, kv, layers):
+        self.kv, self.layers, self.shape, self.dtype, self.nbytes = kv, layers, kv.shape, kv.dtype, kv.nbytes
+
+    def layer(self, index):
+        self.layers.add(index)
+        return self.kv[index]
+
+    def whole(self):
+        self.layers.update(range(len(self.kv)))
+        return self.kv
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_of_stored_chunks_no_layer_is_read_behind_the_chosen_ones(adapter, store, prompt, share):
+    score = AttentionBehindDigests(share, layers=(0, 1))
+    prepare(adapter, store, prompt, score)
+    scene = scene_of(adapter, store, prompt)
+    expected, layers = score.scores(scene), set()
+    matched = tuple(
+        replace(found, kv=ChunkKV(found.kv.token_ids, Read(found.kv.kv, layers)))
+        if found.origin == "reused"
+        else found
+        for found in scene.matched
+    )
+    spans = [PlacedSpan(found.kv, found.span.start, found.span.start) for found in matched if found.kv]
+    watched = Assembled(scene.request, adapter.canvas(scene.request.prompt.tokens, spans), matched, Causal())
+    torch.testing.assert_close(score.scores(watched), expected)
+    assert layers == {0, 1}
 
 
 def test_a_digest_is_what_repeating_the_chunk_looks_at(adapter, store, prompt):

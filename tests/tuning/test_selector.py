@@ -138,6 +138,14 @@ def test_a_folder_with_a_model_is_not_overwritten(run, primary, auxiliary):
         tune(primary, auxiliary, PROMPTS, run[1], FEW)
 
 
+def test_a_file_is_no_folder_and_refused_before_any_prompt_is_read(primary, auxiliary, tmp_path):
+    taken = tmp_path / "notes.txt"
+    taken.write_text("mine")
+    with pytest.raises(InvalidRequest, match="is a file; name a new folder"):
+        tune(primary, auxiliary, PROMPTS, taken, FEW, lambda *_: pytest.fail("a prompt is read"))
+    assert taken.read_text() == "mine"
+
+
 def test_prompts_that_do_not_fit_are_left_out_and_too_few_refused(primary, auxiliary, tmp_path):
     long = Prompt("Where?", ("the inn " * 300,))
     with pytest.raises(InvalidRequest, match="4 of 6 prompts"):

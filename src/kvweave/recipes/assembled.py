@@ -67,6 +67,10 @@ class Assembled:
         ids = self.request.prompt.token_ids
         return self.request.adapter.compute(self.canvas, ids, self.plan(rows, *watches), capture=capture)
 
+    def look(self, rows: Tensor, *watches: RowWatch) -> None:
+        """Compute rows as far as the watches want to see them: one that raises PassOver ends the pass."""
+        self.request.adapter.look(self.canvas, self.request.prompt.token_ids, self.plan(rows, *watches))
+
 
 def rows_of(spans: Iterable[Span]) -> Tensor:
     """All prompt positions of some spans, in their order; none for no spans."""

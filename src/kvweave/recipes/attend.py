@@ -38,7 +38,7 @@ class Causal:
 
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
         """Blocks of rows, one mask per block for all layers."""
-        return request.adapter.rows(rows)
+        return request.plan(rows)
 
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]

@@ -19,6 +19,7 @@ from kvweave.models.canvas import PlacedSpan
 from kvweave.models.loading import AUXILIARY_NAME, load_model
 from kvweave.ops.crossing import Offsets
 from kvweave.recipes.kept import Kept
+from kvweave.recipes.room import kv_bytes, note_bytes
 from kvweave.recipes.workshop import Ids, Workshop
 from kvweave.store.keys import digest_tokens
 
@@ -126,6 +127,10 @@ class AuxiliaryRecord:
         for chunk in chunks:
             making = self.making(shop.adapter, shop.prefix, len(chunk))
             yield Kept(self.note(shop.adapter, chunk), making, (digest_tokens(chunk),))
+
+    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """The auxiliary's KV, as if it cut a text into as many tokens, and characters and ids of both models' tokens."""
+        return kv_bytes(auxiliary_named(self.name).adapter, chunk_tokens) + note_bytes(chunk_tokens, 6)
 
     def note(self, adapter: Adapter, chunk: Ids) -> ChunkNote:
         """One pass of the auxiliary model over the chunk's text; `adapter` is the model that answers."""

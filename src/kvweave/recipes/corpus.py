@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvweave.recipes.workshop import Ids
+from kvweave.store.keys import digest_chunks, digest_tokens
 
 Vectors = npt.NDArray[np.float32]
 
@@ -49,6 +50,11 @@ class ChunkList:
     def size(self) -> int:
         """How many different chunks there are."""
         return len(self._place)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the chunks, in whatever order they stand."""
+        return digest_chunks(map(digest_tokens, self._place))
 
     def similar(self, chunk: Ids, most: int) -> list[Ids]:
         """By cosine of embeddings; equals of the chunk itself left out (FusionRAG §3.1)."""

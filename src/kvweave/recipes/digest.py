@@ -19,6 +19,7 @@ from kvweave.ops.scores import top_tokens
 from kvweave.recipes.kept import Kept
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.request import Budget
+from kvweave.recipes.room import note_bytes
 from kvweave.recipes.workshop import Ids, Workshop
 from kvweave.store.keys import digest_tokens
 
@@ -47,6 +48,10 @@ class Importance:
         for chunk in chunks:
             note = ChunkNote(chunk, {"importance": _importance(shop, chunk)})
             yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), (digest_tokens(chunk),))
+
+    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """One number for each token."""
+        return note_bytes(chunk_tokens)
 
 
 def _importance(shop: Workshop, chunk: Ids) -> Tensor:

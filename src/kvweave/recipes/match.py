@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvweave.core import ChunkKV, Making, Span, SpanKind
 from kvweave.recipes.prepare import Prepare
-from kvweave.recipes.request import Matched, PrefillRequest
+from kvweave.recipes.request import OBSERVED, Matched, PrefillRequest
 
 NOTHING: frozenset[SpanKind] = frozenset()
 SYSTEM: frozenset[SpanKind] = frozenset({"system"})
@@ -26,12 +26,18 @@ class Match(Protocol):
         """Look up and load; verified entries only. What is damaged or gone counts as absent."""
         ...
 
+    @property
+    def anywhere(self) -> bool:
+        """Whether KV of chunks is taken wherever they stand: then it can be loaded before the prompt is made."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class MatchNothing:
     """Every span is computed."""
 
     remembers: frozenset[SpanKind] = NOTHING
+    anywhere: bool = False
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
         """All fresh."""
@@ -46,6 +52,7 @@ class MatchSystemThenChunk:
     """The system prefix exactly; chunks by content, wherever they stand."""
 
     remembers: frozenset[SpanKind] = SYSTEM
+    anywhere: bool = True
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
         """One catalogue query for the whole prompt."""
@@ -61,6 +68,7 @@ class MatchExactPath:
     """
 
     remembers: frozenset[SpanKind] = PATHS
+    anywhere: bool = False
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
         """One catalogue query for the whole path."""
@@ -72,6 +80,7 @@ class MatchPathThenChunk:
     """The exact path first, then by content: nothing is recomputed that some entry can stand for."""
 
     remembers: frozenset[SpanKind] = PATHS
+    anywhere: bool = True
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
         """One catalogue query for the whole prompt."""
@@ -89,7 +98,7 @@ def _find(
     for number, (span, best) in enumerate(zip(spans, exact, strict=True)):
         makings = [*([best] if best is not None else []), *accepted.get(number, ())]
         wanted.append((request.prompt.ids(span), makings if span.tokens else []))
-    found = request.store.find(request.adapter.fingerprint, wanted)
+    found = request.store.find(request.adapter.fingerprint, wanted, request.lease)
     tried = [makings for _, makings in wanted]
     return tuple(_describe(*each) for each in zip(spans, found, exact, tried, strict=True))
 
@@ -111,8 +120,16 @@ def _describe(
     kv, making = found
     if making is exact:
         return Matched(span, "exact", "stored behind exactly this text", kv, making)
-    missed = _without(exact, list(takewhile(lambda other: other is not making, tried)))
-    return Matched(span, "reused", f"{missed}stored to stand anywhere ({making.kind})", kv, making)
+    better = list(takewhile(lambda other: other is not making, tried))
+    reason = f"{_without(exact, better)}stored {_described(making, tried[len(better) :])}"
+    return Matched(span, "reused", reason, kv, making)
+
+
+def _described(making: Making, left: Sequence[Making]) -> str:
+    """What KV was taken, and of how many versions; `left` are those that would have done, it among them."""
+    place = "behind other chunks" if making.kind == OBSERVED else "to stand anywhere"
+    several = len(left) > 1 and any(other.kind == OBSERVED for other in left)
+    return f"{place} ({making.kind}){f', the best of {len(left)} versions' if several else ''}"
 
 
 def _nowhere(exact: Making | None, tried: Sequence[Making]) -> str:

@@ -11,7 +11,9 @@ from kvweave.core import ChunkKV, ChunkNote, Making
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.kept import Kept
-from kvweave.recipes.prepare import Behind, Similar, isolated_kv
+from kvweave.recipes.prepare import Behind, Isolated, Similar, isolated_kv, kv_behind
+from kvweave.recipes.record import notes_about
+from kvweave.recipes.room import note_bytes
 from kvweave.recipes.workshop import Ids, Workshop
 
 
@@ -19,10 +21,11 @@ from kvweave.recipes.workshop import Ids, Workshop
 class Moved:
     """How far each token's KV moves when other chunks are put before its chunk: a note, `moved` (n,) float32.
 
-    The distance between KV prepared behind `neighbours` and isolated KV, as a share of the latter's length, on the mean
-    over layers, keys (before rotation) and values. A token that says the same behind any text hardly moves; one that
+    The distance between KV computed behind `neighbours` and isolated KV, as a share of the latter's length, on the mean
+    over layers, keys (before rotation) and values. Both are as they were computed, however KV is stored: what coding a
+    chunk's own KV loses is no movement, and the neighbours stand there as they are stored. A token that says the same behind any text hardly moves; one that
     takes its meaning from earlier text, as what follows a pronoun does, moves even behind the wrong text. A chunk
-    without neighbours gets no note.
+    before which no neighbour stands, since there is none or none fits the model's context, gets no note.
     """
 
     neighbours: Behind = field(default_factory=Similar)
@@ -36,10 +39,15 @@ class Moved:
     def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
         """One pass over each chunk behind its neighbours' isolated KV; what comes out is measured and not kept."""
         for chunk in chunks:
-            made = self.neighbours.make(shop, chunk)
-            if len(made.sources) > 1:
-                note = ChunkNote(chunk, {"moved": _distance(made.kv, isolated_kv(shop, chunk))})
+            standing = self.neighbours.standing(shop, chunk)
+            if standing:
+                alone, made = _alone(shop, chunk), kv_behind(shop, standing, chunk)
+                note = ChunkNote(chunk, {"moved": _distance(made.kv, alone)})
                 yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), made.sources)
+
+    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """One number for each token."""
+        return note_bytes(chunk_tokens)
 
     def of_stale(self, scene: Assembled) -> Tensor:
         """(n,) float32: how far each stale token moves, from the notes of its chunk.
@@ -47,11 +55,8 @@ class Moved:
         A chunk without a note counts as if all its tokens moved as far as those of the other chunks do on the mean.
         """
         request = scene.request
-        system, *_ = request.prompt.spans
-        prefix = request.prompt.ids(system)
         chunks = [request.prompt.ids(found.span) for found in scene.matched if found.origin == "reused"]
-        wanted = [(ids, self.making(request.adapter, prefix, len(ids))) for ids in chunks]
-        notes = request.store.find_notes(request.adapter.fingerprint, wanted)
+        notes = notes_about(self, request, chunks)
         known = [note.tensors["moved"] for note in notes if note is not None]
         mean = torch.cat(known).mean() if known else torch.ones(())
         found = [
@@ -59,6 +64,11 @@ class Moved:
             for ids, note in zip(chunks, notes, strict=True)
         ]
         return torch.cat(found)
+
+
+def _alone(shop: Workshop, chunk: Ids) -> ChunkKV:
+    """A chunk's isolated KV; computed again, and not stored, where what is stored is coded."""
+    return isolated_kv(shop, chunk) if shop.storage == "exact" else Isolated().make(shop, chunk).kv
 
 
 def _distance(kv: ChunkKV, plain: ChunkKV) -> Tensor:

@@ -48,11 +48,6 @@ class Observed(Prepare):
         return (Rehearsed(self.rehearsals, most_versions=self.most),)
 
     @property
-    def entries(self) -> int:
-        """The isolated one and one of each rehearsal."""
-        return 1 + self.rehearsals
-
-    @property
     def most_versions(self) -> int | None:
         """Of each chunk."""
         return self.most

@@ -1,6 +1,6 @@
 """Slot 3, place: at which positions the stored keys are rotated in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -27,12 +27,14 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TruePositions:
-    """Each token at its index in the prompt: what full attention would use (FusionRAG eq. 6)."""
+    """Each token at its index in the text: what full attention would use (FusionRAG eq. 6)."""
 
     def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
         """Rotated to where the span stands."""
+        first = request.first_position
         return Placement(
-            tuple(PlacedSpan(m.kv, m.span.start, m.span.start) for m in matched if m.kv is not None)
+            tuple(PlacedSpan(m.kv, m.span.start, first + m.span.start) for m in matched if m.kv is not None),
+            None if request.earlier is None else request.earlier.positions(request.prompt.tokens),
         )
 
 
@@ -46,10 +48,11 @@ class AsStored:
 
     def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
         """Rotated to where the span stood; exact ones are where they belong."""
-        behind = request.prompt.spans[0].end
-        spans = []
-        for m in matched:
-            if m.kv is not None and m.making is not None:
-                stored = behind if m.making.context else 0
-                spans.append(PlacedSpan(m.kv, m.span.start, m.span.start if m.origin == "exact" else stored))
-        return Placement(tuple(spans))
+        true = TruePositions().place(request, matched)
+        stored = [
+            span
+            if m.origin == "exact"
+            else replace(span, rope_start=len(request.prefix) if m.making and m.making.context else 0)
+            for m, span in zip((m for m in matched if m.kv is not None), true.spans, strict=True)
+        ]
+        return replace(true, spans=tuple(stored))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from kvweave.core import Prompt
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.models.adapter import Adapter
+from kvweave.models.layer_taker import LayerTaker
 from kvweave.recipes.corpus import ChunkList
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare_chunks
@@ -21,22 +22,16 @@ def prefill(
     store: ChunkStore,
     prompt: Prompt,
     *,
-    recipe: str | Recipe = "reuse",
+    recipe: str | Recipe = "weave",
     ratio: float | None = None,
     coverage: float | None = None,
+    taker: LayerTaker | None = None,
 ) -> PrefillResult:
-    """Prefill a prompt from stored chunk KV, computing what is not there, and store what is worth keeping.
-
-    `recipe` is a recipe or its name; similar+prophetkv, for one, is prophetkv on chunks that were prepared as similar.
-    `ratio` 0..1 is the share of stale context tokens to recompute; instead, `coverage` 0..1 recomputes as few as
-    hold that share of the selector's scores. Without either the recipe's own budget counts. The result carries
-    `logits` (1, vocab) of the last position, `plan`, `timing`, and `generate_kwargs` for an ordinary
-    `adapter.model.generate(**result.generate_kwargs)`. Raises UnknownRecipe, InvalidRequest, PromptTooLong.
-    """
+    """What `kvweave.prefill` does, for a recipe or its name; who the layers are handed over to is the caller's, see `run`."""
     began = time.perf_counter()
     tokens = adapter.template.render(prompt)
     tokenize_s = time.perf_counter() - began
-    result = run(_recipe(recipe), adapter, store, tokens, ratio=ratio, coverage=coverage)
+    result = run(_recipe(recipe), adapter, store, tokens, ratio=ratio, coverage=coverage, taker=taker)
     remember(result)
     timing = replace(
         result.timing,
@@ -52,7 +47,7 @@ def prepare(
     store: ChunkStore,
     chunks: Sequence[str],
     *,
-    recipe: str | Recipe = "reuse",
+    recipe: str | Recipe = "weave",
     system: str | None = None,
     embedding: str | None = None,
 ) -> int:

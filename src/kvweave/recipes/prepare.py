@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvweave.core import ChunkKV, Making
+from kvweave.core import ChunkKV, Making, Storage
 from kvweave.models.adapter import Adapter
+from kvweave.ops.quantise import quantise
 from kvweave.recipes.record import Record
 from kvweave.recipes.request import PrefillRequest
+from kvweave.recipes.room import kv_bytes
 from kvweave.recipes.workshop import Corpus, Ids, Workshop
-from kvweave.store.keys import digest_tokens
+from kvweave.store.keys import digest_tokens, quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,9 @@ class Prepare(Protocol):
 
     def accepted(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[Making, ...]]:
         """What may stand for each of these spans of a prompt, the best first: the same in every prompt."""
-        system, *_ = request.prompt.spans
-        prefix = request.prompt.ids(system)
         return [
-            self.makings(request.adapter, prefix, request.prompt.spans[number].tokens) for number in spans
+            self.makings(request.adapter, request.prefix, request.prompt.spans[number].tokens)
+            for number in spans
         ]
 
     @property
@@ -55,14 +56,23 @@ class Prepare(Protocol):
 
     @property
     def entries(self) -> int:
-        """How many KV entries a chunk gets at most: one."""
+        """How many KV entries making a chunk's KV leaves at most: one."""
         return 1
+
+    @property
+    def storage(self) -> Storage:
+        """How what is prepared is stored: as it is."""
+        return "exact"
+
+    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """What those entries take of the store, for a chunk of this length, at most."""
+        return self.entries * kv_bytes(adapter, chunk_tokens, self.storage)
 
     @property
     def most_versions(self) -> int | None:
         """How many exact versions of a chunk's KV are kept, each with a note on its attention.
 
-        None: as many as requests leave, without notes.
+        None: as many as requests leave of any chunk (`kept.py`), without notes.
         """
         return None
 
@@ -150,7 +160,20 @@ class Behind(Prepare):
         is gone, and others are prepared behind it.
         """
         isolated_kv(shop, chunk)
-        return _make_behind(shop, self.neighbours(shop.corpus, chunk), chunk)
+        return kv_behind(shop, self.standing(shop, chunk), chunk)
+
+    def standing(self, shop: Workshop, chunk: Ids) -> list[Ids]:
+        """As many of a chunk's neighbours as fit the model's context before it, the first ones first."""
+        adapter = shop.adapter
+        length = len(shop.prefix) + len(chunk)
+        regime = adapter.rope_regime(length)
+        standing = []
+        for ids in self.neighbours(shop.corpus, chunk):
+            length += len(ids)
+            if length > adapter.geometry.context_tokens or adapter.rope_regime(length) != regime:
+                break
+            standing.append(ids)
+        return standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,31 +237,27 @@ def _context(prefix: Ids) -> tuple[str, ...]:
     return (digest_tokens(prefix),) if prefix else ()
 
 
-def _make_behind(shop: Workshop, neighbours: Sequence[Ids], chunk: Ids) -> Prepared:
-    adapter = shop.adapter
-    regime = adapter.rope_regime(len(shop.prefix) + len(chunk))
-    before: list[ChunkKV] = [shop.prefix_kv()] if shop.prefix else []
-    sources = [digest_tokens(chunk)]
-    length = len(shop.prefix) + len(chunk)
-    for ids in neighbours:
-        if (
-            length + len(ids) > adapter.geometry.context_tokens
-            or adapter.rope_regime(length + len(ids)) != regime
-        ):
-            break
-        before.append(isolated_kv(shop, ids))
-        sources.append(digest_tokens(ids))
-        length += len(ids)
-    return Prepared(adapter.encode(chunk, *before), tuple(sources))
+def kv_behind(shop: Workshop, standing: Sequence[Ids], chunk: Ids) -> Prepared:
+    """A chunk's KV behind the isolated KV of others, which the context has room for; theirs is stored if it is not."""
+    prefix = [shop.prefix_kv()] if shop.prefix else []
+    before = [isolated_kv(shop, ids) for ids in standing]
+    kv = shop.adapter.encode(chunk, *prefix, *before)
+    return Prepared(kv, tuple(digest_tokens(ids) for ids in (chunk, *standing)))
 
 
 def isolated_kv(shop: Workshop, chunk: Ids) -> ChunkKV:
-    """A chunk's isolated KV from the store, computed and stored if it is not there."""
+    """A chunk's isolated KV from the store, computed and stored as the shop stores it if it is not there."""
     isolated = Isolated()
-    (making,) = isolated.makings(shop.adapter, shop.prefix, len(chunk))
+    (exact,) = isolated.makings(shop.adapter, shop.prefix, len(chunk))
+    making = quantised(exact, shop.storage)
     found = shop.store.get(shop.adapter.fingerprint, chunk, making)
     if found is None:
         made = isolated.make(shop, chunk)
-        shop.store.put(shop.adapter.fingerprint, made.kv, making, made.sources)
-        found = made.kv
+        found = packed(made.kv, shop.storage)
+        shop.store.put(shop.adapter.fingerprint, found, making, made.sources)
     return found
+
+
+def packed(kv: ChunkKV, storage: Storage) -> ChunkKV:
+    """KV as it is stored: coded in fewer bits, or itself."""
+    return kv if storage == "exact" else ChunkKV(kv.token_ids, quantise(kv.kv, storage))

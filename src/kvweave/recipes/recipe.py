@@ -7,6 +7,7 @@ slots it changes, and one line in METHODS. If a method needs an edit here, a slo
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -15,11 +16,15 @@ from torch import Tensor
 from kvweave.core import Plan, PlanSpan, Timing, TokenizedPrompt
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.models.adapter import Adapter
+from kvweave.models.attention import RowWatch
 from kvweave.models.canvas import Canvas
+from kvweave.models.earlier_text import EarlierText
+from kvweave.models.layer_taker import LayerTaker
 from kvweave.recipes.assembled import Assembled, rows_of
 from kvweave.recipes.attend import Attend, Causal
 from kvweave.recipes.chunk_attention import ChunkAttention, attention_making
-from kvweave.recipes.kept import Kept
+from kvweave.recipes.damage import damage_found_at_once, despite_damage, verify_all
+from kvweave.recipes.kept import MOST_PATHS, Kept
 from kvweave.recipes.match import Match, MatchSystemThenChunk
 from kvweave.recipes.place import Place, TruePositions
 from kvweave.recipes.prepare import Isolated, Prepare
@@ -27,13 +32,14 @@ from kvweave.recipes.recompute import Recompute, SelectedRows
 from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
 from kvweave.store.chunk_store import ChunkStore
+from kvweave.store.tiers.lease import Lease
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Six answers. `ratio` or, where it is set, `coverage` is the budget a request gets when it names none."""
+    """Six answers. `ratio` is the budget a request gets when it names none."""
 
     name: str
     prepare: Prepare = field(default_factory=Isolated)
@@ -43,14 +49,13 @@ class Recipe:
     recompute: Recompute = field(default_factory=SelectedRows)
     attend: Attend = field(default_factory=Causal)
     ratio: float = 0.0
-    coverage: float | None = None
 
     def budget(self, ratio: float | None, coverage: float | None) -> Budget:
         """The budget asked for, else the recipe's own; raises InvalidRequest for both at once or an impossible one."""
         if ratio is not None and coverage is not None:
             raise InvalidRequest(f"both ratio {ratio} and coverage {coverage} are given; give one of them")
         if ratio is None and coverage is None:
-            return Budget(self.ratio, self.coverage)
+            return Budget(self.ratio)
         return Budget(ratio or 0.0, coverage)
 
 
@@ -62,33 +67,65 @@ def run(
     *,
     ratio: float | None = None,
     coverage: float | None = None,
+    lease: Lease | None = None,
+    taker: LayerTaker | None = None,
+    earlier: EarlierText | None = None,
 ) -> PrefillResult:
     """Prefill a prompt by a recipe: match → place → select → recompute.
 
     No stored entry is changed; what was computed and is worth keeping comes back in `remembered`, for the
-    caller to store when the answer is out. `ratio` or `coverage` is the budget, without them the recipe's own.
-    Raises InvalidRequest for an impossible budget and PromptTooLong.
+    caller to store when the answer is out. `ratio` or `coverage` is the budget, without them the recipe's own. `lease`
+    is what the caller has loaded ahead; nothing that is found is evicted while it lasts, or else until this returns.
+    With a `taker` stored KV is placed one layer at a time, recomputed rows attend to it, and the layer is handed over before
+    the next is placed; where the taker is bounded, nothing is remembered, since it would be held until the end.
+    `earlier` is text that the prompt stands behind, and into which the taker then puts it.
+    Raises InvalidRequest for an impossible budget and PromptTooLong; and as the taker does.
     """
-    adapter.check_length(prompt.tokens)
+    adapter.check_length(prompt.tokens + (len(earlier.token_ids) if earlier is not None else 0))
     began = time.perf_counter()
     budget = recipe.budget(ratio, coverage)
-    request = PrefillRequest(adapter, store, prompt, budget)
+    with store.lease() if lease is None else nullcontext(lease) as held:
+        request = PrefillRequest(adapter, store, prompt, budget, held, earlier)
 
-    matched = recipe.match.find(request, recipe.prepare)
+        def attempt() -> PrefillResult:
+            matched = recipe.match.find(request, recipe.prepare)
+            with damage_found_at_once(found.kv for found in matched):
+                if earlier is not None:  # which could not begin anew in the middle of the pass
+                    verify_all(found.kv for found in matched)
+                return _follow(recipe, request, matched, began, taker)
+
+        return despite_damage(attempt)
+
+
+def _follow(
+    recipe: Recipe,
+    request: PrefillRequest,
+    matched: tuple[Matched, ...],
+    began: float,
+    taker: LayerTaker | None,
+) -> PrefillResult:
+    """The slots behind match; `began` is when the request came in (`time.perf_counter`)."""
+    adapter, prompt, budget = request.adapter, request.prompt, request.budget
     matched_at = time.perf_counter()
 
     placement = recipe.place.place(request, matched)
     canvas = adapter.canvas(prompt.tokens, placement.spans, placement.positions)
     canvas.continuation = recipe.attend.continuation(request, matched)
+    if taker is not None:
+        canvas.hand_over(taker)
     scene = Assembled(request, canvas, matched, recipe.attend)
     selected = _select(recipe, scene)
     selected_at, placed_s = time.perf_counter(), canvas.place_s
 
     rows = torch.cat([selected, scene.fresh]).sort().values
-    kept = _worth_keeping(recipe, request, matched)
+    kept = _worth_keeping(recipe, request, matched) if taker is None or not taker.bounded else []
     noted = _noted(recipe, request, kept)
-    watches = [noted.watch] if noted is not None else []
+    watches: list[RowWatch] = [noted.watch] if noted is not None else []
+    if taker is not None:
+        watches.append(taker)
     logits = recipe.recompute.run(scene, rows, watches, capture=bool(kept))
+    if taker is not None:
+        canvas.let_go()
     adapter.synchronize()
     done_at = time.perf_counter()
 
@@ -115,7 +152,7 @@ def _select(recipe: Recipe, scene: Assembled) -> Tensor:
 
 def _worth_keeping(recipe: Recipe, request: PrefillRequest, matched: tuple[Matched, ...]) -> list[int]:
     """Spans computed in this request whose KV is exact: all before them is exact, fresh or recomputed."""
-    if not recipe.attend.causal(request, matched):
+    if request.earlier is not None or not recipe.attend.causal(request, matched):
         return []
     kept = []
     for number, found in enumerate(matched):
@@ -141,7 +178,8 @@ def _remember(
     prompt, making, sources = request.prompt, request.exact_making(number), request.sources(number)
     span = prompt.spans[number]
     kv = request.adapter.captured(canvas, prompt.token_ids, span.start, span.end)
-    yield Kept(kv, making, sources, recipe.prepare.most_versions if span.kind == "chunk" else None)
+    most = recipe.prepare.most_versions or MOST_PATHS
+    yield Kept(kv, making, sources, most if span.kind == "chunk" else None)
     if noted is not None and span.kind == "chunk":
         yield Kept(noted.note(number), attention_making(making), sources)
 

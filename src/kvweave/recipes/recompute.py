@@ -16,7 +16,7 @@ class Recompute(Protocol):
     def run(self, scene: Assembled, rows: Tensor, watches: Sequence[RowWatch], *, capture: bool) -> Tensor:
         """Compute prompt positions `rows` (T,), ascending, the last one included; logits (1, vocab) of the last.
 
-        Fresh rows run through all layers in one pass, which the watches see. Of stale rows others than those in `rows`
+        Fresh rows run through all layers in one pass, the last one, which the watches see. Of stale rows others than those in `rows`
         may run too, as long as no more than these are computed on the mean over the layers.
         """
         ...

@@ -5,7 +5,7 @@ They tell how much the tokens of a chunk lean on chunks before it, and may leave
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from typing import ClassVar
 
@@ -18,6 +18,8 @@ from kvweave.models.canvas import PlacedSpan
 from kvweave.recipes.chunk_attention import ChunkAttention, attention_making, noted_attention
 from kvweave.recipes.kept import Kept
 from kvweave.recipes.prepare import Isolated
+from kvweave.recipes.request import OBSERVED
+from kvweave.recipes.room import kv_bytes, note_bytes
 from kvweave.recipes.workshop import Ids, Workshop
 from kvweave.store.keys import digest_tokens
 
@@ -29,7 +31,8 @@ class Rehearsed:
     A rehearsed request is an ordinary prefill of the system prefix and at most `most_chunks` of the chunks that are
     prepared together, as many as fit the model's context. All of them take part in each of `turns` turns, in a
     shuffled order or, every second time, in the one before it backwards, so that whoever stood first stands behind
-    others. With `most_versions` the KV of every chunk behind others is kept too, with a note on its attention.
+    others. With `most_versions` the KV of every chunk behind others is kept too, with a note on its attention. That it was
+    is noted under a kind of its own, beside the same note as without: who rehearsed without keeping KV has kept none.
 
     Fewer than `most_chunks` are joined by chunks that the corpus holds already, the most similar first, about which
     nothing is noted or kept. A chunk that never stood behind another one, as the only one of a corpus cannot, gets no
@@ -46,6 +49,8 @@ class Rehearsed:
         """Behind the system prefix, whatever the other chunks were."""
         (isolated,) = Isolated().makings(adapter, prefix, chunk_tokens)
         kind = f"rehearsed-{self.turns}-{self.most_chunks}"
+        if self.most_versions is not None:
+            kind = f"{kind}-{self.most_versions}"
         return Making(kind, isolated.context, rope_regime=isolated.rope_regime)
 
     def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
@@ -59,9 +64,19 @@ class Rehearsed:
                 behind.setdefault(version.chunk, []).append(version.inter)
                 sources.setdefault(version.chunk, {}).update(dict.fromkeys(version.sources))
                 yield from version.kept
+        noting = dict.fromkeys((replace(self, most_versions=None), self))
         for chunk, inter in behind.items():
             note = ChunkNote(chunk, {"inter": torch.cat(inter).mean(dim=0)})
-            yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), tuple(sources[chunk]))
+            for each in noting:
+                making = each.making(shop.adapter, shop.prefix, len(chunk))
+                yield Kept(note, making, tuple(sources[chunk]))
+
+    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """One number for each token; with `most_versions`, KV and its attention to every chunk from each turn as well."""
+        if self.most_versions is None:
+            return note_bytes(chunk_tokens)
+        version = kv_bytes(adapter, chunk_tokens) + note_bytes(chunk_tokens, self.most_chunks + 1)
+        return 2 * note_bytes(chunk_tokens) + self.turns * version
 
     def _company(self, shop: Workshop, asked: Collection[Ids]) -> list[Ids]:
         """Other chunks of the corpus, as many as a request has room for beside those that are asked about."""
@@ -132,7 +147,7 @@ def _rehearse(
         kept: tuple[Kept, ...] = ()
         if most_versions is not None:
             regime = adapter.rope_regime(prompt.tokens)
-            making = Making("observed", (*context, *sources[:-1]), rope_regime=regime)
+            making = Making(OBSERVED, (*context, *sources[:-1]), rope_regime=regime)
             kv = adapter.captured(canvas, prompt.token_ids, span.start, span.end)
             kept = Kept(kv, making, sources, most_versions), Kept(note, attention_making(making), sources)
         yield _Version(chunks[number - 1], found.inter, sources, kept)

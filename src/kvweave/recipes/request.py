@@ -9,12 +9,16 @@ from torch import Tensor
 from kvweave.core import ChunkKV, Making, Origin, Plan, Span, Timing, TokenizedPrompt
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
+from kvweave.models.attention import RowPlan
 from kvweave.models.canvas import Canvas
+from kvweave.models.earlier_text import EarlierText
 from kvweave.recipes.kept import Kept
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.keys import digest_tokens
+from kvweave.store.tiers.lease import Lease
 
 FLOOR, CEILING = 0.02, 0.5  # shares of the stale rows between which a coverage budget stays
+OBSERVED = "observed"  # the kind of KV that was made behind other chunks, exact there
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +67,58 @@ def _share(ratio: float, rows: int) -> int:
 
 @dataclass(frozen=True)
 class PrefillRequest:
-    """One prompt, and what is at hand to prefill it: the model and the store of chunk KV."""
+    """One prompt, and what is at hand to prefill it: the model and the store of chunk KV.
+
+    What is found in the store through `lease` is not evicted while the request runs. `earlier` is the text that the
+    prompt stands behind; its system span is then whatever joins the two.
+    """
 
     adapter: Adapter
     store: ChunkStore
     prompt: TokenizedPrompt
     budget: Budget
+    lease: Lease | None = None
+    earlier: EarlierText | None = None
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
         """The token digest of each span, in order."""
         return tuple(digest_tokens(self.prompt.ids(span)) for span in self.prompt.spans)
 
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The system prefix that stored KV of chunks was made behind."""
+        return self.prompt.ids(self.prompt.spans[0]) if self.earlier is None else self.earlier.prefix
+
+    @cached_property
+    def first_position(self) -> int:
+        """The rotary position of the prompt's first token."""
+        return 0 if self.earlier is None else int(self.earlier.positions(1))
+
+    def plan(self, rows: Tensor) -> RowPlan:
+        """Plain causal attention of prompt positions (T,), ascending, to all that stands before them."""
+        return self.adapter.rows(rows) if self.earlier is None else self.earlier.plan(rows)
+
     def context(self, span: int) -> tuple[str, ...]:
-        """Digests of what stands before a span, the system prefix first: the exact path to it."""
+        """Digests of what stands before a span: the exact path to it."""
         before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
-        return tuple(digest for earlier, digest in before if earlier.tokens)
+        path = tuple(digest for part, digest in before if part.tokens)
+        return path if self.earlier is None else (digest_tokens(self.earlier.token_ids), *path)
 
     @property
     def prefix_context(self) -> tuple[str, ...]:
         """The digest of the system prefix, if there is one: how every path begins."""
-        return self.context(1)
+        return (digest_tokens(self.prefix),) if self.prefix else ()
 
     def chunks_before(self, span: int) -> tuple[str, ...]:
-        """Digests of the chunks that stand before a span, in order."""
-        return self.context(span)[len(self.prefix_context) :]
+        """Digests of the prompt's chunks that stand before a span, in order."""
+        before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
+        return tuple(digest for part, digest in before if part.kind == "chunk" and part.tokens)
 
     def exact_making(self, span: int) -> Making:
         """How KV of this span must have been made to equal full attention's in this prompt."""
-        regime = self.adapter.rope_regime(self.prompt.tokens)
-        return Making("observed", self.context(span), exact=True, rope_regime=regime)
+        regime = self.adapter.rope_regime(self.first_position + self.prompt.tokens)
+        return Making(OBSERVED, self.context(span), exact=True, rope_regime=regime)
 
     def sources(self, span: int) -> tuple[str, ...]:
         """Digests of the chunks that KV of this span depends on: its own and those before it."""
@@ -118,8 +144,8 @@ class Matched:
 class PrefillResult:
     """A prefilled prompt.
 
-    `logits` (1, vocab) are those of the last prompt position. `canvas` holds K,V of every position and
-    belongs to the caller. `selected` (k,) are the prompt positions that were selected for recomputation; no more than k
+    `logits` (1, vocab) are those of the last prompt position. `canvas` holds K,V of every position, unless it has handed
+    them over, and belongs to the caller. `selected` (k,) are the prompt positions that were selected for recomputation; no more than k
     of the stored ones were computed on the mean over the layers. `remembered` is what the store does not hold yet.
     """
 

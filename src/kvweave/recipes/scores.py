@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvweave.models.attention_probe import AttentionProbe
+from kvweave.models.last_layer import EndAt
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.record import Record
 
@@ -23,11 +24,15 @@ class QuestionAttention:
     records: ClassVar[tuple[Record, ...]] = ()
 
     def scores(self, scene: Assembled) -> Tensor:
-        """One pass of the question, and of chunks without stored KV, through all layers."""
+        """One pass up to the attention of the last layer that counts.
+
+        Of the question up to the last row that the user wrote, on which no later row bears, and of chunks without
+        stored KV.
+        """
         first, _ = scene.context
-        layers = None
-        if self.layers is not None:
-            layers = {layer % scene.request.adapter.geometry.layers for layer in self.layers}
+        all_layers = range(scene.request.adapter.geometry.layers)
+        layers = {all_layers[layer] for layer in self.layers or all_layers}
         probe = AttentionProbe(scene.asked, columns=scene.context, layers=layers)
-        scene.run(scene.fresh, probe)
+        rows = scene.fresh[scene.fresh <= scene.asked[-1]]
+        scene.look(rows, probe, EndAt(max(layers)))
         return probe.weights.mean(dim=0).cpu()[scene.stale - first]

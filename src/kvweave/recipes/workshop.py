@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from kvweave.core import ChunkKV, Making
+from kvweave.core import ChunkKV, Making, Storage
 from kvweave.models.adapter import Adapter
 from kvweave.store.chunk_store import ChunkStore
 
@@ -18,6 +18,11 @@ class Corpus(Protocol):
     @property
     def size(self) -> int:
         """How many different chunks there are."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Names the chunks that there are: another one as soon as any joins or goes."""
         ...
 
     def similar(self, chunk: Ids, most: int) -> Sequence[Ids]:
@@ -34,6 +39,7 @@ class NoCorpus:
     """Every chunk is the only one."""
 
     size: ClassVar[int] = 0
+    digest: ClassVar[str] = ""
 
     def similar(self, chunk: Ids, most: int) -> Sequence[Ids]:
         """None."""
@@ -54,6 +60,7 @@ class Workshop:
         prefix: token ids of the system prefix that prompts will have.
         corpus: the chunks around.
         progress: called with the number of tokens done.
+        storage: how KV is stored that a preparation or a record takes and stores on the way; the prefix's is always exact.
     """
 
     adapter: Adapter
@@ -61,6 +68,7 @@ class Workshop:
     prefix: Ids
     corpus: Corpus = field(default_factory=NoCorpus)
     progress: Callable[[int], None] = lambda tokens: None
+    storage: Storage = "exact"
 
     def prefix_kv(self) -> ChunkKV:
         """The system prefix's KV from the store, computed and stored if it is not there."""

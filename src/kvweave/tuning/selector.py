@@ -84,7 +84,8 @@ def tune(
         progress: told of prompts read and of steps done.
 
     Raises:
-        InvalidRequest: fewer than HELD_OUT prompts that fit the primary, or a folder that holds another run or a model.
+        InvalidRequest: fewer than HELD_OUT prompts that fit the primary, or an output that is a file or holds another
+            run or a model.
         ModelNotFound: there is no such auxiliary model.
     """
     settings = settings or Settings()
@@ -123,6 +124,8 @@ class _Run:
         self.folder, self._digest = folder, digest
         self._checkpoint = folder / _CHECKPOINT
         self.state: dict[str, Any] | None = None
+        if folder.exists() and not folder.is_dir():
+            raise InvalidRequest(f"{folder} is a file; name a new folder for the tuned model")
         if self._checkpoint.exists():
             self.state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
             if self.state is None or self.state.get("run") != digest:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from kvweave.core import STORAGES, Storage
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.recipes.methods.ape import ape
 from kvweave.recipes.methods.cacheblend import cacheblend, gradual, with_keys
@@ -24,6 +25,7 @@ from kvweave.recipes.methods.reuse import reuse
 from kvweave.recipes.methods.weave import weave
 from kvweave.recipes.observed import Observed
 from kvweave.recipes.prepare import Bare, Following, Isolated, NotPrepared, Prepare, Similar, Woven
+from kvweave.recipes.quantised import Quantised
 from kvweave.recipes.recipe import Recipe
 
 METHODS: Mapping[str, Callable[[], Recipe]] = {
@@ -67,28 +69,69 @@ PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
 """Offline preparations that combine with any selective recipe."""
 
 
-def recipe_named(name: str, prepare: str | None = None, auxiliary: str | None = None) -> Recipe:
+def recipe_named(
+    name: str, prepare: str | None = None, auxiliary: str | None = None, storage: str = "exact"
+) -> Recipe:
     """The recipe a name stands for, with another preparation where one is named: similar+NAME, or as an argument.
 
-    `auxiliary` names the model for those in WITH_AUXILIARY; others have no use for it.
-    Raises UnknownRecipe listing the names there are, and InvalidRequest for a preparation of what prepares nothing.
+    `auxiliary` names the model for those in WITH_AUXILIARY, `storage` how prepared KV is stored; others, and those that
+    prepare nothing, have no use for it. A name may end a preparation with a storage, which then counts:
+    similar-int8+NAME, or int8+NAME for the recipe's own preparation.
+    Raises UnknownRecipe listing the names there are, and InvalidRequest for a preparation of what prepares nothing, and
+    for a storage other than exact of a preparation that keeps exact versions.
     """
     if "+" in name:
         if prepare is not None:
             raise InvalidRequest(f"recipe {name!r} names its preparation; leave {prepare!r} out")
         prepare, _, name = name.partition("+")
+    if prepare is not None:
+        prepare, named = split_storage(prepare)
+        storage = named or storage
+    if storage not in STORAGES:
+        raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
     if name not in METHODS:
         raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join(METHODS)}")
     recipe = WITH_AUXILIARY[name](auxiliary) if name in WITH_AUXILIARY else METHODS[name]()
+    return _stored(_prepared(recipe, prepare), STORAGES[storage])
+
+
+def _prepared(recipe: Recipe, prepare: str | None) -> Recipe:
+    """With another preparation, if one is named."""
     if prepare is None:
         return recipe
     if prepare not in PREPARATIONS:
         raise UnknownRecipe(f"there is no preparation {prepare!r}; choose one of {', '.join(PREPARATIONS)}")
     if recipe.prepare == NotPrepared():
-        raise InvalidRequest(f"recipe {name!r} prepares nothing; leave the preparation {prepare!r} out")
+        raise InvalidRequest(
+            f"recipe {recipe.name!r} prepares nothing, also not as {prepare!r}; leave it or the preparation out"
+        )
     if recipe.prepare == PREPARATIONS[prepare]():
         return recipe
-    return replace(recipe, name=f"{prepare}+{name}", prepare=PREPARATIONS[prepare]())
+    return replace(recipe, name=f"{prepare}+{recipe.name}", prepare=PREPARATIONS[prepare]())
+
+
+def _stored(recipe: Recipe, storage: Storage) -> Recipe:
+    """With what it prepares stored so, if it prepares anything."""
+    if storage == "exact" or recipe.prepare == NotPrepared():
+        return recipe
+    method, preparation = named_parts(recipe.name)
+    name = f"{preparation}-{storage}+{method}" if preparation else f"{storage}+{method}"
+    return replace(recipe, name=name, prepare=Quantised(recipe.prepare, storage))
+
+
+def with_exact_storage(name: str) -> tuple[str, Storage]:
+    """Of a recipe's name, what the same recipe is called with exact storage, and the storage that the name says."""
+    prepare, _, method = name.rpartition("+")
+    preparation, storage = split_storage(prepare) if prepare else (None, None)
+    if storage is None or storage == "exact":
+        return name, "exact"
+    return recipe_named(method, preparation).name, storage
+
+
+def split_storage(prepare: str) -> tuple[str | None, Storage | None]:
+    """Of a preparation's name such as similar-int8, the preparation and the storage; None for what it does not say."""
+    preparation, _, last = prepare.rpartition("-")
+    return (preparation or None, STORAGES[last]) if last in STORAGES else (prepare, None)
 
 
 def named_parts(name: str) -> tuple[str, str | None]:

@@ -13,7 +13,7 @@ from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.auxiliary import AuxiliaryRecord, Reading, auxiliary_named
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record
+from kvweave.recipes.record import Record, notes_about
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,9 @@ class AuxiliaryWindows:
     def _readings(self, scene: Assembled) -> list[Reading]:
         """The auxiliary's reading of every stale chunk, in prompt order; one that is not stored is made for this request."""
         request, record = scene.request, AuxiliaryRecord(self.auxiliary)
-        adapter, prefix = request.adapter, request.prompt.ids(request.prompt.spans[0])
         chunks = [request.prompt.ids(m.span) for m in scene.matched if m.origin == "reused"]
-        wanted = [(ids, record.making(adapter, prefix, len(ids))) for ids in chunks]
-        found = request.store.find_notes(adapter.fingerprint, wanted)
-        notes = [note or record.note(adapter, ids) for ids, note in zip(chunks, found, strict=True)]
+        found = notes_about(record, request, chunks)
+        notes = [note or record.note(request.adapter, ids) for ids, note in zip(chunks, found, strict=True)]
         return [Reading.of(note) for note in notes]
 
     def _needed(self, readings: Sequence[Reading], scores: Tensor) -> Tensor:
@@ -95,8 +93,8 @@ def cacheclip(auxiliary: str | None = None) -> Recipe:
     Idea: the last layers of a small and a large model look at the same words; the small one reads chunk by chunk over
         KV of its own, so that selection costs the large one nothing.
     Parameters: ratio 0.2; windows of 8 tokens that keep more than 5 (both the paper's); the auxiliary model.
-    Differs from the paper: the selection is trimmed to the budget after mapping; the auxiliary runs before the
-        recomputation, not beside the loading.
+    Differs from the paper: the selection is trimmed to the budget after mapping; the auxiliary runs beside the loading
+        from the disk, which nothing waits for before the recomputation, but behind that from a shared tier.
     Relations: `prophetkv` asks the model itself over all stale chunks at once; `cacheclip-refill` spends what windows
         leave of the budget; `kvweave train-selector` fits the auxiliary to the model that answers (§3.5).
     Measured: see the methods page.

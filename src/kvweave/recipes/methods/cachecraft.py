@@ -47,12 +47,11 @@ class InterAttention:
         """Two notes for each chunk, one look-up for all."""
         request = scene.request
         stale = [(number, m) for number, m in enumerate(scene.matched) if m.origin == "reused"]
-        prefix = request.prompt.ids(request.prompt.spans[0])
         wanted = []
         for _, found in stale:
             assert found.making is not None
             ids = request.prompt.ids(found.span)
-            wanted.append((ids, self.rehearsed.making(request.adapter, prefix, len(ids))))
+            wanted.append((ids, self.rehearsed.making(request.adapter, request.prefix, len(ids))))
             wanted.append((ids, attention_making(found.making)))
         notes = request.store.find_notes(request.adapter.fingerprint, wanted)
         stood = [_stood(scene, *each) for each in zip(stale, notes[::2], notes[1::2], strict=True)]

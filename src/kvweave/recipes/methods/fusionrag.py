@@ -57,7 +57,7 @@ class QuestionOnItsOwn:
 
 def _products(asked: Tensor, kv: ChunkKV, layer: int) -> Tensor:
     """Σ over heads and rows of query · key, (n,)."""
-    keys = kv.kv[layer, 0].to(asked.device).float()  # (G, n, D)
+    keys = kv.layer(layer)[0].to(asked.device).float()  # (G, n, D)
     summed = asked.reshape(keys.shape[0], -1, keys.shape[-1]).sum(
         dim=1
     )  # heads that share keys follow each other
@@ -70,9 +70,10 @@ def fusionrag() -> Recipe:
     Paper: FusionRAG §3.1 (similarity-guided preprocessing, eq. 10) and §3.2 (query-guided selection).
     Idea: chunks retrieved together are alike, so most of what they say to each other can be computed offline.
     Parameters: 10 neighbours, ratio 0.15.
-    Differs from the paper: nothing known, but it leaves three things open: what the question is prefilled behind, here the
+    Differs from the paper: nothing known, but it leaves four things open: what the question is prefilled behind, here the
         system prefix; whether queries and keys are rotated, here they are not, as the question has no place among the
-        chunks yet; and a softmax, which is left out, so that chunks do not compete.
+        chunks yet; a softmax, which is left out, so that chunks do not compete; and what becomes of prepared chunks when
+        others join: they stay, and `kvweave cache clear` before the next `kvweave add` has all of them prepared anew.
     Relations: `--prepare similar` gives the first half to any recipe, `--prepare isolated` takes it away;
         `fusionrag-over-stale` runs the question over the chunks instead.
     Measured: see the methods page.

@@ -28,7 +28,7 @@ class TrueResidual:
     def scores(self, scene: Assembled) -> Tensor:
         """A full prefill on a canvas of its own, and the question over stale KV."""
         adapter, prompt = scene.request.adapter, scene.request.prompt
-        first, end = scene.context
+        first, _ = scene.context
         full = AttentionProbe(scene.asked, columns=scene.context)
         plan = adapter.rows(torch.arange(prompt.tokens))
         plan.watches.append(full)
@@ -36,14 +36,21 @@ class TrueResidual:
         adapter.compute(whole, prompt.token_ids, plan)
         stale = AttentionProbe(scene.asked, columns=scene.context)
         scene.run(scene.fresh, stale)
+        rows = scene.stale.to(adapter.geometry.device)
         norms = [
             residual_norms(
-                full.weights[layer], whole.layers[layer].values[0, :, first:end],
-                stale.weights[layer], scene.canvas.layers[layer].values[0, :, first:end],
+                full.weights[layer, rows - first], whole.layers[layer].values[0][:, rows],
+                stale.weights[layer, rows - first], _stored_values(scene, layer).to(rows.device),
             )
             for layer in range(adapter.geometry.layers)
         ]  # fmt: skip
-        return torch.stack(norms).mean(dim=0).cpu()[scene.stale - first]
+        return torch.stack(norms).mean(dim=0).cpu()
+
+
+def _stored_values(scene: Assembled, layer: int) -> Tensor:
+    """Of the stale tokens, (G, n, D)."""
+    kept = [m.kv.layer(layer)[1] for m in scene.matched if m.origin == "reused" and m.kv is not None]
+    return torch.cat(kept, dim=1)
 
 
 def idealised() -> Recipe:

@@ -1,5 +1,6 @@
 """QCFuse: the question read behind digests of the chunks says which of their tokens matter."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -10,13 +11,13 @@ from torch import Tensor
 from kvweave.core import ChunkKV, ChunkNote
 from kvweave.models.attention import LayerQueries
 from kvweave.models.canvas import PlacedSpan
-from kvweave.models.updates import PassOver, Update
+from kvweave.models.last_layer import EndAt
 from kvweave.ops.scores import mean_attention
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.digest import Importance, digest_of
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record
+from kvweave.recipes.record import Record, notes_about
 from kvweave.recipes.select import Highest
 
 
@@ -47,7 +48,10 @@ class AttentionBehindDigests:
         return (self.importance,) if 0 < self.share < 1 else ()
 
     def scores(self, scene: Assembled) -> Tensor:
-        """One pass over question and fresh chunks; of stored chunks it reads the digest, and keys of the chosen layers."""
+        """One pass over question and fresh chunks, which ends at the last of the chosen layers.
+
+        No layer behind that is read of stored chunks.
+        """
         adapter = scene.request.adapter
         layers = adapter.critical_layers if self.layers is None else self.layers
         kept = _Kept(frozenset(layer % adapter.geometry.layers for layer in layers))
@@ -61,18 +65,17 @@ class AttentionBehindDigests:
         adapter, prompt = scene.request.adapter, scene.request.prompt
         spans: list[PlacedSpan] = []
         rows: list[Tensor] = []
-        start = 0
+        start, first = 0, scene.request.first_position
         for found, inside in zip(scene.matched, self._taking_part(scene), strict=True):
             if found.kv is not None:
-                spans.append(PlacedSpan(_part(found.kv, inside), start, found.span.start, inside))
+                spans.append(PlacedSpan(_part(found.kv, inside), start, first + found.span.start, inside))
             rows.append(found.span.start + inside)
             start += inside.numel()
         positions = torch.cat(rows)
-        canvas = adapter.canvas(positions.numel(), spans, positions)
+        canvas = adapter.canvas(positions.numel(), spans, first + positions)
         plan = adapter.rows(torch.searchsorted(positions, scene.fresh))
-        plan.watches.append(kept)
-        ids = [prompt.token_ids[row] for row in positions]
-        adapter.look(canvas, ids, plan, _EndBehind(max(kept.layers)))
+        plan.watches += [kept, EndAt(max(kept.layers))]
+        adapter.look(canvas, [prompt.token_ids[row] for row in positions], plan)
         return positions
 
     def _taking_part(self, scene: Assembled) -> list[Tensor]:
@@ -89,15 +92,9 @@ class AttentionBehindDigests:
     def _notes(self, scene: Assembled, spans: Sequence[int]) -> list[ChunkNote | None]:
         if not self.records:
             return [None] * len(spans)
-        request = scene.request
-        system, *_ = request.prompt.spans
-        wanted = []
-        for number in spans:
-            ids = request.prompt.ids(request.prompt.spans[number])
-            wanted.append(
-                (ids, self.importance.making(request.adapter, request.prompt.ids(system), len(ids)))
-            )
-        return request.store.find_notes(request.adapter.fingerprint, wanted)
+        prompt = scene.request.prompt
+        chunks = [prompt.ids(prompt.spans[number]) for number in spans]
+        return notes_about(self.importance, scene.request, chunks)
 
 
 class _Kept:
@@ -112,22 +109,37 @@ class _Kept:
             self.seen.append(queries)
 
 
-class _EndBehind:
-    """Ends a pass when a layer is done."""
+class _Picked:
+    """Some tokens of a chunk's KV; of the stored tensors only those layers are read that are asked for. See `KVLayers`."""
 
-    def __init__(self, layer: int) -> None:
-        self._layer = layer
+    def __init__(self, kv: ChunkKV, tokens: Tensor) -> None:
+        self._kv, self._tokens = kv, tokens
 
-    def see(self, update: Update) -> None:
-        if update.layer > self._layer:
-            raise PassOver
+    @property
+    def shape(self) -> tuple[int, ...]:
+        layers, two, heads, _, width = self._kv.held.shape
+        return layers, two, heads, self._tokens.numel(), width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._kv.held.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def layer(self, index: int) -> Tensor:
+        return self._kv.layer(index)[:, :, self._tokens]
+
+    def whole(self) -> Tensor:
+        return self._kv.kv[:, :, :, self._tokens]
 
 
 def _part(kv: ChunkKV, tokens: Tensor) -> ChunkKV:
-    """Some of a chunk's tokens; the stored tensor itself where that is all of them."""
+    """Some of a chunk's tokens; what is stored itself where that is all of them."""
     if tokens.numel() == kv.tokens:
         return kv
-    return ChunkKV(tuple(kv.token_ids[i] for i in tokens), kv.kv[:, :, :, tokens])
+    return ChunkKV(tuple(kv.token_ids[i] for i in tokens), _Picked(kv, tokens))
 
 
 def _attention(scene: Assembled, seen: LayerQueries, rows: Tensor, asked: Tensor) -> Tensor:

@@ -1,0 +1,94 @@
+"""Stored KV that turns out damaged in the middle of a request: as if it had never been stored."""
+
+from pathlib import Path
+
+import torch
+
+from kvweave.core import Prompt, TokenizedPrompt
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.recipe import run
+from kvweave.recipes.request import PrefillResult
+from kvweave.recipes.workshop import Workshop
+from kvweave.store.chunk_store import ChunkStore
+from kvweave.testing import tiny_adapter
+
+TEXTS = (
+    "The bell rings at nine.",
+    "The gate opens at ten.",
+    "The boat leaves at noon.",
+    "Soup is served at one.",
+)
+
+
+def prepared(adapter: Adapter, store: ChunkStore, texts: tuple[str, ...]) -> None:
+    shop = Workshop(adapter, store, adapter.template.prefix_ids(None))
+    shop.prefix_kv()
+    prepare_chunks(shop, [adapter.template.chunk_ids(text) for text in texts], recipe_named("reuse"))
+
+
+def damage(folder: Path, adapter: Adapter, text: str, layer_from_the_end: int) -> None:
+    """Flip a bit in one layer of a chunk's KV."""
+    ids = torch.tensor(adapter.template.chunk_ids(text)).numpy().tobytes()
+    (file,) = [each for each in folder.glob("??/*.safetensors") if ids in each.read_bytes()]
+    data = bytearray(file.read_bytes())
+    layer_bytes = adapter.encode(adapter.template.chunk_ids(text)).layer(0).nbytes
+    data[-layer_from_the_end * layer_bytes + 3] ^= 4
+    file.write_bytes(data)
+
+
+def asked(adapter: Adapter) -> TokenizedPrompt:
+    return adapter.template.render(Prompt("When does the boat leave?", TEXTS))
+
+
+def prefilled(
+    adapter: Adapter, store: ChunkStore, recipe: str = "reuse", ratio: float = 0.0
+) -> PrefillResult:
+    return run(recipe_named(recipe), adapter, store, asked(adapter), ratio=ratio)
+
+
+def origins(result: PrefillResult) -> list[str]:
+    return [span.origin for span in result.plan.spans if span.kind == "chunk"]
+
+
+def test_a_request_that_meets_damage_answers_as_if_those_chunks_were_not_stored(tmp_path: Path) -> None:
+    adapter = tiny_adapter()
+    with ChunkStore(tmp_path / "less") as store:
+        prepared(adapter, store, (TEXTS[0], TEXTS[2]))
+        expected = prefilled(adapter, store)
+    with ChunkStore(tmp_path / "all") as store:
+        prepared(adapter, store, TEXTS)
+    damage(tmp_path / "all", adapter, TEXTS[1], 1)  # in the last layer: when all others have been used
+    damage(tmp_path / "all", adapter, TEXTS[3], 3)
+    with ChunkStore(tmp_path / "all") as store:
+        result = prefilled(adapter, store)
+        assert origins(result) == origins(expected) == ["exact", "fresh", "reused", "fresh"]
+        assert torch.equal(result.logits, expected.logits)
+        assert store.stats().damaged == 2
+
+
+def test_all_damage_among_what_a_request_uses_is_found_by_one_attempt(tmp_path: Path) -> None:
+    adapter = tiny_adapter()
+    with ChunkStore(tmp_path) as store:
+        prepared(adapter, store, TEXTS)
+    for text in TEXTS:
+        damage(tmp_path, adapter, text, 1)
+    passes = []
+    compute = adapter.compute
+    adapter.compute = lambda *given, **more: (passes.append(1), compute(*given, **more))[1]  # type: ignore[method-assign]
+    with ChunkStore(tmp_path) as store:
+        assert origins(prefilled(adapter, store)) == ["fresh"] * 4
+        assert store.stats().damaged == 4
+    assert len(passes) == 2
+
+
+def test_damage_met_while_selecting_tokens_is_no_different(tmp_path: Path) -> None:
+    adapter = tiny_adapter()
+    with ChunkStore(tmp_path) as store:
+        prepared(adapter, store, TEXTS)
+    damage(tmp_path, adapter, TEXTS[1], 1)
+    with ChunkStore(tmp_path) as store:
+        result = prefilled(adapter, store, "prophetkv", 0.3)
+        assert origins(result) == ["exact", "fresh", "reused", "reused"]
+        assert store.stats().damaged == 1

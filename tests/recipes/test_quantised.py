@@ -1,0 +1,206 @@
+"""Chunk KV that is stored in fewer bits: what recipes do with it, and that nothing takes it for exact."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvweave.core import ChunkKV, Making, Prompt, Storage
+from kvweave.errors import InvalidRequest, UnknownRecipe
+from kvweave.models.adapter import Adapter
+from kvweave.ops.quantise import quantise
+from kvweave.recipes.corpus import ChunkList, Vectors
+from kvweave.recipes.methods import METHODS, recipe_named, with_exact_storage
+from kvweave.recipes.moved import Moved
+from kvweave.recipes.offline import lacking, prepare_chunks
+from kvweave.recipes.prepare import Isolated, NotPrepared
+from kvweave.recipes.recipe import Recipe, remember, run
+from kvweave.recipes.workshop import Workshop
+from kvweave.store.chunk_store import ChunkStore
+from kvweave.store.format import storage_of
+from kvweave.store.keys import digest_tokens
+from kvweave.testing import tiny_adapter
+
+TEXTS = ("The bell rings at nine.", "The gate opens at ten.", "The boat leaves at noon.")
+PROMPT = Prompt("When does the boat leave?", TEXTS)
+STORAGES: list[Storage] = ["int8", "int4"]
+
+
+@pytest.fixture(scope="module")
+def adapter() -> Adapter:
+    return tiny_adapter()
+
+
+def shop_of(adapter: Adapter, store: ChunkStore) -> Workshop:
+    def vectors(texts: Sequence[str]) -> Vectors:
+        return torch.tensor([[len(text), 1.0] for text in texts]).numpy()
+
+    corpus = ChunkList([TEXTS], adapter.template.chunk_ids, vectors)
+    return Workshop(adapter, store, adapter.template.prefix_ids(None), corpus)
+
+
+def prepare(adapter: Adapter, store: ChunkStore, recipe: Recipe) -> int:
+    return prepare_chunks(shop_of(adapter, store), map(adapter.template.chunk_ids, TEXTS), recipe)
+
+
+def placed(adapter: Adapter, store: ChunkStore, name: str) -> list[tuple[ChunkKV, Making]]:
+    """What a recipe takes for each chunk of the prompt."""
+    result = run(recipe_named(name), adapter, store, adapter.template.render(PROMPT))
+    found = recipe_named(name).match.find(result.request, recipe_named(name).prepare)
+    return [(one.kv, one.making) for one in found[1:-1] if one.kv is not None and one.making is not None]
+
+
+def kinds(found: list[tuple[ChunkKV, Making]]) -> list[str]:
+    return [making.kind for _, making in found]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_what_is_placed_is_the_preparations_kv_coded_and_decoded(
+    adapter: Adapter, tmp_path: Path, storage: Storage
+) -> None:
+    with ChunkStore(tmp_path) as store:
+        recipe = recipe_named("reuse", storage=storage)
+        assert prepare(adapter, store, recipe) == len(TEXTS)
+        assert prepare(adapter, store, recipe) == 0
+        shop = shop_of(adapter, store)
+        found = placed(adapter, store, recipe.name)
+        assert len(found) == len(TEXTS)
+        for text, (kv, making) in zip(TEXTS, found, strict=True):
+            plain = Isolated().make(shop, adapter.template.chunk_ids(text)).kv
+            assert torch.equal(kv.kv, quantise(plain.kv, storage).whole())
+            assert not torch.equal(kv.kv, plain.kv)
+            assert making.kind == f"isolated-{storage}"
+            assert not making.exact
+        sizes = store.stats().by_kind
+        assert sizes.keys() == {"bare", f"isolated-{storage}"}  # the system prefix is exact
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_what_is_computed_behind_it_is_not_remembered(
+    adapter: Adapter, tmp_path: Path, storage: Storage
+) -> None:
+    tokens = adapter.template.render(PROMPT)
+    with ChunkStore(tmp_path) as store:
+        shop = shop_of(adapter, store)
+        shop.prefix_kv()
+        recipe = recipe_named("cacheblend", storage=storage)
+        chunks = [adapter.template.chunk_ids(text) for text in TEXTS]
+        prepare_chunks(shop, chunks[:1], recipe)
+        for method in (
+            "prefix",
+            "cacheblend",
+        ):  # the first finds the exact path, and isolated KV is its beginning
+            result = run(recipe_named(method, storage=storage), adapter, store, tokens)
+            first, *others = (span for span in result.plan.spans if span.kind == "chunk")
+            assert first.origin == ("fresh" if method == "prefix" else "reused")
+            assert {span.origin for span in others} == {"fresh"}
+            if method == "cacheblend":
+                assert result.remembered == ()
+
+
+def test_all_recomputed_is_full_attention_and_may_be_remembered(adapter: Adapter, tmp_path: Path) -> None:
+    """Of three chunks the last one is not stored: it is computed behind rows that are all computed again, so exactly."""
+    tokens = adapter.template.render(PROMPT)
+    with ChunkStore(tmp_path) as store:
+        recipe = recipe_named("cacheblend", storage="int4")
+        prepare_chunks(shop_of(adapter, store), map(adapter.template.chunk_ids, TEXTS[:2]), recipe)
+        result = run(recipe, adapter, store, tokens, ratio=1.0)
+        with torch.no_grad():
+            plain = adapter.model(torch.tensor([tokens.token_ids]), use_cache=False).logits[:, -1]
+        torch.testing.assert_close(result.logits, plain, atol=1e-4, rtol=1e-4)
+        assert remember(result) == 1
+        span, ids = tokens.spans[3], tokens.ids(tokens.spans[3])
+        kept = store.get(adapter.fingerprint, ids, result.request.exact_making(3))
+        assert kept is not None
+        whole = adapter.encode(tokens.token_ids[: span.end])
+        torch.testing.assert_close(kept.kv, whole.kv[:, :, :, span.start :], atol=1e-4, rtol=1e-4)
+        assert store.stats().by_kind.keys() == {"bare", "isolated-int4", "observed"}
+
+
+def test_two_settings_on_one_store_do_not_meet(adapter: Adapter, tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as coded, ChunkStore(tmp_path) as exact:
+        prepare(adapter, coded, recipe_named("reuse", storage="int8"))
+        assert placed(adapter, exact, "reuse") == []
+        ids = [adapter.template.chunk_ids(text) for text in TEXTS]
+        named = [(digest_tokens(one), len(one)) for one in ids]
+        assert list(lacking(shop_of(adapter, exact), named, recipe_named("reuse"))) == [0, 1, 2]
+        prepare(adapter, exact, recipe_named("reuse"))
+        # The first chunk stands on the exact path now, which every recipe takes first.
+        assert kinds(placed(adapter, exact, "reuse")) == ["observed", "isolated", "isolated"]
+        found = placed(adapter, coded, "isolated-int8+reuse")
+        assert kinds(found) == ["observed", "isolated-int8", "isolated-int8"]
+        # Exact KV serves whoever asks for coded KV that nobody has made.
+        found = placed(adapter, coded, "isolated-int4+reuse")
+        assert kinds(found) == ["observed", "isolated", "isolated"]
+
+
+def test_neighbours_that_are_stored_on_the_way_are_coded_too(adapter: Adapter, tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store:
+        recipe = recipe_named("similar-int8+reuse")
+        prepare(adapter, store, recipe)
+        assert store.stats().by_kind.keys() == {"bare", "isolated-int8", "similar-10-int8"}
+        assert {making.kind for _, making in placed(adapter, store, recipe.name)} == {"similar-10-int8"}
+        first, *others = (adapter.template.chunk_ids(text) for text in TEXTS)
+        corpus = shop_of(adapter, store).corpus
+        isolated = {ids: Isolated().make(shop_of(adapter, store), ids).kv for ids in others}
+        behind = [ChunkKV(ids, quantise(isolated[ids].kv, "int8")) for ids in corpus.similar(first, 10)]
+        expected = adapter.encode(first, shop_of(adapter, store).prefix_kv(), *behind)
+        kv, _ = placed(adapter, store, recipe.name)[0]
+        assert torch.equal(kv.kv, quantise(expected.kv, "int8").whole())
+        assert storage_of(kv) == "int8"
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_what_is_recorded_leaves_no_exact_copies_behind(
+    adapter: Adapter, tmp_path: Path, storage: Storage
+) -> None:
+    """Movement is measured on KV as it is computed, behind neighbours as they are stored."""
+    with ChunkStore(tmp_path) as store:
+        prepare(adapter, store, recipe_named("weave", storage=storage))
+        made = {"bare", f"isolated-{storage}", f"following-1-{storage}", "moved-similar-10"}
+        assert store.stats().by_kind.keys() == made
+        shop = shop_of(adapter, store)
+        first, *others = (tuple(adapter.template.chunk_ids(text)) for text in TEXTS)
+        alone = {ids: Isolated().make(shop, ids).kv for ids in (first, *others)}
+        near = [ChunkKV(ids, quantise(alone[ids].kv, storage)) for ids in shop.corpus.similar(first, 10)]
+        behind, plain = adapter.encode(first, shop.prefix_kv(), *near).kv, alone[first].kv
+        off = (behind - plain).square().sum(dim=(2, 4)).sqrt() / plain.square().sum(dim=(2, 4)).sqrt()
+        making = Moved().making(adapter, shop.prefix, len(first))
+        (note,) = store.find_notes(adapter.fingerprint, [(first, making)])
+        assert note is not None
+        torch.testing.assert_close(note.tensors["moved"], off.mean(dim=(0, 1)))
+        kinds_found = kinds(placed(adapter, store, f"{storage}+weave"))
+        assert set(kinds_found) == {f"following-1-{storage}"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_recipe_that_prepares_kv_is_stored_in_fewer_bits_or_says_why_not(name: str) -> None:
+    plain = recipe_named(name)
+    if plain.prepare.most_versions is not None:
+        with pytest.raises(InvalidRequest, match="keeps exact versions of chunks cannot be stored as int8"):
+            recipe_named(name, storage="int8")
+        return
+    coded = recipe_named(name, storage="int8")
+    if plain.prepare == NotPrepared():
+        assert coded == plain
+        return
+    assert coded.name.endswith(f"int8+{name}")
+    assert recipe_named(coded.name) == coded == recipe_named(f"int8+{name}")
+    assert with_exact_storage(coded.name) == (name, "int8")
+    assert with_exact_storage(name) == (name, "exact")
+
+
+def test_names() -> None:
+    assert recipe_named("prophetkv", storage="int4").name == "isolated-int4+prophetkv"
+    assert recipe_named("prophetkv", "similar-int8").name == "similar-int8+prophetkv"
+    assert recipe_named("prophetkv", "similar", storage="int8").name == "similar-int8+prophetkv"
+    assert recipe_named("similar-int4+prophetkv", storage="int8").name == "similar-int4+prophetkv"
+    assert recipe_named("isolated-exact+prophetkv", storage="int8").name == "prophetkv"
+    assert with_exact_storage("similar-int4+prophetkv") == ("similar+prophetkv", "int4")
+    with pytest.raises(InvalidRequest, match="there is no storage 'int2'; choose one of exact, int8, int4"):
+        recipe_named("reuse", storage="int2")
+    with pytest.raises(UnknownRecipe, match="there is no preparation 'similar-int2'"):
+        recipe_named("similar-int2+reuse")
+    with pytest.raises(InvalidRequest, match="prepares nothing, also not as 'isolated'; leave it or"):
+        recipe_named("isolated-int8+full")

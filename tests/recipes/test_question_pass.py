@@ -1,0 +1,47 @@
+"""The pass that shows what a question attends to: which rows it computes, against one over everything that has no KV."""
+
+import torch
+
+from kvweave.core import Prompt
+from kvweave.models.attention_probe import AttentionProbe
+from kvweave.models.canvas import PlacedSpan
+from kvweave.recipes.assembled import Assembled, rows_of
+from kvweave.recipes.attend import Causal
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.prefill import prepare
+from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.scores import QuestionAttention
+
+CHUNKS = ("the sky was sunny that morning", "Aaron lives in Berlin and reads", "Paris has a room number")
+
+
+def assembled(adapter, store) -> Assembled:
+    """A prompt of three stored chunks, and nothing computed yet."""
+    recipe = recipe_named("prophetkv")
+    prepare(adapter, store, CHUNKS[:2], recipe=recipe)  # the last one has no KV
+    tokens = adapter.template.render(Prompt("Where does Aaron live?", CHUNKS))
+    request = PrefillRequest(adapter, store, tokens, Budget(0.5))
+    matched = recipe.match.find(request, recipe.prepare)
+    spans = recipe.place.place(request, matched).spans
+    assert all(isinstance(span, PlacedSpan) for span in spans)
+    return Assembled(request, adapter.canvas(tokens.tokens, spans), matched, Causal())
+
+
+def test_rows_behind_the_users_last_word_are_not_computed_and_change_no_score(adapter, store):
+    scene, other = assembled(adapter, store), assembled(adapter, store)
+    seen = []
+    hook = adapter.model.get_input_embeddings().register_forward_pre_hook(
+        lambda module, given: seen.append(given[0].shape[1])
+    )
+    scores = QuestionAttention().scores(scene)
+    hook.remove()
+    start, end = scene.request.prompt.user_rows
+    assert start < end < scene.request.prompt.tokens  # the template goes on behind the question
+    chunk = rows_of([scene.matched[3].span])
+    assert scene.matched[3].origin == "fresh"
+    assert seen == [chunk.numel() + end - scene.request.prompt.spans[-1].start]
+
+    probe = AttentionProbe(torch.arange(start, end), columns=other.context)
+    other.run(other.fresh, probe)
+    expected = probe.weights.mean(dim=0)[other.stale - other.context[0]]
+    torch.testing.assert_close(scores, expected, atol=1e-6, rtol=1e-5)
