@@ -1,0 +1,184 @@
+"""The answer bank of a knowledge base: questions that were asked, their answers, and what these rest on.
+
+It lives in the knowledge base's own database, so that the commit that changes a document is the commit after which no
+answer from it is given. Never calls a model: vectors come with the questions.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from kvweave.answers.entries import Entries, NewAnswer
+from kvweave.answers.freshness import Freshness
+from kvweave.answers.match import same_question, similarity
+from kvweave.answers.reading import read
+from kvweave.answers.records import (
+    BankedAnswer,
+    BankTotals,
+    Circumstances,
+    Provenance,
+    Vector,
+    Waiting,
+    Why,
+)
+from kvweave.answers.room import Room
+from kvweave.answers.words import plain
+from kvweave.core import Source
+from kvweave.store.database import Database
+
+
+class AnswerBank:
+    """Questions and answers in `database`; several processes and threads may use one at once.
+
+    Args:
+        database: of the knowledge base.
+        limit_bytes: cap of what the bank holds; 0 means that nothing is kept, and nothing given.
+    """
+
+    def __init__(self, database: Database, limit_bytes: int) -> None:
+        self._database = database
+        self._entries = Entries(database)
+        self._freshness = Freshness(database, self._entries)
+        self._room = Room(database, self._entries, limit_bytes)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The cap."""
+        return self._room.limit_bytes
+
+    @property
+    def epoch(self) -> int:
+        """How often the list of documents has changed; read it before looking anything up that `put` is to rest on."""
+        return self._freshness.epoch
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Everything inside commits together, as in `Database.transaction`."""
+        return self._database.transaction()
+
+    def find(
+        self, question: str, vector: Callable[[], Vector], circumstances: Circumstances, threshold: float
+    ) -> BankedAnswer | None:
+        """The answer to the nearest question that is the same; None if there is none.
+
+        Whether an answer of an earlier epoch still rests on the best chunks is for the caller to see.
+
+        Args:
+            question: as it was asked.
+            vector: gives its vector (dimensions,) of length 1; called only if that is needed.
+            circumstances: under which it is asked.
+            threshold: τ, 0..1; the very same words need no similarity.
+        """
+        reading = read(question)
+        if reading.bound_to_now or not self.limit_bytes:
+            return None
+        alike = self._entries.alike(question, circumstances)
+        if alike and alike[0].question == plain(question):
+            return alike[0]
+        best: BankedAnswer | None = None
+        for candidate in alike:
+            cosine = similarity(vector(), candidate.vector)
+            nearer = best is None or cosine > best.similarity
+            if nearer and same_question(reading, read(candidate.question), cosine, threshold):
+                best = replace(candidate, similarity=cosine)
+        return best
+
+    def put(
+        self,
+        question: str,
+        vector: Vector,
+        circumstances: Circumstances,
+        text: str,
+        sources: Iterable[Source],
+        rests_on: Provenance,
+        asked: bool = True,
+    ) -> bool:
+        """Keep an answer, in place of an earlier one to the same words; False if it is not worth keeping.
+
+        Call it in the transaction that has seen that the documents it rests on are still there. What depends on the
+        moment it was asked in is not kept, nor an empty answer. An answer that nobody has `asked` for just now, being
+        computed ahead, is no use of its question.
+        """
+        if not (text and self.limit_bytes) or read(question).bound_to_now:
+            return False
+        answer = NewAnswer(text, tuple(sources), rests_on.chunks, rests_on.epoch)
+        with self._database.transaction():
+            id_ = self._entries.put(question, circumstances, vector, answer, None)
+            self._freshness.rests_on(id_, rests_on.versions)
+            if asked:
+                self._room.used(id_)
+            self._room.make()
+        return True
+
+    def expect(self, question: str, vector: Vector, circumstances: Circumstances) -> None:
+        """Let a question wait that nobody has asked yet; one that the bank has already stays as it is."""
+        if not self.limit_bytes:
+            return
+        with self._database.transaction():
+            if not self._entries.knows(question, circumstances):
+                self._room.expected(self._entries.put(question, circumstances, vector, None, "predicted"))
+                self._room.make()
+
+    def prefilled(self, question: str, circumstances: Circumstances) -> None:
+        """Note of an expected question that its KV is there, and only its answer is missing."""
+        self._entries.prefilled(question, circumstances)
+
+    def forget(self, questions: Iterable[str], circumstances: Circumstances | None = None) -> None:
+        """Delete questions with their answers, under some circumstances or all."""
+        self._entries.delete(questions, circumstances)
+
+    def near(self, vector: Vector, circumstances: Circumstances, threshold: float) -> list[tuple[str, float]]:
+        """Every question, answered or not, whose cosine with a vector (dimensions,) is at least `threshold`, and that.
+
+        Compares with all of them: for whoever has time.
+        """
+        found = (
+            (question, similarity(vector, other)) for question, other in self._entries.vectors(circumstances)
+        )
+        return [(question, cosine) for question, cosine in found if cosine >= threshold]
+
+    def most_used(self) -> list[tuple[str, Circumstances]]:
+        """Questions that have an answer, the most used first."""
+        return self._entries.most_used()
+
+    def given(self, banked: BankedAnswer, question: str, vector: Callable[[], Vector]) -> None:
+        """An answer was given to a question: count it, and let the question wait for an answer of its own."""
+        with self._database.transaction():
+            self._entries.raise_fact("given")
+            self._room.used(banked.id)
+            if not self._entries.knows(question, banked.circumstances):
+                id_ = self._entries.put(question, banked.circumstances, vector(), None, "matched")
+                self._room.used(id_)
+                self._room.make()
+
+    def still_best(self, banked: BankedAnswer, epoch: int) -> None:
+        """An answer was seen to rest on the best chunks of this epoch, which was read before looking."""
+        self._entries.move_epoch(banked.id, epoch)
+
+    def stale(self, banked: BankedAnswer) -> None:
+        """Better chunks have come for a question: its answer is forgotten, and it waits for another."""
+        self._entries.drop_answers([banked.id], "stale")
+
+    def documents_changed(self, gone: Iterable[str] = ()) -> int:
+        """The list of documents changes in this transaction; `gone` are versions that leave it.
+
+        Returns how many answers rested on them and are forgotten with the commit; their questions wait.
+        """
+        return self._freshness.documents_changed(gone)
+
+    def unseen(self) -> Iterator[BankedAnswer]:
+        """Answers that were not looked at since the list of documents last changed, the most used first."""
+        return self._entries.answered_before(self.epoch)
+
+    def waiting(self, most: int = 100, whys: Iterable[Why] | None = None) -> list[Waiting]:
+        """Questions without a usable answer, for these reasons or any, the longest waiting first."""
+        return self._entries.waiting(most, whys)
+
+    def totals(self) -> BankTotals:
+        """Numbers for people."""
+        questions, answered, waiting, size = self._entries.count()
+        given = int(self._entries.fact("given"))
+        return BankTotals(questions, answered, waiting, given, size, self.limit_bytes)
+
+    def clear(self) -> None:
+        """Forget every question."""
+        self._entries.clear()

@@ -1,0 +1,79 @@
+"""What to predict next, as jobs: one at a time, from what is written down. Runs none of them itself.
+
+Each job's outcome changes what is written down, so that whoever is stopped, or killed, goes on by asking again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvweave.predict.abstract import ChunkName, Part
+from kvweave.predict.outlook import Outlook
+
+KNOWLEDGE_ROUNDS: Final = 2
+"""Rounds of predictions from each part of the abstract (PerCache §5.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumUp:
+    """Sum up a batch of chunks, in reading order, as a new part of the abstract."""
+
+    chunks: tuple[ChunkName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FromKnowledge:
+    """Predict from the abstract with this part first; `round` counts the part's rounds, from 0."""
+
+    part: Part
+    others: tuple[Part, ...]
+
+    @property
+    def round(self) -> int:
+        """Which of the part's rounds it is."""
+        return self.part.rounds
+
+
+@dataclass(frozen=True, slots=True)
+class FromHistory:
+    """Predict from recent questions, the oldest first, over these parts; `number` is the latest question's."""
+
+    earlier: tuple[str, ...]
+    parts: tuple[Part, ...]
+    number: int
+
+
+Job = SumUp | FromKnowledge | FromHistory
+
+
+def next_job(
+    outlook: Outlook, chunks: Sequence[ChunkName], batch_tokens: int, most_earlier: int
+) -> Job | None:
+    """What is due: what follows from new questions, then from new parts, then the next part; None if nothing is.
+
+    Args:
+        outlook: what is written down.
+        chunks: all listed chunks, in reading order.
+        batch_tokens: how many tokens of chunks are summed up at once, if there is more than one chunk.
+        most_earlier: how many questions of the history at most.
+    """
+    parts = outlook.abstract.parts()
+    if parts and outlook.history.has_news:
+        number = outlook.history.last
+        return FromHistory(tuple(outlook.history.recent(most_earlier)), tuple(reversed(parts)), number)
+    due = [part for part in parts if part.rounds < KNOWLEDGE_ROUNDS]
+    if due:
+        part = min(due, key=lambda each: (each.rounds, each.id))
+        others = tuple(other for other in reversed(parts) if other.id != part.id)
+        return FromKnowledge(part, others)
+    lacking = outlook.abstract.lacking(chunks)
+    return SumUp(_batch(lacking, batch_tokens)) if lacking else None
+
+
+def _batch(chunks: Sequence[ChunkName], most_tokens: int) -> tuple[ChunkName, ...]:
+    taken: list[ChunkName] = []
+    for chunk in chunks:
+        if taken and sum(each.tokens for each in taken) + chunk.tokens > most_tokens:
+            break
+        taken.append(chunk)
+    return tuple(taken)
