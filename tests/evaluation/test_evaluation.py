@@ -54,6 +54,23 @@ def test_what_does_not_fit_is_left_out_said_and_counted(adapter, file, tmp_path)
     assert json.loads((tmp_path / "out" / "rows.json").read_text())["about"]["left_out"] == 1
 
 
+class Doubtful:
+    """A judge that believes one answer in four."""
+
+    name = "doubtful"
+
+    def share(self, answer, chunks):
+        return 0.25
+
+
+def test_a_judge_of_ones_own_decides_what_is_faithful(adapter, file, tmp_path):
+    output = tmp_path / "out"
+    judged = run_evaluation(adapter, asked(file, judge=Doubtful(), output=output))
+    assert {row.faithfulness.value for row in judged.rows} == {0.25}
+    with pytest.raises(InvalidRequest, match="results that differ in judge"):
+        run_evaluation(adapter, asked(file, output=output))
+
+
 def test_nothing_that_fits_is_an_error_before_anything_runs(adapter, file, monkeypatch):
     lines = file.read_text().splitlines()
     file.write_text(lines[1])

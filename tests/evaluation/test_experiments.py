@@ -149,6 +149,17 @@ class TestSideBySide:
     def test_the_same_function_at_another_address_is_the_same_recipe(self, side_by_side, tmp_path):
         for _ in range(2):
             side_by_side.settle(tmp_path, [replace(recipe_named("random"), select=lambda scene: scene.stale)])
+        assert "lambda" in json.loads((tmp_path / "definitions.json").read_text())["random"]
+
+    def test_the_order_in_which_a_process_writes_a_set_does_not_matter(self, side_by_side, tmp_path):
+        side_by_side.settle(tmp_path, [recipe_named("prophetkv")])
+        file = tmp_path / "definitions.json"
+        written = file.read_text()
+        other = written.replace("{'chunk', 'system'}", "{'system', 'chunk'}")
+        assert other != written
+        file.write_text(other)
+        side_by_side.settle(tmp_path, [recipe_named("prophetkv")])
+        assert file.read_text() == written
 
     @pytest.mark.parametrize("name", ["full", "reuse"])
     def test_the_names_of_the_baselines_are_taken(self, side_by_side, name):

@@ -124,7 +124,7 @@ class TestCandidates:
 
     def test_what_prepares_nothing_cannot_be_prepared_otherwise(self):
         with pytest.raises(
-            InvalidRequest, match="'prefix' prepares nothing; leave the preparation 'bare' out"
+            InvalidRequest, match="'prefix' prepares nothing, also not as 'bare'; leave it or"
         ):
             among(["prefix"], [0.0], preparations=("bare",))
 

@@ -83,6 +83,11 @@ def test_one_preparation_is_no_comparison(outcomes):
     assert matrices(alone, rows(alone)) == []
 
 
+def test_a_ratio_at_which_no_selector_ran_on_two_preparations_has_no_matrix(outcomes):
+    alone = [dataclasses.replace(one, ratio=0.3) for one in outcomes if one.recipe == "prophetkv"]
+    assert [matrix.ratio for matrix in matrices([*outcomes, *alone], rows([*outcomes, *alone]))] == [RATIO]
+
+
 def test_what_only_reuses_is_compared_where_nothing_else_ran(outcomes):
     plain = [each for each in outcomes if each.recipe in ("full", "reuse", "similar+reuse")]
     (found,) = matrices(plain, rows(plain))

@@ -97,7 +97,7 @@ def test_what_comes_later_stays_apart(adapter):
     assert held == [[True, False], [True, True]]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "isolated-int8+prophetkv", "similar-int4+cacheblend"])
 def test_every_recipe_computes_the_same_from_it(name, adapter, tmp_path):
     """Only what recipes ask of a store today is there; a recipe that asks for more fails here."""
     recipe, prompt = recipe_named(name), adapter.template.render(PROMPT)

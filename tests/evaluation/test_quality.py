@@ -93,6 +93,21 @@ def test_rows_are_those_over_all_folders_together(quality, tmp_path):
     assert made["minutes"] == pytest.approx(len(single + twohop + longer) * OUTCOME.took_s / 60, abs=0.05)
 
 
+@pytest.mark.parametrize(("recipe", "read_with"), [("naive", False), ("similar+cacheclip", True)])
+def test_another_auxiliary_model_matters_where_one_was_read_with(read, tmp_path, recipe, read_with):
+    folders = [
+        evaluated(
+            tmp_path / task, outcomes(task, recipes=(recipe,)), subject={**SUBJECT, "auxiliary": auxiliary}
+        )
+        for task, auxiliary in (("single", "one"), ("twohop", "other"))
+    ]
+    if not read_with:
+        assert len(read(folders).outcomes) == 12
+        return
+    with pytest.raises(InvalidRequest, match="differ in auxiliary;"):
+        read(folders)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -168,6 +183,14 @@ def test_matrices_are_kept_and_the_figures_of_the_methods_page_drawn(quality, tm
     parts = ("score-by-ratio", "score-by-cost", "matrix-0")
     assert [path.name for path in drawn] == [f"methods-{part}-512.png" for part in parts]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_what_fewer_bits_cost_is_kept(quality, tmp_path):
+    exact, coded = outcomes(), outcomes(recipes=("isolated-int8+reuse",))
+    made = quality.gather([evaluated(tmp_path / "one", exact), evaluated(tmp_path / "two", coded)])
+    (cost,) = made["storages"]
+    assert (cost["recipe"], cost["storage"], cost["samples"], cost["lost"]) == ("reuse", "int8", 2, 0.0)
+    assert json.loads(quality.text(made)) == made
 
 
 def test_training_facts_are_given_for_the_shipped_model_only(quality):

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.matrix import Cell, Matrix
+from kvweave.evaluation.quantisation import StorageCost
 from kvweave.evaluation.report import About, first_look, table, to_json, write_report
 from kvweave.evaluation.report.baselines import baselines
 from kvweave.evaluation.report.by_ratio import by_ratio
@@ -415,3 +416,18 @@ def test_drawing_is_repeatable_and_leaves_matplotlib_as_it_was(rows):
         one, other = (png(baselines(rows, looks([], LIGHT), LIGHT)) for _ in range(2))
     assert one == other
     assert dict(matplotlib.rcParams) == before
+
+
+def test_the_page_holds_what_fewer_bits_cost(tmp_path):
+    rows = [row("coref", "picky", 0.1, 0.8)]
+    costs = [
+        StorageCost(512, "picky", 0.1, None, "int8", 40, about(0.8), about(0.79), about(0.01), about(0.975)),
+        StorageCost(512, "sure & so", None, 0.4, "int4", 40, about(0.7), about(0.5), about(0.2), about(0.6)),
+    ]
+    write_report(tmp_path, rows, ABOUT, storages=costs)
+    page = (tmp_path / "report.html").read_text()
+    assert "Chunk KV in fewer bits" in page
+    for said in ("<td>int8</td><td>0.800", "<td>0.010", "sure &amp; so", "0.4 by coverage", "<td>int4</td>"):
+        assert said in page, said
+    write_report(tmp_path, rows, ABOUT)
+    assert "Chunk KV in fewer bits" not in (tmp_path / "report.html").read_text()

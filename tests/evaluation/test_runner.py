@@ -1,5 +1,6 @@
 """Prompts through recipes, on a tiny model."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -164,6 +165,8 @@ def test_an_outcome_says_what_it_is_about(runner):
 
 def test_answers_are_scored_and_judged(adapter):
     class Doubtful:
+        name = "doubtful"
+
         def share(self, answer, chunks):
             assert chunks == SAMPLE.chunks
             return 0.25
@@ -250,3 +253,29 @@ def test_a_prompt_without_room_for_its_answer_is_refused(runner, adapter):
 
 def _never(*args, **kwargs):
     raise AssertionError("the model was asked again")
+
+
+def test_nothing_of_a_prompt_is_held_once_it_is_answered(runner):
+    """Not even until Python looks for cycles, which it does the more rarely the larger the process is."""
+    everything = [
+        (name, 0.2 if make().select.selects else 0.0) for name, make in METHODS.items() if name != "full"
+    ]
+    run(runner, *everything)  # what is kept for all prompts is made by now
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensor_bytes()
+        run(runner, *everything, sample=replace(SAMPLE, name="here/1"))
+        assert tensor_bytes() == before
+    finally:
+        gc.enable()
+
+
+def tensor_bytes() -> int:
+    """Of all tensors in this process that Python knows."""
+    storages = {
+        held.untyped_storage().data_ptr(): held.untyped_storage().nbytes()
+        for held in gc.get_objects()
+        if type(held) is torch.Tensor
+    }
+    return sum(storages.values())

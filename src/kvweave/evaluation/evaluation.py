@@ -8,11 +8,13 @@ from pathlib import Path
 
 import kvweave
 from kvweave.errors import InvalidRequest
+from kvweave.evaluation.faithfulness import Judge
 from kvweave.evaluation.fitting import too_long
 from kvweave.evaluation.grid import Case, Progress, candidates, evaluate, generated_cases
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.matrix import Matrix, matrices
+from kvweave.evaluation.quantisation import StorageCost, storage_costs
 from kvweave.evaluation.readers import READERS
 from kvweave.evaluation.readers.records import files
 from kvweave.evaluation.report import About, write_report
@@ -43,6 +45,8 @@ class Request:
         overlap_tokens: what neighbouring chunks of a file's context share.
         batch: so many answers to a prompt are generated together; None leaves it to the runner.
         output: where results and report go; None writes nothing.
+        judge: what decides which of an answer's facts its context bears out; None compares words. Results of two judges do
+            not mix in one folder.
         command: repeats the evaluation when pasted into a shell.
     """
 
@@ -54,15 +58,20 @@ class Request:
     overlap_tokens: int = 0
     batch: int | None = None
     output: Path | None = None
+    judge: Judge | None = None
     command: str = "kvweave eval"
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The rows, matrices where selectors ran on several preparations, what they are about, and the files written."""
+    """The rows, what they are about, and the files written.
+
+    `matrices` there are where selectors ran on several preparations, `storages` where recipes ran with several of those.
+    """
 
     rows: list[Row]
     matrices: list[Matrix]
+    storages: list[StorageCost]
     about: About
     files: tuple[Path, ...]
 
@@ -97,8 +106,9 @@ def run_evaluation(
     found = rows(outcomes)
     compared = matrices(outcomes, found)
     about = _about(adapter, request, sum(outcome.took_s for outcome in outcomes) / 60, len(left_out))
-    files = write_report(request.output, found, about, compared) if request.output else []
-    return Evaluation(found, compared, about, tuple(files))
+    costs = storage_costs(outcomes)
+    files = write_report(request.output, found, about, compared, costs) if request.output else []
+    return Evaluation(found, compared, costs, about, tuple(files))
 
 
 def _outcomes(
@@ -107,11 +117,11 @@ def _outcomes(
     subject = {
         **subject_of(adapter, request.suite.auxiliary),
         "haystack": str(request.haystack.resolve()) if request.haystack else None,
+        **({"judge": request.judge.name} if request.judge else {}),
     }
     with Journal(request.output, subject) as journal:
-        return evaluate(
-            cases, len(cases), among, Runner(adapter, journal, batch=request.batch or BATCH), progress
-        )
+        runner = Runner(adapter, journal, request.judge, request.batch or BATCH)
+        return evaluate(cases, len(cases), among, runner, progress)
 
 
 def token_count(adapter: Adapter) -> Callable[[str], int]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 _PART = re.compile(r"[,;\n]+")
 _WORD = re.compile(r"\w+(?:-\w+|(?<=\d)\.\d+)*")  # a UUID and 3.5 are one word each
@@ -10,7 +10,12 @@ _LIST_WORDS = 3  # a longer part is a sentence, whose small words are no facts
 
 
 class Judge(Protocol):
-    """Decides how much of an answer its context bears out; a judge model implements this one method."""
+    """Decides how much of an answer its context bears out; a judge model has a name and this one method."""
+
+    @property
+    def name(self) -> str:
+        """What tells its verdicts from another judge's."""
+        ...
 
     def share(self, answer: str, chunks: Sequence[str]) -> float:
         """Share of the answer's facts that the chunks hold, 0..1."""
@@ -22,6 +27,8 @@ class ContainedFacts:
     Exact on generated tasks, whose values are single words that no other sentence uses. On free text it is an
     estimate from below for paraphrase and from above for names and numbers in the wrong place.
     """
+
+    name: ClassVar[str] = "contained facts"
 
     def share(self, answer: str, chunks: Sequence[str]) -> float:
         """Share of `facts(answer)` in the chunks; an answer without any fact has nothing to show for itself: 0."""

@@ -70,12 +70,16 @@ def budgets(recipe: Recipe, suite: Suite) -> tuple[list[float], list[float]]:
 
 
 def _recipes(suite: Suite) -> list[Recipe]:
-    """With all preparations; raises UnknownRecipe, and InvalidRequest for one that cannot be prepared otherwise."""
+    """With all preparations and storages.
+
+    Raises UnknownRecipe, and InvalidRequest for one that cannot be prepared or stored otherwise.
+    """
     names = [name for name in dict.fromkeys(suite.recipes) if name != FULL]
     asked = [
-        recipe_named(name, prepare, suite.auxiliary)
+        recipe_named(name, prepare, suite.auxiliary, storage)
         for name in names
         for prepare in suite.preparations or (None,)
+        for storage in dict.fromkeys(("exact", *suite.storages))
     ]
     return [recipe_named(REUSE), *asked]
 

@@ -7,11 +7,11 @@ writes at a time.
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar, cast
 
 import kvweave
 from kvweave.errors import InvalidRequest
@@ -25,35 +25,52 @@ _FILE = "outcomes.jsonl"
 Key = tuple[str, Label]
 """A prompt under a recipe with a budget: sample name, and what ran."""
 
+Key_ = TypeVar("Key_", bound=Hashable)
+T = TypeVar("T")
 
-class Journal:
-    """The outcomes of one evaluation, appended as they come.
+
+class LineJournal(Generic[Key_, T]):
+    """Results of one evaluation, a line each, appended as they come.
 
     Args:
-        folder: made if it is not there; None keeps outcomes in memory only.
-        subject: what the outcomes are about (model, dtype, ...); the versions of kvweave and of the journal join it.
-            A folder that holds outcomes of another subject is refused, so that one table never mixes two models.
+        folder: made if it is not there; None keeps results in memory only.
+        subject: what the results are about (model, dtype, ...); the versions of kvweave and of the journal join it.
+            A folder that holds results of another subject is refused, so that one table never mixes two models.
+        file: its name in the folder.
+        version: of what a line means.
+        key: what names a result.
+        read: a result from what its line says; raises ValueError, TypeError or KeyError where it does not say one.
 
     Raises:
         InvalidRequest: another subject's folder, a file that is no journal or is damaged, another process writing
             to it, or a folder that cannot be written to or locked.
     """
 
-    def __init__(self, folder: Path | None, subject: Mapping[str, Any]) -> None:
-        self._outcomes: dict[Key, Outcome] = {}
+    def __init__(
+        self,
+        folder: Path | None,
+        subject: Mapping[str, Any],
+        *,
+        file: str,
+        version: int,
+        key: Callable[[T], Key_],
+        read: Callable[[dict[str, Any]], T],
+    ) -> None:
+        self._key_of, self._from_line, self._version = key, read, version
+        self._outcomes: dict[Key_, T] = {}
         self._file = None
         if folder is None:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._path = folder / _FILE
+            self._path = folder / file
             self._file = open(self._path, "a+b")  # noqa: SIM115 - lives as long as the journal
         except OSError as error:
             raise InvalidRequest(
                 f"{folder} cannot be written to ({error.strerror}); name another --output"
             ) from error
         self._lock()
-        versions = {"journal": JOURNAL_VERSION, "kvweave version": kvweave.__version__}
+        versions = {"journal": version, "kvweave version": kvweave.__version__}
         self._read(json.loads(_line({**versions, **subject})))  # as it would come back
 
     def __enter__(self) -> Self:
@@ -70,15 +87,15 @@ class Journal:
             self._file.close()
             self._file = None
 
-    def get(self, key: Key) -> Outcome | None:
-        """The outcome that is there already, or None."""
+    def get(self, key: Key_) -> T | None:
+        """The result that is there already, or None."""
         return self._outcomes.get(key)
 
-    def add(self, outcome: Outcome) -> None:
-        """Keep an outcome; it is on its way to the disk when this returns."""
-        self._outcomes[outcome.sample, outcome.label] = outcome
+    def add(self, outcome: T) -> None:
+        """Keep a result, a dataclass; it is on its way to the disk when this returns."""
+        self._outcomes[self._key_of(outcome)] = outcome
         if self._file is not None:
-            self._file.write(_line(asdict(outcome)))
+            self._file.write(_line(asdict(cast(Any, outcome))))
             self._file.flush()
 
     def _lock(self) -> None:
@@ -109,15 +126,15 @@ class Journal:
         if not whole:
             self._file.write(_line(subject))
             self._file.flush()
-        self._outcomes = {(outcome.sample, outcome.label): outcome for outcome in outcomes}
+        self._outcomes = {self._key_of(outcome): outcome for outcome in outcomes}
 
-    def _held(self, whole: bytes, torn: bytes, subject: dict[str, Any]) -> list[Outcome]:
-        """The outcomes in complete lines; raises InvalidRequest for another subject's, and for what is none."""
+    def _held(self, whole: bytes, torn: bytes, subject: dict[str, Any]) -> list[T]:
+        """The results in complete lines; raises InvalidRequest for another subject's, and for what is none."""
         if not whole and (not torn or torn.startswith(b"{")):
             return []
         first, *rest = whole.split(b"\n")[:-1] or [torn]
         said = _subject(first)
-        if said.get("journal") != JOURNAL_VERSION:
+        if said.get("journal") != self._version:
             raise InvalidRequest(
                 f"{self._path} is not a journal of this version of kvweave; name another --output"
             )
@@ -126,7 +143,21 @@ class Journal:
             raise InvalidRequest(
                 f"{self._path} holds results that differ in {', '.join(changed)}; name another --output"
             )
-        return _outcomes(self._path, rest)
+        return _results(self._path, rest, self._from_line)
+
+
+class Journal(LineJournal[Key, Outcome]):
+    """The outcomes of prompts under recipes, as LineJournal keeps them; raises as it does."""
+
+    def __init__(self, folder: Path | None, subject: Mapping[str, Any]) -> None:
+        super().__init__(
+            folder,
+            subject,
+            file=_FILE,
+            version=JOURNAL_VERSION,
+            key=lambda outcome: (outcome.sample, outcome.label),
+            read=_outcome,
+        )
 
 
 def read_journal(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
@@ -145,27 +176,30 @@ def read_journal(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
     subject = _subject(first)
     if subject.get("journal") != JOURNAL_VERSION:
         raise InvalidRequest(f"{path} is not a journal of this version of kvweave; evaluate again")
-    return subject, _outcomes(path, rest)
+    return subject, _results(path, rest, _outcome)
 
 
 def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
 
 
-def _outcomes(path: Path, lines: Sequence[bytes]) -> list[Outcome]:
+def _results(path: Path, lines: Sequence[bytes], read: Callable[[dict[str, Any]], T]) -> list[T]:
     """From the lines behind the first."""
-    return [_outcome(path, number, line) for number, line in enumerate(lines, 2)]
+    return [_result(path, number, line, read) for number, line in enumerate(lines, 2)]
 
 
-def _outcome(path: Path, number: int, line: bytes) -> Outcome:
+def _result(path: Path, number: int, line: bytes, read: Callable[[dict[str, Any]], T]) -> T:
     try:
-        content = json.loads(line)
-        return Outcome(**content | {"trace": Trace(**content["trace"])})
+        return read(json.loads(line))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidRequest(
             f"{path}, line {number}, is damaged ({error}); delete that line and run again, which computes its"
             " outcome anew, or name another --output"
         ) from error
+
+
+def _outcome(content: dict[str, Any]) -> Outcome:
+    return Outcome(**content | {"trace": Trace(**content["trace"])})
 
 
 def _subject(line: bytes) -> dict[str, Any]:

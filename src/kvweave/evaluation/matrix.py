@@ -82,9 +82,10 @@ def matrices(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> list[Matrix]:
         here = [row for row in overall if row.context_tokens == context_tokens]
         scores = _scores(outcome for outcome in outcomes if outcome.context_tokens == context_tokens)
         for ratio in _ratios(here):
-            chosen = [row for row in here if row.ratio == (ratio if _selects(row) else 0)]
+            chosen = [row for row in here if row.ratio == (ratio if _selects(row.recipe) else 0)]
             matrix = _matrix(context_tokens, ratio, chosen, scores)
-            if matrix.cells:
+            # What selects nothing looks the same at every ratio, and makes no matrix of its own.
+            if any(_selects(selector) for selector in matrix.selectors) or (matrix.cells and not ratio):
                 found.append(matrix)
     return found
 
@@ -108,8 +109,8 @@ def _ratios(rows: Iterable[Row]) -> list[float]:
     return sorted(between) or [0.0]
 
 
-def _selects(row: Row) -> bool:
-    method, _ = named_parts(row.recipe)
+def _selects(recipe: str) -> bool:
+    method, _ = named_parts(recipe)
     return method in METHODS and METHODS[method]().select.selects
 
 
@@ -117,7 +118,8 @@ def _matrix(context_tokens: int, ratio: float, rows: Sequence[Row], scores: _Sco
     by_parts: dict[str, dict[str, Row]] = {}
     for row in rows:
         selector, preparation = named_parts(row.recipe)
-        if preparation is not None:
+        # Those in fewer bits are compared in quantisation.py.
+        if preparation is not None and preparation in PREPARATIONS:
             by_parts.setdefault(selector, {})[preparation] = row
     by_parts = {selector: own for selector, own in by_parts.items() if len(own) > 1}
     there = [name for name in PREPARATIONS if any(name in own for own in by_parts.values())]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from kvweave.core import ChunkKV, ChunkNote, Making, ModelFingerprint
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.keys import EntryKey, digest_tokens
+from kvweave.store.tiers.lease import Lease
+from kvweave.store.tiers.pins import Pins
 
 
 class MemoryStore(ChunkStore):
@@ -27,11 +29,38 @@ class MemoryStore(ChunkStore):
         self._held: dict[str, tuple[EntryKey, ChunkKV]] = dict(also._held) if also else {}  # oldest first
         self._notes: dict[str, ChunkNote] = dict(also._notes) if also else {}
 
+    def lease(self) -> Lease:
+        """Holds nothing: nothing here is evicted, and nothing has to be loaded."""
+        return Lease(Pins())
+
+    def prefetch(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[str, Sequence[Making]]], lease: Lease
+    ) -> None:
+        """Nothing: it is all here."""
+
+    def adopt(self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]) -> list[bool]:
+        """What is here: there is no other tier."""
+        return self.has_many(model, [(digest_tokens(ids), making) for ids, making in wanted])
+
+    def adopt_notes(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]
+    ) -> list[bool]:
+        """The same of notes."""
+        return self.has_notes(model, [(digest_tokens(ids), making) for ids, making in wanted])
+
     def find(
-        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Sequence[Making]]]
+        self,
+        model: ModelFingerprint,
+        wanted: Sequence[tuple[Sequence[int], Sequence[Making]]],
+        lease: Lease | None = None,
     ) -> list[tuple[ChunkKV, Making] | None]:
         """For each span the KV of the first making that is here, with that very making; or None."""
         return [self._first(model, digest_tokens(ids), makings) for ids, makings in wanted]
+
+    def get(self, model: ModelFingerprint, token_ids: Sequence[int], making: Making) -> ChunkKV | None:
+        """One entry, if it is here."""
+        found = self._first(model, digest_tokens(token_ids), [making])
+        return None if found is None else found[0]
 
     def find_notes(
         self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]
@@ -73,12 +102,23 @@ class MemoryStore(ChunkStore):
         return True
 
     def put_note(
-        self, model: ModelFingerprint, note: ChunkNote, making: Making, sources: Sequence[str]
+        self,
+        model: ModelFingerprint,
+        note: ChunkNote,
+        making: Making,
+        sources: Sequence[str],
+        *,
+        most_versions: int | None = None,
     ) -> bool:
-        """Hold a note, unless there is one of this key; always True."""
+        """Hold a note, unless there is one of this key; always True. Notes are small: all versions stay."""
         key = self._key(model, digest_tokens(note.token_ids), making, "note")
         self._notes.setdefault(key.digest, note)
         return True
+
+    @property
+    def used_bytes(self) -> int:
+        """What the entries' KV takes in memory; notes are small, and not counted."""
+        return sum(kv.bytes for _, kv in self._held.values())
 
     def close(self) -> None:
         """Let go of everything."""

@@ -52,11 +52,11 @@ class OtherDocuments:
         self._isolated = MemoryStore()
 
     def store(self, sample: Sample, prompt: TokenizedPrompt, recipe: Recipe) -> MemoryStore:
-        """What a sample's own store begins with; of the other documents only where the recipe prepares behind them."""
+        """What a sample's own store begins with; of the other documents only where the recipe prepares behind them or with them."""
         system = prompt.ids(prompt.spans[0])
         if system:
             Workshop(self._adapter, self._prefixes, system).prefix_kv()
-        if recipe.prepare.entries == 1 or not sample.others:
+        if not sample.others or not (recipe.prepare.entries > 1 or _rehearses(recipe)):
             return self._prefixes
         others = frozenset(sample.others)
         if others.isdisjoint(self._documents):

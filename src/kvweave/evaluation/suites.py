@@ -8,6 +8,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.evaluation.results import REUSE
 from kvweave.evaluation.tasks import TASKS
 from kvweave.recipes.methods import METHODS, PREPARATIONS
+from kvweave.recipes.prepare import NotPrepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Suite:
         samples: prompts per task, length and seed.
         coverages: shares of all scores to recompute, for recipes whose scores add up.
         preparations: names of those to run every recipe on; none for each recipe's own.
+        storages: how prepared KV is stored; with another one than exact, each recipe runs exact as well.
         auxiliary: the model that recipes with an auxiliary model read with; None is the shipped one.
     """
 
@@ -36,6 +38,7 @@ class Suite:
     samples: int
     coverages: tuple[float, ...] = ()
     preparations: tuple[str, ...] = ()
+    storages: tuple[str, ...] = ("exact",)
     auxiliary: str | None = None
 
 
@@ -44,11 +47,11 @@ _RECIPES = tuple(name for name in METHODS if name not in ("full", "prefix"))
 SUITES: Mapping[str, Suite] = MappingProxyType(
     {
         "quick": Suite(
-            tasks=("single", "twohop", "coref", "vartrack"),
+            tasks=("single", "coref", "vartrack"),
             context_tokens=(512,),
             chunk_tokens=96,
-            recipes=_RECIPES,
-            ratios=(0.0, 0.2),
+            recipes=("naive", "direct", REUSE, "prophetkv", "weave"),
+            ratios=(0.2,),
             seeds=(0,),
             samples=200,
         ),
@@ -75,6 +78,12 @@ def suite_named(name: str) -> Suite:
 def selectors() -> tuple[str, ...]:
     """The recipes that combine with any preparation: all that select, and reuse, which recomputes nothing."""
     return (REUSE, *(name for name, make in METHODS.items() if make().select.selects))
+
+
+def storable(recipes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of some recipes that prepare KV which may be stored in fewer bits."""
+    prepared = {name: METHODS[name]().prepare for name in recipes}
+    return tuple(name for name, how in prepared.items() if how != NotPrepared() and how.most_versions is None)
 
 
 MATRIX_RATIO = 0.15

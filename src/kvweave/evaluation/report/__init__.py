@@ -12,8 +12,10 @@ from typing import Any
 
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.matrix import Matrix
+from kvweave.evaluation.quantisation import StorageCost
 from kvweave.evaluation.report.about import About
 from kvweave.evaluation.report.matrix_table import matrix_json, matrix_table
+from kvweave.evaluation.report.storage_table import storage_table, storages_json
 from kvweave.evaluation.report.table import first_look, table, to_json
 from kvweave.evaluation.results import Row
 
@@ -23,20 +25,34 @@ __all__ = [
     "first_look",
     "matrix_json",
     "matrix_table",
+    "storage_table",
     "table",
     "to_json",
     "write_report",
 ]
 
 
-def content(rows: Sequence[Row], about: About, matrices: Sequence[Matrix] = ()) -> dict[str, Any]:
+def content(
+    rows: Sequence[Row],
+    about: About,
+    matrices: Sequence[Matrix] = (),
+    storages: Sequence[StorageCost] = (),
+) -> dict[str, Any]:
     """Everything in plain values: what rows.json holds."""
-    plain = [matrix_json(matrix) for matrix in matrices]
-    return {"about": asdict(about), "rows": to_json(rows), "matrices": plain}
+    return {
+        "about": asdict(about),
+        "rows": to_json(rows),
+        "matrices": [matrix_json(matrix) for matrix in matrices],
+        "storages": storages_json(storages),
+    }
 
 
 def write_report(
-    folder: Path, rows: Sequence[Row], about: About, matrices: Sequence[Matrix] = ()
+    folder: Path,
+    rows: Sequence[Row],
+    about: About,
+    matrices: Sequence[Matrix] = (),
+    storages: Sequence[StorageCost] = (),
 ) -> list[Path]:
     """Write rows.json, the figures and report.html; files of an earlier report are replaced one by one.
 
@@ -48,6 +64,7 @@ def write_report(
         rows: in the order in which tables list them.
         about: what was run.
         matrices: of the selectors that ran on several preparations.
+        storages: of the recipes that ran with several of those.
 
     Returns:
         The files, the page last.
@@ -61,10 +78,10 @@ def write_report(
     if not rows:
         raise InvalidRequest("there is nothing to report: the evaluation has no rows")
     drawn = list(pictures(rows, matrices))
-    plain = content(rows, about, matrices)
+    plain = content(rows, about, matrices, storages)
     files = {"rows.json": json.dumps(plain, ensure_ascii=False, indent=1).encode()}
     files |= {f"{picture.name}.png": picture.light for picture in drawn}
-    files["report.html"] = page(rows, about, drawn, matrices).encode()
+    files["report.html"] = page(rows, about, drawn, matrices, storages).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = [_replace(folder / name, data) for name, data in files.items()]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from kvweave.evaluation.matrix import Cell, Matrix
+from kvweave.evaluation.quantisation import StorageCost
 from kvweave.evaluation.report import slices
 from kvweave.evaluation.report.style import DARK, LIGHT, Look, looks
 from kvweave.evaluation.results import Estimate, Row
@@ -56,6 +57,24 @@ def preparation_table(matrix: Matrix) -> str:
         cells = "".join(_crossing(matrix.cell(selector, name)) for name in matrix.preparations)
         parts.append(f'<tbody><tr><th class="recipe" scope="row">{escape(selector)}</th>{cells}</tr></tbody>')
     return "\n".join([*parts, "</table>"])
+
+
+def storages_table(costs: Sequence[StorageCost]) -> str:
+    """A line per length, recipe, budget and storage: the scores, what is lost, and how many answers stay the same."""
+    names = "".join(f'<th class="recipe">{name}</th>' for name in ("recipe", "context"))
+    heads = "".join(
+        f"<th>{name}</th>" for name in ("budget", "storage", "exact", "score", "lost", "same", "prompts")
+    )
+    parts = [f"<table><thead><tr>{names}{heads}</tr></thead><tbody>"]
+    for cost in costs:
+        budget = f"{cost.ratio:g}" if cost.coverage is None else f"{cost.coverage:g} by coverage"
+        measured = "".join(_measure(part) for part in (cost.exact_score, cost.score, cost.lost, cost.same))
+        parts.append(
+            f'<tr><th class="recipe" scope="row">{escape(cost.recipe)}</th>'
+            f"<td>{escape(slices.length_named(cost.context_tokens))}</td><td>{budget}</td><td>{cost.storage}</td>"
+            f"{measured}<td>{cost.samples:,}</td></tr>"
+        )
+    return "\n".join([*parts, "</tbody></table>"])
 
 
 class Dots:

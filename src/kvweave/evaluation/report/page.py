@@ -7,9 +7,15 @@ from importlib import resources
 from string import Template
 
 from kvweave.evaluation.matrix import Matrix
+from kvweave.evaluation.quantisation import StorageCost
 from kvweave.evaluation.report import slices
 from kvweave.evaluation.report.about import About
-from kvweave.evaluation.report.html_tables import overall_table, preparation_table, task_table
+from kvweave.evaluation.report.html_tables import (
+    overall_table,
+    preparation_table,
+    storages_table,
+    task_table,
+)
 from kvweave.evaluation.report.matrix_table import sentences
 from kvweave.evaluation.report.plots import Picture
 from kvweave.evaluation.report.table import first_look
@@ -19,7 +25,11 @@ _LEGIBLE = 0.62  # of a figure's width; on narrower screens it is scrolled inste
 
 
 def page(
-    rows: Sequence[Row], about: About, pictures: Sequence[Picture], matrices: Sequence[Matrix] = ()
+    rows: Sequence[Row],
+    about: About,
+    pictures: Sequence[Picture],
+    matrices: Sequence[Matrix] = (),
+    storages: Sequence[StorageCost] = (),
 ) -> str:
     """The whole document; it refers to nothing outside itself."""
     folder = resources.files(__package__)
@@ -33,6 +43,7 @@ def page(
             f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _facts(about)
         ),
         overall=overall_table(rows),
+        storages=_storages(storages),
         lengths="\n".join(
             _length(rows, context_tokens, pictures, matrices) for context_tokens in slices.lengths(rows)
         ),
@@ -117,6 +128,16 @@ def _length(
             *(_matrix(matrix) for matrix in matrices if matrix.context_tokens == context_tokens),
             *(_figure(picture) for picture in pictures if picture.context_tokens == context_tokens),
         ]
+    )
+
+
+def _storages(costs: Sequence[StorageCost]) -> str:
+    if not costs:
+        return ""
+    return (
+        "<h2>Chunk KV in fewer bits</h2>"
+        '<p class="note">Each recipe beside itself with exact storage, on the same prompts.</p>'
+        f'<div class="wide card">{storages_table(costs)}</div>'
     )
 
 

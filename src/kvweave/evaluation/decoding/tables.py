@@ -1,0 +1,156 @@
+"""The evaluation of decoding as plain values for programs and tables for a terminal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rich.table import Table
+
+from kvweave.engine.facts import facts
+from kvweave.evaluation.decoding.measure import Quality
+from kvweave.evaluation.decoding.outcome import AFTER_STEPS, Again
+from kvweave.evaluation.decoding.returning import together
+from kvweave.evaluation.decoding.rows import OVERALL, Row
+from kvweave.evaluation.results import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnRow:
+    """Share of clusters retrieved within AFTER_STEPS, of the updated ones and of ones drawn at random."""
+
+    strategy: str
+    budget: float
+    storage: str
+    clusters: int
+    updated: tuple[float, ...]
+    any: tuple[float, ...]
+
+
+def return_rows(done: Quality) -> list[ReturnRow]:
+    """Every variant that has clusters."""
+    rows = []
+    for label in dict.fromkeys((run.variant, run.budget, run.storage) for run in done.runs):
+        own = [run for run in done.runs if (run.variant, run.budget, run.storage) == label]
+        updated, drawn = (together([getattr(run, name) for run in own]) for name in ("updated", "any"))
+        if updated.seen and drawn.seen:
+            rows.append(ReturnRow(*label, updated.seen, _shares(updated), _shares(drawn)))
+    return rows
+
+
+def content(done: Quality, about: dict[str, Any]) -> dict[str, Any]:
+    """Everything in plain values; an interval stands beside its figure, under its name with `_interval`."""
+    request = done.request
+    told = {
+        "model": done.model,
+        "dtype": done.dtype,
+        "split": request.split,
+        "seeds": list(request.seeds),
+        "texts": len({run.text for run in done.runs}),
+        "prompt_tokens": max(run.prompt_tokens for run in done.runs),
+        "resident_bytes": done.resident_bytes,
+        "retrieved_after_steps": list(AFTER_STEPS),
+    }
+    return {
+        "about": told | about,
+        "rows": [plain(row) for row in done.rows],
+        "returns": facts(return_rows(done)),
+        "shift": facts(done.shift),
+    }
+
+
+def plain(row: Row) -> dict[str, Any]:
+    """A row as JSON has it."""
+    told: dict[str, Any] = {}
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if isinstance(value, Estimate):
+            told[field.name] = value.value
+            told[f"{field.name}_interval"] = [value.low, value.high]
+        else:
+            told[field.name] = value
+    return told
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """The rows over all tasks, or all of them where there is one task."""
+    return [row for row in rows if row.task == OVERALL] or list(rows)
+
+
+COLUMNS = (
+    "length",
+    "strategy",
+    "budget",
+    "recall",
+    "error",
+    "score",
+    "dense",
+    "agrees",
+    "pages",
+    "read",
+    "reads",
+    "run",
+    "hits",
+    "memory",
+    "per token",
+    "variance",
+)
+"""Headings of a row's cells."""
+
+
+def cells(row: Row) -> list[str]:
+    """A row for people."""
+    budget = f"{row.budget:.0%}" if row.budget <= 1 else f"{row.budget:,.0f}"
+    return [
+        f"{row.decode_tokens:,}",
+        row.strategy if row.storage == "exact" else f"{row.strategy}, {row.storage}",
+        budget,
+        _told(row.recall),
+        _told(row.output_error),
+        _told(row.score),
+        _told(row.dense_score),
+        _told(row.agreement),
+        f"{row.pages_read_per_token:,.1f}",
+        f"{row.bytes_per_token / 1000:,.0f} kB",
+        f"{row.reads_per_token:,.1f}",
+        f"{row.mean_run_entries:.0f}",
+        f"{row.hit_rate:.0%}",
+        f"{row.resident_bytes / 1e6:,.1f} MB",
+        f"{row.latency_s_per_token * 1e3:,.0f} ms",
+        "" if row.cluster_variance is None else f"{row.cluster_variance:.3g}",
+    ]
+
+
+def quality_table(done: Quality) -> Table:
+    """Every variant at every length, over all tasks."""
+    texts = len({run.text for run in done.runs})
+    caption = f"{texts:,} texts, {len(done.request.seeds)} seeds · ± half of a 95 % interval · a row's steps are those since the row before"
+    table = Table(box=None, header_style="bold", title=done.model, title_justify="left", caption=caption)
+    table.caption_justify = "left"
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+    for row in summary(done.rows):
+        table.add_row(*cells(row))
+    return table
+
+
+def return_table(done: Quality) -> Table:
+    """How often clusters are retrieved again, updated ones beside any."""
+    table = Table(box=None, header_style="bold", title="retrieved within so many steps", title_justify="left")
+    table.add_column("strategy")
+    table.add_column("clusters")
+    for steps in AFTER_STEPS:
+        table.add_column(str(steps), justify="right")
+    for row in return_rows(done):
+        for kind, shares in (("updated", row.updated), ("any", row.any)):
+            table.add_row(f"{row.strategy} {row.budget:g}", kind, *(f"{share:.0%}" for share in shares))
+    return table
+
+
+def _shares(again: Again) -> tuple[float, ...]:
+    return tuple(count / again.seen for count in again.retrieved)
+
+
+def _told(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    return f"{estimate.value:.3f} ±{(estimate.high - estimate.low) / 2:.3f}"

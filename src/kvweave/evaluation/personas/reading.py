@@ -1,0 +1,197 @@
+"""Prompts through the model, each different one once, however many systems read it.
+
+What is reused exactly changes no answer: every system that reuses nothing else gets full attention's, computed once, with
+the KV that its own pass would have left. Where stale KV stands in a prompt, the answer is that prompt's with that very KV.
+Knows neither questions nor systems.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from kvweave.config import GenerationConfig
+from kvweave.core import Making, Prompt, TokenizedPrompt
+from kvweave.engine.foresight import settings_of
+from kvweave.engine.generation import Decoded, generate
+from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.evaluation.personas.passes import Pass
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.kept import Kept
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import Recipe, remember, run
+from kvweave.recipes.request import Matched, PrefillRequest, PrefillResult
+from kvweave.store.chunk_store import ChunkStore
+
+_PATH: Final = recipe_named("prefix")
+_GREEDY: Final = settings_of(0)
+_MOST_TOKENS: Final = 32
+"""Of an answer: what the generated users ask for is a few words."""
+_MOST_TOLD: Final = 96
+"""Of key content and predicted questions."""
+
+
+TextPath: TypeAlias = tuple[int, ...]
+"""The tokens up to a chunk's end: what names KV behind exactly this text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A reply, and what it took.
+
+    Attributes:
+        text: of the reply.
+        took: the pass.
+        context: tokens of the chunks that were retrieved.
+        found: of these, tokens with stored KV.
+        behind: chunks whose KV was found behind exactly this text, and their tokens.
+        left: chunks whose KV this reading has stored so.
+    """
+
+    text: str
+    took: Pass
+    context: int = 0
+    found: int = 0
+    behind: tuple[tuple[TextPath, int], ...] = ()
+    left: tuple[TextPath, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stale:
+    text: str
+    decoded: int
+    recomputed: int
+    remembered: tuple[Kept, ...]
+
+
+class Reader:
+    """Reads for all systems with the documents of one user; makes nothing that another user's reading needs.
+
+    Args:
+        adapter: the model.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self._library = MemoryStore()  # the KV of every path that was read
+        self._answers: dict[tuple[int, ...], tuple[str, int]] = {}
+        self._stale: dict[tuple[str, tuple[int, ...], tuple[Making | None, ...]], _Stale] = {}
+        self._told: dict[tuple[tuple[str, ...], str, int], Read] = {}
+
+    def answer(self, recipe: Recipe, store: ChunkStore, prompt: TokenizedPrompt, *, keeps_kv: bool) -> Read:
+        """The answer to a prompt by a recipe over a store, which gets the KV that is worth keeping if `keeps_kv`."""
+        request = PrefillRequest(self.adapter, store, prompt, recipe.budget(None, None))
+        matched = recipe.match.find(request, recipe.prepare)
+        if any(each.origin == "reused" for each in matched):
+            return self._over_stale(recipe, request, matched, keeps_kv)
+        left = self._keep(recipe, request, matched) if keeps_kv else ()
+        text, decoded = self._exactly(prompt)
+        return _read(text, prompt, matched, _pass(prompt, matched, decoded), left)
+
+    def prefill(self, recipe: Recipe, store: ChunkStore, prompt: TokenizedPrompt) -> Read:
+        """The same without a reply: the KV alone."""
+        request = PrefillRequest(self.adapter, store, prompt, recipe.budget(None, None))
+        matched = recipe.match.find(request, recipe.prepare)
+        if any(each.origin == "reused" for each in matched):
+            whole = self._over_stale(recipe, request, matched, keeps_kv=True)
+            return replace(whole, text="", took=replace(whole.took, decoded=0))
+        left = self._keep(recipe, request, matched)
+        return _read("", prompt, matched, _pass(prompt, matched, 0), left)
+
+    def told(self, notes: Sequence[str], request: str, draw: int, system: str) -> Read:
+        """The model's reply to a request about notes, read with full attention; drawn as `Foresight` draws."""
+        key = (tuple(notes), request, draw)
+        if key not in self._told:
+            prompt = self.adapter.template.render(Prompt(request, tuple(notes), system))
+            result = run(_PATH, self.adapter, self._library, prompt)
+            remember(result)
+            text, decoded = self._generated(result, prompt, settings_of(draw), _MOST_TOLD)
+            self._told[key] = Read(text, Pass(prompt.tokens, decoded=decoded))
+        return self._told[key]
+
+    def _exactly(self, prompt: TokenizedPrompt) -> tuple[str, int]:
+        """Full attention's answer, and its tokens."""
+        if prompt.token_ids not in self._answers:
+            result = run(_PATH, self.adapter, self._library, prompt)
+            remember(result)
+            self._answers[prompt.token_ids] = self._generated(result, prompt, _GREEDY, _MOST_TOKENS)
+        return self._answers[prompt.token_ids]
+
+    def _keep(
+        self, recipe: Recipe, request: PrefillRequest, matched: Sequence[Matched]
+    ) -> tuple[TextPath, ...]:
+        """Store what a pass by this recipe would remember, the exact KV of what was fresh; returns the chunks' paths."""
+        wanted = [
+            number
+            for number, each in enumerate(matched)
+            if each.origin == "fresh" and each.span.kind in recipe.match.remembers
+        ]
+        if not wanted:
+            return ()
+        makings = {number: request.exact_making(number) for number in wanted}
+        model, prompt = self.adapter.fingerprint, request.prompt
+        asked = [(prompt.ids(prompt.spans[number]), [makings[number]]) for number in wanted]
+        if not all(self._library.find(model, asked)):
+            remember(run(_PATH, self.adapter, self._library, prompt))
+        for number, found in zip(wanted, self._library.find(model, asked), strict=True):
+            assert found is not None
+            Kept(found[0], makings[number], request.sources(number)).put(request.store, model)
+        return _paths(prompt, [matched[number] for number in wanted])
+
+    def _over_stale(
+        self, recipe: Recipe, request: PrefillRequest, matched: Sequence[Matched], keeps_kv: bool
+    ) -> Read:
+        prompt = request.prompt
+        key = (recipe.name, prompt.token_ids, tuple(each.making for each in matched))
+        if key not in self._stale:
+            result = run(recipe, self.adapter, request.store, prompt)
+            text, decoded = self._generated(result, prompt, _GREEDY, _MOST_TOKENS)
+            self._stale[key] = _Stale(text, decoded, len(result.selected), result.remembered)
+        done = self._stale[key]
+        left: tuple[TextPath, ...] = ()
+        if keeps_kv:
+            for kept in done.remembered:
+                kept.put(request.store, self.adapter.fingerprint)
+            makings = {kept.making for kept in done.remembered}
+            left = _paths(prompt, [m for n, m in enumerate(matched) if request.exact_making(n) in makings])
+        took = _pass(prompt, matched, done.decoded)
+        selects = recipe.select.selects and not request.budget.nothing
+        selecting = prompt.spans[-1].tokens if selects else 0
+        took = replace(took, recomputed=done.recomputed, selecting=selecting)
+        return _read(done.text, prompt, matched, took, left)
+
+    def _generated(
+        self, result: PrefillResult, prompt: TokenizedPrompt, settings: GenerationConfig, most: int
+    ) -> tuple[str, int]:
+        decoded = Decoded()
+        pieces = generate(
+            self.adapter, result.canvas, prompt.token_ids, result.logits, settings, most, decoded
+        )
+        for _ in pieces:
+            pass
+        return decoded.text.strip(), decoded.tokens
+
+
+def _pass(prompt: TokenizedPrompt, matched: Sequence[Matched], decoded: int) -> Pass:
+    tokens = {"exact": 0, "reused": 0, "fresh": 0}
+    for each in matched:
+        tokens[each.origin] += each.span.tokens
+    return Pass(prompt.tokens, tokens["exact"], tokens["reused"], decoded=decoded)
+
+
+def _paths(prompt: TokenizedPrompt, matched: Sequence[Matched]) -> tuple[TextPath, ...]:
+    """Of those that are chunks."""
+    return tuple(prompt.token_ids[: each.span.end] for each in matched if each.span.kind == "chunk")
+
+
+def _read(
+    text: str,
+    prompt: TokenizedPrompt,
+    matched: Sequence[Matched],
+    took: Pass,
+    left: tuple[TextPath, ...] = (),
+) -> Read:
+    chunks = [each for each in matched if each.span.kind == "chunk"]
+    found = sum(each.span.tokens for each in chunks if each.origin != "fresh")
+    exact = [each for each in chunks if each.origin == "exact"]
+    behind = tuple(zip(_paths(prompt, exact), (each.span.tokens for each in exact), strict=True))
+    return Read(text, took, sum(each.span.tokens for each in chunks), found, behind, left)
