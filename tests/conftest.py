@@ -1,11 +1,14 @@
 import os
 
 import pytest
+import torch
 
 from kvweave.samples import DOCUMENTS
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before anything imports one
 os.environ["KVWEAVE_HOME"] = "/nonexistent/tests-name-their-own-home"
 
 

@@ -22,7 +22,29 @@ def test_arguments_win_over_environment_over_file_over_defaults(tmp_path):
     assert config.chunking.overlap_tokens == 7
     assert config.generation.temperature == 0.5
     assert config.model.model is None
-    assert config.recipe == "reuse"
+    assert config.recipe == "weave"
+
+
+def test_every_setting_of_the_store_has_its_variable():
+    environment = {
+        "KVWEAVE_LIMIT_BYTES": "1",
+        "KVWEAVE_HOST_BYTES": "2",
+        "KVWEAVE_DEVICE_BYTES": "3",
+        "KVWEAVE_SHARED": "redis://host",
+        "KVWEAVE_SHARED_BYTES": "4",
+    }
+    store = read_config(Path("/nowhere"), environment).store
+    assert (store.limit_bytes, store.host_bytes, store.device_bytes, store.shared_bytes) == (1, 2, 3, 4)
+    assert store.shared == "redis://host"
+
+
+def test_a_whole_number_will_do_for_a_fraction():
+    """Also where None is possible: a budget is a share of the entries, or so many of them."""
+    config = read_config(Path("/nowhere"), {}, kv_budget=1024, idle_seconds_per_day=60, temperature=1)
+    assert config.decoding.kv_budget == 1024
+    assert config.idle.idle_seconds_per_day == 60
+    assert config.idle.idle_flops_per_day is None
+    assert config.generation.temperature == 1
 
 
 def test_home_from_the_environment():
@@ -42,6 +64,14 @@ def test_home_from_the_environment():
         ({}, {"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({}, {"temperature": -1.0}, "temperature is -1"),
         ({}, {"top_p": 0.0}, "top_p is 0"),
+        ({}, {"kv_budget": 1.5}, "kv_budget is 1.5"),
+        ({"KVWEAVE_RESIDENT_BYTES": "0"}, {}, "resident_bytes is 0"),
+        ({"KVWEAVE_STORAGE": "int2"}, {}, "storage is 'int2'; choose one of exact, int8, int4"),
+        ({}, {"prediction_stride": 6}, "prediction_stride is 6"),
+        ({}, {"decode_cutoff": 1.5}, "decode_cutoff is 1.5"),
+        ({}, {"idle_power": "solar"}, "idle_power is 'solar'"),
+        ({"KVWEAVE_IDLE_QUIET_S": "soon"}, {}, "KVWEAVE_IDLE_QUIET_S is 'soon'"),
+        ({}, {"idle_flops_per_day": -1}, "idle_flops_per_day is -1"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path, environment, given, said):

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from kvweave.core import Plan as Plan
     from kvweave.core import Prompt as Prompt
     from kvweave.core import Timing as Timing
+    from kvweave.decode.settings import ClusteredKV as ClusteredKV
+    from kvweave.engine.continuing import generate as generate
+    from kvweave.engine.continuing import prefill as prefill
     from kvweave.engine.engine import KnowledgeBase as KnowledgeBase
     from kvweave.engine.engine import open_knowledge_base as open  # noqa: F401  in __all__ by its new name
     from kvweave.errors import KvweaveError as KvweaveError
     from kvweave.models.adapter import Adapter as Adapter
     from kvweave.models.loading import load_model as load_model
     from kvweave.recipes.methods import METHODS as METHODS
-    from kvweave.recipes.prefill import prefill as prefill
     from kvweave.recipes.prefill import prepare as prepare
     from kvweave.recipes.recipe import Recipe as Recipe
     from kvweave.store.chunk_store import ChunkStore as ChunkStore
@@ -31,6 +33,7 @@ _EXPORTS = {
     "Adapter": "models.adapter",
     "Answer": "core",
     "ChunkStore": "store.chunk_store",
+    "ClusteredKV": "decode.settings",
     "KnowledgeBase": "engine.engine",
     "KvweaveError": "errors",
     "METHODS": "recipes.methods",
@@ -38,9 +41,10 @@ _EXPORTS = {
     "Prompt": "core",
     "Recipe": "recipes.recipe",
     "Timing": "core",
+    "generate": "engine.continuing",
     "load_model": "models.loading",
     "open": "engine.engine",
-    "prefill": "recipes.prefill",
+    "prefill": "engine.continuing",
     "prepare": "recipes.prefill",
 }
 _RENAMED = {"open": "open_knowledge_base"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import platformdirs
 
+from kvweave.core import STORAGES
 from kvweave.errors import InvalidRequest
 
 DEFAULT_CHUNK_TOKENS = 512
@@ -63,9 +64,58 @@ class RetrievalConfig:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """`limit_bytes`: hard cap of the chunk KV on disk; None means 10 % of the free space, at most 20 GB."""
+    """`limit_bytes`: hard cap of the chunk KV on disk; None means 10 % of the free space, at most 20 GB.
+
+    `host_bytes`, `device_bytes`, `shared_bytes`: the same for copies in the process's memory, on the model's device, and in
+    the tier that several machines share; None leaves them as they were, at first none, none and 20 GB. `shared`: that
+    tier's address, such as redis://host:6379/0 or s3://bucket/prefix; None for none.
+
+    `storage`: how chunk KV that is made beforehand is stored: exact, int8 or int4.
+    """
 
     limit_bytes: int | None = None
+    host_bytes: int | None = None
+    device_bytes: int | None = None
+    shared: str | None = None
+    shared_bytes: int | None = None
+    storage: str = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersConfig:
+    """The answer bank: how similar questions must be to share an answer, and how much is kept.
+
+    `answer_threshold` is the least cosine similarity, 0..1 (PerCache's τ); `answer_limit_bytes` 0 turns the bank off.
+    """
+
+    answer_threshold: float = 0.85
+    answer_limit_bytes: int = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionConfig:
+    """Which questions are expected, and how much of them is computed ahead.
+
+    `prediction_stride`, 1..5: how many questions are predicted at once. `decode_cutoff`, 0..1: the highest
+    `answer_threshold` at which their answers are computed ahead; above it their KV alone (PerCache §4.3.2).
+    """
+
+    prediction_stride: int = 5
+    decode_cutoff: float = 0.87
+
+
+@dataclass(frozen=True, slots=True)
+class IdleConfig:
+    """When to work ahead, and how much.
+
+    `idle_quiet_s`: seconds since the last request. `idle_power`: "mains" to work only on mains power, or "any".
+    `idle_seconds_per_day`, `idle_flops_per_day`: the day's budget, None for no limit.
+    """
+
+    idle_quiet_s: float = 60.0
+    idle_power: str = "mains"
+    idle_seconds_per_day: float | None = None
+    idle_flops_per_day: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +132,18 @@ class GenerationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodingConfig:
+    """What decoding attends to and holds in memory; with both None everything, on the prompt's own canvas.
+
+    `kv_budget`: entries per step, layer and KV head: a share of those stored up to 1, above it a number. `resident_bytes`:
+    hard bound of the KV in memory while decoding. With either, KV lies in a file and what is asked for is read.
+    """
+
+    kv_budget: float | None = None
+    resident_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All components' settings together.
 
@@ -90,7 +152,7 @@ class Config:
     """
 
     home: Path
-    recipe: str = "reuse"
+    recipe: str = "weave"
     prepare: str | None = None
     system: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -98,7 +160,11 @@ class Config:
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
+    prediction: PredictionConfig = field(default_factory=PredictionConfig)
+    idle: IdleConfig = field(default_factory=IdleConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
 
 def within_context(given: int | None, default: int, context_tokens: int) -> int:
@@ -148,7 +214,11 @@ _COMPONENTS: dict[str, Any] = {
     "chunking": ChunkingConfig,
     "retrieval": RetrievalConfig,
     "store": StoreConfig,
+    "answers": AnswersConfig,
+    "prediction": PredictionConfig,
+    "idle": IdleConfig,
     "generation": GenerationConfig,
+    "decoding": DecodingConfig,
 }
 
 
@@ -172,7 +242,7 @@ def _typed(component: type, values: dict[str, Any]) -> dict[str, Any]:
     """The values, if each has the type that the component states; an int will do for a float."""
     hints = typing.get_type_hints(component)
     for name, value in values.items():
-        wanted = hints[name] | int if hints[name] is float else hints[name]
+        wanted = hints[name] | int if float in (hints[name], *typing.get_args(hints[name])) else hints[name]
         if not isinstance(value, wanted) or isinstance(value, bool):
             said = str(hints[name]).removeprefix("<class '").removesuffix("'>")
             raise InvalidRequest(f"setting {name} is {value!r}; it must be {said}")
@@ -199,6 +269,7 @@ def _check(config: Config) -> None:
     chunk_tokens, overlap = config.chunking.chunk_tokens, config.chunking.overlap_tokens
     new_tokens = config.generation.max_new_tokens
     temperature, top_p, seed = config.generation.temperature, config.generation.top_p, config.generation.seed
+    budget, resident = config.decoding.kv_budget, config.decoding.resident_bytes
     most = 2**31  # tokens, chunks and seeds beyond this are typing errors, and overflow elsewhere
     bounds: list[tuple[bool, str]] = [
         (
@@ -218,9 +289,55 @@ def _check(config: Config) -> None:
             temperature == 0 or 1e-3 <= temperature < 1e3,
             f"temperature is {temperature}; use 0 (greedy) or a value from 0.001 to 1000",
         ),
+        (
+            0 <= config.answers.answer_threshold <= 1,
+            f"answer_threshold is {config.answers.answer_threshold}; it lies between 0 and 1",
+        ),
+        (
+            0 <= config.answers.answer_limit_bytes < 2**63,
+            f"answer_limit_bytes is {config.answers.answer_limit_bytes}; it cannot be negative (0: keep no answers)",
+        ),
+        (
+            1 <= config.prediction.prediction_stride <= 5,
+            f"prediction_stride is {config.prediction.prediction_stride}; it lies between 1 and 5",
+        ),
+        (
+            0 <= config.prediction.decode_cutoff <= 1,
+            f"decode_cutoff is {config.prediction.decode_cutoff}; it lies between 0 and 1",
+        ),
+        *_idle_bounds(config.idle),
         (0 < top_p <= 1, f"top_p is {top_p}; it lies in (0, 1]"),
+        (
+            config.store.storage in STORAGES,
+            f"storage is {config.store.storage!r}; choose one of {', '.join(STORAGES)}",
+        ),
+        (
+            budget is None or 0 < budget <= 1 or (budget < most and budget == int(budget)),
+            f"kv_budget is {budget}; it is a share in (0, 1] or a whole number of entries",
+        ),
+        (
+            resident is None or 0 < resident < 2**63,
+            f"resident_bytes is {resident}; it must be above 0",
+        ),
         (seed is None or 0 <= seed < 2**63, f"seed is {seed}; it lies between 0 and 2^63"),
     ]
     for holds, message in bounds:
         if not holds:
             raise InvalidRequest(message)
+
+
+def _idle_bounds(idle: IdleConfig) -> list[tuple[bool, str]]:
+    return [
+        (
+            idle.idle_power in ("mains", "any"),
+            f"idle_power is {idle.idle_power!r}; choose mains (work ahead on mains power only) or any",
+        ),
+        *(
+            (value is None or value >= 0, f"{name} is {value}; it cannot be negative")
+            for name, value in (
+                ("idle_quiet_s", idle.idle_quiet_s),
+                ("idle_seconds_per_day", idle.idle_seconds_per_day),
+                ("idle_flops_per_day", idle.idle_flops_per_day),
+            )
+        ),
+    ]

@@ -6,13 +6,21 @@ Tensor letters: L layers, G KV heads, S stored tokens, D head width.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, Protocol, get_args
 
 import torch
+
+Storage = Literal["exact", "int8", "int4"]
+"""How KV is stored: as the model computed it, or in 8 or 4 bits for a number, which is never exact."""
+
+STORAGES: Mapping[str, Storage] = MappingProxyType({name: name for name in get_args(Storage)})
 
 Origin = Literal["exact", "reused", "fresh"]
 TokenOrigin = Literal["exact", "reused", "recomputed", "fresh"]
 SpanKind = Literal["system", "chunk", "question"]
+BankUse = Literal["serve", "renew", "ignore"]
+"""What a request does with the answer bank: take an earlier answer and keep a new one; only keep it; neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +107,57 @@ class TokenizedPrompt:
         return self.token_ids[span.start : span.end]
 
 
+class KVLayers(Protocol):
+    """A chunk's KV where it is no plain tensor yet: to be verified, unpacked or waited for when a layer is asked for.
+
+    A layer may be asked for by several threads at once. Nobody writes to what is returned.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(L, 2, G, S, D)."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's: what `layer` and `whole` return."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes as it is held, in bytes."""
+        ...
+
+    def layer(self, index: int) -> torch.Tensor:
+        """Keys and values of one layer, (2, G, S, D); DamagedEntry if they are not what was stored."""
+        ...
+
+    def whole(self) -> torch.Tensor:
+        """All of it, (L, 2, G, S, D); DamagedEntry as of `layer`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkKV:
     """A chunk's keys and values at every layer, the keys *before* rotary positions are applied.
 
-    `kv` has shape (L, 2, G, S, D): index 0 of the second axis holds keys, 1 values. It may be a read-only
-    view of a mapped file: nobody writes to it. `token_ids` are the S tokens it stands for.
+    `token_ids` are the S tokens it stands for. `held` has shape (L, 2, G, S, D): index 0 of the second axis holds
+    keys, 1 values. It may be a read-only view of a mapped file, and where it comes from a store it may still have to be
+    verified or unpacked, layer by layer: read it through `layer`, or `kv` where all layers are needed at once. Nobody
+    writes to what these return.
     """
 
     token_ids: tuple[int, ...]
-    kv: torch.Tensor
+    held: torch.Tensor | KVLayers
+
+    @property
+    def kv(self) -> torch.Tensor:
+        """All layers, (L, 2, G, S, D). Raises DamagedEntry if they are not what was stored."""
+        return self.held if isinstance(self.held, torch.Tensor) else self.held.whole()
+
+    def layer(self, index: int) -> torch.Tensor:
+        """Keys and values of one layer, (2, G, S, D). Raises DamagedEntry if they are not what was stored."""
+        return self.held[index] if isinstance(self.held, torch.Tensor) else self.held.layer(index)
 
     @property
     def tokens(self) -> int:
@@ -117,8 +166,8 @@ class ChunkKV:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors in bytes."""
-        return self.kv.numel() * self.kv.element_size()
+        """Size of what is held, in bytes."""
+        return self.held.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +249,30 @@ class PlanSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Banked:
+    """An earlier answer was given: to which question, its cosine similarity (-1..1) to the one asked, and from when.
+
+    `made_at_s` is seconds since 1970.
+    """
+
+    question: str
+    similarity: float
+    made_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a request computed and what it reused, span by span; the four counts partition the prompt.
 
-    `coverage` is None unless the budget was one; `ratio` is then 0 and says nothing.
+    `coverage` is None unless the budget was one; `ratio` is then 0 and says nothing. `banked` is there when the answer
+    came from the answer bank: then there was no prompt, and no span.
     """
 
     recipe: str
     ratio: float
     spans: tuple[PlanSpan, ...]
     coverage: float | None = None
+    banked: Banked | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -260,8 +323,8 @@ class ExplainedToken:
 class Timing:
     """Where a request's time went, in seconds.
 
-    `ttft_s` runs from the request's arrival to the first token's logits: retrieve + tokenize + match
-    (lookup, load, verify) + place + select + recompute, and what lies between them.
+    `ttft_s` runs from the request's arrival to the first token's logits: retrieve + tokenize + match (look-up, load)
+    + place (layers verified when first asked for, rotated, laid out) + select + recompute, and what lies between them.
     """
 
     retrieve_s: float = 0.0
@@ -277,6 +340,24 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoding:
+    """What decoding with the KV on flash read and held, per generated token over all layers and heads.
+
+    `attended_per_token`: entries attended to, summed over layers and KV heads. `pages_read_per_token`,
+    `bytes_per_token`, `reads_per_token`: from flash, in so many reads, which bring `mean_run_entries` each.
+    `hit_rate` 0..1: clusters that were in memory when they were asked for. `resident_bytes`: most KV in memory.
+    """
+
+    attended_per_token: float
+    pages_read_per_token: float
+    bytes_per_token: float
+    reads_per_token: float
+    mean_run_entries: float
+    hit_rate: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A chunk that stood in the prompt: where its text came from and how well it ranked (higher is better)."""
 
@@ -289,12 +370,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What `ask` returns."""
+    """What `ask` returns; `decoding` is None where the answer was decoded with all KV in memory."""
 
     text: str
     sources: tuple[Source, ...]
     plan: Plan
     timing: Timing
+    decoding: Decoding | None = None
 
 
 @dataclass(frozen=True, slots=True)

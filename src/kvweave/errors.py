@@ -18,7 +18,9 @@
     │   ├── StoreTooNew           written by a newer format version
     │   ├── StoreBusy             another process holds the lock for too long
     │   ├── StoreFull             no space left on the disk for the catalogue
-    │   └── DamagedEntry          caught inside: counted as a miss, never used
+    │   ├── EntriesInUse          running requests use what would have to go; caught inside: not stored
+    │   ├── DamagedEntry          caught inside: counted as a miss, never used
+    │   └── TierUnavailable       a shared tier does not answer; caught inside: computed instead
     └── MissingExtra              names the extra to install
 
 A message says what was wrong, the value, the limit, and what to do.
@@ -101,8 +103,16 @@ class StoreFull(StoreError):
     """No space is left on the disk for the catalogue; what was being written is undone."""
 
 
+class EntriesInUse(StoreError):
+    """Running requests use what would have to go to make room; the new entry is not stored."""
+
+
 class DamagedEntry(StoreError):
     """A stored file failed its checks; the store turns this into a counted, logged miss."""
+
+
+class TierUnavailable(StoreError):
+    """A place for entries does not answer, refuses or has no room; the store computes instead, and tries again later."""
 
 
 class MissingExtra(KvweaveError, ImportError):

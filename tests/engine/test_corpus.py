@@ -18,14 +18,14 @@ def base(open_kb, documents):
 
 
 def corpus_of(base):
-    return ListedCorpus(base._records.shelf, base._bank, base.encoder, base.adapter.template)
+    return ListedCorpus(base._records.shelf, base._parts.bank, base.encoder, base.adapter.template)
 
 
 def chunks_of(base):
     """Of every listed document its chunks' ids, in reading order."""
     found = {}
     rows = base._records.shelf.all_chunks()
-    texts = base._bank.texts([row.row_id for row in rows])
+    texts = base._parts.bank.texts([row.row_id for row in rows])
     for row in rows:
         found.setdefault(row.source, []).append(tuple(base.adapter.template.chunk_ids(texts[row.row_id])))
     return found

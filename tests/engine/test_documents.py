@@ -1,6 +1,8 @@
 """Documents in, changed and out again, and the KV that goes with them."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -13,7 +15,7 @@ GLORRIC = "What is the password of Glorric?"
 
 
 def test_adding_again_does_only_what_changed(open_kb, documents):
-    base = open_kb()
+    base = open_kb(recipe="reuse")
     assert len(base.add(documents).added) == 3
     again = base.add(documents)
     assert (len(again.unchanged), again.chunks, again.chunk_kv_computed) == (3, 0, 0)
@@ -25,7 +27,7 @@ def test_adding_again_does_only_what_changed(open_kb, documents):
 
 
 def test_a_changed_file_keeps_the_kv_of_its_unchanged_chunks(open_kb, documents):
-    base = open_kb()
+    base = open_kb(recipe="reuse")
     base.add(documents)
     words = documents / "passwords.md"
     words.write_text(
@@ -95,7 +97,7 @@ def test_another_recipe_gets_its_own_preparation(open_kb, documents):
 
 
 def test_a_raised_limit_is_caught_up_with(open_kb, documents):
-    base = open_kb(limit_bytes=1_800_000)
+    base = open_kb(recipe="reuse", limit_bytes=1_800_000)
     left_out = base.add(documents).chunk_kv_left_out
     base.store.set_limit(10**8)
     report = base.add(documents)
@@ -103,7 +105,7 @@ def test_a_raised_limit_is_caught_up_with(open_kb, documents):
 
 
 def test_in_a_full_store_new_documents_take_the_room_of_what_was_never_asked_for(open_kb, documents):
-    base = open_kb(limit_bytes=1_800_000)
+    base = open_kb(recipe="reuse", limit_bytes=1_800_000)
     base.add(documents)
     base.store.set_limit(base.store.stats().bytes)
     before = base.missing_kv()
@@ -118,9 +120,9 @@ def test_in_a_full_store_new_documents_take_the_room_of_what_was_never_asked_for
 
 
 def test_what_was_asked_for_is_not_pushed_out_by_new_documents(open_kb, documents):
-    base = open_kb(limit_bytes=1_800_000)
+    base = open_kb(recipe="reuse", limit_bytes=1_800_000)
     base.add(documents)
-    base._database.execute("UPDATE entries SET uses = 1")  # as if each had been found once
+    base._records.database.execute("UPDATE entries SET uses = 1")  # as if each had been found once
     (documents / "new.txt").write_text(
         "The password of Plabry is needle. The sky was sunny that morning. " * 8
     )
@@ -159,3 +161,23 @@ def test_a_folder_replaced_by_a_file_leaves_nothing_behind(open_kb, documents):
     report = base.add(documents)
     assert len(report.removed) == 3
     assert [d.source for d in base.documents()] == [str(documents)]
+
+
+def test_listing_and_removing_the_unindexed_bring_none_of_the_code_that_runs_models(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    script = """
+import sys
+import kvweave
+from kvweave.errors import PathNotFound
+with kvweave.open("notes", home=sys.argv[1]) as base:
+    assert len(base.documents()) == 3
+    try:
+        base.remove("never-added.md")
+    except PathNotFound:
+        pass
+assert not {"transformers", "sentence_transformers", "lancedb"} & sys.modules.keys()
+"""
+    command = [sys.executable, "-c", script, str(base.config.home)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

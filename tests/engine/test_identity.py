@@ -102,10 +102,10 @@ def test_chunks_longer_than_the_context_are_refused_before_anything_is_settled(o
 
 def test_of_two_that_fill_a_new_knowledge_base_differently_the_second_is_told(open_kb, documents):
     one, other = open_kb(chunk_tokens=48), open_kb(chunk_tokens=96)
-    late = other._indexer()  # made while nothing was settled yet
+    late = other._additions.indexer()  # made while nothing was settled yet
     one.add(documents / "passwords.md")
     with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens"):
-        late.add([documents / "supper.md"], lambda *_: None, settle=lambda: other._settle(late))
+        late.add([documents / "supper.md"], lambda *_: None, settle=lambda: other._additions.settle(late))
     assert len(one.documents()) == 1
 
 

@@ -39,6 +39,24 @@ def test_what_was_not_prepared_so_says_what_stands_in(open_kb, documents):
     assert reasons(nothing) <= {"no KV behind exactly this text, and no other will do"}
 
 
+def test_what_was_prepared_beside_a_removed_document_is_isolated_until_it_is_prepared_again(
+    open_kb, documents
+):
+    base = open_kb(recipe="reuse", prepare="similar")
+    base.add(documents)  # few chunks: each is prepared behind all others
+    base.remove(documents / "supper.md")
+    assert base.missing_kv() > 0
+    assert "similar-10" not in base.store.stats().by_kind
+    assert reasons(base.ask(GLORRIC).plan) == {
+        "no KV behind exactly this text, none made as similar-10; stored to stand anywhere (isolated)"
+    }
+    base.add(documents / "badges.txt")  # unchanged: only what is missing is made
+    assert base.missing_kv() == 0
+    assert reasons(base.ask(GLORRIC).plan) == {
+        "no KV behind exactly this text; stored to stand anywhere (similar-10)"
+    }
+
+
 def test_a_coverage_is_the_budget_and_the_plan_says_so(open_kb, documents):
     base = open_kb()
     base.add(documents)
@@ -61,7 +79,7 @@ def test_a_coverage_is_the_budget_and_the_plan_says_so(open_kb, documents):
 )
 def test_what_cannot_be_asked_is_said_before_the_model_is_loaded(open_kb, monkeypatch, asked, said):
     base = open_kb()
-    monkeypatch.setattr(base, "documents", lambda: [SimpleNamespace(chunks=1)])
+    monkeypatch.setattr("kvweave.knowledge.shelf.Shelf.list", lambda _: [SimpleNamespace(chunks=1)])
+    monkeypatch.setattr("kvweave.models.loading.load_model", None)
     with pytest.raises((InvalidRequest, UnknownRecipe), match=said):
         base.ask(GLORRIC, **asked)
-    assert "adapter" not in vars(base)

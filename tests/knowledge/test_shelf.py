@@ -56,6 +56,19 @@ def test_chunks_in_reading_order(database: Database) -> None:
     assert (last.source, last.position, last.kv_digest) == ("/c", 0, "last")
 
 
+def test_chunks_at_places_and_none_where_there_is_none(database: Database) -> None:
+    shelf = Shelf(database)
+    put(shelf, document('/"b"'), *(f"c{n}" for n in range(12)))
+    put(shelf, document("/c"), "last")
+    places = [("/c", 0), ('/"b"', 3), ('/"b"', 11), ("/c", 1), ("/d", 0)]
+    assert {(row.source, row.position, row.kv_digest) for row in shelf.chunks_at(places)} == {
+        ("/c", 0, "last"),
+        ('/"b"', 3, "c3"),
+        ('/"b"', 11, "c11"),
+    }
+    assert shelf.chunks_at([]) == []
+
+
 def test_every_chunk_needs_its_kv_digest(database: Database) -> None:
     chunk = Chunk("text", (1, 2, 3), "x")
     with pytest.raises(ValueError, match="shorter"):

@@ -1,31 +1,48 @@
 """The chunks of a knowledge base, as preparing one of them asks for others."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.knowledge.bank import ChunkBank
 from kvweave.knowledge.shelf import ListedChunk, Shelf
 from kvweave.models.template import PromptTemplate
 from kvweave.recipes.workshop import Ids
-from kvweave.store.keys import digest_tokens
+from kvweave.store.keys import digest_chunks, digest_tokens
 
 
 class ListedCorpus:
     """Every listed chunk, by what its KV goes by; of a text that several documents hold, the first one counts.
 
+    What is listed is read once, when it is first asked for.
+
     A chunk whose document another process has taken off the list meanwhile has no others around it.
     """
 
     def __init__(self, shelf: Shelf, bank: ChunkBank, encoder: TextEncoder, template: PromptTemplate) -> None:
-        self._bank, self._encoder, self._template = bank, encoder, template
-        self._visible = shelf.visible()
-        self._rows = shelf.all_chunks()
-        self._places = {row.kv_digest: place for place, row in reversed(list(enumerate(self._rows)))}
+        self._shelf, self._bank, self._encoder, self._template = shelf, bank, encoder, template
+
+    @cached_property
+    def _visible(self) -> frozenset[str]:
+        return self._shelf.visible()
+
+    @cached_property
+    def _rows(self) -> list[ListedChunk]:
+        return self._shelf.all_chunks()
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {row.kv_digest: place for place, row in reversed(list(enumerate(self._rows)))}
 
     @property
     def size(self) -> int:
         """How many different chunks are listed."""
         return len(self._places)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what is listed."""
+        return digest_chunks(self._places)
 
     def similar(self, chunk: Ids, most: int) -> list[Ids]:
         """By the vectors that retrieval uses (FusionRAG §3.1)."""

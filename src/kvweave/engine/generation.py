@@ -1,7 +1,8 @@
-"""Decoding: from the first token's logits to a stream of text."""
+"""Decoding: from the first token's logits to a stream of text; where the KV lies meanwhile, `holding` knows."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -9,17 +10,22 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from kvweave.config import GenerationConfig
+from kvweave.core import Decoding
+from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.settings import ClusteredKV
+from kvweave.engine.holding import Holding, Standing
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import Canvas
 
 
 @dataclass(slots=True)
 class Decoded:
-    """What a generation has produced so far, and what it cost."""
+    """What a generation has produced so far, and what it cost; `decoding` None where all KV stayed in memory."""
 
     text: str = ""
     tokens: int = 0
     seconds: float = 0.0
+    decoding: Decoding | None = None
 
 
 def generate(
@@ -30,13 +36,50 @@ def generate(
     settings: GenerationConfig,
     max_new_tokens: int,
     decoded: Decoded,
+    *,
+    kv: ClusteredKV | None = None,
+    question_tokens: int = 1,
 ) -> Iterator[str]:
     """Yield the answer piece by piece, starting from the prompt's last logits (1, vocab).
 
-    Continues on the canvas, which it grows. Stops at the model's end-of-sequence tokens or after
-    `max_new_tokens`. `decoded` is filled in as it goes, so it is right even when the caller stops early.
+    Continues on the canvas, which it grows, or on the flash that the canvas has handed its layers over to; with `kv`, it
+    moves one that has not, of which `question_tokens` at the prompt's end are computed once more, see `enter`. Stops at the model's end-of-sequence tokens or after
+    `max_new_tokens`. `decoded` is filled in as it goes, so it is right even when the caller stops early. Raises
+    InvalidRequest, StoreError and StoreFull with `kv`.
     """
-    reply = _Reply(adapter, canvas, prompt_ids, settings, max_new_tokens)
+    with closing(Holding(adapter, canvas, kv)) as held:
+        if max_new_tokens > 1:
+            held.move(prompt_ids, question_tokens)
+        reply = _Reply(adapter, held, prompt_ids, settings, max_new_tokens)
+        yield from _pieces(reply, logits, decoded)
+
+
+def reply_on(
+    adapter: Adapter,
+    held: RetrievedKV,
+    prompt_ids: Sequence[int],
+    logits: Tensor,
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    decoded: Decoded,
+    anew: Callable[[Sequence[int]], tuple[RetrievedKV, Tensor]],
+) -> Generator[str, None, list[int]]:
+    """As `generate`, on KV that stays its caller's and holds all of `prompt_ids`; returns the reply's token ids.
+
+    All of these are held in the end, those of a reply that ran to `max_new_tokens` too, so that a text can go on: by
+    `held`, or by what `anew` gave for it, see `Standing`.
+    """
+    standing = Standing(adapter, held, anew)
+    reply = _Reply(adapter, standing, prompt_ids, settings, max_new_tokens)
+    yield from _pieces(reply, logits, decoded)
+    text = [*prompt_ids, *reply.ids]
+    if standing.held.get_seq_length() < len(text):
+        standing.advance(text)
+    return reply.ids
+
+
+def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
+    """The reply's text as it grows from the prompt's last logits (1, vocab)."""
     shown = ""
     while True:
         began = time.perf_counter()
@@ -46,6 +89,7 @@ def generate(
             logits = reply.advance()
         decoded.text = reply.text
         decoded.tokens, decoded.seconds = len(reply.ids), decoded.seconds + time.perf_counter() - began
+        decoded.decoding = reply.held.cost
         # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
         ready = decoded.text.rstrip("\ufffd")
         if ready.startswith(shown):
@@ -65,7 +109,10 @@ def generate_together(
 
     A step of all that are not finished is one call of the model; `seconds` is each one's share of these.
     """
-    replies = [_Reply(adapter, canvas, ids, settings, max_new_tokens) for canvas, ids, _ in prefilled]
+    replies = [
+        _Reply(adapter, Holding(adapter, canvas), ids, settings, max_new_tokens)
+        for canvas, ids, _ in prefilled
+    ]
     seconds = [0.0] * len(replies)
     logits = dict(enumerate(first for _, _, first in prefilled))
     while logits:
@@ -80,21 +127,21 @@ def generate_together(
 
 
 class _Reply:
-    """An answer in the making: the tokens chosen so far, and the canvas that holds all of them but the last."""
+    """An answer in the making: the tokens chosen so far, all of them but the last in `held`."""
 
     def __init__(
         self,
         adapter: Adapter,
-        canvas: Canvas,
+        held: Holding | Standing,
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,
     ) -> None:
         self.ids: list[int] = []
-        self.canvas = canvas
+        self.held = held
         self._adapter, self._prompt_ids, self._most = adapter, prompt_ids, most
         self._sampler = Sampler(settings, adapter.geometry.device)
-        self._ends = _end_tokens(adapter)
+        self._ends = end_tokens(adapter)
 
     def take(self, logits: Tensor) -> bool:
         """Choose the next token; False, and none chosen, where the answer ends."""
@@ -118,26 +165,25 @@ class _Reply:
 
     @property
     def outgrows(self) -> bool:
-        """Whether the text needs other rotary frequencies than its canvas has."""
+        """Whether the text needs other rotary frequencies than what is held has."""
         return self._adapter.outgrows(len(self._prompt_ids) + len(self.ids))
 
     def advance(self) -> Tensor:
         """The logits behind the last token, (1, vocab)."""
-        if not self.outgrows:
-            return self._adapter.step(self.canvas, self.ids[-1])
-        text = [*self._prompt_ids, *self.ids]
-        self.canvas = self._adapter.canvas(len(text))
-        return self._adapter.compute(self.canvas, text, self._adapter.rows(torch.arange(len(text))))
+        return self.held.advance([*self._prompt_ids, *self.ids])
 
 
 def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tensor]:
     """What `advance` gives for each, in one call where no text outgrows its canvas."""
     if any(reply.outgrows for reply in replies):
         return [reply.advance() for reply in replies]
-    return adapter.step_packed([(reply.canvas, reply.ids[-1]) for reply in replies])
+    canvases = [reply.held.canvas for reply in replies if isinstance(reply.held, Holding)]
+    last = [reply.ids[-1] for reply in replies]
+    return adapter.step_packed(list(zip(canvases, last, strict=True)))
 
 
-def _end_tokens(adapter: Adapter) -> frozenset[int]:
+def end_tokens(adapter: Adapter) -> frozenset[int]:
+    """The tokens at which a model's answers end; none where neither model nor tokenizer names any."""
     ends = adapter.model.generation_config.eos_token_id
     if ends is None:
         ends = adapter.tokenizer.eos_token_id

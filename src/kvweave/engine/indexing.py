@@ -9,25 +9,24 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvweave.core import AddReport, Chunk, Document, SkippedFile
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.engine.corpus import ListedCorpus
 from kvweave.engine.records import SWEEP_GRACE_S, Progress, Records
-from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
+from kvweave.errors import InaccessibleDocument, MissingExtra, StoreError, UnreadableDocument
 from kvweave.knowledge.bank import ChunkBank
 from kvweave.knowledge.chunking import Chunker
 from kvweave.knowledge.reading import digest_file, find_files, read_document
-from kvweave.knowledge.shelf import ListedChunk, ListedDocument
+from kvweave.knowledge.shelf import ListedChunk, ListedDocument, document_id
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.workshop import Workshop
 
 BATCH_CHUNKS = 64  # chunks embedded and committed, or looked up and computed, at once
-ENTRY_OVERHEAD_BYTES = 8192  # a file's header and token ids, generously
 
 
 @dataclass(slots=True)
@@ -156,17 +155,28 @@ class Indexer:
         everything = [chunk for _, chunks in waiting for chunk in chunks]
         self._bank.add(everything, self._encoder.encode([chunk.text for chunk in everything]))
         with self._records.database.transaction():
+            self._check_written(waiting)
             settle()
             for document, chunks in waiting:
                 kv_ids = [self._adapter.template.framed(chunk.token_ids) for chunk in chunks]
                 self._records.put(document, chunks, kv_ids)
         tally.chunks += len(everything)
 
+    def _check_written(self, waiting: list[tuple[Document, list[Chunk]]]) -> None:
+        """Nothing is listed whose rows went with the index: it is deleted under the lock that is held here."""
+        chunks = {document_id(document.source, document.digest): len(those) for document, those in waiting}
+        rows = self._bank.rows_of(chunks.keys())
+        if any(rows.get(version, 0) < count for version, count in chunks.items()):
+            raise StoreError(
+                "another process has emptied the knowledge base just now; add the documents again"
+            )
+
     # Chunk KV
 
     def _compute_kv(self, new: set[str], progress: Progress) -> tuple[int, int]:
         """Compute the KV that listed chunks lack; returns how many were computed and how many the limit left out."""
-        missing = self.missing_kv(new)
+        shop = self._shop()
+        missing = self._missing(shop, new)
         wanted = list(self._fitting(missing, new))
         total = sum(row.kv_tokens for row in wanted)
         done = computed = 0
@@ -176,9 +186,7 @@ class Indexer:
             done += tokens
             progress("computing KV", done, total)
 
-        template, records = self._adapter.template, self._records
-        corpus = ListedCorpus(records.shelf, self._bank, self._encoder, template)
-        shop = Workshop(self._adapter, records.store, template.prefix_ids(self.system), corpus, advance)
+        shop, template = replace(shop, progress=advance), self._adapter.template
         for start in range(0, len(wanted), BATCH_CHUNKS):
             batch = wanted[start : start + BATCH_CHUNKS]
             texts = self._bank.texts([row.row_id for row in batch])
@@ -186,15 +194,25 @@ class Indexer:
             computed += prepare_chunks(shop, chunks, self._recipe)
         return computed, len(missing) - len(wanted)
 
-    def missing_kv(self, first: Set[str] = frozenset()) -> list[ListedChunk]:
-        """Listed chunks, one per content, of which the store lacks what the recipe wants; those of `first` before others."""
-        shop = Workshop(self._adapter, self._records.store, self._adapter.template.prefix_ids(self.system))
+    def missing_kv(self) -> int:
+        """How many listed chunks, one per content, lack what the recipe prepares: KV, or what it records about them."""
+        return len(self._missing(self._shop(), frozenset()))
+
+    def _shop(self) -> Workshop:
+        template, records = self._adapter.template, self._records
+        corpus = ListedCorpus(records.shelf, self._bank, self._encoder, template)
+        return Workshop(self._adapter, records.store, template.prefix_ids(self.system), corpus)
+
+    def _missing(self, shop: Workshop, first: Set[str]) -> list[tuple[ListedChunk, int]]:
+        """Those chunks, with the bytes that what they lack takes; the ones of `first` before others."""
         rows = list({row.kv_digest: row for row in self._records.shelf.all_chunks()}.values())
         asked = [(row.kv_digest, row.kv_tokens) for row in rows]
-        missing = [rows[number] for number in lacking(shop, asked, self._recipe)]
-        return sorted(missing, key=lambda row: (row.source not in first, row.source, row.position))
+        missing = [(rows[number], size) for number, size in lacking(shop, asked, self._recipe).items()]
+        return sorted(
+            missing, key=lambda each: (each[0].source not in first, each[0].source, each[0].position)
+        )
 
-    def _fitting(self, missing: list[ListedChunk], new: set[str]) -> Iterator[ListedChunk]:
+    def _fitting(self, missing: list[tuple[ListedChunk, int]], new: set[str]) -> Iterator[ListedChunk]:
         """What the limit has room for: new documents may push out what was never asked for, others take free room.
 
         Computing more would only evict what was just computed.
@@ -202,9 +220,7 @@ class Indexer:
         store = self._records.store
         free = store.limit_bytes - store.used_bytes
         for_new = free + store.unasked_bytes
-        for row in missing:
-            size = row.kv_tokens * self._adapter.geometry.token_bytes + ENTRY_OVERHEAD_BYTES
-            size *= self._recipe.prepare.entries
+        for row, size in missing:
             if size <= (for_new if row.source in new else free):
                 free, for_new = free - size, for_new - size
                 yield row

@@ -1,30 +1,42 @@
 """One request, from question to answer: the table of contents of kvweave.
 
+  ① repeat     asked before: its answer       answers/bank, engine/repeats
   ② retrieve   question → chunks              knowledge/bank
-  ③ prefill    match → place → select → …     recipes/recipe
+     prefetch   chunks → their KV under way    store/tiers
+  ③ prefill    match → place → select → …     recipes/recipe, and layer by layer to flash: decode/entering
   ④ generate   first logits → text            engine/generation
-  ⑥ remember   what was computed and is exact → store
+  ⑥ remember   what was computed and is exact → store; the answer → answers/bank
 
-(① the answer bank and ⑤, streaming to a server, join as those parts are built.)
+(⑤, streaming to a server, joins as that part is built. ① needs no model, so `questions` goes through it before
+one is loaded, and comes here only for what was not asked before.)
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from kvweave.answers.records import BankedAnswer, Circumstances, Vector
 from kvweave.config import GenerationConfig
 from kvweave.core import Answer, Prompt, Source, TokenizedPrompt
+from kvweave.decode.entering import Entering
+from kvweave.decode.settings import ClusteredKV
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.repeats import Repeats, provenance
 from kvweave.errors import KnowledgeBaseError
 from kvweave.knowledge.bank import ChunkBank, Found
 from kvweave.knowledge.shelf import Shelf
 from kvweave.models.adapter import Adapter
+from kvweave.models.earlier_text import EarlierText
+from kvweave.models.layer_taker import LayerTaker
 from kvweave.recipes.recipe import Recipe, remember, run
+from kvweave.recipes.request import PrefillResult
 from kvweave.store.chunk_store import ChunkStore
+from kvweave.store.tiers.lease import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +54,14 @@ class Parts:
 class Question:
     """One request; `drop_chunks` allows leaving out the lowest-ranked chunks.
 
-    `ratio` or `coverage` is the budget, the recipe's own where both are None.
+    `ratio` or `coverage` is the budget, the recipe's own where both are None. `vector` gives the question's vector;
+    under `circumstances` the answer is kept, None: it is not. `kv`: how the KV is held while the answer is decoded, None
+    for all of it in memory.
     """
 
     text: str
+    vector: Callable[[], Vector]
+    circumstances: Circumstances | None
     recipe: Recipe
     ratio: float | None
     coverage: float | None
@@ -54,6 +70,7 @@ class Question:
     generation: GenerationConfig
     max_new_tokens: int
     drop_chunks: bool = False
+    kv: ClusteredKV | None = None
 
 
 class Answered(NamedTuple):
@@ -64,25 +81,41 @@ class Answered(NamedTuple):
     selected: Tensor
 
 
-def answer(parts: Parts, question: Question) -> Generator[str, None, Answered]:
+def repeat(
+    repeats: Repeats, question: str, vector: Callable[[], Vector], banked: BankedAnswer, began: float
+) -> Generator[str, None, Answered]:
+    """Yield an answer that was given before, in one piece; afterwards the question waits for one of its own."""
+    whole = repeats.give(banked, began)
+    yield whole.text
+    repeats.gave(banked, question, vector)
+    return Answered(whole, TokenizedPrompt((), (), (0, 0)), torch.empty(0, dtype=torch.long))
+
+
+def answer(parts: Parts, repeats: Repeats, question: Question) -> Generator[str, None, Answered]:
     """Yield the answer's text piece by piece; the generator's return value is the whole.
 
     Raises InvalidRequest (an impossible budget), PromptTooLong and KnowledgeBaseError (a lost index) before the
     first piece.
     """
     began = time.perf_counter()
-    found = _retrieve(parts, question.text, question.top_k)
-    retrieved = time.perf_counter()
-    prompt, kept = _assemble(parts.adapter, question, found)
-    assembled = time.perf_counter()
-    result = run(
-        question.recipe,
-        parts.adapter,
-        parts.store,
-        prompt,
-        ratio=question.ratio,
-        coverage=question.coverage,
-    )
+    epoch = repeats.answers.epoch
+    taker = None if question.kv is None else Entering(parts.adapter.geometry, question.kv)
+    with parts.store.lease() as lease:
+        found = _retrieve(parts, question.text, question.vector(), question.top_k)
+        retrieved = time.perf_counter()
+        _prefetch(parts, question, found, lease)
+        prompt, kept = _assemble(parts.adapter, question, found)
+        assembled = time.perf_counter()
+        result = run(
+            question.recipe,
+            parts.adapter,
+            parts.store,
+            prompt,
+            ratio=question.ratio,
+            coverage=question.coverage,
+            lease=lease,
+            taker=taker,
+        )
     first_logits = time.perf_counter()
 
     decoded = Decoded()
@@ -107,8 +140,35 @@ def answer(parts: Parts, question: Question) -> Generator[str, None, Answered]:
         total_s=finished - began,
         answer_tokens=decoded.tokens,
     )
-    whole = Answer(decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing)
+    whole = Answer(
+        decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing, decoded.decoding
+    )
+    if question.circumstances is not None:
+        repeats.keep(
+            question.text, question.vector(), question.circumstances, whole, provenance(found, epoch)
+        )
     return Answered(whole, prompt, result.selected)
+
+
+def assembled(parts: Parts, question: Question) -> TokenizedPrompt:
+    """The prompt that a question would be answered from, and nothing computed; raises as `answer` does."""
+    found = _retrieve(parts, question.text, question.vector(), question.top_k)
+    return _assemble(parts.adapter, question, found)[0]
+
+
+def prefilled(
+    adapter: Adapter,
+    store: ChunkStore,
+    recipe: Recipe,
+    prompt: TokenizedPrompt,
+    taker: LayerTaker,
+    earlier: EarlierText | None,
+) -> PrefillResult:
+    """A prompt computed by a recipe at its own budget, handed over, what is exact and new remembered."""
+    with store.lease() as lease:
+        result = run(recipe, adapter, store, prompt, lease=lease, taker=taker, earlier=earlier)
+    remember(result)
+    return result
 
 
 def prompt_for(parts: Parts, text: str, top_k: int, system: str) -> Prompt:
@@ -116,19 +176,33 @@ def prompt_for(parts: Parts, text: str, top_k: int, system: str) -> Prompt:
 
     Raises KnowledgeBaseError for a lost index.
     """
-    ordered = _reading_order(_retrieve(parts, text, top_k))
-    return Prompt(text, tuple(found.text for found in ordered), system)
+    return Prompt(text, tuple(chunk.text for chunk in found_for(parts, text, top_k)), system)
 
 
-def _retrieve(parts: Parts, text: str, top_k: int) -> list[Found]:
+def found_for(parts: Parts, text: str, top_k: int) -> list[Found]:
+    """The chunks found for a question, in the order in which they stand in its prompt; raises as `prompt_for`."""
+    return _reading_order(_retrieve(parts, text, parts.encoder.encode([text])[0], top_k))
+
+
+def _retrieve(parts: Parts, text: str, vector: Vector, top_k: int) -> list[Found]:
     """The best chunks for a question, best first."""
-    vector = parts.encoder.encode([text])[0]
     found = parts.bank.search(text, vector, top_k, parts.shelf.visible())
     if not found:
         raise KnowledgeBaseError(
             "the index holds none of the listed documents; run `kvweave add` on them again"
         )
     return found
+
+
+def _prefetch(parts: Parts, question: Question, found: list[Found], lease: Lease) -> None:
+    """Begin to load the KV of the chunks that were found, while the prompt is made of them."""
+    recipe, adapter = question.recipe, parts.adapter
+    if not recipe.match.anywhere:
+        return
+    prefix = adapter.template.prefix_ids(question.system)
+    chunks = parts.shelf.chunks_at([(chunk.source, chunk.position) for chunk in found])
+    wanted = [(chunk.kv_digest, recipe.prepare.makings(adapter, prefix, chunk.kv_tokens)) for chunk in chunks]
+    parts.store.prefetch(adapter.fingerprint, wanted, lease)
 
 
 def _assemble(

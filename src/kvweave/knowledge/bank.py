@@ -122,11 +122,15 @@ class ChunkBank:
     @told_as_store_errors()
     def rows_by_version(self) -> dict[str, int]:
         """How many different rows each version has here; reads two columns. Fewer than listed: some are lost."""
-        rows = self._table.search().select(["version", "row_id"]).to_arrow()
-        counts = rows.group_by("version").aggregate([("row_id", "count_distinct")])
-        return dict(
-            zip(counts["version"].to_pylist(), counts["row_id_count_distinct"].to_pylist(), strict=True)
-        )
+        return _counted(self._table.search())
+
+    @told_as_store_errors()
+    def rows_of(self, versions: Collection[str]) -> dict[str, int]:
+        """The same of these versions alone."""
+        counts: dict[str, int] = {}
+        for some in _portions(sorted(versions)):
+            counts.update(_counted(self._table.search().where(in_list("version", some))))
+        return counts
 
     @told_as_store_errors()
     def delete(self, versions: Collection[str], before_s: float) -> None:
@@ -202,6 +206,12 @@ def _retried(action: Callable[[], T]) -> T:
 def _is_conflict(error: Exception) -> bool:
     text = str(error).lower()
     return "conflict" in text or "already exists" in text
+
+
+def _counted(rows: Any) -> dict[str, int]:
+    found = rows.select(["version", "row_id"]).to_arrow()
+    counts = found.group_by("version").aggregate([("row_id", "count_distinct")])
+    return dict(zip(counts["version"].to_pylist(), counts["row_id_count_distinct"].to_pylist(), strict=True))
 
 
 def _portions(names: Sequence[str]) -> Iterable[Sequence[str]]:

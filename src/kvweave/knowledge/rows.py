@@ -21,10 +21,11 @@ FOUND_COLUMNS = ["version", "source", "position", "start", "end", "digest", "tex
 class Found:
     """A chunk that a search found.
 
-    `start`/`end` are character offsets into the document's text. `score` is the fused rank score: higher is
-    better, comparable only within one search.
+    `version` is its document's, `start`/`end` are character offsets into the document's text. `score` is the fused
+    rank score: higher is better, comparable only within one search.
     """
 
+    version: str
     source: str
     position: int
     start: int

@@ -118,6 +118,7 @@ def _fetched(search: Any, limit: int, where: str | None, column: str, sign: floa
 
 def _found(row: Row, score: float) -> Found:
     return Found(
+        version=row["version"],
         source=row["source"],
         position=row["position"],
         start=row["start"],

@@ -1,0 +1,271 @@
+"""A conversation goes on where it was left, in another process as in this one."""
+
+import errno
+import os
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from kvweave.config import GenerationConfig
+from kvweave.core import Prompt
+from kvweave.decode.appending import Appending
+from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
+from kvweave.engine.conversation import Conversation, Manner, forget
+from kvweave.engine.generation import Decoded
+from kvweave.engine.pipeline import prefilled
+from kvweave.errors import InvalidRequest, PromptTooLong, StoreError
+from kvweave.recipes.methods import recipe_named
+from kvweave.store.chunk_store import ChunkStore
+from kvweave.testing import tiny_adapter
+
+CHUNKS = ("The lamp is in the hall.", "The key is under the stone.")
+QUESTIONS = ("Where is it?", "And the other?", "Is that all?", "Are you sure?")
+KV = ClusteredKV(
+    kv_budget=0.5,
+    resident_bytes=120_000,
+    window=8,
+    clusters=ClusterSettings(mean_entries=8, max_entries=16, buffer_entries=4),
+    flash=FlashSettings(page_bytes=512),
+)
+WHOLE = ClusteredKV(1.0, window=8, clusters=KV.clusters, flash=KV.flash)
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return tiny_adapter("qwen2")
+
+
+def opened(adapter, folder, kv=KV, new_tokens=12, visible=frozenset) -> Conversation:
+    def prefill(prompt, taker, earlier):
+        with ChunkStore(folder.parent / "store") as store:
+            return prefilled(adapter, store, recipe_named("full"), prompt, taker, earlier)
+
+    manner = Manner("Read.", GenerationConfig(temperature=0.0), new_tokens, kv)
+    return Conversation(adapter, folder, manner, prefill, visible)
+
+
+def say(talk, questions, versions=()) -> list[str]:
+    return ["".join(talk.say(question, CHUNKS, Decoded(), versions)) for question in questions]
+
+
+def test_resumed_between_any_two_turns_it_says_the_same(adapter, tmp_path):
+    with opened(adapter, tmp_path / "whole") as talk:
+        expected = say(talk, QUESTIONS)
+        tokens = talk.token_ids
+    got = []
+    for question in QUESTIONS:
+        with opened(adapter, tmp_path / "parts") as talk:
+            got += say(talk, [question])
+    assert got == expected
+    assert talk.token_ids == tokens
+
+
+def test_everything_in_the_budget_is_an_ordinary_text(adapter, tmp_path):
+    with opened(adapter, tmp_path, WHOLE) as talk:
+        say(talk, QUESTIONS[:2])
+    text, turn = talk.token_ids, adapter.template.turn(Prompt(QUESTIONS[1], (), "Read.")).token_ids
+    places = [at for at in range(len(text)) if tuple(text[at : at + len(turn)]) == turn]
+    assert len(places) == 1, "the second turn stands in the text once, without chunks"
+    start = places[0] + len(turn)
+    with torch.no_grad():
+        logits = adapter.model(torch.tensor([text])).logits[0]
+    assert logits[start - 1 : len(text) - 1].argmax(-1).tolist() == text[start:]
+
+
+def test_one_that_was_not_closed_is_computed_again_from_what_was_said(adapter, tmp_path):
+    with opened(adapter, tmp_path / "whole", WHOLE) as talk:
+        expected = say(talk, QUESTIONS[:3])
+    talk = opened(adapter, tmp_path / "killed", WHOLE)
+    got = say(talk, QUESTIONS[:2])
+    talk._held.close()  # as a process that is killed leaves it: no index, and the lock is gone
+    talk._stack.close()
+    with opened(adapter, tmp_path / "killed", WHOLE) as talk:
+        assert got + say(talk, QUESTIONS[2:3]) == expected
+
+
+def test_one_that_goes_on_keeps_to_the_bound_it_is_given_now(adapter, tmp_path):
+    with opened(adapter, tmp_path / "whole", WHOLE) as talk:
+        expected = say(talk, QUESTIONS)
+    with opened(adapter, tmp_path / "kept", WHOLE) as talk:
+        got = say(talk, QUESTIONS[:3])
+    with opened(adapter, tmp_path / "kept", replace(WHOLE, resident_bytes=80_000)) as talk:
+        assert got + say(talk, QUESTIONS[3:]) == expected
+        assert talk._held.counts.peak_resident_bytes <= 80_000
+
+
+def test_of_another_process_budget_or_model_it_is_refused(adapter, tmp_path):
+    with opened(adapter, tmp_path) as talk:
+        say(talk, QUESTIONS[:1])
+        with pytest.raises(InvalidRequest, match="another process is having"):
+            opened(adapter, tmp_path)
+    with pytest.raises(InvalidRequest, match=r"began with kv_budget 0\.5, not 0\.25"):
+        opened(adapter, tmp_path, ClusteredKV(0.25))
+    with pytest.raises(InvalidRequest, match="another model"):
+        opened(tiny_adapter("qwen2", seed=1), tmp_path)
+
+
+def test_begun_anew_it_has_forgotten_everything(adapter, tmp_path):
+    with opened(adapter, tmp_path) as talk:
+        (first,) = say(talk, QUESTIONS[:1])
+        with pytest.raises(InvalidRequest, match="another process is having"):
+            forget(tmp_path)
+    forget(tmp_path)
+    with opened(adapter, tmp_path) as talk:
+        assert talk.token_ids == []
+        assert say(talk, QUESTIONS[:1]) == [first]
+
+
+def test_a_turn_without_room_is_refused_and_the_conversation_stays(adapter, tmp_path):
+    with opened(adapter, tmp_path) as talk:
+        (first,) = say(talk, QUESTIONS[:1])
+        with pytest.raises(PromptTooLong):
+            say(talk, ["word " * 500])
+        tokens = list(talk.token_ids)
+    with opened(adapter, tmp_path) as talk:
+        assert talk.token_ids == tokens
+        assert first
+
+
+@pytest.mark.parametrize("between", ["turns", "processes"])
+def test_after_a_read_error_it_goes_on_from_the_turn_before(adapter, tmp_path, monkeypatch, between):
+    with opened(adapter, tmp_path / "whole", WHOLE) as talk:
+        expected = say(talk, QUESTIONS[:2])
+
+    def refuse(*args):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with opened(adapter, tmp_path / "failing", WHOLE) as talk:
+        got = say(talk, QUESTIONS[:1])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", refuse)
+            with pytest.raises(StoreError, match="Input/output error"):
+                say(talk, QUESTIONS[1:2])
+        if between == "turns":
+            assert got + say(talk, QUESTIONS[1:2]) == expected
+    with opened(adapter, tmp_path / "failing", WHOLE) as talk:
+        if between == "processes":
+            assert got + say(talk, QUESTIONS[1:2]) == expected
+
+
+def follows(adapter, text, replied) -> None:
+    """Whether the last tokens of a text are those that plain transformers chooses, each from a pass over all before it."""
+    for at in range(len(text) - replied, len(text)):
+        with torch.no_grad():
+            logits = adapter.model(torch.tensor([text[:at]])).logits[0, -1]
+        assert int(logits.argmax()) == text[at]
+
+
+@pytest.mark.parametrize("replied", [64, 65, 80])
+def test_it_goes_on_where_the_frequencies_change(tmp_path, monkeypatch, replied):
+    """LongRoPE: the text outgrows the short ones by what the second turn adds, a reply's last token, or amid a reply."""
+    adapter = tiny_adapter("phi3-longrope")  # trained to 64
+    adapter.model.generation_config.eos_token_id = []
+    monkeypatch.setattr(adapter, "extend", partial(adapter.extend, block_tokens=16))
+    lengths, new_tokens = [], replied - adapter.template.render(Prompt("Who?", (), "Read.")).tokens
+    talk = opened(adapter, tmp_path, WHOLE, new_tokens)
+    for turn in range(4):
+        decoded = Decoded()
+        list(talk.say("Who?", (), decoded))
+        assert decoded.tokens == new_tokens
+        follows(adapter, talk.token_ids, new_tokens)
+        lengths.append(len(talk.token_ids))
+        if turn == 2:
+            talk._held.close()  # as a process that is killed leaves it
+            talk._stack.close()
+            talk = opened(adapter, tmp_path, WHOLE, new_tokens)
+    talk.close()
+    assert lengths[0] == replied
+    with opened(adapter, tmp_path, WHOLE, new_tokens) as talk:
+        assert len(talk.token_ids) == lengths[3]
+
+
+@pytest.mark.parametrize("whole_turns", [0, 1])
+@pytest.mark.parametrize("new_tokens", [1, 12])
+def test_a_turn_that_nobody_listens_to_until_its_end_was_never_said(
+    adapter, tmp_path, whole_turns, new_tokens
+):
+    questions = QUESTIONS[:whole_turns]
+    with opened(adapter, tmp_path / "whole", WHOLE, new_tokens) as talk:
+        say(talk, questions)
+        expected = say(talk, QUESTIONS[3:])
+        tokens = talk.token_ids
+    with opened(adapter, tmp_path / "left", WHOLE, new_tokens) as talk:
+        say(talk, questions)
+        left = talk.say(QUESTIONS[2], CHUNKS, Decoded())
+        next(left)
+        assert say(talk, QUESTIONS[3:]) == expected
+        assert talk.token_ids == tokens
+        with pytest.raises(StoreError, match="it was closed"):
+            list(left)
+        next(talk.say(QUESTIONS[2], CHUNKS, Decoded()))
+    with opened(adapter, tmp_path / "left", WHOLE, new_tokens) as talk:
+        assert talk.token_ids == tokens
+
+
+def test_a_turn_that_breaks_off_while_it_is_read_was_never_said(adapter, tmp_path, monkeypatch):
+    with opened(adapter, tmp_path / "whole", WHOLE) as talk:
+        expected = say(talk, QUESTIONS[:2])
+    with opened(adapter, tmp_path / "broken", WHOLE) as talk:
+        got = say(talk, QUESTIONS[:1])
+        with monkeypatch.context() as patch:
+            patch.setattr(Appending, "take", broken)
+            with pytest.raises(KeyboardInterrupt):
+                say(talk, QUESTIONS[2:3])
+        assert got + say(talk, QUESTIONS[1:2]) == expected
+
+
+def broken(appending, layer, keys, values, take=Appending.take) -> None:
+    """What an interrupt behind the first layer of a turn leaves."""
+    if layer:
+        raise KeyboardInterrupt
+    take(appending, layer, keys, values)
+
+
+@pytest.mark.parametrize("between", ["turns", "processes"])
+def test_over_a_document_that_is_gone_it_begins_anew(adapter, tmp_path, caplog, between):
+    listed = {"lamp:1", "key:1"}
+    with opened(adapter, tmp_path / "only") as talk:
+        expected = say(talk, QUESTIONS[1:2])
+    talk = opened(adapter, tmp_path / "gone", visible=lambda: listed)
+    say(talk, QUESTIONS[:1], ["lamp:1", "key:1"])
+    if between == "processes":
+        talk.close()
+    listed = {"lamp:2", "key:1"}
+    if between == "processes":
+        talk = opened(adapter, tmp_path / "gone", visible=lambda: listed)
+        assert talk.token_ids == []
+    with talk:
+        assert say(talk, QUESTIONS[1:2], ["lamp:2", "key:1"]) == expected
+    assert [record.message.split(" begins ")[1] for record in caplog.records] == [
+        "anew: documents that it had read were removed or changed"
+    ]
+    with opened(adapter, tmp_path / "gone", visible=lambda: listed) as talk:
+        assert talk.token_ids  # what it has read since is there
+    assert len(caplog.records) == 1
+
+
+def test_one_that_ends_after_its_document_has_gone_leaves_nothing(adapter, tmp_path):
+    listed = {"lamp:1"}
+    with opened(adapter, tmp_path, visible=lambda: listed) as talk:
+        say(talk, QUESTIONS[:1], ["lamp:1"])
+        listed = set()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_what_was_said_stays_where_a_full_disk_takes_no_more(adapter, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with opened(adapter, tmp_path) as talk:
+        say(talk, QUESTIONS[:1])
+        tokens = list(talk.token_ids)
+        with monkeypatch.context() as patch:
+            patch.setattr("kvweave.store.atomic_file.os.fsync", full)
+            with pytest.raises(StoreError, match="what was said cannot be written"):
+                say(talk, QUESTIONS[1:2])
+        talk._held.close()  # as a process that is killed leaves it
+        talk._held = None
+    with opened(adapter, tmp_path) as talk:
+        assert talk.token_ids == tokens

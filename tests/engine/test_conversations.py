@@ -1,0 +1,59 @@
+"""Conversations about documents that are taken out or change: nothing of them is gone on with, nor lies there."""
+
+import tiny_kb
+
+ASKED = "Where is the river?"
+
+
+def began(base) -> list[int]:
+    """Have a first turn about all there is, and say which tokens the conversation holds then."""
+    with base.conversation() as talk:
+        "".join(base.say(talk, ASKED))
+        return list(talk.token_ids)
+
+
+def kept(base) -> set[str]:
+    return {path.name for path in (base.folder / "conversations" / "default").iterdir()}
+
+
+def test_a_removed_document_takes_the_conversations_along_that_have_read_it(tiny, tmp_path, caplog):
+    notes = [tmp_path / f"{number}.txt" for number in range(2)]
+    for number, note in enumerate(notes):
+        note.write_text(tiny_kb.text(number, parts=1))
+    with tiny_kb.open_tiny(tmp_path / "home", kv_budget=1.0) as base:
+        base.add(*notes)
+        both = began(base)
+        assert {"said.json", "index", "clusters.pages", "centroids.pages"} <= kept(base)
+        base.remove(notes[0])
+        assert kept(base) == {"lock", "said.json"}
+        assert "begins anew" not in caplog.text
+        with base.conversation() as talk:
+            assert talk.token_ids == []
+            assert "begins anew" in caplog.text
+            "".join(base.say(talk, ASKED))
+            assert len(talk.token_ids) < len(both)
+        base.remove_all()
+        assert kept(base) == {"lock", "said.json"}
+
+
+def test_a_changed_document_makes_a_conversation_begin_anew_and_an_added_one_does_not(tiny, tmp_path):
+    note, other = tmp_path / "note.txt", tmp_path / "other.txt"
+    note.write_text(tiny_kb.text(0, parts=1))
+    other.write_text(tiny_kb.text(1, parts=1))
+    with tiny_kb.open_tiny(tmp_path / "home", kv_budget=1.0) as base:
+        base.add(note)
+        tokens = began(base)
+        base.add(note, other)
+        with base.conversation() as talk:
+            assert talk.token_ids == tokens
+            note.write_text(tiny_kb.text(2, parts=1))
+            base.add(note, other)
+            assert talk.token_ids == tokens  # it is being had, and finds out with its next turn
+            "".join(base.say(talk, ASKED))
+            read = base.adapter.template.text(talk.token_ids)
+            assert "Note 2" in read
+            assert "Note 0" not in read
+        note.unlink()
+        base.add(tmp_path)
+        with base.conversation() as talk:
+            assert talk.token_ids == []

@@ -1,0 +1,71 @@
+"""Answers decoded with the KV in a file, through the public face."""
+
+import pytest
+import torch
+
+import kvweave
+from kvweave.config import GenerationConfig
+from kvweave.decode.settings import ClusterSettings
+from kvweave.engine.generation import Decoded, generate
+from kvweave.errors import InvalidRequest
+from kvweave.testing import tiny_adapter
+
+GLORRIC = "What is the password of Glorric?"
+TOLD = ["The password of Glorric is walnut. " * 3, "Supper is at seven in the hall. " * 4]
+
+
+def test_the_whole_budget_gives_the_answer_of_dense_decoding(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    bounded = open_kb(kv_budget=1.0, resident_bytes=20_000_000)
+    dense, answer = base.ask(GLORRIC), bounded.ask(GLORRIC)
+    assert answer.text == dense.text == "walnut"
+    assert dense.decoding is None
+    assert 0 < answer.decoding.resident_bytes <= 20_000_000
+    assert answer.decoding.attended_per_token > 0
+    assert list((bounded.folder / "decoding").iterdir()) == []
+
+
+def test_generate_takes_what_prefill_returned(tmp_path):
+    adapter = tiny_adapter()
+    adapter.model.generation_config.eos_token_id = []
+    store = kvweave.ChunkStore(tmp_path)
+    prompt = kvweave.Prompt("When?", TOLD, "Answer.")
+
+    def answer(**options):
+        return kvweave.generate(kvweave.prefill(adapter, store, prompt), max_new_tokens=40, **options)
+
+    dense = answer()
+    kv = kvweave.ClusteredKV(1.0, window=8, clusters=ClusterSettings(8, 16))
+    whole, part = (
+        answer(kv=kv),
+        answer(kv=kvweave.ClusteredKV(0.2, window=8, clusters=ClusterSettings(8, 16))),
+    )
+    assert whole.text == dense.text
+    assert dense.tokens == whole.tokens == part.tokens == 40
+    assert part.decoding.attended_per_token < whole.decoding.attended_per_token / 2
+    with pytest.raises(InvalidRequest, match="max_new_tokens is 0"):
+        kvweave.generate(kvweave.prefill(adapter, store, prompt), max_new_tokens=0)
+
+
+def test_an_answer_that_outgrows_the_short_frequencies_goes_on_in_new_files():
+    """LongRoPE computes everything again at that point; the text is given over to retrieval once more."""
+    adapter = tiny_adapter("phi3-longrope")  # trained to 64
+    adapter.model.generation_config.eos_token_id = []
+    ids = torch.randint(3, 260, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+
+    def text(kv):
+        canvas = adapter.canvas(len(ids))
+        logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+        decoded = Decoded()
+        list(generate(adapter, canvas, ids, logits, GenerationConfig(), 12, decoded, kv=kv))
+        return decoded.text
+
+    assert text(kvweave.ClusteredKV(1.0, window=8, clusters=ClusterSettings(8, 16))) == text(None)
+
+
+def test_a_recipe_with_an_attention_of_its_own_is_refused(open_kb, documents):
+    base = open_kb(kv_budget=0.5, recipe="ape")
+    base.add(documents)
+    with pytest.raises(InvalidRequest, match="leave kv_budget out"):
+        base.ask(GLORRIC)

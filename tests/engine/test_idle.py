@@ -1,0 +1,518 @@
+"""Idle time through the public face: what it computes ahead, when it stops, and that it gives way and comes back."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kvweave.core import Answer, Plan, Timing
+from kvweave.engine.ahead import Ahead
+from kvweave.engine.alone import alone
+from kvweave.engine.foresight import Foresight
+from kvweave.engine.requests import Requests
+from kvweave.testing import tiny_model, tiny_tokenizer
+
+GLORRIC = "What is the password of Glorric?"
+AGAIN = "Please tell me the password of Glorric."
+SENDBEL = "What is the password of Sendbel?"
+NEWS = "What is the password of Glorric? The password of Glorric is needle."
+
+
+@pytest.fixture
+def base(open_kb, documents):
+    """A knowledge base with three documents and the answer bank on."""
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
+    kb.add(documents)
+    return kb
+
+
+@pytest.fixture
+def foretold(monkeypatch):
+    """Lets the model reply to predicting requests as a test says, in order; sums up by repeating. Returns the replies left."""
+    replies = []
+
+    def say(self, notes, request, draw):
+        if "key content" in request:
+            return " ".join(notes)
+        return replies.pop(0) if replies else ""
+
+    monkeypatch.setattr(Foresight, "said", say)
+    return replies
+
+
+def is_banked(answer):
+    return answer.plan.banked is not None
+
+
+def kept(base):
+    return base.outlook.ledger.totals().kept
+
+
+# What users wait for
+
+
+def test_a_question_whose_answer_is_empty_is_computed_once(base, foretold, monkeypatch):
+    base.ask(GLORRIC)
+    base.ask(AGAIN)
+    computed = []
+
+    def nothing(self, text, circumstances):
+        computed.append(text)
+        return Answer("", (), Plan("reuse", 0.0, ()), Timing())
+
+    monkeypatch.setattr(Ahead, "answer", nothing)
+    base.idle()
+    base.idle()
+    assert computed == [AGAIN]
+    assert base.answers.waiting() == []
+    assert base.ask(AGAIN).plan.banked.question == GLORRIC
+
+
+def test_a_question_that_got_anothers_answer_gets_its_own(base, foretold):
+    base.ask(GLORRIC)
+    base.ask(AGAIN)
+    report = base.idle()
+    assert report.steps["answers"] == 1
+    assert report.flops > 0
+    assert base.answers.waiting() == []
+    assert base.ask(AGAIN).plan.banked.question == AGAIN
+
+
+def test_answers_that_documents_have_overtaken_are_given_again_only_when_they_are_new(
+    base, documents, foretold
+):
+    base.ask(GLORRIC, top_k=1)
+    base.ask("What did the guest order?", top_k=1)
+    (documents / "news.txt").write_text(NEWS)
+    base.add(documents)
+    base.idle()
+    answer = base.ask(GLORRIC, top_k=1)
+    assert is_banked(answer)
+    assert answer.text == "needle"
+    assert is_banked(base.ask("What did the guest order?", top_k=1))
+
+
+def test_what_a_changed_document_took_along_is_answered_anew(base, documents, foretold):
+    base.ask(GLORRIC)
+    (documents / "passwords.md").write_text("The password of Glorric is needle.")
+    base.add(documents)
+    base.idle()
+    answer = base.ask(GLORRIC)
+    assert is_banked(answer)
+    assert answer.text == "needle"
+
+
+# Prediction
+
+
+def test_predicted_questions_are_answered_before_they_are_asked_and_earn_their_keep(base, foretold):
+    foretold += [SENDBEL]
+    base.idle()
+    assert kept(base) == 1
+    answer = base.ask(SENDBEL)
+    assert is_banked(answer)
+    assert answer.text == base.ask(SENDBEL, bank="ignore").text
+    totals = base.outlook.ledger.totals()
+    assert (totals.predicted, totals.served, totals.given) == ({"knowledge": 1}, 1, 1)
+
+
+def test_what_is_answered_ahead_is_decoded_as_the_settings_say(open_kb, documents, foretold, monkeypatch):
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any", kv_budget=1.0, resident_bytes=20_000_000)
+    kb.add(documents)
+    foretold.append(GLORRIC)
+    answered, plain = [], Ahead.answer
+    monkeypatch.setattr(Ahead, "answer", lambda *given: answered.append(plain(*given)) or answered[-1])
+    kb.idle()
+    (ahead,) = answered
+    assert 0 < ahead.decoding.resident_bytes <= 20_000_000
+    assert is_banked(kb.ask(GLORRIC))
+
+
+def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, foretold):
+    base.ask(GLORRIC)
+    foretold += [
+        GLORRIC,
+        AGAIN,
+        "What is the password of Zebulon?",
+        "What is the password of Sendbel today?",
+        f"1. {SENDBEL}",
+        "Please tell me the password of Sendbel?",
+    ]
+    base.idle()
+    totals = base.outlook.ledger.totals()
+    assert (totals.kept, totals.dropped) == (1, 1)
+    assert is_banked(base.ask(SENDBEL))
+    assert not base.outlook.ledger.knows(GLORRIC)
+
+
+def test_a_predicted_question_that_the_model_has_no_answer_to_is_dropped(base, foretold, monkeypatch):
+    foretold += [SENDBEL]
+    monkeypatch.setattr("kvweave.engine.idle_work.says_nothing", lambda answer: "lantern" in answer)
+    base.idle()
+    totals = base.outlook.ledger.totals()
+    assert (totals.kept, totals.dropped) == (0, 1)
+    assert base.answers.totals().questions == 0
+
+
+def test_no_more_than_the_stride_at_once(open_kb, documents, foretold):
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any", prediction_stride=2)
+    kb.add(documents)
+    told = []
+    names = [word for word in (documents / "passwords.md").read_text().split() if word[0].isupper()]
+    foretold += [f"What is the password of {name}?" for name in dict.fromkeys(names) if name != "The"]
+    put = kb.outlook.abstract.used
+    kb.outlook.abstract.used = lambda part: told.append(kept(kb)) or put(part)
+    kb.idle()
+    assert len(told) >= 2
+    assert all(later - earlier <= 2 for earlier, later in zip([0, *told], [*told, kept(kb)], strict=False))
+
+
+def test_new_questions_lead_to_predictions_in_their_style_once(base, monkeypatch):
+    asked = []
+
+    def say(self, notes, request, draw):
+        if "key content" in request:
+            return " ".join(notes)
+        asked.append((notes, request))
+        return ""
+
+    monkeypatch.setattr(Foresight, "said", say)
+    base.ask(GLORRIC)
+    base.ask(SENDBEL)
+    base.idle()
+    stride = base.config.prediction.prediction_stride
+    ones = [request for _, request in asked if "Earlier questions" in request]
+    assert len(ones) == stride
+    assert set(ones) == {f"Earlier questions: {GLORRIC} {SENDBEL} Which question could be next?"}
+    assert all(notes for notes, _ in asked)
+    asked.clear()
+    base.idle()
+    assert asked == []
+    base.ask("What did the guest order?", bank="ignore")
+    base.idle()
+    assert asked == []
+    base.ask("What did the guest order?")
+    base.idle()
+    assert len(asked) == stride
+
+
+def test_a_removed_document_takes_along_what_was_predicted_from_it(base, documents, foretold):
+    foretold += [SENDBEL]
+    base.idle()
+    assert kept(base) == 1
+    base.remove(documents / "passwords.md")
+    assert kept(base) == 0
+    assert base.answers.totals().questions == 0
+    assert all("Sendbel" not in part.text for part in base.outlook.abstract.parts())
+    base.idle()
+    assert not base.outlook.ledger.knows(SENDBEL)
+
+
+def test_a_predicted_question_that_a_user_asked_stays_the_users(base, documents, foretold):
+    foretold += [SENDBEL]
+    base.idle()
+    base.ask(SENDBEL)
+    base.remove(documents / "passwords.md")
+    assert [waiting.question for waiting in base.answers.waiting()] == [SENDBEL]
+
+
+def test_nothing_is_kept_of_a_prediction_from_a_document_that_goes_meanwhile(base, documents, monkeypatch):
+    def say(self, notes, request, draw):
+        if "key content" in request:
+            return " ".join(notes)
+        if (documents / "passwords.md").exists():
+            (documents / "passwords.md").unlink()
+            base.remove(documents / "passwords.md")
+        return SENDBEL
+
+    monkeypatch.setattr(Foresight, "said", say)
+    base.idle()
+    assert kept(base) == 0
+    assert base.answers.totals().questions == 0
+
+
+def test_the_reference_model_predicts_questions_whose_answers_are_what_it_would_say(base):
+    report = base.idle()
+    assert report.ended == "nothing is left to do"
+    assert report.steps["abstract"] >= 1
+    assert report.steps["population"] == kept(base) >= 1
+    again = base.idle()
+    assert again.steps == {}
+    assert again.flops == 0
+    for question, circumstances in base.answers.most_used():
+        assert base.ask(question).text == base.ask(question, bank="ignore").text
+        assert circumstances.recipe == "weave"
+
+
+def test_any_other_model_gets_instructions_and_whatever_it_says_does_no_harm(open_kb, documents, tmp_path):
+    folder = tmp_path / "model"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    kb = open_kb(model=str(folder), chunk_tokens=48, answer_limit_bytes=10**7, idle_power="any")
+    kb.add(documents)
+    kb.ask(GLORRIC)
+    report = kb.idle()
+    assert report.ended == "nothing is left to do"
+    assert report.steps["abstract"] > 1
+    assert report.flops > 0
+    listed = {chunk for (chunk,) in kb._records.database.query("SELECT row_id FROM document_chunks")}
+    covered = {chunk for (chunk,) in kb._records.database.query("SELECT chunk FROM abstract_chunks")}
+    assert covered == listed
+    assert kb.idle().steps == {}
+
+
+# The scheduler
+
+
+def test_above_the_cutoff_there_is_kv_and_no_answer_and_below_it_the_answer_follows(
+    open_kb, documents, foretold
+):
+    settings = {"answer_limit_bytes": 10**7, "idle_power": "any", "recipe": "prefix"}
+    high = open_kb(answer_threshold=0.9, **settings)
+    high.add(documents)
+    foretold += [SENDBEL]
+    report = high.idle()
+    assert report.steps["population"] == 1
+    assert [(one.question, one.why) for one in high.answers.waiting()] == [(SENDBEL, "prefilled")]
+    assert high.idle().steps == {}
+    low = open_kb(answer_threshold=0.85, **settings)
+    converted = low.idle()
+    assert converted.steps == {"conversion": 1}
+    assert (
+        0 < converted.flops < high.idle_record.totals()["population"].flops
+    )  # its prompt is not computed again
+    answer = low.ask(SENDBEL)
+    assert is_banked(answer)
+    assert answer.text == low.ask(SENDBEL, bank="ignore").text
+
+
+def test_prefilling_ahead_leaves_the_question_alone_to_be_computed(open_kb, documents, foretold):
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any", recipe="prefix", answer_threshold=0.9)
+    kb.add(documents)
+    foretold += [SENDBEL]
+    kb.idle()
+    plan = kb.ask(SENDBEL).plan
+    assert plan.banked is None
+    assert plan.fresh_tokens == plan.spans[-1].tokens
+
+
+def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(open_kb, documents, foretold):
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any", recipe="prefix")
+    kb.add(documents)
+    kb.ask(SENDBEL)
+    held = kb.store.used_bytes
+    assert kb.idle().ended == "nothing is left to do"
+    kb.store.set_limit(held // 2)
+    kb.idle()
+    assert kb.store.used_bytes <= held // 2
+    assert "restoration" not in kb.idle().steps
+    kb.store.set_limit(10 * held)
+    assert kb.idle().steps["restoration"] == 1
+    plan = kb.ask(SENDBEL, bank="renew").plan
+    assert plan.fresh_tokens == plan.spans[-1].tokens
+    assert "restoration" not in kb.idle().steps
+
+
+def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, foretold):
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
+    kb.add(documents)
+    kb.ask(SENDBEL)
+    kb.idle()
+    held = kb.store.used_bytes
+    kb.store.set_limit(0)
+    kb.idle()
+    assert kb.ask(SENDBEL, bank="renew").plan.reused_tokens == 0
+    kb.store.set_limit(10 * held)
+    kb.idle()
+    plan = kb.ask(SENDBEL, bank="renew").plan
+    assert plan.fresh_tokens == plan.spans[-1].tokens
+
+
+# When, and how much
+
+
+def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, foretold):
+    foretold += [SENDBEL]
+    for limit in ({"idle_seconds_per_day": 1e-6}, {"idle_flops_per_day": 1.0}):
+        kb = open_kb(str(*limit), answer_limit_bytes=10**7, idle_power="any", **limit)
+        kb.add(documents)
+        kb.ask(GLORRIC)
+        kb.ask(AGAIN)
+        kb.ask("Could you tell me the password of Glorric?")
+        assert len(kb.answers.waiting()) == 2
+        report = kb.idle()
+        assert report.steps == {"answers": 1}  # the one that was begun
+        assert str(*limit) in report.ended
+        assert kb.idle().steps == {}
+
+
+def test_on_battery_nothing_is_done_unless_that_is_allowed(open_kb, documents, foretold, monkeypatch):
+    class Battery:
+        power_plugged = False
+
+    monkeypatch.setattr("kvweave.engine.power.psutil.sensors_battery", Battery, raising=False)
+    saving = open_kb(answer_limit_bytes=10**7)
+    saving.add(documents)
+    saving.ask(GLORRIC)
+    saving.ask(AGAIN)
+    report = saving.idle()
+    assert report.steps == {}
+    assert "battery" in report.ended
+    spending = open_kb(answer_limit_bytes=10**7, idle_power="any")
+    assert spending.idle().steps["answers"] == 1
+
+
+def test_what_fails_is_logged_and_left_for_another_run(base, foretold, monkeypatch, caplog):
+    base.ask(GLORRIC)
+    base.ask(AGAIN)
+    from kvweave.errors import StoreBusy
+
+    with monkeypatch.context() as patch:
+
+        def fail(*args, **kwargs):
+            raise StoreBusy("locked")
+
+        patch.setattr(Ahead, "answer", fail)
+        assert base.idle().steps.get("answers", 0) == 0
+    assert "idle work left undone" in caplog.text
+    assert base.idle().steps["answers"] == 1
+
+
+def test_a_knowledge_base_without_documents_has_nothing_to_do(open_kb):
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
+    assert kb.idle().ended == "nothing is left to do"
+
+
+# Giving way
+
+
+def test_while_a_request_is_under_way_nothing_runs_and_afterwards_it_goes_on(base, foretold):
+    base.ask(GLORRIC)
+    base.ask(AGAIN)
+    elsewhere = Requests(base.folder / "requests.lock")  # as another process sees it
+    arrival = elsewhere.arrive()
+    reports = []
+    working = threading.Thread(target=lambda: reports.append(base.idle()))
+    working.start()
+    time.sleep(0.5)
+    assert len(base.answers.waiting()) == 1
+    arrival.leave()
+    working.join(timeout=60)
+    assert reports[0].steps["answers"] == 1
+    assert base.answers.waiting() == []
+
+
+def test_a_request_that_comes_in_the_middle_is_served_before_the_work_goes_on(base, foretold, monkeypatch):
+    base.ask(GLORRIC)
+    base.ask(AGAIN)
+    served = []
+    began = threading.Event()
+    check = Requests.under_way.fget
+
+    def noticing(self):
+        began.set()
+        return check(self)
+
+    monkeypatch.setattr(Requests, "under_way", property(noticing))
+    working = threading.Thread(target=base.idle)
+    working.start()
+    began.wait(timeout=60)
+    served.append(base.ask("What did the guest order?").text)
+    working.join(timeout=60)
+    assert served == [base.ask("What did the guest order?", bank="ignore").text]
+    assert base.answers.waiting() == []
+
+
+def test_a_request_is_noticed_from_its_arrival_to_its_last_piece_or_its_failure(base):
+    seen = Requests(base.folder / "requests.lock")
+    assert not seen.under_way
+    stream = base.stream(GLORRIC)
+    assert seen.under_way
+    pieces = iter(stream)
+    next(pieces)
+    assert seen.under_way
+    "".join(pieces)
+    assert not seen.under_way
+    with pytest.raises(ValueError, match="empty"):
+        base.ask("  ")
+    assert not seen.under_way
+    closed = iter(base.stream(SENDBEL))
+    next(closed)
+    closed.close()
+    assert not seen.under_way
+    assert 0 <= seen.quiet_s < 60
+
+
+def test_a_place_that_cannot_be_written_to_keeps_nobody_from_asking(tmp_path):
+    nowhere = Requests(tmp_path / "missing" / "requests.lock")
+    with nowhere.arrive():
+        assert not nowhere.under_way
+    assert nowhere.quiet_s == float("inf")
+
+
+def test_a_killed_process_is_no_request_any_more(base):
+    code = (
+        "import sys, time; from pathlib import Path; from kvweave.engine.requests import Requests\n"
+        f"held = Requests(Path({str(base.folder / 'requests.lock')!r})).arrive(); print('here', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"here\n"
+        seen = Requests(base.folder / "requests.lock")
+        assert seen.under_way
+        other.kill()
+        other.wait()
+    assert not seen.under_way
+
+
+def test_one_process_works_at_a_time(base, foretold):
+    base.ask(GLORRIC)
+    base.ask(AGAIN)
+    with alone(base.folder / "idle.lock") as here:
+        assert here
+        report = base.idle()
+    assert report.steps == {}
+    assert "another process" in report.ended
+    assert base.idle().steps["answers"] == 1
+
+
+def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents, foretold):
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any", idle_quiet_s=0.5)
+    kb.add(documents)
+    kb.ask(GLORRIC)
+    kb.ask(AGAIN)
+    asked = time.monotonic()
+    stop = threading.Event()
+    watching = threading.Thread(target=kb.watch_idle, args=(stop,))
+    watching.start()
+    while kb.answers.waiting() and time.monotonic() - asked < 60:
+        time.sleep(0.05)
+    answered = time.monotonic()
+    stop.set()
+    watching.join(timeout=30)
+    assert not watching.is_alive()
+    assert kb.answers.waiting() == []
+    assert answered - asked >= 0.5
+
+
+def test_a_killed_run_is_gone_on_with(base, foretold, tmp_path):
+    base.ask(GLORRIC)
+    base.ask(AGAIN)
+    base.ask("Could you tell me the password of Glorric?")
+    assert len(base.answers.waiting()) == 2
+    code = (
+        "import os, signal, kvweave\n"
+        f"kb = kvweave.open('notes', home={str(tmp_path / 'home')!r}, answer_limit_bytes=10**7, idle_power='any')\n"
+        "def report(stage, done, total):\n"
+        "    if done: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "kb.idle(report)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(base.answers.waiting()) == 1
+    base.idle()
+    assert base.answers.waiting() == []
+    assert base.store.verify().sound

@@ -1,0 +1,31 @@
+"""What is left when a knowledge base cannot be opened."""
+
+import pytest
+
+import kvweave
+from kvweave.engine import records
+from kvweave.errors import StoreBusy
+from kvweave.store.database import Database
+
+
+@pytest.mark.parametrize(
+    "part", ["records.ChunkStore", "records.Outlook", "engine.IdleRecord", "engine.Identity"]
+)
+def test_whatever_fails_on_the_way_no_database_stays_open(tmp_path, monkeypatch, part):
+    opened = []
+
+    def noted(path):
+        opened.append(Database(path))
+        return opened[-1]
+
+    def locked(*_given, **_named):
+        raise StoreBusy("locked by another process")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "Database", noted)
+        patched.setattr(f"kvweave.engine.{part}", locked)
+        with pytest.raises(StoreBusy):
+            kvweave.open("notes", home=tmp_path)
+    assert [database.closed for database in opened] == [True]
+    with kvweave.open("notes", home=tmp_path) as base:
+        assert base.documents() == []

@@ -1,0 +1,228 @@
+"""Stored chunk KV goes layer by layer from the store's files into clusters: the same answer, and one layer in memory."""
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import kvweave
+from kvweave.decode.entering import Entering, entered
+from kvweave.decode.flash.entry_format import EntryFormat
+from kvweave.decode.settings import ClusterSettings, FlashSettings
+from kvweave.errors import InvalidRequest
+from kvweave.models.adapter import Adapter
+from kvweave.models.canvas import Sheet
+from kvweave.recipes.methods import METHODS, recipe_named
+from kvweave.recipes.prefill import prepare
+from kvweave.recipes.recipe import run
+from kvweave.recipes.request import PrefillResult
+from kvweave.store.layers import VerifiedLayers
+from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
+
+TEXTS = ("The lamp is in the hall. ", "The key is under the stone. ", "Rain fell on the tin roof. ")
+SYSTEM, QUESTION = "Answer.", "Where is the key?"
+SMALL = {"window": 8, "clusters": ClusterSettings(8, 16), "flash": FlashSettings(page_bytes=512)}
+WHOLE = kvweave.ClusteredKV(1.0, **SMALL)
+TOLERANCE = 5e-4  # on logits of magnitude 5, float32, summed portion by portion
+CAUSAL = sorted(set(METHODS) - {"ape", "cacheclip", "cacheclip-refill"})  # those two load a second model
+
+
+def quiet_adapter(family: str) -> Adapter:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # configurations of tiny shapes draw notices from some families
+        return tiny_adapter(family)
+
+
+def asked(parts: int = 3) -> kvweave.Prompt:
+    return kvweave.Prompt(QUESTION, tuple(text * 3 for text in TEXTS[:parts]), SYSTEM)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[kvweave.ChunkStore]:
+    with kvweave.ChunkStore(tmp_path / "store") as store:
+        yield store
+
+
+def prepared(adapter: Adapter, store: kvweave.ChunkStore, recipe: str = "reuse") -> None:
+    """The first two chunks; the third is computed with the question."""
+    chunks = asked(2).chunks
+    preparing = {"fusionrag", "fusionrag-over-stale"}  # behind like chunks, for which an embedding is needed
+    prepare(adapter, store, chunks, recipe="reuse" if recipe in preparing else recipe, system=SYSTEM)
+
+
+def decoded(adapter: Adapter, result: PrefillResult, steps: int = 12) -> torch.Tensor:
+    """Logits of the prompt's last position and of some steps, (steps + 1, vocab)."""
+    retrieved = entered(result.canvas)
+    held = result.canvas if retrieved is None else retrieved  # neither is true, see `Continued`
+    found = [result.logits]
+    for token in range(10, 10 + steps):
+        found.append(adapter.step(held, token))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("recipe", CAUSAL)
+def test_every_recipe_gives_what_it_gives_on_a_canvas(recipe: str, store: kvweave.ChunkStore) -> None:
+    adapter = tiny_adapter()
+    prepared(adapter, store, recipe)
+    ratio = 0.3 if METHODS[recipe]().select.selects else None
+    tokens, taker = adapter.template.render(asked()), Entering(adapter.geometry, WHOLE)
+    result = run(recipe_named(recipe), adapter, store, tokens, ratio=ratio, taker=taker)
+    expected = run(recipe_named(recipe), adapter, store, tokens, ratio=ratio)
+    assert torch.equal(result.selected, expected.selected)
+    assert result.plan == expected.plan
+    torch.testing.assert_close(
+        decoded(adapter, result), decoded(adapter, expected), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("family", ["gemma2", "phi3-sliding", "qwen3", "phi3-partial", "gpt-neox"])
+def test_recomputing_everything_is_plain_full_attention(family: str, store: kvweave.ChunkStore) -> None:
+    adapter = quiet_adapter(family)
+    prepared(adapter, store)
+    result = kvweave.prefill(adapter, store, asked(), recipe="reuse", ratio=1.0, kv=WHOLE)
+    steps = 12
+    text = [*result.request.prompt.token_ids, *range(10, 10 + steps)]
+    with torch.no_grad():
+        plain = adapter.model(torch.tensor([text]), use_cache=False).logits[0, -steps - 1 :]
+    torch.testing.assert_close(decoded(adapter, result, steps), plain, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_damage_found_on_the_way_begins_anew(store: kvweave.ChunkStore, tmp_path: Path) -> None:
+    """In the last layer, when the others are in their clusters."""
+    adapter = tiny_adapter()
+    prepared(adapter, store)
+    store.forget_recent()
+    ids = torch.tensor(adapter.template.chunk_ids(asked().chunks[1])).numpy().tobytes()
+    (file,) = [each for each in (tmp_path / "store").glob("??/*.safetensors") if ids in each.read_bytes()]
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 4
+    file.write_bytes(content)
+    result = kvweave.prefill(adapter, store, asked(), kv=WHOLE)
+    expected = kvweave.prefill(adapter, store, asked())
+    assert store.stats().damaged == 1
+    assert [span.origin for span in result.plan.spans] == ["exact", "exact", "fresh", "fresh", "fresh"]
+    torch.testing.assert_close(
+        decoded(adapter, result), decoded(adapter, expected), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+def test_what_was_handed_over_is_for_retrieval_alone(store: kvweave.ChunkStore) -> None:
+    adapter = tiny_adapter()
+    result = kvweave.prefill(adapter, store, asked(), kv=WHOLE)
+    with pytest.raises(InvalidRequest, match="handed its KV over"):
+        adapter.model.generate(**result.generate_kwargs, max_new_tokens=2)
+    result = kvweave.prefill(adapter, store, asked(), kv=WHOLE)
+    with pytest.raises(InvalidRequest, match="name one"):
+        kvweave.generate(result, kv=kvweave.ClusteredKV(0.5, **SMALL))
+    prepare(adapter, store, asked().chunks, recipe="ape", system=SYSTEM)
+    with pytest.raises(InvalidRequest, match="leave kv_budget out"):
+        kvweave.prefill(adapter, store, asked(), recipe="ape", kv=WHOLE)
+
+
+def test_the_answer_is_that_of_a_canvas(store: kvweave.ChunkStore) -> None:
+    adapter = tiny_adapter()
+    adapter.model.generation_config.eos_token_id = []
+    dense = kvweave.generate(kvweave.prefill(adapter, store, asked()), max_new_tokens=30)
+    flowed = kvweave.generate(kvweave.prefill(adapter, store, asked(), kv=WHOLE), max_new_tokens=30)
+    assert flowed.text == dense.text
+    assert flowed.decoding is not None
+    assert flowed.decoding.attended_per_token > 0
+
+
+def test_only_without_a_bound_is_remembered_what_was_computed(tmp_path: Path) -> None:
+    adapter = tiny_adapter()
+    kept = {}
+    for name, kv in {
+        "canvas": None,
+        "unbounded": WHOLE,
+        "bounded": kvweave.ClusteredKV(1.0, 200_000, **SMALL),
+    }.items():
+        with kvweave.ChunkStore(tmp_path / name) as store:
+            kvweave.prefill(adapter, store, asked(), recipe="prefix", kv=kv)
+            kept[name] = store.stats().entries
+    assert kept["unbounded"] == kept["canvas"] > 0 == kept["bounded"]
+
+
+LAYERS, RESIDENT_BYTES = 16, 200_000
+WIDTHS = {8, 64, 512}
+
+
+def test_the_prompt_never_stands_in_memory_as_a_whole(
+    store: kvweave.ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is alive of KV, whoever holds it, while layers are laid out, recomputed and clustered, mapped files aside."""
+    adapter = deep_adapter()
+    prompt = kvweave.Prompt(QUESTION, tuple(text * 25 for text in TEXTS), SYSTEM)
+    prepare(adapter, store, prompt.chunks, recipe="prophetkv", system=SYSTEM)
+    store.forget_recent()  # what was just written would be found in memory
+    chosen = {"recipe": "prophetkv", "ratio": 0.1}
+    tokens = adapter.template.render(prompt).tokens
+    layer_bytes = tokens * adapter.geometry.token_bytes // LAYERS
+    bound = RESIDENT_BYTES + 4 * layer_bytes  # laid out, rotated, being encoded
+    assert bound < LAYERS * layer_bytes / 2, "a whole prompt is far above the bound"
+    with peak_bytes(monkeypatch) as canvas_peak:
+        kvweave.prefill(adapter, store, prompt, **chosen)
+    assert canvas_peak() > LAYERS * layer_bytes
+    with peak_bytes(monkeypatch) as peak:
+        result = kvweave.prefill(
+            adapter, store, prompt, kv=kvweave.ClusteredKV(1.0, RESIDENT_BYTES, **SMALL), **chosen
+        )
+    assert result.plan.reused_tokens > tokens / 2
+    held = entered(result.canvas)
+    assert held is not None
+    assert held.counts.peak_resident_bytes <= RESIDENT_BYTES
+    assert peak() < bound
+
+
+def deep_adapter() -> Adapter:
+    config = tiny_model().config
+    config.num_hidden_layers, config.max_position_embeddings = LAYERS, 4096
+    torch.manual_seed(0)
+    return Adapter(AutoModelForCausalLM.from_config(config).eval(), tiny_tokenizer(), name="deep")
+
+
+@contextmanager
+def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """The most bytes of KV alive at a time, over what there was before and beside mapped files."""
+    before, found = set(storages()), [0]
+
+    def look() -> None:
+        found.append(sum(size for at, size in storages().items() if at not in before))
+
+    lay_out, encode = Sheet.lay_out, EntryFormat.encode
+
+    def laid_out(self: Sheet, layer: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = lay_out(self, layer, like)
+        look()
+        return made
+
+    def encoded(self: EntryFormat, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        made = encode(self, keys, values)
+        look()
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sheet, "lay_out", laid_out)
+        patch.setattr(EntryFormat, "encode", encoded)
+        yield lambda: max(found)
+
+
+def storages() -> dict[int, int]:
+    """The memory, in bytes by its address, of all that is as wide as a head, an entry or a page."""
+    found: dict[int, int] = {}
+    mapped: set[int] = set()
+    for thing in gc.get_objects():
+        if type(thing) is VerifiedLayers:
+            assert isinstance(thing.held, torch.Tensor)
+            mapped.add(thing.held.untyped_storage().data_ptr())
+        elif type(thing) in (torch.Tensor, torch.nn.Parameter):
+            if not thing.dim() or thing.shape[-1] not in WIDTHS:
+                continue
+            memory = thing.untyped_storage()
+            found[memory.data_ptr()] = memory.nbytes()
+    return {at: size for at, size in found.items() if at not in mapped}

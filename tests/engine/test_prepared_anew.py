@@ -1,0 +1,27 @@
+"""Chunks that were prepared beside others stay as they are until the store is emptied."""
+
+import tiny_kb
+
+
+def similar_kv(base, text):
+    """A chunk's KV behind similar chunks."""
+    adapter = base.adapter
+    ids = tuple(adapter.template.chunk_ids(text))
+    kinds = base.store.versions(adapter.fingerprint, [ids])[0]
+    (making,) = [making for making in kinds if making.kind == "similar-10"]
+    return base.store.get(adapter.fingerprint, ids, making).kv.clone()
+
+
+def test_chunks_prepared_among_few_are_prepared_among_all_after_clearing(tiny, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "first.txt").write_text("Inn.")
+    with tiny_kb.open_tiny(tmp_path / "home", recipe="similar+reuse") as base:
+        base.add(notes)
+        alone = similar_kv(base, "Inn.")
+        (notes / "second.txt").write_text("River.")
+        assert base.add(notes).chunk_kv_computed == 1
+        assert similar_kv(base, "Inn.").equal(alone)
+        base.store.clear()
+        assert base.add(notes).chunk_kv_computed == 2
+        assert not similar_kv(base, "Inn.").allclose(alone)

@@ -1,0 +1,38 @@
+"""A knowledge base whose chunk KV is stored in fewer bits."""
+
+import pytest
+
+from kvweave.errors import InvalidRequest
+
+QUESTION = "What is the password of Glorric?"
+
+
+def test_chunks_are_stored_so_and_answered_from(open_kb, documents):
+    base = open_kb(recipe="reuse", storage="int8")
+    report = base.add(documents)
+    kinds = base.store.stats().by_kind
+    assert kinds["isolated-int8"].entries == report.chunks
+    assert kinds.keys() == {"bare", "isolated-int8"}  # the system prefix stays exact
+    assert base.missing_kv() == 0
+    answer = base.ask(QUESTION)
+    assert answer.text == "walnut"
+    assert answer.plan.recipe == "isolated-int8+reuse"
+    assert {span.origin for span in answer.plan.spans if span.kind == "chunk"} == {"reused"}
+    assert base.store.stats().by_kind.keys() == kinds.keys()  # nothing computed behind it is kept
+
+
+def test_another_setting_makes_its_own_and_leaves_the_others(open_kb, documents):
+    first = open_kb(recipe="reuse", storage="int4")
+    chunks = first.add(documents).chunks
+    first.close()
+    exact = open_kb(recipe="reuse")
+    assert exact.missing_kv() == chunks
+    assert exact.add(documents).chunk_kv_computed == chunks
+    kinds = exact.store.stats().by_kind
+    assert (kinds["isolated"].entries, kinds["isolated-int4"].entries) == (chunks, chunks)
+
+
+def test_what_keeps_exact_versions_says_so(open_kb, documents):
+    base = open_kb(storage="int8", recipe="cachecraft")
+    with pytest.raises(InvalidRequest, match=r"keeps exact versions .* use storage exact"):
+        base.add(documents)
