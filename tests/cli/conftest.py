@@ -17,13 +17,14 @@ def command(tmp_path):
         "COLUMNS": "200",
     }
 
-    def run(*words, code=0, **more):
+    def run(*words, code=0, timeout_s=120, input_text="", **more):
         done = subprocess.run(
             [sys.executable, "-m", "kvweave", *map(str, words)],
             capture_output=True,
             text=True,
+            input=input_text,
             env=environment | more,
-            timeout=120,
+            timeout=timeout_s,
             check=False,
         )
         assert done.returncode == code, done.stderr or done.stdout

@@ -5,9 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kvweave.cli import app as command_line
-from kvweave.cli.app import _came_from_interrupt, app
-from kvweave.errors import KvweaveError, ModelNotFound
+from kvweave.cli.app import app
+from kvweave.errors import KvweaveError
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 GLORRIC = "What is the password of Glorric?"
@@ -191,25 +190,3 @@ def test_names_are_printed_whole_where_nobody_reads_them(invoke, documents):
     rows = [line.split("\t") for line in invoke("ls").output.splitlines()]
     assert rows[0][0] == str(documents / "badges.txt")
     assert all(len(row) == 4 for row in rows)
-
-
-def test_an_interrupt_that_came_out_as_another_error_is_recognised():
-    error = RuntimeError("could not import")
-    error.__context__ = KeyboardInterrupt()  # as transformers' lazy imports leave it
-    assert _came_from_interrupt(error)
-    assert not _came_from_interrupt(RuntimeError("plain"))
-
-
-def test_ctrl_c_while_a_model_loads_ends_as_an_interrupt(monkeypatch, capsys):
-    error = ModelNotFound("cannot load the model")
-    error.__cause__ = RuntimeError("could not import")
-    error.__cause__.__context__ = KeyboardInterrupt()
-
-    def interrupted(**options):
-        raise error
-
-    monkeypatch.setattr(command_line, "app", interrupted)
-    with pytest.raises(SystemExit) as stopped:
-        command_line.main()
-    assert stopped.value.code == 130
-    assert "run the same command again" in capsys.readouterr().err

@@ -95,6 +95,21 @@ def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
     assert {row["recipe"] for row in content["rows"]} == {"full", "reuse", "bare+random", "random"}
 
 
+def test_storages_are_compared_prompt_by_prompt(command):
+    few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
+    asked = (*few, "--recipe", "reuse", "--storage", "int8", "--storage", "int4")
+    told = json.loads(command(*asked, "--json").stdout)
+    assert told["matrices"] == []  # one preparation, stored in three ways
+    found = told["storages"]
+    assert [(cost["recipe"], cost["storage"], cost["samples"]) for cost in found] == [
+        ("reuse", "int8", 2),
+        ("reuse", "int4", 2),
+    ]
+    for cost in found:
+        assert cost["lost"] == cost["exact_score"] - cost["score"]
+    assert "chunk KV in fewer bits" in command(*asked).stdout
+
+
 def test_prompts_that_are_too_long_are_left_out_and_said(command, tmp_path):
     (tmp_path / "data.jsonl").write_text(HOTPOT + HOTPOT.replace("It is here. ", "It is here. " * 9000))
     told = command("eval", "--longbench", tmp_path / "data.jsonl", "--recipe", "reuse", "--quiet", "--json")
@@ -116,6 +131,8 @@ def test_selection_says_which_tokens_matter(command, tmp_path):
         (("--task", "nothing"), "single, multikey"),
         (("--recipe", "nothing"), "full, naive"),
         (("--prepare", "nothing"), "bare, isolated, similar"),
+        (("--storage", "nothing"), "exact, int8, int4"),
+        (("--storage", "int8", "--recipe", "cachecraft"), "keeps exact versions"),
         (("--suite", "nothing"), "quick, full"),
         (("--split", "nothing"), "train, dev, test"),
         (("--haystack", "/nowhere"), "/nowhere is not a folder"),

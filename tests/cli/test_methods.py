@@ -34,14 +34,14 @@ def test_a_prompt_is_explained_token_by_token(indexed):
     assert plan["recomputed_tokens"] > 0
     assert GLORRIC in "".join(token["text"] for token in answer["tokens"])
 
-    told = indexed(*asked).stdout
+    told = indexed(*asked, "--fresh").stdout  # the same again would come from the bank
     assert "similar+prophetkv, coverage 0.3" in told
     assert "stored to stand anywhere (similar-10)" in told
     assert re.search(rf"{plan['recomputed_tokens']} +recomputed +had stored KV", told)
     assert GLORRIC in told
     assert "--json says it token by token" in told
 
-    colours = indexed(*asked, FORCE_COLOR="1", TERM="xterm-256color").stdout
+    colours = indexed(*asked, "--fresh", FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "\x1b[36m" in colours  # reused
     assert "\x1b[30;43m" in colours  # recomputed
     assert GLORRIC in re.sub(r"\x1b\[[\d;]*m", "", colours)

@@ -16,7 +16,7 @@ def test_add_ask_list_change_remove(command, documents):
     assert added["chunk_kv_computed"] == added["chunks"] > 3
 
     answer = command.json("ask", GLORRIC)
-    assert set(answer) == {"text", "sources", "plan", "timing"}
+    assert set(answer) == {"text", "sources", "plan", "timing", "decoding"}
     assert answer["text"] == "walnut"
     assert str(documents / "passwords.md") in {source["document"] for source in answer["sources"]}
     assert (
@@ -76,9 +76,7 @@ def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(command, docume
     assert "run the same command again" in errors
     assert "Traceback" not in errors
 
-    asked = command.json("ask", GLORRIC)  # of what is searchable already
-    assert asked["text"]
-    assert asked["sources"]
+    assert command.json("ask", GLORRIC)["text"] == "walnut"  # of what is searchable already
     resumed = command.json("add", documents)
     assert resumed["chunk_kv_computed"] > 0
     stats = command.json("cache", "stats")

@@ -9,11 +9,26 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvweave import __version__
-from kvweave.cli import ask, cache, demo, doctor, documents, evaluate, profile, train_selector
+from kvweave.cli import (
+    ask,
+    bench,
+    cache,
+    chat,
+    demo,
+    doctor,
+    documents,
+    eval_decode,
+    evaluate,
+    idle,
+    lookalikes,
+    personas,
+    profile,
+    train_selector,
+)
+from kvweave.cli.interrupted import interrupt_behind, said
 from kvweave.errors import KvweaveError
 
 INTERRUPTED = 130
-INTERRUPTED_SAID = "interrupted: what was finished is kept; run the same command again to go on"
 
 app = typer.Typer(
     name="kvweave",
@@ -24,11 +39,17 @@ app = typer.Typer(
 )
 app.command("add")(documents.add)
 app.command("ask")(ask.ask)
+app.command("chat")(chat.chat)
 app.command("ls")(documents.ls)
 app.command("rm")(documents.rm)
+app.command("idle")(idle.idle)
 app.add_typer(cache.app, name="cache")
 app.command("doctor")(doctor.doctor)
+evaluate.app.command("lookalikes")(lookalikes.lookalikes)
+evaluate.app.command("personas")(personas.personas)
+evaluate.app.command("decode")(eval_decode.decode)
 app.add_typer(evaluate.app)
+app.add_typer(bench.app, name="bench")
 app.command("profile-layers")(profile.profile_layers)
 app.command("train-selector")(train_selector.train_selector)
 app.command("demo")(demo.demo)
@@ -58,20 +79,13 @@ def main() -> None:
         app(standalone_mode=True)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # how Typer ends on Ctrl-C
-            console.print(INTERRUPTED_SAID)
+            console.print(said(interrupt_behind(stop)))
         raise
     except Exception as error:
-        if _came_from_interrupt(error):
-            console.print(INTERRUPTED_SAID)
+        if interrupt := interrupt_behind(error):
+            console.print(said(interrupt))
             sys.exit(INTERRUPTED)
         if not isinstance(error, KvweaveError | OSError):
             raise
         console.print(f"[red bold]error:[/] {escape(str(error))}")
         sys.exit(1)
-
-
-def _came_from_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is at the bottom: transformers turns one that comes while it imports into its own error."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None

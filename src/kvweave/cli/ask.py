@@ -21,7 +21,9 @@ def ask(
     system: opt.System = None,
     recipe: opt.Recipe = None,
     prepare: opt.Prepare = None,
+    storage: opt.Storage = None,
     auxiliary: opt.Auxiliary = None,
+    shared: opt.Shared = None,
     ratio: Annotated[
         float | None,
         typer.Option(envvar="KVWEAVE_RATIO", help="Share of the reused context to recompute, 0 to 1."),
@@ -30,7 +32,7 @@ def ask(
         float | None,
         typer.Option(
             envvar="KVWEAVE_COVERAGE",
-            help="Instead: recompute as few tokens as hold this share of all scores, 0 to 1.",
+            help="Instead: recompute as few tokens as hold this share of all scores, 0 to 1; from 2 % to half of them.",
         ),
     ] = None,
     top_k: Annotated[
@@ -46,12 +48,20 @@ def ask(
     temperature: Annotated[
         float | None, typer.Option(envvar="KVWEAVE_TEMPERATURE", help="0 is greedy.")
     ] = None,
+    kv_budget: opt.KvBudget = None,
+    resident_bytes: opt.ResidentBytes = None,
     drop_chunks: Annotated[
         bool,
         typer.Option(
             "--drop-chunks",
             envvar="KVWEAVE_DROP_CHUNKS",
             help="Leave out the lowest-ranked chunks if the prompt is too long.",
+        ),
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Answer anew, even if the question was asked before, and keep that answer."
         ),
     ] = False,
     explain: Annotated[
@@ -78,11 +88,22 @@ def ask(
         system=system,
         recipe=recipe,
         prepare=prepare,
+        storage=storage,
         auxiliary=auxiliary,
+        shared=shared,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
+        kv_budget=kv_budget,
+        resident_bytes=None if resident_bytes is None else opt.size_bytes(resident_bytes),
     ) as base:
-        stream = base.stream(question, ratio=ratio, coverage=coverage, top_k=top_k, drop_chunks=drop_chunks)
+        stream = base.stream(
+            question,
+            ratio=ratio,
+            coverage=coverage,
+            top_k=top_k,
+            drop_chunks=drop_chunks,
+            bank="renew" if fresh else "serve",
+        )
         for piece in stream:
             if not json:
                 typer.echo(piece, nl=False)
@@ -100,9 +121,11 @@ def ask(
 
 
 def _tell_sources(answer: "Answer") -> None:
+    from rich.markup import escape
     from rich.text import Text
 
-    from kvweave.cli.show import STDOUT, seconds, share
+    from kvweave.cli.explain import from_bank
+    from kvweave.cli.show import STDOUT, amount, seconds, share
 
     STDOUT.print()
     for source in answer.sources:
@@ -110,7 +133,18 @@ def _tell_sources(answer: "Answer") -> None:
         beginning = " ".join(source.text.split())[:80]
         STDOUT.print(Text.assemble((place, "dim"), beginning), soft_wrap=True)
     plan, timing = answer.plan, answer.timing
+    if plan.banked is not None:
+        STDOUT.print(
+            f"  [dim]{escape(from_bank(plan.banked))}, after {seconds(timing.total_s)}[/]", soft_wrap=True
+        )
+        return
     STDOUT.print(
         f"  [dim]{share(plan.reused_share)} of {plan.prompt_tokens} prompt tokens reused; first token after "
         f"{seconds(timing.ttft_s)}[/]"
     )
+    decoding = answer.decoding
+    if decoding is not None:
+        STDOUT.print(
+            f"  [dim]decoded with at most {amount(decoding.resident_bytes)} of KV in memory; each token read "
+            f"{amount(decoding.bytes_per_token)} from {decoding.reads_per_token:.1f} places[/]"
+        )

@@ -1,54 +1,97 @@
-"""cache: the chunk-KV store of a knowledge base."""
+"""cache: the chunk-KV store of a knowledge base, and what answers and predictions have brought."""
 
-import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvweave.cli import options as opt
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvweave.store.reports import StoreStats
+
 app = typer.Typer(help="Look at, check, limit or empty the chunk-KV store.", no_args_is_help=True)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 @app.command("stats")
-def stats(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) -> None:
-    """Sizes, counts and hit rates."""
-    from rich.table import Table
+def stats(
+    home: opt.Home = None, kb: opt.Kb = "default", shared: opt.Shared = None, json: opt.Json = False
+) -> None:
+    """Sizes, counts, heat and hit rates, per kind and per tier; what answers kept and questions predicted have brought."""
+    from kvweave.cli.earned import earned, tell_earned
+    from kvweave.cli.show import STDOUT, print_json, share
+    from kvweave.engine.facts import facts
 
-    from kvweave.cli.show import STDOUT, amount, print_json, share
-
-    with opt.open_kb(kb, home) as base:
+    with opt.open_kb(kb, home, shared=shared) as base:
         found = base.store.stats()
+        brought = earned(base)
     if json:
-        print_json(found)
+        print_json({**facts(found), **brought})
         return
-    table = Table("kind", "entries", "tokens", "size", box=None, header_style="bold")
-    for kind, totals in sorted(found.by_kind.items()):
-        table.add_row(kind, f"{totals.entries:,}", f"{totals.tokens:,}", amount(totals.bytes))
-    table.add_row(
-        "all",
-        f"{found.entries:,}",
-        f"{found.tokens:,}",
-        f"{amount(found.bytes)} of {amount(found.limit_bytes)}",
-    )
-    STDOUT.print(table)
+    STDOUT.print(_kinds(found))
+    STDOUT.print()
+    STDOUT.print(_tiers(found))
     looked_up = found.hits + found.misses
     rate = share(found.hits / looked_up) if looked_up else "none yet"
     STDOUT.print(
         f"look-ups found: {rate} of {looked_up:,}; evicted {found.evicted:,}, damaged {found.damaged:,}"
     )
+    tell_earned(brought)
+
+
+def _kinds(found: "StoreStats") -> "Table":
+    from rich.table import Table
+
+    from kvweave.cli.show import amount
+
+    table = Table("kind", "entries", "tokens", "size", "heat", box=None, header_style="bold")
+    for kind, totals in sorted(found.by_kind.items()):
+        table.add_row(
+            kind, f"{totals.entries:,}", f"{totals.tokens:,}", amount(totals.bytes), f"{totals.heat:,.1f}"
+        )
+    table.add_row(
+        "all",
+        f"{found.entries:,}",
+        f"{found.tokens:,}",
+        f"{amount(found.bytes)} of {amount(found.limit_bytes)}",
+        f"{sum(totals.heat for totals in found.by_kind.values()):,.1f}",
+    )
+    return table
+
+
+def _tiers(found: "StoreStats") -> "Table":
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    from kvweave.cli.show import amount, share
+
+    where = Column("", overflow="fold")  # an address is no use without its end
+    table = Table("tier", "entries", "size", "limit", "hits", where, box=None, header_style="bold")
+    for tier, totals in found.by_tier.items():
+        hits = share(totals.hits / found.hits) if found.hits else "none yet"
+        waiting = f"{totals.waiting:,} still to be sent" if totals.waiting else ""
+        note = Text("; ".join(part for part in (totals.state, waiting) if part))
+        table.add_row(
+            tier, f"{totals.entries:,}", amount(totals.bytes), amount(totals.limit_bytes), hits, note
+        )
+    return table
 
 
 @app.command("verify")
-def verify(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) -> None:
-    """Check every stored file; drop what is damaged, sweep what nothing lists. Exit code 1 if damage was found."""
+def verify(
+    home: opt.Home = None,
+    kb: opt.Kb = "default",
+    tier: opt.Tier = None,
+    shared: opt.Shared = None,
+    json: opt.Json = False,
+) -> None:
+    """Check every stored entry; drop what is damaged, sweep what nothing lists. Exit code 1 if damage was found."""
     from kvweave.cli.show import STDOUT, print_json
     from kvweave.engine.facts import facts
 
-    with opt.open_kb(kb, home) as base:
-        report = base.store.verify()
+    with opt.open_kb(kb, home, shared=shared) as base:
+        report = base.store.verify(None if tier is None else opt.tier_named(tier))
     if json:
         print_json(report)
     else:
@@ -63,27 +106,28 @@ def limit(
     size: Annotated[str, typer.Argument(help="A size such as 500MB or 20GB.", show_default=False)],
     home: opt.Home = None,
     kb: opt.Kb = "default",
+    tier: opt.Tier = None,
+    shared: opt.Shared = None,
 ) -> None:
-    """Set the hard cap on disk; the least used entries go at once if there is too much."""
+    """Set a tier's hard cap, the disk's by default; what is least worth keeping goes at once if there is too much."""
     from kvweave.cli.show import STDOUT, amount
-    from kvweave.errors import InvalidRequest
 
-    match = _SIZE.fullmatch(size.strip())
-    if match is None:
-        raise InvalidRequest(f"{size!r} is not a size; write for example 500MB or 20GB")
-    limit_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
-    with opt.open_kb(kb, home) as base:
-        base.store.set_limit(limit_bytes)
-        found = base.store.stats()
+    limit_bytes = opt.size_bytes(size)
+    named = opt.tier_named(tier or "disk")
+    with opt.open_kb(kb, home, shared=shared) as base:
+        base.store.set_limit(limit_bytes, named)
+        found = base.store.stats().by_tier[named]
     STDOUT.print(f"limit {amount(found.limit_bytes)}; {amount(found.bytes)} in use")
 
 
 @app.command("clear")
-def clear(home: opt.Home = None, kb: opt.Kb = "default") -> None:
-    """Drop all stored KV; documents stay, and the next add computes it again."""
+def clear(
+    home: opt.Home = None, kb: opt.Kb = "default", tier: opt.Tier = None, shared: opt.Shared = None
+) -> None:
+    """Drop all stored KV of a tier, the disk by default; documents stay, and the next add computes or fetches it again."""
     from kvweave.cli.show import STDOUT
 
-    with opt.open_kb(kb, home) as base:
-        entries = base.store.stats().entries
-        base.store.clear()
-    STDOUT.print(f"dropped {entries} entries")
+    named = opt.tier_named(tier or "disk")
+    with opt.open_kb(kb, home, shared=shared) as base:
+        dropped = base.store.clear(named)
+    STDOUT.print(f"dropped {dropped} entries")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.interrupted import keeps_nothing
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,6 +31,7 @@ class Asked:
     warm: "Answer"
 
 
+@keeps_nothing
 def demo(
     speed: Annotated[
         bool,
@@ -77,13 +79,13 @@ def _ask_all(base: "KnowledgeBase") -> list[Asked]:
     from kvweave.samples import sample_questions
 
     questions = sample_questions()
-    base.ask(questions[0].text, recipe="full")
+    base.ask(questions[0].text, recipe="full", bank="ignore")
     asked = []
     for question in questions:
-        full = base.ask(question.text, recipe="full")
+        full = base.ask(question.text, recipe="full", bank="ignore")
         base.store.forget_recent()
-        cold = base.ask(question.text)
-        warm = base.ask(question.text)
+        cold = base.ask(question.text, bank="ignore")
+        warm = base.ask(question.text, bank="ignore")
         asked.append(Asked(question, full, cold, warm))
     return asked
 

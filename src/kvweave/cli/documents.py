@@ -34,7 +34,9 @@ def add(
     system: opt.System = None,
     recipe: opt.Recipe = None,
     prepare: opt.Prepare = None,
+    storage: opt.Storage = None,
     auxiliary: opt.Auxiliary = None,
+    shared: opt.Shared = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -55,7 +57,9 @@ def add(
             system=system,
             recipe=recipe,
             prepare=prepare,
+            storage=storage,
             auxiliary=auxiliary,
+            shared=shared,
         ) as base,
         progress_bar(quiet or json) as report,
     ):
@@ -129,6 +133,7 @@ def rm(
     ] = False,
     home: opt.Home = None,
     kb: opt.Kb = "default",
+    shared: opt.Shared = None,
     json: opt.Json = False,
 ) -> None:
     """Take documents out, with their chunks, vectors and KV. The files themselves are not touched."""
@@ -137,7 +142,7 @@ def rm(
 
     if bool(paths) == everything:
         raise InvalidRequest("name the documents to remove, or --all")
-    with opt.open_kb(kb, home) as base:
+    with opt.open_kb(kb, home, shared=shared) as base:
         removed = base.remove_all() if everything else base.remove(*(paths or []))
     if json:
         print_json({"removed": removed})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.interrupted import keeps_nothing, keeps_output
 from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ _GENERATED = ("task", "split", "seed", "haystack", "context_tokens")
 
 
 @app.callback()
+@keeps_output
 def evaluate(
     context: typer.Context,
     suite: Suite_ = "quick",
@@ -75,6 +77,13 @@ def evaluate(
         typer.Option(
             "--prepare",
             help="Run recipes on chunks prepared so, instead of each recipe's own way; repeatable, to compare.",
+        ),
+    ] = None,
+    storage: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--storage",
+            help="Run recipes on chunk KV stored as int8 or int4 beside exact KV; repeatable, to compare.",
         ),
     ] = None,
     auxiliary: opt.Auxiliary = None,
@@ -92,7 +101,7 @@ def evaluate(
             "--coverage",
             min=0,
             max=1,
-            help="Recompute as few tokens as hold this share of all scores; repeatable.",
+            help="Recompute as few tokens as hold this share of all scores, from 2 % to half of them; repeatable.",
         ),
     ] = None,
     task: Tasks = None,
@@ -144,6 +153,7 @@ def evaluate(
         matrix,
         recipes=recipe,
         preparations=prepare,
+        storages=storage,
         auxiliary=auxiliary,
         ratios=ratio,
         coverages=coverage,
@@ -170,7 +180,7 @@ def evaluate(
     if warning := first_look(min(row.samples for row in done.rows)):
         _tell(warning)
     if json:
-        print_json(content(done.rows, done.about, done.matrices))
+        print_json(content(done.rows, done.about, done.matrices, done.storages))
     else:
         _show(done, matrix)
 
@@ -217,7 +227,7 @@ def _suite(name: str, matrix: bool, **changes: Any) -> "Suite":
     """A named suite with what other options change in it."""
     from dataclasses import replace
 
-    from kvweave.evaluation.suites import matrix_of, selectors, suite_named
+    from kvweave.evaluation.suites import matrix_of, selectors, storable, suite_named
 
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
     chosen: Any = {key: value for key, value in given.items() if value is not None}
@@ -226,6 +236,8 @@ def _suite(name: str, matrix: bool, **changes: Any) -> "Suite":
         suite = matrix_of(suite)
     elif "preparations" in chosen:
         suite = replace(suite, recipes=selectors())
+    if "storages" in chosen:
+        suite = replace(suite, recipes=storable(suite.recipes))  # unless recipes were asked for as well
     if "coverages" in chosen and not matrix:
         suite = replace(suite, ratios=())  # unless ratios were asked for as well
     return replace(suite, **chosen)
@@ -247,17 +259,20 @@ def _command(context: typer.Context) -> str:
 def _show(done: "Evaluation", matrix: bool) -> None:
     """The rows, or the matrices alone where they are what was asked for."""
     from kvweave.cli.show import STDOUT
-    from kvweave.evaluation.report import matrix_table, table
+    from kvweave.evaluation.report import matrix_table, storage_table, table
 
     if not matrix:
         STDOUT.print(table(done.rows))
     for one in done.matrices:
         STDOUT.print(matrix_table(one))
+    if done.storages:
+        STDOUT.print(storage_table(done.storages))
     for path in done.files:
         STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)
 
 
 @app.command()
+@keeps_nothing
 def selection(
     model: Model = None,
     auxiliary: Annotated[
@@ -280,7 +295,9 @@ def selection(
     ] = None,
     split: Split = "dev",
     haystack: Haystack = None,
-    output: Output = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Folder for JSON and figures; what is there is replaced.")
+    ] = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvweave.cli.show import STDOUT, seconds
-from kvweave.core import Answer, ExplainedToken, PlanSpan, TokenOrigin
+from kvweave.core import Answer, Banked, ExplainedToken, PlanSpan, TokenOrigin
 
 _LOOKS: Final[dict[TokenOrigin, tuple[str, str]]] = {
     "exact": ("green", "stored KV that equals full attention's"),
@@ -30,8 +31,12 @@ _VISIBLE: Final[dict[int, str | int]] = {
 
 
 def tell_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
-    """Print everything; the prompt in full, however long it is."""
+    """Print everything; the prompt in full, however long it is. What came from the answer bank had none."""
     STDOUT.print()
+    if answer.plan.banked is not None:
+        STDOUT.print(f"plan: {from_bank(answer.plan.banked)}", markup=False, soft_wrap=True)
+        _tell_timing(answer)
+        return
     _tell_prompt(answer, tokens)
     STDOUT.print()
     _tell_origins(tokens)
@@ -39,6 +44,12 @@ def tell_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
     _tell_plan(answer)
     STDOUT.print()
     _tell_timing(answer)
+
+
+def from_bank(banked: Banked) -> str:
+    """Whose answer it was, how near the question is, and since when it is known."""
+    when = datetime.fromtimestamp(banked.made_at_s).strftime("%Y-%m-%d %H:%M")
+    return f"answered from bank: {banked.question!r}, similarity {banked.similarity:.3f}, answered {when}"
 
 
 def _tell_prompt(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:

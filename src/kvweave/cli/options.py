@@ -1,12 +1,19 @@
 """Options that several commands share, each with its environment variable, and how they open a knowledge base."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from kvweave.core import Storage as StorageName
     from kvweave.engine.engine import KnowledgeBase
+    from kvweave.store.reports import TierName
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 Home = Annotated[
     Path | None,
@@ -70,6 +77,42 @@ Auxiliary = Annotated[
         help="Hub id or folder of the small model that cacheclip selects tokens with. Default: the shipped one.",
     ),
 ]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        envvar="KVWEAVE_STORAGE",
+        help="How chunk KV that is made beforehand is stored: exact, int8 or int4.",
+    ),
+]
+Shared = Annotated[
+    str | None,
+    typer.Option(
+        "--shared",
+        envvar="KVWEAVE_SHARED",
+        help="Address of a place for chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix.",
+    ),
+]
+Tier = Annotated[
+    str | None,
+    typer.Option("--tier", help="device, host, disk or shared.", show_default=False),
+]
+KvBudget = Annotated[
+    float | None,
+    typer.Option(
+        "--kv-budget",
+        envvar="KVWEAVE_KV_BUDGET",
+        help="KV entries that each decoded token attends to: a share up to 1, above it a number. Default: all, in memory.",
+    ),
+]
+ResidentBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--resident-bytes",
+        envvar="KVWEAVE_RESIDENT_BYTES",
+        help="Most memory for KV while decoding, such as 200MB; the rest lies in a file. Default: no bound.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", help="No progress bars.")]
 
@@ -100,6 +143,38 @@ def one_budget(
     if len(typed) == 1:
         return (ratio, None) if "ratio" in typed else (None, coverage)
     return ratio, coverage
+
+
+def tier_named(name: str) -> "TierName":
+    """The tier of this name; raises InvalidRequest if there is none."""
+    from kvweave.errors import InvalidRequest
+    from kvweave.store.reports import TIERS
+
+    for tier in TIERS:
+        if tier == name:
+            return tier
+    raise InvalidRequest(f"there is no tier {name!r}; choose one of {', '.join(TIERS)}")
+
+
+def storages_named(names: Sequence[str]) -> "list[StorageName]":
+    """The storages of these names; raises InvalidRequest for one that there is not."""
+    from kvweave.core import STORAGES
+    from kvweave.errors import InvalidRequest
+
+    for name in names:
+        if name not in STORAGES:
+            raise InvalidRequest(f"there is no storage {name!r}; choose one of {', '.join(STORAGES)}")
+    return [STORAGES[name] for name in names]
+
+
+def size_bytes(text: str) -> int:
+    """A size as people write it, 500MB or 20GB, in bytes; raises InvalidRequest."""
+    from kvweave.errors import InvalidRequest
+
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f"{text!r} is not a size; write for example 500MB or 20GB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def quiet_libraries() -> None:

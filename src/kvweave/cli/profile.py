@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.interrupted import keeps_nothing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from kvweave.evaluation.selection.layer_profile import LayerProfile
 
 
+@keeps_nothing
 def profile_layers(
     home: opt.Home = None,
     model: opt.Model = None,

@@ -1,6 +1,7 @@
 """How results look: JSON, tables, progress bars, amounts for people."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvweave.engine.records import Progress as Report
 
-STDOUT = Console(highlight=False)
+_PIPED_WIDTH = (
+    200  # columns: what reads a pipe or a log gets whole tables; COLUMNS tells of a terminal, if of any
+)
+
+STDOUT = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 STDERR = Console(stderr=True, highlight=False)
 
 

@@ -1,0 +1,242 @@
+"""Time to first token: full prefill, and reuse by recipe and ratio, timed in turn in one process.
+
+Ours runs from "chunks are known" to the first token's logits: look-up, loading, placement, selection and
+recomputation. Full prefill is the fastest of transformers' own, in one pass and in blocks, and ours without reuse, all
+over the same ids and with the last position's logits alone. What it could be at best is in `limit.py`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvweave.bench.baseline import library_attention, prefill_in_blocks, stock_prefill
+from kvweave.bench.limit import Rates, memory_bytes_per_s, read_bytes_per_s
+from kvweave.bench.peak import peak_bytes
+from kvweave.bench.prompts import prompt_of_chunks
+from kvweave.bench.spread import Spread, ratios, timed
+from kvweave.bench.stores import PreparedStores
+from kvweave.bench.ttft_results import FullPrefill, TtftBench, TtftRow, TtftSettings, TtftSpread
+from kvweave.bench.work import Work, WorkCount
+from kvweave.core import Timing, TokenizedPrompt
+from kvweave.engine.records import Progress
+from kvweave.errors import InvalidRequest
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import Recipe, run
+from kvweave.recipes.request import Budget, PrefillRequest, PrefillResult
+
+OURS = "kvweave"
+"""The way of full prefill that is not transformers' own."""
+
+
+def bench_ttft(
+    adapter: Adapter,
+    shape: str,
+    folder: Path,
+    settings: TtftSettings,
+    progress: Progress = lambda stage, done, of: None,
+) -> TtftBench:
+    """Measure; chunk KV is stored under `folder`, whose disk is what cold loading is about. `shape` is for the rows.
+
+    Raises InvalidRequest for a context that is not made of whole chunks and for a recipe that no ratio applies to,
+    PromptTooLong and UnknownRecipe, all before anything is measured.
+    """
+    recipes = [recipe_named(name) for name in settings.recipes]
+    cases = [case for recipe in recipes for case in _cases(recipe, settings.ratios)]
+    texts = [prompt_of_chunks(adapter, tokens, settings.chunk_tokens) for tokens in settings.context_tokens]
+    prompts = [adapter.template.render(text) for text in texts]
+    for prompt in prompts:
+        adapter.check_length(prompt.tokens)
+    rows: list[TtftRow] = []
+    spreads: list[TtftSpread] = []
+    full: list[FullPrefill] = []
+    for tokens, text, prompt in zip(settings.context_tokens, texts, prompts, strict=True):
+        with PreparedStores(adapter, folder / str(tokens), text.chunks, recipes) as stores:
+            context = _Context(adapter, prompt, stores, cases, cold=settings.cold)
+            context.warm_up()
+            for number in range(settings.rounds):
+                context.round(backwards=number % 2 == 1)
+                progress(f"{tokens} tokens", number + 1, settings.rounds)
+            full.append(context.full_prefill(tokens))
+            rows += context.rows(shape, full[-1])
+            spreads += context.spreads(full[-1])
+    return TtftBench(settings, tuple(rows), tuple(spreads), tuple(full))
+
+
+Case = tuple[Recipe, float]
+"""A recipe at a ratio."""
+
+
+def _cases(recipe: Recipe, asked: Sequence[float]) -> list[Case]:
+    cases = [(recipe, ratio) for ratio in asked if recipe.select.selects or ratio in (0, 1)]
+    if not cases:
+        raise InvalidRequest(
+            f"recipe {recipe.name!r} selects no tokens, so none of the ratios {', '.join(f'{r:g}' for r in asked)} "
+            "applies to it; give 0 or 1, or leave it out"
+        )
+    return cases
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What one case computes and takes up, the same in every round."""
+
+    rows: int
+    works: tuple[Work, ...]
+    stored_bytes: int
+    peak_bytes: int | None
+
+
+class _Context:
+    """One context: the ways of full prefill and the cases, each timed once in every round."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        prompt: TokenizedPrompt,
+        stores: PreparedStores,
+        cases: Sequence[Case],
+        *,
+        cold: bool,
+    ) -> None:
+        self._adapter, self._prompt, self._stores, self._cases, self._cold = (
+            adapter,
+            prompt,
+            stores,
+            cases,
+            cold,
+        )
+        ids = torch.tensor([prompt.token_ids], device=adapter.geometry.device)
+        nothing = stores.of(cases[0][0])
+        self._ways: dict[str, Callable[[], object]] = {
+            "transformers": lambda: stock_prefill(adapter, ids),
+            "transformers in blocks": lambda: prefill_in_blocks(adapter, ids),
+            OURS: lambda: run(recipe_named("full"), adapter, nothing, prompt),
+        }
+        self._full_s: dict[str, list[float]] = {name: [] for name in self._ways}
+        self._timings: list[list[Timing]] = [[] for _ in cases]
+        self._costs: list[_Cost] = []
+        self._full_flops = 0.0
+
+    def warm_up(self) -> None:
+        """Everything once, untimed: what is computed is counted, and memory watched."""
+        count = WorkCount(self._adapter)
+        with count.counting() as works:
+            for way in self._ways.values():
+                way()
+        (work,) = works  # of ours: the library's passes carry no rows
+        self._full_flops = work.flops
+        for case in self._cases:
+            self._costs.append(self._cost(count, case))
+
+    def round(self, *, backwards: bool) -> None:
+        """Everything once; a slow drift of the machine favours nobody if every other round runs backwards."""
+        steps: list[Callable[[], None]] = [
+            *(lambda name=name: self._time_way(name) for name in self._ways),
+            *(lambda number=number: self._time_case(number) for number in range(len(self._cases))),
+        ]
+        for step in reversed(steps) if backwards else steps:
+            step()
+
+    def full_prefill(self, context_tokens: int) -> FullPrefill:
+        """The ways beside each other, after the rounds."""
+        ways = {name: Spread.of(times) for name, times in self._full_s.items()}
+        fastest = min(ways, key=lambda name: ways[name].median)
+        files = self._stores.files()
+        if self._cold:
+            self._drop(self._cases[0][0])
+        return FullPrefill(
+            context_tokens=context_tokens,
+            prompt_tokens=self._prompt.tokens,
+            fastest=fastest,
+            ways_s=ways,
+            gflops_per_s=self._full_flops / ways[fastest].median / 1e9,
+            memory_bytes_per_s=memory_bytes_per_s(self._adapter.geometry.device),
+            read_bytes_per_s=read_bytes_per_s(files),
+            peak_bytes=peak_bytes(self._ways[fastest], self._adapter.geometry.device),
+        )
+
+    def rows(self, shape: str, full: FullPrefill) -> Iterator[TtftRow]:
+        """The rows of all cases, in order."""
+        geometry = self._adapter.geometry
+        rates = Rates(full.gflops_per_s * 1e9, full.memory_bytes_per_s, full.read_bytes_per_s)
+        full_s = full.ways_s[full.fastest].median
+        for (recipe, ratio), timings, cost, spread in zip(
+            self._cases, self._timings, self._costs, self.spreads(full), strict=True
+        ):
+            limit_speedup = full_s / rates.limit_s(cost.works, cost.stored_bytes)
+            yield TtftRow(
+                shape=shape,
+                dtype=str(geometry.dtype).removeprefix("torch."),
+                device=str(geometry.device),
+                threads=torch.get_num_threads(),
+                context_tokens=full.context_tokens,
+                recipe=recipe.name,
+                ratio=ratio,
+                rows=cost.rows,
+                full_s=full_s,
+                ttft_s=spread.ttft_s.median,
+                speedup=spread.speedup.median,
+                limit_speedup=limit_speedup,
+                efficiency=spread.speedup.median / limit_speedup,
+                load_s=_median(timings, "match_s"),
+                place_s=_median(timings, "place_s"),
+                select_s=_median(timings, "select_s"),
+                recompute_s=_median(timings, "recompute_s"),
+                peak_bytes=cost.peak_bytes,
+            )
+
+    def spreads(self, full: FullPrefill) -> Iterator[TtftSpread]:
+        """How far the rounds lie apart, case by case."""
+        for (recipe, ratio), timings in zip(self._cases, self._timings, strict=True):
+            times = [timing.ttft_s for timing in timings]
+            speedup = ratios(self._full_s[full.fastest], times)
+            yield TtftSpread(full.context_tokens, recipe.name, ratio, Spread.of(times), speedup)
+
+    def _time_way(self, name: str) -> None:
+        def step() -> None:
+            self._ways[name]()
+            self._adapter.synchronize()
+
+        with nullcontext() if name == OURS else library_attention(self._adapter):
+            self._full_s[name].append(timed(step))
+
+    def _time_case(self, number: int) -> None:
+        self._timings[number].append(self._run(self._cases[number]).timing)
+
+    def _cost(self, count: WorkCount, case: Case) -> _Cost:
+        found: list[PrefillResult] = []
+        with count.counting() as works:
+            peak = peak_bytes(lambda: found.append(self._run(case)), self._adapter.geometry.device)
+        plan = found[0].plan
+        return _Cost(
+            rows=plan.recomputed_tokens + plan.fresh_tokens,
+            works=tuple(works),
+            stored_bytes=self._stored_bytes(case[0]),
+            peak_bytes=peak,
+        )
+
+    def _stored_bytes(self, recipe: Recipe) -> int:
+        """Of all KV that the request finds, as it is stored: quantised KV counts as what it takes up."""
+        store = self._stores.of(recipe)
+        with store.lease() as lease:
+            request = PrefillRequest(self._adapter, store, self._prompt, Budget(), lease)
+            matched = recipe.match.find(request, recipe.prepare)
+            return sum(found.kv.bytes for found in matched if found.kv is not None)
+
+    def _run(self, case: Case) -> PrefillResult:
+        recipe, ratio = case
+        if self._cold:
+            self._drop(recipe)
+        return run(recipe, self._adapter, self._stores.of(recipe), self._prompt, ratio=ratio)
+
+    def _drop(self, recipe: Recipe) -> None:
+        """Put stored KV out of memory."""
+        self._stores.of(recipe).forget_recent()
+
+
+def _median(timings: Sequence[Timing], name: str) -> float:
+    return Spread.of(getattr(timing, name) for timing in timings).median

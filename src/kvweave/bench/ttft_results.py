@@ -1,0 +1,111 @@
+"""What `kvweave bench ttft` is asked for and what it finds; `limit.py` says what the limit is."""
+
+from dataclasses import dataclass
+
+from kvweave.bench.spread import Spread
+
+
+@dataclass(frozen=True, slots=True)
+class TtftSettings:
+    """What is measured: every recipe at every ratio over every context, `rounds` times.
+
+    `cold` drops stored KV from memory before each request, so that it comes from the disk and is verified.
+    """
+
+    context_tokens: tuple[int, ...]
+    recipes: tuple[str, ...]
+    ratios: tuple[float, ...]
+    chunk_tokens: int = 512
+    rounds: int = 5
+    cold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TtftRow:
+    """One recipe at one ratio over one context: medians of all rounds.
+
+    Attributes:
+        shape: the model's.
+        dtype: of weights and KV.
+        device: where it runs.
+        threads: that PyTorch computes with.
+        context_tokens: of all chunks together, as asked for.
+        recipe: its name.
+        ratio: share of stale tokens recomputed.
+        rows: prompt tokens that were computed, the question's among them.
+        full_s: full prefill.
+        ttft_s: from chunks known to the first token's logits.
+        speedup: full_s / ttft_s, round by round.
+        limit_speedup: full_s over the limit's time.
+        efficiency: speedup / limit_speedup: 1 is a request that wastes nothing.
+        load_s: looking up stored KV and mapping it.
+        place_s: reading and verifying it where this process has not, rotating it to its places and laying it out.
+        select_s: choosing tokens.
+        recompute_s: the last pass.
+        peak_bytes: memory at the peak beyond weights and stored KV; None where it is not known.
+    """
+
+    shape: str
+    dtype: str
+    device: str
+    threads: int
+    context_tokens: int
+    recipe: str
+    ratio: float
+    rows: int
+    full_s: float
+    ttft_s: float
+    speedup: float
+    limit_speedup: float
+    efficiency: float
+    load_s: float
+    place_s: float
+    select_s: float
+    recompute_s: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TtftSpread:
+    """How far the rounds of one row lie apart."""
+
+    context_tokens: int
+    recipe: str
+    ratio: float
+    ttft_s: Spread
+    speedup: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class FullPrefill:
+    """Full prefill of one context.
+
+    Attributes:
+        context_tokens: as asked for.
+        prompt_tokens: of the whole prompt.
+        fastest: which of the ways in `ways_s` is the one that rows are compared with.
+        ways_s: each way's seconds.
+        gflops_per_s: what the fastest reaches.
+        memory_bytes_per_s: measured beside it.
+        read_bytes_per_s: of stored KV, measured beside it.
+        peak_bytes: of the fastest, beyond the weights; None where it is not known.
+    """
+
+    context_tokens: int
+    prompt_tokens: int
+    fastest: str
+    ways_s: dict[str, Spread]
+    gflops_per_s: float
+    memory_bytes_per_s: float
+    read_bytes_per_s: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TtftBench:
+    """Everything that was measured."""
+
+    settings: TtftSettings
+    rows: tuple[TtftRow, ...]
+    spreads: tuple[TtftSpread, ...]
+    full: tuple[FullPrefill, ...]

@@ -1,0 +1,50 @@
+"""The decode bench on a tiny model: its rows say what was asked and what was read."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvweave.bench.decode import bench_decode
+from kvweave.decode.ablations import variant_named
+from kvweave.decode.settings import ClusteredKV, ClusterSettings
+from kvweave.decode.strategies import STRATEGIES
+from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.testing import tiny_adapter
+
+KV = ClusteredKV(0.3, 300_000, window=8, clusters=ClusterSettings(8, 16))
+
+
+def test_rows_for_every_length_and_strategy(tmp_path):
+    adapter = tiny_adapter()
+    names = ["dynakv/packed", *(name for name in STRATEGIES if name != "dense")]
+    chosen = [(name, variant_named(name, KV)) for name in names]
+    rows = list(bench_decode(adapter, tmp_path, chosen, [200, 300], steps=3))
+    named = [(row.strategy, row.decode_tokens) for row in rows]
+    assert named == [(name, n) for n in (200, 300) for name in ("dense", *names)]
+    for row in rows:
+        assert row.steps == 3
+        assert (
+            0 < row.latency_s_per_token.low <= row.latency_s_per_token.median <= row.latency_s_per_token.high
+        )
+        assert row.dense_kv_bytes == row.decode_tokens * adapter.geometry.token_bytes
+        if row.strategy == "dense":
+            assert row.decoding is None
+            continue
+        heads = adapter.geometry.layers * adapter.geometry.kv_heads
+        assert row.decoding.attended_per_token <= heads * (0.3 * (row.decode_tokens + 8) + 1)
+        assert row.decoding.resident_bytes <= 300_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_scan_of_single_entries_reads_all_keys(tmp_path):
+    adapter = tiny_adapter()
+    (_, row) = bench_decode(adapter, tmp_path, [("entries", replace(KV, strategy="entries"))], [300], steps=3)
+    g = adapter.geometry
+    keys = g.layers * g.kv_heads * (300 - 12) * g.head_width * 4
+    assert row.decoding.bytes_per_token >= keys // 4096 * 4096 - g.layers * g.kv_heads * 4096
+
+
+@pytest.mark.parametrize(("length", "steps", "kind"), [(100, 0, InvalidRequest), (510, 8, PromptTooLong)])
+def test_what_cannot_be_measured_is_refused(tmp_path, length, steps, kind):
+    with pytest.raises(kind):
+        list(bench_decode(tiny_adapter(), tmp_path, [("dynakv", KV)], [length], steps=steps))

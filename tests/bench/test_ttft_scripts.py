@@ -1,0 +1,190 @@
+"""The scripts beside `kvweave bench ttft`, on a tiny model, and the tables that the documentation makes of what they find."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvweave.bench.circumstances import circumstances
+from kvweave.bench.masked_attention import Masked
+from kvweave.bench.queries import Traffic
+from kvweave.bench.steady import bench_steady
+from kvweave.bench.steady_results import SteadySettings
+from kvweave.bench.ttft import bench_ttft
+from kvweave.bench.ttft_results import TtftSettings
+from kvweave.core import Prompt
+from kvweave.engine.facts import facts
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.prefill import prepare
+from kvweave.recipes.recipe import run
+from kvweave.store.chunk_store import ChunkStore
+from kvweave.testing import tiny_adapter
+
+ROOT = Path(__file__).parents[2]
+TOLD = facts(circumstances("a command"))
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A script of benchmarks/ or docs/ by its name."""
+    for folder in ("benchmarks", "docs"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    return importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return tiny_adapter()
+
+
+def test_every_variant_is_timed_from_memory_and_from_the_disk(script, adapter):
+    made = script("components").measure(adapter, "tiny", 128, 32, 0.25, rounds=1)
+    names = [variant.name for variant in script("components").variants(0.25)]
+    assert [(one["variant"], one["from"]) for one in made["rows"]] == [
+        (name, place) for place in ("memory", "disk") for name in names
+    ]
+    for one in made["rows"]:
+        parts_s = one["match_s"] + one["place_s"] + one["select_s"] + one["recompute_s"]
+        assert 0 < parts_s <= one["ttft_s"][0]
+        assert one["speedup"][0] == pytest.approx(made["full_s"][0] / one["ttft_s"][0])
+    table = script("ttft_page").components({**made, **TOLD})
+    assert table.count("\n| ") == 1 + len(made["rows"])
+
+
+def test_each_preparation_has_seconds_or_a_reason(script, adapter):
+    offline = script("offline")
+    made = offline.measure(adapter, "tiny", 3, 24, rounds=1)
+    assert {one["preparation"] for one in made["rows"]} | set(made["left_out"]) == set(offline.RECIPES)
+    assert not set(made["left_out"]) & {"bare", "isolated", "isolated, 8 bits", "following"}
+    rows = {one["preparation"]: one for one in made["rows"]}
+    assert all(one["s_per_chunk"][0] > 0 for one in rows.values())
+    assert rows["isolated, 8 bits"]["bytes_per_token"] < rows["isolated"]["bytes_per_token"]
+    assert "| bare | " in script("ttft_page").offline({**made, **TOLD})
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gemma2"])
+def test_a_mask_gives_what_the_operator_gives(family, tmp_path):
+    """Groups of heads, a window, and a soft cap."""
+    adapter, recipe = tiny_adapter(family), recipe_named("random")
+    words = ["the sky was sunny that morning", "Aaron lives in Berlin and reads", "Paris has a room number"]
+    asked = Prompt("Where does Aaron live?", tuple(words))
+    with ChunkStore(tmp_path) as store:
+        prepare(adapter, store, words, recipe=recipe)
+        prompt = adapter.template.render(asked)
+        ours = run(recipe, adapter, store, prompt, ratio=0.5)
+        masked = run(dataclasses.replace(recipe, attend=Masked()), adapter, store, prompt, ratio=0.5)
+    assert torch.equal(ours.selected, masked.selected)
+    torch.testing.assert_close(masked.logits, ours.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_operations_add_up_to_a_request(script, adapter):
+    profile = script("where_time_goes")
+    made = profile.measure(adapter, "tiny", "prophetkv", 0.25, 128, 32, rounds=2, top=5)
+    assert len(made["operations"]) == 6
+    assert sum(one["share"] for one in made["operations"]) == pytest.approx(1)
+    seconds = [one["seconds"] for one in made["operations"][:5]]
+    assert seconds == sorted(seconds, reverse=True)
+    parts = made["parts"]
+    assert 0 < parts["select_s"] < parts["ttft_s"]
+    assert script("ttft_page").where_time_goes({**made, **TOLD}).count("\n| `") == 6
+
+
+def test_peers_find_prefixes_alone(script):
+    """Drawn by hand: what an earlier question left, in its order or in the best one."""
+    peers = script("peers")
+    queries = [(0, 1, 2), (0, 1, 3), (1, 0, 2), (3, 1, 0)]
+    assert peers.prefix_hits(queries, ordered=False) == [0, 2, 0, 0]
+    assert peers.prefix_hits(queries, ordered=True) == [0, 2, 3, 3]
+    assert peers.points(4) == [0, 1, 2, 3, 4]
+    assert peers.points(32) == [0, 4, 8, 12, 16, 20, 24, 28, 32]
+    assert peers.mean_over({0: 10.0, 4: 2.0}, [0, 4, 1]) == pytest.approx((10 + 2 + 8) / 3)
+
+
+def test_every_peer_is_timed_or_left_out_with_a_reason(script, adapter):
+    made = script("peers").measure(adapter, "tiny", 96, 32, 0.25, rounds=1, queries=20)
+    ways = [one["way"] for one in made["rows"]]
+    assert {"transformers, prefix cache", "transformers, prefix cache, chunks reordered"} < set(ways)
+    assert ("llama.cpp" in made["left_out"]) != any(way.startswith("llama.cpp") for way in ways)
+    assert made["chunks_found"]["prefix"] <= made["chunks_found"]["ordered"] <= 3
+    assert script("ttft_page").peers({**made, **TOLD}).count("×") == len(ways)
+
+
+def test_llama_cpps_steps_take_turns_with_the_others(script, adapter, tmp_path):
+    """A stand-in for the binding: every step finds the prompt whole, and none is timed before all are there."""
+    peers = script("peers")
+    asked = peers.prompt_of_chunks(adapter, 96, 32)
+    prompt, order = adapter.template.render(asked), []
+
+    class Llama:
+        held = 0
+
+        def prefill(self, token_ids, kept_tokens=0):
+            assert kept_tokens <= self.held
+            self.held = len(token_ids)
+            order.append("llama.cpp")
+
+    compute = type(adapter).compute
+
+    def noted(*given, **named):
+        order.append("kvweave")
+        return compute(*given, **named)
+
+    with ChunkStore(tmp_path) as store, pytest.MonkeyPatch.context() as patched:
+        prepare(adapter, store, asked.chunks)
+        patched.setattr(type(adapter), "compute", noted)
+        times = peers.timings(adapter, store, prompt, 0.25, 2, {"F16": Llama()})
+    assert {f"llama.cpp F16{behind}" for behind in ("", *(f" behind {n}" for n in peers.points(3)))} < set(
+        times
+    )
+    assert all(len(own) == 2 for own in times.values())
+    turns = [one for place, one in enumerate(order) if not place or order[place - 1] != one]
+    assert turns == ["llama.cpp", "kvweave"] * 2  # every other round runs backwards
+
+
+def test_a_prefix_cache_gives_full_attentions_logits(script, adapter):
+    """Cut where the second chunk begins, and gone on from, twice."""
+    peers, ids = script("peers"), torch.randint(3, 300, (1, 40), generator=torch.Generator().manual_seed(0))
+    cache, seen = peers.PrefixCache(adapter, ids), []
+    hook = adapter.model.register_forward_hook(lambda model, given, out: seen.append(out.logits[:, -1]))
+    with torch.no_grad():
+        expected = adapter.model(ids).logits[:, -1]
+    for _ in range(2):
+        cache.behind(16)()
+    hook.remove()
+    for logits in seen[-2:]:
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_every_weight_has_a_name_in_llama_cpp(script, adapter):
+    names = [script("llama_cpp_peer").tensor_name(name) for name, _ in adapter.model.named_parameters()]
+    assert len(set(names)) == len(names)
+    assert {"token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.2.ffn_down.weight"} < set(
+        names
+    )
+
+
+def test_the_documentation_has_a_row_for_every_case(script, adapter, tmp_path):
+    page = script("ttft_page")
+    settings = TtftSettings((64,), ("reuse", "prophetkv"), (0.0, 0.25), chunk_tokens=32, rounds=1)
+    told = as_json(bench_ttft(adapter, "tiny", tmp_path / "ttft", settings))
+    assert page.limits(told).count("\n| 64 |") == 3
+    both = page.lengths(told, told)
+    assert (both.count("| memory |"), both.count("| disk |")) == (3, 3)
+    traffic = Traffic(queries=4, chunks_per_query=2, known_chunks=4, shared_chunks=2)
+    few = SteadySettings(traffic, chunk_tokens=32, host_bytes=10_000)
+    steady = page.steady(as_json(bench_steady(adapter, "tiny", tmp_path / "steady", few)))
+    assert steady.count("×") == 4
+    assert "past the page cache" in steady
+
+
+def test_what_was_not_measured_is_said(script):
+    page = script("ttft_page")
+    assert set(page.parts(dict.fromkeys(page.FILES)).values()) == {"Not measured yet."}
+
+
+def as_json(done):
+    """A measurement as its file has it."""
+    return json.loads(json.dumps({**facts(done), **TOLD}))

@@ -1,0 +1,42 @@
+"""The answer bank and its evaluation through the real command."""
+
+import json
+
+GLORRIC = "What is the password of Glorric?"
+AGAIN = "Please tell me the password of Glorric."
+
+
+def test_a_question_asked_again_says_that_its_answer_comes_from_the_bank(command, documents):
+    command("add", documents, "--quiet")
+    assert command.json("ask", GLORRIC)["plan"]["banked"] is None
+    told = command("ask", AGAIN, "--explain").stdout
+    assert told.startswith("walnut\n")
+    assert f"plan: answered from bank: '{GLORRIC}'" in told
+    assert "passwords.md" in told
+    banked = command.json("ask", AGAIN)["plan"]["banked"]
+    assert banked["question"] == GLORRIC
+    assert 0.85 <= banked["similarity"] < 1
+    assert command.json("ask", AGAIN, "--fresh")["plan"]["banked"] is None
+    assert command.json("ask", AGAIN)["plan"]["banked"]["question"] == AGAIN
+
+    (documents / "passwords.md").write_text("The password of Glorric is needle.")
+    command("add", documents, "--quiet")
+    changed = command.json("ask", GLORRIC)
+    assert changed["text"] == "needle"
+    assert changed["plan"]["banked"] is None
+
+
+def test_look_alikes_have_rows_tables_json_and_a_plot(command, tmp_path):
+    few = ("eval", "lookalikes", "--paraphrases", "12", "--lookalikes", "16", "--quiet")
+    told = command(*few, "--output", tmp_path / "out").stdout
+    assert "false_hit_rate" in told
+    assert "exchanged" in told
+    plain = json.loads((tmp_path / "out" / "lookalikes.json").read_text("utf-8"))
+    assert plain["about"]["command"].startswith("kvweave eval lookalikes --paraphrases 12")
+    assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", "gptcache"}
+    assert (tmp_path / "out" / "lookalikes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pool_that_is_not_there_is_named(command):
+    refused = command("eval", "lookalikes", "--split", "hidden", "--quiet", code=1)
+    assert "choose one of dev, test" in " ".join(refused.stderr.split())

@@ -1,0 +1,73 @@
+"""Working ahead through the real command."""
+
+import signal
+import subprocess
+import sys
+import time
+
+GLORRIC = "What is the password of Glorric?"
+AGAIN = "Please tell me the password of Glorric."
+
+
+def test_idle_time_answers_what_waits_predicts_and_tells_what_it_earned(command, documents):
+    command("add", documents, "--quiet")
+    command("ask", GLORRIC)
+    command("ask", AGAIN)
+    done = command.json("idle", "--stride", "2")
+    assert done["steps"]["answers"] == 1
+    assert done["steps"]["abstract"] >= 1
+    assert done["flops"] > 0
+    assert done["ended"] == "nothing is left to do"
+    assert command.json("ask", AGAIN)["plan"]["banked"]["question"] == AGAIN
+
+    stats = command.json("cache", "stats")
+    assert stats["answers"]["given"] == 2
+    assert sum(stats["predictions"]["predicted"].values()) == done["steps"].get("population", 0)
+    assert stats["predictions"]["given_per_question"] == 0
+    assert stats["idle"]["answers"]["jobs"] == 1
+    told = command("cache", "stats").stdout
+    assert "answers: " in told
+    assert "idle time: " in told
+
+    again = command("idle").stdout
+    assert "nothing is left to do" in again
+
+
+def test_a_budget_and_a_stride_that_cannot_be_are_named(command, documents):
+    command("add", documents, "--quiet")
+    assert (
+        "prediction_stride is 9; it lies between 1 and 5" in command("idle", "--stride", "9", code=1).stderr
+    )
+    refused = command("idle", code=1, KVWEAVE_IDLE_POWER="solar").stderr
+    assert "idle_power is 'solar'; choose mains" in " ".join(refused.split())
+    spent = command("idle", KVWEAVE_IDLE_SECONDS_PER_DAY="0").stdout
+    assert "today's 0 s are spent" in spent
+
+
+def test_without_a_knowledge_base_it_says_so(command):
+    assert "there is no knowledge base" in command("idle", code=1).stderr
+
+
+def test_watching_works_until_it_is_interrupted(command, documents):
+    command("add", documents, "--quiet")
+    command("ask", GLORRIC)
+    command("ask", AGAIN)
+    environment = command.environment | {"KVWEAVE_IDLE_QUIET_S": "0.2"}
+    words = [sys.executable, "-m", "kvweave", "idle", "--watch", "--quiet"]
+    with subprocess.Popen(
+        words,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored in a shell's background jobs
+    ) as watching:
+        until = time.monotonic() + 90
+        while "answers" not in command.json("cache", "stats")["idle"] and time.monotonic() < until:
+            time.sleep(0.5)
+        watching.send_signal(signal.SIGINT)
+        told = watching.communicate(timeout=60)[1]
+    assert watching.returncode == 130
+    assert "interrupted" in told
+    assert command.json("ask", AGAIN)["plan"]["banked"]["question"] == AGAIN
