@@ -5,10 +5,13 @@ one context and many questions. What it computes for a question equals the ordin
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 BLOCK = 512  # context rows that attend together: what lies behind a block is not computed
+
+KEPT = 2688  # tokens of a row up to which what lies between two layers' ends is kept for the way back; of longer ones it is made again
 
 HINTED = 5  # layers after which a referring sentence should hold what it refers to
 
@@ -33,7 +36,8 @@ def hidden_states(
     x = F.embedding(ids, model.model.embed_tokens.weight)
     seen = []
     for layer in model.model.layers:
-        x = _layer(model, layer, x, cos, sin, causal, mask)
+        given = (model, layer, x, cos, sin, causal, mask)
+        x = _layer(*given) if ids.shape[1] <= KEPT else checkpoint(_layer, *given, use_reentrant=False)
         seen.append(x)
     norm, middle = model.model.norm.weight, seen[min(HINTED, len(seen)) - 1]
     return _normalised(model, seen[-1], norm), _normalised(model, middle, norm)
@@ -91,7 +95,8 @@ def _layer(
     for start in range(0, context, BLOCK):
         end = min(start + BLOCK, context)
         parts.append(_attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], causal[start:end, :end]))
-    parts.append(_attend(q[:, :, context:], k, v, mask))
+    if context < total:
+        parts.append(_attend(q[:, :, context:], k, v, mask))
     out = torch.cat(parts, 2).transpose(1, 2).reshape(batch, total, -1)
     x = x + F.linear(out, layer.self_attn.o_proj.weight.to(half)).float()
     h = _normalised(model, x, layer.post_attention_layernorm.weight).to(half)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvweave.core import Prompt
 from kvweave.evaluation.draft import Question
+from kvweave.evaluation.longtext import LONG_TASKS
 from kvweave.evaluation.tasks import TASKS
 from kvweave.models.template import PromptTemplate
 from training import abilities
@@ -25,7 +26,7 @@ COPY = "copy"  # the name under which accuracy on repetition rows is counted
 
 # What a task asks beside its own question.
 _BESIDE = ("vartrack_step", "twohop_fact", "coref_whole", "contradiction_kept")
-COUNTED = (COPY, *TASKS, *_BESIDE, *abilities.NAMES)
+COUNTED = (COPY, *TASKS, *_BESIDE, *abilities.NAMES, *LONG_TASKS)
 """The names that accuracy is counted under; `Rows.tasks` are places in it."""
 
 LANGUAGE_SHARE = 0.25  # of a context's tokens are targets too
@@ -88,6 +89,7 @@ class Rows:
         weights: of each token as a target, 0 where it is none.
         tasks: place in COUNTED of the task that each answer token counts for, -1 elsewhere.
         hints: the token that a sentence leads to, at the last two tokens of the sentence; -1 elsewhere.
+        ends: where the end of an answer is to be learned though the text goes on with another token.
         tokens: real tokens in the batch.
     """
 
@@ -97,6 +99,7 @@ class Rows:
     weights: Tensor
     tasks: Tensor
     hints: Tensor
+    ends: Tensor
     tokens: int
 
     def to(self, device: torch.device) -> "Rows":
@@ -114,6 +117,7 @@ class Rows:
             weights=torch.zeros(rows, total),
             tasks=torch.full((rows, total), -1),
             hints=torch.full((rows, total), -1),
+            ends=torch.zeros(rows, total, dtype=torch.bool),
             tokens=0,
         )
 
@@ -129,35 +133,36 @@ class RowMaker:
     """Makes the rows of every stage for one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._rng = random.Random()
+        self.rng = random.Random()
         self._words = range(len(SPECIAL), len(tokenizer))
-        self._template = PromptTemplate(tokenizer)
-        self._prefix = self._template.prefix_ids(None)
+        self.template = PromptTemplate(tokenizer)
+        self._prefix = self.template.prefix_ids(None)
         self._end: int = tokenizer.eos_token_id
         self._encode = tokenizer.backend_tokenizer.encode
-        self._plain = lru_cache(100_000)(self._template.text_ids)
-        self._writer = Writer(self._rng, count=lambda text: len(self._plain(text)))
+        self._plain = lru_cache(100_000)(self.template.text_ids)
+        self._writer = Writer(self.rng, count=lambda text: len(self._plain(text)))
         self._hexadecimal: list[int] = [tokenizer.convert_tokens_to_ids(sign) for sign in "0123456789abcdef"]
 
     def batch(self, shape: Shape, seeds: Sequence[str], copying: float) -> Rows:
         """A row per seed, a share `copying` of which only repeat random tokens; a row depends on its seed alone."""
         made = Rows.empty(len(seeds), shape.context + shape.questions)
         for row, seed in enumerate(seeds):
-            self._rng.seed(seed)
-            if self._rng.random() < copying:
+            self.rng.seed(seed)
+            if self.rng.random() < copying:
                 self._write_copying(made, row)
             else:
-                self._write_document(made, row, shape)
+                self.write_row(made, row, shape)
         return made
 
-    def _write_document(self, made: Rows, row: int, shape: Shape) -> None:
+    def write_row(self, made: Rows, row: int, shape: Shape) -> None:
+        """Write one row of the shape into `made`: a document and questions about it."""
         document, context, hints = self._fitting(shape)
         length = len(context)
         made.ids[row, :length] = torch.tensor(context)
         made.segments[row, :length] = 0
         for place, token in hints:
             made.hints[row, place - 1 : place + 1] = token
-        picked = torch.tensor([self._rng.random() < LANGUAGE_SHARE for _ in range(length)])
+        picked = torch.tensor([self.rng.random() < LANGUAGE_SHARE for _ in range(length)])
         picked[0] = False
         made.weights[row, :length] = picked * LANGUAGE_WEIGHT
         made.tokens += length
@@ -167,7 +172,7 @@ class RowMaker:
         """A document that fits, the ids of the instruction and its chunks, and what `_hints` found in them."""
         while True:
             document = self._writer.document(
-                self._rng.randint(*shape.chunks),
+                self.rng.randint(*shape.chunks),
                 sparse=shape.sparse,
                 sizes=shape.chunk_tokens,
                 easy=shape.easy,
@@ -179,7 +184,7 @@ class RowMaker:
             hints: list[tuple[int, int]] = []
             for chunk in document.chunks:
                 hints += self._hints(document, chunk, len(ids))
-                ids += self._template.chunk_ids(chunk)
+                ids += self.template.chunk_ids(chunk)
             if len(ids) <= shape.context:
                 return document, ids, hints
 
@@ -197,8 +202,8 @@ class RowMaker:
 
     def _write_questions(self, made: Rows, row: int, shape: Shape, document: Document, length: int) -> None:
         """As many of the questions about a context of `length` tokens as fit."""
-        asked = [*document.questions, *abilities.questions(self._rng, document)]
-        asked.sort(key=lambda question: self._rng.random() / _EAGERNESS.get(question.task, 1.0))
+        asked = [*document.questions, *abilities.questions(self.rng, document)]
+        asked.sort(key=lambda question: self.rng.random() / _EAGERNESS.get(question.task, 1.0))
         at, number = shape.context, 0
         for question in asked:
             lead, reply = self._question_ids(question)
@@ -218,14 +223,14 @@ class RowMaker:
 
     def _question_ids(self, question: Question) -> tuple[list[int], list[int]]:
         """What stands behind the context, up to the answer, and the answer with its end."""
-        lead, _ = question_ids(self._template, question.text)
+        lead, _ = question_ids(self.template, question.text)
         return lead, [*self._plain(question.reply), self._end]
 
     def _write_copying(self, made: Rows, row: int) -> None:
         """Random tokens over and over: the densest signal for looking something up and copying it."""
         size = made.ids.shape[1]
-        figures = self._hexadecimal[: self._rng.choice((10, 16))]
-        ids, known = (self._block if self._rng.random() < 0.4 else self._listed)(size, figures)
+        figures = self._hexadecimal[: self.rng.choice((10, 16))]
+        ids, known = (self._block if self.rng.random() < 0.4 else self._listed)(size, figures)
         repeated = torch.tensor(known[: size - 1])
         made.ids[row, 0] = self._prefix[0]
         made.ids[row, 1:] = torch.tensor(ids[: size - 1])
@@ -236,7 +241,7 @@ class RowMaker:
 
     def _block(self, size: int, figures: Sequence[int]) -> tuple[list[int], list[bool]]:
         """At least `size` - 1 ids, one block of words or figures again and again, and which follow from those before."""
-        rng = self._rng
+        rng = self.rng
         pool = figures if rng.random() < 0.4 else self._words
         block = [rng.choice(pool) for _ in range(rng.randint(8, min(120, size // 3)))]
         ids = block * (size // len(block) + 1)
@@ -244,7 +249,7 @@ class RowMaker:
 
     def _listed(self, size: int, figures: Sequence[int]) -> tuple[list[int], list[bool]]:
         """The same, keys with the words or figures that follow them, listed once and then in other orders."""
-        rng = self._rng
+        rng = self.rng
         kind, longest = (figures, 9) if rng.random() < 0.6 else (self._words, 5)
         keys = [
             [rng.choice(self._words), *(rng.choice(kind) for _ in range(rng.randint(1, longest)))]

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from training.folder import export, log, save, saved, smoothed
 from training.network import hidden_states, rotation
-from training.plan import CONTEXT, PLAN, THETA, VOCABULARY, Stage, drawn, new_model
+from training.plan import PLAN, VOCABULARY, Stage, drawn, new_model
 from training.rows import COPY, COUNTED, RowMaker, Rows, Shape
 from training.vocabulary import learn
 
@@ -54,14 +54,15 @@ class Trainer:
     ) -> None:
         self.folder, self.seed, self.rank, self.ranks = folder, seed, rank, ranks
         self.device = torch.device(device)
-        self.plan = [replace(stage, steps=round(scale * stage.steps)) for stage in PLAN]
+        self.plan = [replace(stage, steps=round(scale * stage.steps)) for stage in self.stages()]
         self.steps = sum(stage.steps for stage in self.plan)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = new_model(self.tokenizer, seed).to(self.device)
+        self.model = self.first_model().to(self.device)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-        self.maker = RowMaker(self.tokenizer)
-        turns = rotation(CONTEXT, self.model.config.head_dim, THETA)
+        self.maker = self.row_maker(self.tokenizer)
+        theta = self.model.config.rope_parameters["rope_theta"]
+        turns = rotation(self.model.config.max_position_embeddings, self.model.config.head_dim, theta)
         self.cos, self.sin = (part.to(self.device) for part in turns)
         self.ended: list[dict[str, Tensor]] = []
         self.compiled: dict[Shape, Forward] = {}
@@ -70,12 +71,35 @@ class Trainer:
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self._resume()
 
+    # What another training has its own of
+
+    averaged = AVERAGED
+    row_maker = RowMaker
+
+    @staticmethod
+    def stages() -> Sequence[Stage]:
+        """The plan before it is scaled."""
+        return PLAN
+
+    @staticmethod
+    def prepare(folder: Path, seed: int) -> None:
+        """Put into an empty folder what every process reads: here, the tokenizer."""
+        learn(VOCABULARY, seed).save_pretrained(folder)
+
+    def first_model(self) -> LlamaForCausalLM:
+        """What training starts from."""
+        return new_model(self.tokenizer, self.seed)
+
+    def lesson(self) -> tuple[Stage, float]:
+        """What the step trains, the same in every process, and its learning rate."""
+        return drawn(self.plan, self.step, self.seed)
+
     def run(self) -> None:
         """Train to the end of the plan and save."""
         ends = set(accumulate(stage.steps for stage in self.plan))
         started, shown = time.monotonic() - self.seconds, (time.monotonic(), self.tokens)
         while self.step < self.steps:
-            self._train(*drawn(self.plan, self.step, self.seed))
+            self._train(*self.lesson())
             self.step += 1
             self.seconds = time.monotonic() - started
             if self.step in ends:
@@ -93,7 +117,7 @@ class Trainer:
     def _keep(self) -> None:
         """Keep a stage's weights for the mean, in place of those of a stage too long ago."""
         weights = {name: weight.clone() for name, weight in self.model.state_dict().items()}
-        self.ended = [*self.ended, weights][-AVERAGED:]
+        self.ended = [*self.ended, weights][-self.averaged :]
 
     def _train(self, stage: Stage, rate: float) -> None:
         copying = stage.copying if self.accuracy.get(COPY, 0.0) > COPIES else COPYING_FIRST
@@ -103,9 +127,8 @@ class Trainer:
         rows = rows.to(self.device)
         cos, sin = (part[rows.positions][:, None] for part in (self.cos, self.sin))
         logits, hints = self._forward(stage.shape)(rows.ids, cos, sin, rows.segments, places, hinted)
-        targets, weights, tasks = (
-            part.flatten()[places + 1] for part in (rows.ids, rows.weights, rows.tasks)
-        )
+        learned = rows.ids.masked_fill(rows.ends, self.tokenizer.eos_token_id)
+        targets, weights, tasks = (part.flatten()[places + 1] for part in (learned, rows.weights, rows.tasks))
         losses = F.cross_entropy(logits, targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum().clamp(min=1e-6)
         wanted = rows.hints.flatten()[hinted]
@@ -238,9 +261,10 @@ def _hint_places(rows: Rows) -> Tensor:
     return F.pad(hinted, (0, HINTS - len(hinted)))
 
 
-def main() -> None:
-    """Start the processes, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(kind: type[Trainer] = Trainer, module: str = "training.train") -> None:
+    """Start the processes of a training, each of which runs `module`, or be one of them."""
+    described = sys.modules[kind.__module__].__doc__ or ""
+    parser = argparse.ArgumentParser(description=described.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -249,22 +273,22 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     processes = given.processes or (2 if given.device == "cpu" else 1)
-    if any(stage.rows % processes for stage in PLAN):
+    if any(stage.rows % processes for stage in kind.stages()):
         parser.error(f"a step's rows cannot be shared out evenly among {processes} processes; take 1 or 2")
     if given.rank is None:
-        sys.exit(_start(given.folder, given.seed, processes))
+        sys.exit(_start(kind, module, given.folder, given.seed, processes))
     if processes > 1:
         _meet(given.folder, given.rank, processes, given.device)
-    Trainer(given.folder, given.seed, given.rank, processes, given.device, given.scale).run()
+    kind(given.folder, given.seed, given.rank, processes, given.device, given.scale).run()
 
 
-def _start(folder: Path, seed: int, processes: int) -> int:
-    """Learn the tokenizer if the folder has none, run the processes, and return the worst of their exit codes."""
+def _start(kind: type[Trainer], module: str, folder: Path, seed: int, processes: int) -> int:
+    """Prepare the folder if that was not done, run the processes, and return the worst of their exit codes."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "tokenizer.json").exists():
-        learn(VOCABULARY, seed).save_pretrained(folder)
+        kind.prepare(folder, seed)
     (folder / _MEETING).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "training.train", *sys.argv[1:], f"--processes={processes}"]
+    command = [sys.executable, "-m", module, *sys.argv[1:], f"--processes={processes}"]
     children = [subprocess.Popen([*command, f"--rank={rank}"]) for rank in range(processes)]
     return max(abs(child.wait()) for child in children)  # a negative one names the signal that ended it
 

@@ -1,0 +1,73 @@
+"""Continue the reference model to texts of 8K tokens: `python -m training.lengthen FOLDER`. Interrupted, the same command goes on.
+
+Positions that were never seen are learned with slower rotation, first on rows as long as before, then on long texts of
+4K and 8K tokens; documents come in between all the way, so that what was learned stays.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from kvweave.models import loading
+from training.long_rows import LongRowMaker, of_length
+from training.plan import Stage, drawn
+from training.rows import Shape
+from training.train import Trainer, main
+
+REFERENCE = Path(loading.__file__).parent / loading.REFERENCE_NAME
+POSITIONS, LONGER_THETA = 8704, 1_000_000.0
+DOCUMENTS = 0.3  # share of steps on documents once rows are long texts
+_DOCUMENTS = Stage(0, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.25, 1.5), 6, 0.04, 0.0)
+
+LONG_PLAN = (
+    Stage(800, Shape(2176, 512, (12, 27), (48, 128), 0.5, 0.0, 0.5, 1.0, 0.25, 1.5), 2, 0.04, 3e-4),
+    Stage(1200, of_length(4096), 2, 0.04, 3e-4),
+    Stage(800, of_length(POSITIONS), 2, 0.04, 3e-4),
+)
+_START = "start"
+
+
+class LongTrainer(Trainer):
+    """Goes on from the shipped model's weights; only the last stage's are exported, since earlier ones know no such length."""
+
+    averaged = 1
+    row_maker = LongRowMaker
+
+    @staticmethod
+    def stages() -> Sequence[Stage]:
+        """The plan before it is scaled."""
+        return LONG_PLAN
+
+    @staticmethod
+    def prepare(folder: Path, seed: int) -> None:
+        """Put the weights and the tokenizer that training starts from into an empty folder."""
+        AutoModelForCausalLM.from_pretrained(REFERENCE).save_pretrained(folder / _START)
+        AutoTokenizer.from_pretrained(REFERENCE).save_pretrained(folder)
+
+    def first_model(self) -> LlamaForCausalLM:
+        """The weights as they were, for more positions that turn more slowly."""
+        model: LlamaForCausalLM = lengthened(self.folder / _START)
+        return model
+
+    def lesson(self) -> tuple[Stage, float]:
+        """A stage's rows, or documents."""
+        stage, rate = drawn(self.plan, self.step, self.seed)
+        if random.Random(f"{self.seed}/{self.step}/documents").random() < DOCUMENTS:
+            stage = replace(_DOCUMENTS, copying=stage.copying)
+        return stage, rate
+
+
+def lengthened(folder: Path) -> LlamaForCausalLM:
+    """A model's weights in float32, with POSITIONS positions and LONGER_THETA."""
+    rope = {"rope_type": "default", "rope_theta": LONGER_THETA}
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
+        folder, dtype="float32", max_position_embeddings=POSITIONS, rope_parameters=rope
+    )
+    return model.train()
+
+
+if __name__ == "__main__":
+    main(LongTrainer, "training.lengthen")
