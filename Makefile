@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs reference auxiliary env clean
+.PHONY: help demo test lint docs reference auxiliary longer env clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,17 +20,18 @@ help:
 	@echo "make test    lint, types, import contracts and the whole test suite"
 	@echo "make lint    the same without the test suite"
 	@echo "make docs    write the generated parts of the documentation"
-	@echo "make reference, make auxiliary    train the shipped models again (training/README.md)"
+	@echo "make reference, make auxiliary, make longer    train the shipped models again, and one for longer texts (training/README.md)"
 	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
 	@echo "make clean   remove .venv, build output and what tools remember"
 
 demo: $(READY)
 	@$(BIN)/kvweave demo
 
-# pytest comes last: its closing line is the last line of the output.
+# pytest comes last: its closing line is the last line of the output. Each of its processes has PyTorch on one thread,
+# since threads that wait for each other's cores are slower than one; a file's tests share what they make.
 test: lint
 	@echo "== pytest"
-	@$(BIN)/pytest
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(READY)
 	@echo "== ruff check"
@@ -55,6 +56,9 @@ reference: $(READY)
 
 auxiliary: $(READY)
 	@$(TRAIN) training.auxiliary training/runs/reference/model training/runs/auxiliary
+
+longer: $(READY)
+	@$(TRAIN) training.lengthen training/runs/longer
 
 env: $(READY)
 

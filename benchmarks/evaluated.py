@@ -16,6 +16,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.evaluation.journal import Key, read_journal
 from kvweave.evaluation.results import Outcome
 from kvweave.evaluation.summary import OVERALL
+from kvweave.recipes.methods import WITH_AUXILIARY
 
 _THE_SAME = ("model", "dtype", "device", "split", "chunk_tokens", "version")
 """What reports have to say alike before their figures may stand in one table."""
@@ -53,9 +54,12 @@ class Evaluated:
 def read(folders: Sequence[Path]) -> Evaluated:
     """All folders together.
 
-    Raises InvalidRequest for a folder that is not a finished evaluation's, and for folders that must not be mixed.
+    Auxiliary models may differ where no recipe read with one. Raises InvalidRequest for a folder that is not a finished
+    evaluation's, and for folders that must not be mixed.
     """
     subjects, abouts, outcomes = zip(*map(_read, folders), strict=True)
+    if not any(_method(outcome) in WITH_AUXILIARY for part in outcomes for outcome in part):
+        subjects = tuple({**subject, "auxiliary": None} for subject in subjects)
     for folder, subject, about in zip(folders, subjects, abouts, strict=True):
         said = [(subjects[0], subject, [*subjects[0], *subject]), (abouts[0], about, _THE_SAME)]
         differing = {name for one, other, names in said for name in names if one.get(name) != other.get(name)}
@@ -89,6 +93,11 @@ def _cell(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _cell_of(outcome: Outcome) -> tuple[Any, ...]:
     return outcome.task, outcome.context_tokens, *outcome.label
+
+
+def _method(outcome: Outcome) -> str:
+    """The recipe's name without its preparation's."""
+    return outcome.recipe.rpartition("+")[2]
 
 
 def _together(folders: Sequence[Path], parts: Sequence[Sequence[Outcome]]) -> list[Outcome]:

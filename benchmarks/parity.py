@@ -6,15 +6,13 @@
 first 70 of 100 rows from KV that was stored unrotated in the same frequency regime. float32, CPU.
 """
 
-import argparse
-import dataclasses
-import json
 import warnings
-from pathlib import Path
 
 import torch
 import transformers
+from measured import arguments, keep
 
+from kvweave.core import ChunkKV
 from kvweave.models.canvas import PlacedSpan
 from kvweave.testing import FAMILIES, REFUSED, tiny_adapter, tiny_model
 
@@ -36,7 +34,7 @@ def measure(family: str) -> dict[str, object]:
     whole = adapter.canvas(N)
     adapter.compute(whole, ids, adapter.rows(torch.arange(N)), capture=True)
     stored = adapter.captured(whole, ids, 0, STORED)
-    garbage = dataclasses.replace(stored, kv=torch.randn_like(stored.kv) * 3)
+    garbage = ChunkKV(stored.token_ids, torch.randn_like(stored.kv) * 3)
 
     def difference(kv: object, first: int) -> float:
         canvas = adapter.canvas(N, [PlacedSpan(kv, 0, 0)])  # type: ignore[arg-type]
@@ -53,10 +51,7 @@ def measure(family: str) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path)
+    parser = arguments(__doc__)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
@@ -66,10 +61,7 @@ def main() -> None:
         "families": [measure(family) for family in FAMILIES],
         "refused": {name: reason for name, (_, _, reason) in REFUSED.items()},
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n", encoding="utf-8")
+    keep(result, args.output)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,11 @@ The methods page is made from a wider grid, with its figures in docs/images:
     .venv/bin/kvweave eval --suite full --split test --matrix --output matrix-512
     .venv/bin/python benchmarks/quality.py methods-512 matrix-512 --output benchmarks/results/methods.json --images docs/images
 
+What storing chunk KV in fewer bits costs, docs/store.md, comes from evaluations with --storage:
+
+    .venv/bin/kvweave eval --suite full --split test --context-tokens 512 --storage int8 --storage int4 … --output storage-512
+    .venv/bin/python benchmarks/quality.py storage-512 --output benchmarks/results/storage.json
+
 Rows are computed anew from the outcomes, so that "overall" is the mean over the tasks of all folders. Run it where the
 evaluation ran: machine and threads are those of this process.
 """
@@ -28,13 +33,18 @@ from measured import circumstances
 
 import kvweave
 from kvweave.errors import InvalidRequest, KvweaveError
+from kvweave.evaluation.comparison import difference
 from kvweave.evaluation.matrix import matrices
+from kvweave.evaluation.quantisation import storage_costs
 from kvweave.evaluation.report import first_look, matrix_json, to_json
+from kvweave.evaluation.report.storage_table import storages_json
+from kvweave.evaluation.results import Label, Outcome
 from kvweave.evaluation.summary import OVERALL, rows
 from kvweave.models.loading import load_model
 
 SHIPPED = Path(kvweave.__file__).parent / "models" / "reference"
 DIGITS = 6
+OWN = "weave"
 
 
 def gather(folders: Sequence[Path]) -> dict[str, Any]:
@@ -56,7 +66,36 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
         "minutes": round(found.minutes, 1),
         "rows": [_rounded(row) for row in to_json(made)],
         "matrices": [_rounded(matrix_json(matrix)) for matrix in matrices(found.outcomes, made)],
+        "storages": [_rounded(cost) for cost in storages_json(storage_costs(found.outcomes))],
+        "beside_own": [_rounded(one) for one in beside_own(found.outcomes)],
     }
+
+
+def beside_own(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """How much higher our own recipe scores than every other one at the same length and ratio, prompt by prompt."""
+    found = []
+    for length in sorted({outcome.context_tokens for outcome in outcomes}):
+        labels: dict[Label, list[Outcome]] = {}
+        for outcome in outcomes:
+            if outcome.context_tokens == length:
+                labels.setdefault(outcome.label, []).append(outcome)
+        for (recipe, ratio, coverage), theirs in labels.items():
+            own: Label = (OWN, ratio, coverage)
+            if recipe == OWN or own not in labels:
+                continue
+            gain = difference([*labels[own], *theirs], own, (recipe, ratio, coverage))
+            if gain is not None:
+                found.append(
+                    {
+                        "context_tokens": length,
+                        "recipe": recipe,
+                        "ratio": ratio,
+                        "coverage": coverage,
+                        "gain": gain.value,
+                        "gain_interval": [gain.low, gain.high],
+                    }
+                )
+    return found
 
 
 def draw(folders: Sequence[Path], output: Path) -> list[Path]:
@@ -87,8 +126,8 @@ def reference(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """JSON with a line for each row and each matrix, so that a new measurement reads well as a diff."""
-    lists = ("matrices", "rows")
+    """JSON with a line for each row, matrix, storage and comparison, so that a new measurement reads well as a diff."""
+    lists = ("matrices", "storages", "beside_own", "rows")
     head = json.dumps({name: value for name, value in result.items() if name not in lists}, indent=2)
     parts = [head[:-2]]
     for name in lists:

@@ -10,8 +10,6 @@ Timed are placing stored KV, recomputing and prefilling rows, and decoding; neit
 tokens is.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,7 +20,7 @@ from typing import Any
 
 import torch
 from evaluated import read
-from measured import circumstances
+from measured import arguments, circumstances, computed_with, keep
 
 from kvweave.core import ChunkKV
 from kvweave.errors import KvweaveError
@@ -112,8 +110,7 @@ def result(folders: list[Path], shape: str, scale: float, repeats: int) -> dict[
     adapter = random_model(shape)
     return {
         "shape": shape,
-        "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
-        "device": str(adapter.geometry.device),
+        **computed_with(adapter),
         "scale": scale,
         "repeats": repeats,
         "evaluations": found.commands,
@@ -125,22 +122,16 @@ def result(folders: list[Path], shape: str, scale: float, repeats: int) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("folders", type=Path, nargs="+", help="what kvweave eval --output wrote")
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     try:
-        text = json.dumps(result(args.folders, args.shape, args.scale, args.repeats), indent=2)
+        keep(result(args.folders, args.shape, args.scale, args.repeats), args.output)
     except KvweaveError as error:
         sys.exit(str(error))
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

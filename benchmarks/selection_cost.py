@@ -7,19 +7,17 @@ every request pays for it. The baseline is the better of transformers' own causa
 the same ids, in the same round. Weights are random: what is selected means nothing, what it costs does.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from measured import circumstances
-from ttft import chunk_text, stock_prefill
+from measured import arguments, circumstances, command_of, computed_with, keep
 
 import kvweave
+from kvweave.bench.baseline import library_attention, stock_prefill
+from kvweave.bench.prompts import prompt_of_chunks
 from kvweave.core import TokenizedPrompt
 from kvweave.errors import KvweaveError
 from kvweave.evaluation.memory_store import MemoryStore
@@ -69,9 +67,10 @@ def timed(
     baseline: list[float] = []
     times: dict[str, Times] = {recipe.name: [] for recipe in recipes}
     for _ in range(repeats + 1):
-        began = time.perf_counter()
-        stock_prefill(adapter, ids)
-        stock_s = time.perf_counter() - began
+        with library_attention(adapter):
+            began = time.perf_counter()
+            stock_prefill(adapter, ids)
+            stock_s = time.perf_counter() - began
         baseline.append(min(stock_s, run(full, adapter, nothing, prompt).timing.ttft_s))
         for recipe in recipes:
             timing = run(recipe, adapter, stores[recipe.name], prompt, ratio=ratio).timing
@@ -84,16 +83,15 @@ def measure(
 ) -> dict[str, Any]:
     """Everything that is kept but the circumstances; raises UnknownRecipe."""
     adapter = random_model(shape)
-    chunks = [chunk_text(i, chunk_tokens, adapter.tokenizer) for i in range(context_tokens // chunk_tokens)]
-    prompt = adapter.template.render(kvweave.Prompt("What is the room number of Paris?", tuple(chunks)))
+    asked = prompt_of_chunks(adapter, context_tokens, chunk_tokens)
+    prompt, chunks = adapter.template.render(asked), asked.chunks
     recipes = [recipe_named(name) for name in names]
     stores, refused = prepared(adapter, chunks, recipes)
     able = [recipe for recipe in recipes if recipe.name in stores]
     full, times = timed(adapter, prompt, able, stores, ratio, repeats)
     return {
         "shape": shape,
-        "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
-        "device": str(adapter.geometry.device),
+        **computed_with(adapter),
         "prompt_tokens": prompt.tokens,
         "chunk_tokens": chunk_tokens,
         "ratio": ratio,
@@ -119,28 +117,18 @@ def row(recipe: str, rounds: Times, full: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--context-tokens", type=int, default=4096)
     parser.add_argument("--chunk-tokens", type=int, default=512)
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--recipe", action="append", help="default: all that select")
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     names = args.recipe or [name for name in selectors() if name != REUSE]
     result = measure(args.shape, args.context_tokens, args.chunk_tokens, args.ratio, args.repeats, names)
-    result |= circumstances(
-        f"benchmarks/selection_cost.py --shape {args.shape} --context-tokens {args.context_tokens} "
-        f"--chunk-tokens {args.chunk_tokens} --ratio {args.ratio:g} --repeats {args.repeats}"
-        + "".join(f" --recipe {name}" for name in args.recipe or ())
-    )
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n", encoding="utf-8")
+    result |= circumstances(command_of(args))
+    keep(result, args.output)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ Variants = Callable[[], Mapping[str, Recipe]]
 
 _DEFINITIONS = "definitions.json"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function in a recipe: another one in every process
+_SET = re.compile(r"(?<=frozenset\(\{)[^{}]+(?=\}\))")
 _TELL_S = 30.0  # between two lines about a task's progress
 
 
@@ -173,8 +174,9 @@ def teller(what: str) -> Progress:
 def settle(folder: Path, recipes: Sequence[Recipe]) -> None:
     """Write down what every name stands for; raises InvalidRequest for one that stood for another recipe before."""
     path = folder / _DEFINITIONS
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    now = {recipe.name: _ADDRESS.sub("", repr(recipe)) for recipe in recipes}
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = {name: _definition(text) for name, text in kept.items()}
+    now = {recipe.name: _definition(repr(recipe)) for recipe in recipes}
     for name in now:
         if before.get(name, now[name]) != now[name]:
             raise InvalidRequest(
@@ -186,3 +188,8 @@ def settle(folder: Path, recipes: Sequence[Recipe]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def _definition(text: str) -> str:
+    """A recipe's text without what differs from process to process: addresses, and the order of sets."""
+    return _SET.sub(lambda found: ", ".join(sorted(found[0].split(", "))), _ADDRESS.sub("", text))

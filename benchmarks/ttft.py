@@ -4,49 +4,29 @@
 
 Our path runs from "chunks are known" to the first token's logits: look-up, load (verified in this process before,
 hence warm), placement and the question's pass. The baseline is the better of transformers' own causal prefill
-(sdpa, `logits_to_keep=1`) and ours without reuse, over the same ids.
+(sdpa, `logits_to_keep=1`) and ours without reuse, over the same ids. `kvweave bench ttft` measures more; this is
+the README's figure.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 import torch
-from measured import circumstances
-from transformers.cache_utils import DynamicCache
+from measured import arguments, circumstances, command_of, computed_with, keep
 
 import kvweave
-from kvweave.models.adapter import Adapter
+from kvweave.bench.baseline import library_attention, stock_prefill
+from kvweave.bench.prompts import prompt_of_chunks
 from kvweave.models.shapes import random_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
 
-WORDS = "The room number of Paris is 706. The sky was sunny that morning. Aaron lives in Berlin. ".split()
-
-
-def chunk_text(number: int, tokens: int, tokenizer: object) -> str:
-    generator = torch.Generator().manual_seed(number)
-    picks = torch.randint(len(WORDS), (tokens,), generator=generator).tolist()
-    text = " ".join(WORDS[i].strip(".") for i in picks)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]  # type: ignore[operator]
-    return tokenizer.decode(ids)  # type: ignore[attr-defined,no-any-return]
-
-
-def stock_prefill(adapter: Adapter, ids: torch.Tensor) -> torch.Tensor:
-    """What a transformers user runs today."""
-    with torch.no_grad():
-        return adapter.model(ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1).logits[
-            :, -1
-        ]
-
 
 def measure(shape: str, context_tokens: int, chunk_tokens: int, repeats: int) -> dict[str, object]:
     adapter = random_model(shape)
-    chunks = [chunk_text(i, chunk_tokens, adapter.tokenizer) for i in range(context_tokens // chunk_tokens)]
-    prompt = adapter.template.render(kvweave.Prompt("What is the room number of Paris?", tuple(chunks)))
+    asked = prompt_of_chunks(adapter, context_tokens, chunk_tokens)
+    prompt, chunks = adapter.template.render(asked), asked.chunks
     ids = torch.tensor([prompt.token_ids])
     full, reuse = recipe_named("full"), recipe_named("reuse")
     times: dict[str, list[float]] = {"stock": [], "full": [], "reuse": []}
@@ -55,9 +35,10 @@ def measure(shape: str, context_tokens: int, chunk_tokens: int, repeats: int) ->
         kvweave.prepare(adapter, store, chunks)
         prepare_s = (time.perf_counter() - began) / len(chunks)
         for repeat in range(repeats + 1):
-            began = time.perf_counter()
-            stock = stock_prefill(adapter, ids)
-            stock_s = time.perf_counter() - began
+            with library_attention(adapter):
+                began = time.perf_counter()
+                stock = stock_prefill(adapter, ids)
+                stock_s = time.perf_counter() - began
             plain = run(full, adapter, store, prompt)
             warm = run(reuse, adapter, store, prompt)
             everything = run(reuse, adapter, store, prompt, ratio=1.0) if repeat == 0 else None
@@ -72,8 +53,7 @@ def measure(shape: str, context_tokens: int, chunk_tokens: int, repeats: int) ->
     ratios = [warm_s / full_s for warm_s, full_s in zip(times["reuse"], times[best], strict=True)]
     return {
         "shape": shape,
-        "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
-        "device": str(adapter.geometry.device),
+        **computed_with(adapter),
         "prompt_tokens": prompt.tokens,
         "repeats": repeats,
         "baseline": best,
@@ -91,24 +71,14 @@ def measure(shape: str, context_tokens: int, chunk_tokens: int, repeats: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--context-tokens", type=int, default=4096)
     parser.add_argument("--chunk-tokens", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     row = measure(args.shape, args.context_tokens, args.chunk_tokens, args.repeats)
-    row |= circumstances(
-        f"benchmarks/ttft.py --shape {args.shape} --context-tokens {args.context_tokens} "
-        f"--chunk-tokens {args.chunk_tokens} --repeats {args.repeats}"
-    )
-    text = json.dumps(row, indent=2)
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n", encoding="utf-8")
+    keep(row | circumstances(command_of(args)), args.output)
 
 
 if __name__ == "__main__":

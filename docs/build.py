@@ -15,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from methods_page import headings, methods_page, tasks_page
+from personas_page import whole_systems
+from selection_part import selection_part
+from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
+from tables import NOT_MEASURED, folded, header, row
+from ttft_page import FILES as TTFT_FILES
+from ttft_page import parts as ttft_parts
 
 from kvweave.evaluation.summary import OVERALL
 from kvweave.recipes.methods import METHODS
@@ -25,8 +31,6 @@ CARD = ROOT / "src" / "kvweave" / "models" / "reference" / "README.md"
 
 BASELINES = {"full": 1.0, "naive": 0.0, "direct": 0.0, "reuse": 0.0}
 """The recipes, each with its ratio, that stand in these tables; others have pages of their own."""
-
-NOT_MEASURED = "Not measured yet."
 
 
 def results(name: str) -> dict[str, Any] | None:
@@ -66,6 +70,12 @@ def what_the_papers_saw(images: Iterable[str]) -> str:
     from papers import CLAIMS
 
     return claims_page(CLAIMS, results("claims.json"), images)
+
+
+def which_tokens_matter() -> str:
+    """For docs/evaluation.md."""
+    result = results("selection.json")
+    return NOT_MEASURED if result is None else selection_part(result)
 
 
 def families() -> str:
@@ -120,10 +130,9 @@ def scores_of_all_tasks() -> str:
     for length, task in places:
         named = "**mean**" if task == OVERALL else f"`{task}`"
         lines.append(row(f"{length:,}", named, *(score(cells, length, task, recipe) for recipe in BASELINES)))
-    ran = "; ".join(f"`{command}`" for command in result["evaluations"])
-    return "\n".join(
-        [*lines, "", f"{ran}; `{result['command']}`, {result['date']}, {result['minutes']:.0f} minutes."]
-    )
+    commands = [*result["evaluations"], result["command"]]
+    lines += ["", *folded(commands, f"{result['date']}, {result['minutes']:.0f} minutes")]
+    return "\n".join(lines)
 
 
 def scores_of_the_model() -> str:
@@ -198,6 +207,21 @@ def replayed() -> str:
     return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
 
 
+def giving_way() -> str:
+    """For docs/prediction.md."""
+    result = results("giving_way.json")
+    if result is None:
+        return NOT_MEASURED
+    low, high = result["blocks_over_at_once_range"]
+    return (
+        f"{result['requests']} requests at random moments of prefill ({result['prompt_tokens']:,} tokens) and decoding, in the shape of "
+        f"{result['shape']} on {result['threads']} CPU threads: the model was free after {result['median_s'] * 1e3:.0f} ms (median), "
+        f"{result['p95_s'] * 1e3:.0f} ms (95 %), {result['longest_s'] * 1e3:.0f} ms (longest). A prefill in blocks of "
+        f"{result['block_tokens']} takes {result['blocks_over_at_once']:.2f} times ({low:.2f}–{high:.2f}) as long as one at once. "
+        f"`{result['command']}`, {result['date']}."
+    )
+
+
 Cells = Mapping[tuple[int, str, str], Mapping[str, Any]]
 """Rows by length, task and recipe, in the order of the results."""
 
@@ -228,14 +252,6 @@ def prompts(cells: Cells) -> str:
     return f"{' to '.join(f'{count:,}' for count in sorted({min(counts), max(counts)}))} prompts"
 
 
-def header(*names: str) -> list[str]:
-    return [row(*names), "|" + "---|" * len(names)]
-
-
-def row(*values: str) -> str:
-    return f"| {' | '.join(values)} |"
-
-
 def with_parts(path: Path, **parts: str) -> str:
     """The page with what stands between each part's markers replaced."""
     text = path.read_text(encoding="utf-8")
@@ -252,20 +268,40 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    evaluation = ROOT / "docs" / "evaluation.md"
+    docs = ROOT / "docs"
+    evaluation, store, prediction = docs / "evaluation.md", docs / "store.md", docs / "prediction.md"
     measured, images = (
         quality_of_the_methods(),
-        [path.name for path in (ROOT / "docs" / "images").glob("*.png")],
+        [path.name for path in (docs / "images").glob("*.png")],
     )
     pages = {
         ROOT / "README.md": with_parts(
             ROOT / "README.md", figure=figure(), recipes=recipes(), quality=scores_of_the_recipes()
         ),
-        ROOT / "docs" / "families.md": families(),
-        ROOT / "docs" / "methods.md": methods_page(METHODS, measured, results("selection_cost.json"), images),
-        ROOT / "docs" / "methods-by-task.md": tasks_page(measured),
-        ROOT / "docs" / "claims.md": what_the_papers_saw(images),
-        evaluation: with_parts(evaluation, quality=scores_of_all_tasks(), replay=replayed()),
+        docs / "families.md": families(),
+        docs / "methods.md": methods_page(
+            METHODS, measured, results("all_tasks.json"), results("selection_cost.json"), images
+        ),
+        docs / "methods-by-task.md": tasks_page(measured),
+        docs / "claims.md": what_the_papers_saw(images),
+        evaluation: with_parts(
+            evaluation, quality=scores_of_all_tasks(), replay=replayed(), selection=which_tokens_matter()
+        ),
+        store: with_parts(
+            store,
+            load=loaded(results("store.json")),
+            tiers=fetched(results("tiers.json")),
+            layers=overlapped(results("layerwise.json")),
+            bits=fewer_bits(results("storage.json")),
+            reuse=counted_reuse(results("reuse.json")),
+        ),
+        prediction: with_parts(prediction, **{"giving-way": giving_way()}),
+        docs / "ttft.md": with_parts(
+            docs / "ttft.md", **ttft_parts({name: results(name) for name in TTFT_FILES})
+        ),
+        docs / "personas.md": with_parts(
+            docs / "personas.md", personas=whole_systems(results("personas.json"))
+        ),
         CARD: with_parts(CARD, quality=scores_of_the_model()),
     }
     stale = [

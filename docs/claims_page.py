@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from papers.claim import Claim, Verdict, room
+from tables import NOT_MEASURED
 
 from kvweave.evaluation.report import first_look
 
-NOT_MEASURED = "Not measured yet."
 _WORDS = {True: "Held here", False: "The opposite was seen here", None: "Not seen here"}
 
 Claims = Mapping[str, Claim]

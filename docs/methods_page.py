@@ -8,6 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tables import NOT_MEASURED, folded, header
+from tables import row as table_row
+
 from kvweave.evaluation.report import slices
 from kvweave.evaluation.summary import OVERALL
 from kvweave.recipes.methods import named_parts
@@ -17,7 +20,6 @@ Methods = Mapping[str, Callable[[], Recipe]]
 Result = Mapping[str, Any]
 
 HEADINGS = ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations", "Measured")
-NOT_MEASURED = "Not measured yet."
 _SEE_HERE = "see the methods page"
 _NEVER = "–"
 
@@ -31,8 +33,14 @@ def headings(make: Callable[[], Recipe]) -> dict[str, str]:
     return {"": text.split("\n")[0]} | {name: " ".join(said.split()) for name, said in found}
 
 
-def methods_page(methods: Methods, quality: Result | None, cost: Result | None, images: Iterable[str]) -> str:
-    """The page; `images` are the names of files in docs/images."""
+def methods_page(
+    methods: Methods,
+    quality: Result | None,
+    every_task: Result | None,
+    cost: Result | None,
+    images: Iterable[str],
+) -> str:
+    """The page; `every_task` is about all tasks at a few ratios, `images` are the names of files in docs/images."""
     shares = {row["recipe"]: row for row in cost["rows"]} if cost else {}
     return "\n".join(
         [
@@ -46,6 +54,12 @@ def methods_page(methods: Methods, quality: Result | None, cost: Result | None, 
             "",
             *_scores(quality, [OVERALL]),
             *_pictures(images),
+            "## All tasks",
+            "",
+            *_every_task(every_task),
+            "## Our own beside the others",
+            "",
+            *_beside_own(quality),
             "## Preparation × selector",
             "",
             *_matrices(quality),
@@ -78,8 +92,10 @@ def _scores(quality: Result | None, tasks: Sequence[str]) -> list[str]:
     if quality is None:
         return [NOT_MEASURED, ""]
     lines = [
-        f"On the shipped reference model, `{quality['split']}` split, chunks of up to {quality['chunk_tokens']} tokens, with 95 % intervals"
-        f" ({'; '.join(f'`{command}`' for command in quality['evaluations'])}; `{quality['command']}`, {quality['date']}).",
+        f"On the shipped reference model, `{quality['split']}` split, chunks of up to {quality['chunk_tokens']} tokens, with 95 % intervals. "
+        f"Tasks: {', '.join(f'`{task}`' for task in dict.fromkeys(row['task'] for row in quality['rows']) if task != OVERALL)}.",
+        "",
+        *folded(_commands(quality), quality["date"]),
         "",
     ]
     rows = [row for row in quality["rows"] if _named_alone(row["recipe"])]
@@ -105,18 +121,93 @@ def _by_ratio(rows: Sequence[Result], measure: str) -> list[str]:
     """A line per recipe, a column per ratio; coverages have a table of their own, with what they came to."""
     ratios = sorted({row["ratio"] for row in rows if row["ratio"] is not None})
     cells = {(row["recipe"], row["ratio"]): row for row in rows}
-    lines = _header("recipe", *(f"{ratio:.0%}" for ratio in ratios))
+    lines = header("recipe", *(f"{ratio:.0%}" for ratio in ratios))
     for recipe in dict.fromkeys(row["recipe"] for row in rows if row["ratio"] is not None):
         lines.append(
-            _row(f"`{recipe}`", *(_estimate(cells.get((recipe, ratio)), measure) for ratio in ratios))
+            table_row(f"`{recipe}`", *(_estimate(cells.get((recipe, ratio)), measure) for ratio in ratios))
         )
     covered = [row for row in rows if row.get("coverage") is not None]
     if covered:
-        lines += ["", *_header("recipe", "coverage", measure, "context tokens computed")]
+        lines += ["", *header("recipe", "coverage", measure, "context tokens computed")]
         for row in covered:
             cell = (f"{row['coverage']:g}", _estimate(row, measure), f"{row['rows']:.0f}")
-            lines.append(_row(f"`{row['recipe']}`", *cell))
+            lines.append(table_row(f"`{row['recipe']}`", *cell))
     return lines
+
+
+def _every_task(quality: Result | None) -> list[str]:
+    """A line per recipe, a column per task; those that reuse solves are here to show that nothing breaks them."""
+    if quality is None:
+        return [NOT_MEASURED, ""]
+    rows = [row for row in quality["rows"] if _named_alone(row["recipe"]) and row["ratio"] is not None]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    lines = []
+    for length in sorted({row["context_tokens"] for row in rows}):
+        cells = {
+            (row["recipe"], row["ratio"], row["task"]): row for row in rows if row["context_tokens"] == length
+        }
+        lines += [
+            f"{slices.length_named(length)}, `{quality['split']}` split, {quality['rows'][0]['samples']} prompts of each task; score.",
+            "",
+            *header("recipe", "ratio", *(f"`{task}`" if task != OVERALL else "mean" for task in tasks)),
+        ]
+        for recipe, ratio in dict.fromkeys((recipe, ratio) for recipe, ratio, _ in cells):
+            found = [cells.get((recipe, ratio, task)) for task in tasks]
+            scores = (_NEVER if one is None else f"{one['score']:.3f}" for one in found[:-1])
+            lines.append(table_row(f"`{recipe}`", f"{ratio:.0%}", *scores, _estimate(found[-1], "score")))
+        lines.append("")
+    return [*lines, *_verdicts_beside(quality), *folded(_commands(quality), quality["date"]), ""]
+
+
+def _beside_own(quality: Result | None) -> list[str]:
+    """What our own recipe gains on every other, by ratio; pairs of a preparation and a selector in one line each."""
+    if quality is None or not quality["beside_own"]:
+        return [NOT_MEASURED, ""]
+    lines = []
+    for length in sorted({one["context_tokens"] for one in quality["beside_own"]}):
+        here = [
+            one
+            for one in quality["beside_own"]
+            if one["context_tokens"] == length and one["ratio"] is not None
+        ]
+        ratios = sorted({one["ratio"] for one in here})
+        cells = {(one["recipe"], one["ratio"]): one for one in here}
+        lines += [
+            f"{slices.length_named(length)}: the score of `weave` minus the other's at the same ratio, mean over tasks, prompt by prompt.",
+            "",
+            *header("recipe", *(f"{ratio:.0%}" for ratio in ratios)),
+        ]
+        for recipe in dict.fromkeys(one["recipe"] for one in here if _named_alone(one["recipe"])):
+            found = (cells.get((recipe, ratio)) for ratio in ratios)
+            lines.append(table_row(f"`{recipe}`", *(_estimate(one, "gain", "+.3f") for one in found)))
+        lines.append("")
+    return [*lines, *_verdicts_beside(quality)]
+
+
+def _verdicts_beside(quality: Result) -> list[str]:
+    """Ratio by ratio: than how many others our own is better or worse, and which are not clearly behind it."""
+    lines = []
+    cells = [one for one in quality["beside_own"] if one["ratio"] is not None]
+    for length, ratio in sorted({(one["context_tokens"], one["ratio"]) for one in cells}):
+        here = [one for one in cells if (one["context_tokens"], one["ratio"]) == (length, ratio)]
+        better = [one for one in here if one["gain_interval"][0] > 0]
+        worse = [one for one in here if one["gain_interval"][1] < 0]
+        level = _names(one for one in here if one not in better and one not in worse)
+        said = f"{slices.length_named(length)}, {ratio:.0%}: `weave` scores higher than {len(better)} of {len(here)} others"
+        if worse:
+            said += f", lower than {', '.join(_names(worse))}"
+        if level:
+            said += f"; the interval holds 0 for {', '.join(level)}"
+        lines.append(f"- {said}.")
+    return [*lines, ""] if lines else []
+
+
+def _names(cells: Iterable[Result]) -> list[str]:
+    return [f"`{one['recipe']}`" for one in cells]
+
+
+def _commands(quality: Result) -> list[str]:
+    return [*quality["evaluations"], quality["command"]]
 
 
 def _pictures(images: Iterable[str]) -> list[str]:
@@ -140,11 +231,11 @@ def _matrices(quality: Result | None) -> list[str]:
             f"{slices.length_named(matrix['context_tokens'])}, ratio {matrix['ratio']:g}, mean over tasks: score, normalised score, and"
             " the difference from the same selector on isolated chunks, prompt by prompt, with 95 % intervals.",
             "",
-            *_header("selector", *(f"`{name}`" for name in matrix["preparations"])),
+            *header("selector", *(f"`{name}`" for name in matrix["preparations"])),
         ]
         for selector in matrix["selectors"]:
             found = (cells.get((selector, preparation)) for preparation in matrix["preparations"])
-            lines.append(_row(f"`{selector}`", *map(_cell, found)))
+            lines.append(table_row(f"`{selector}`", *map(_cell, found)))
         lines += ["", *(f"- {said}" for said in _verdicts(matrix)), ""]
     return lines
 
@@ -183,11 +274,11 @@ def _costs(cost: Result | None) -> list[str]:
         f"({cost['dtype']}, random weights, {where}), chunks of {cost['chunk_tokens']} tokens, ratio {cost['ratio']:g}: median of "
         f"{cost['repeats']} interleaved repeats, and their range. Laying out stored KV belongs to the whole, not to the selection.",
         "",
-        *_header("recipe", "selection", "until the first token"),
+        *header("recipe", "selection", "until the first token"),
     ]
     for row in sorted(cost["rows"], key=lambda row: row["select_over_full"]):
         shares = (_share(row, name) for name in ("select", "ttft"))
-        lines.append(_row(f"`{row['recipe']}`", *shares))
+        lines.append(table_row(f"`{row['recipe']}`", *shares))
     lines += ["", *(f"- `{name}` was left out: {why}" for name, why in cost["left_out"].items())]
     return [*lines, f"`{cost['command']}`, {cost['date']}.", ""]
 
@@ -208,10 +299,10 @@ def _method(
         lines.append(f"- **Prepared**: `{preparation}`")
     measured = _in_short(name, quality)
     if name in shares:
-        measured.append(f"selecting costs {_share(shares[name], 'select')} of full prefill.")
+        measured.append(f"selecting costs {_share(shares[name], 'select')} of full prefill")
     elsewhere = said["Measured"].removeprefix(_SEE_HERE).strip("; .")
-    measured += [f"{elsewhere}."] if elsewhere else []
-    return [*lines, f"- **Measured**: {' '.join(measured) or NOT_MEASURED.lower()}", ""]
+    measured += [elsewhere] if elsewhere else []
+    return [*lines, f"- **Measured**: {'; '.join(measured) or NOT_MEASURED.lower().rstrip('.')}.", ""]
 
 
 def _in_short(name: str, quality: Result | None) -> list[str]:
@@ -222,7 +313,7 @@ def _in_short(name: str, quality: Result | None) -> list[str]:
         if (row["task"], row["recipe"]) == (OVERALL, name) and row["ratio"] is not None
     ]
     return [
-        f"normalised {', '.join(_at(row) for row in rows if row['context_tokens'] == length)} ({slices.length_named(length)});"
+        f"normalised {', '.join(_at(row) for row in rows if row['context_tokens'] == length)} ({slices.length_named(length)})"
         for length in dict.fromkeys(row["context_tokens"] for row in rows)
     ]
 
@@ -237,11 +328,3 @@ def _estimate(row: Result | None, measure: str, form: str = ".3f") -> str:
         return _NEVER
     low, high = row[f"{measure}_interval"]
     return f"{row[measure]:{form}} ({low:{form}}–{high:{form}})"
-
-
-def _header(*names: str) -> list[str]:
-    return [_row(*names), "|" + "---|" * len(names)]
-
-
-def _row(*values: str) -> str:
-    return f"| {' | '.join(values)} |"

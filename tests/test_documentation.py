@@ -120,7 +120,8 @@ class TestFiguresOfTheEvaluation:
         assert build.scores_of_the_recipes() == "Answer quality: not measured yet."
 
     def test_every_task_stands_with_its_intervals_and_circumstances(self, build, quality):
-        said, _, *table, _, source = build.scores_of_all_tasks().split("\n")
+        said, _, *table = build.scores_of_all_tasks().split("\n")
+        table, (_, summary, _, *commands) = table[: table.index("")], table[table.index("") :]
         assert (
             "`test` split, 200 to 1,000 prompts for each task and length, chunks of up to 96 tokens" in said
         )
@@ -135,7 +136,8 @@ class TestFiguresOfTheEvaluation:
             "| 2,048 | `coref` | 0.400 (0.350–0.440) | – | – | – |",
             "| 2,048 | **mean** | 0.400 (0.350–0.440) | – | – | – |",
         ]
-        assert source == "`evaluate a`; `evaluate b`; `gather a b`, 2026-01-02, 61 minutes."
+        assert summary == "<details><summary>3 commands, 2026-01-02, 61 minutes</summary>"
+        assert commands == ["```", "evaluate a", "evaluate b", "gather a b", "```", "", "</details>"]
 
     def test_the_model_card_has_the_scores_in_short(self, build, quality):
         _, _, *table = build.scores_of_the_model().split("\n")
@@ -187,8 +189,8 @@ class TestFiguresOfTheEvaluation:
             build.with_parts(page, two="new")
 
     def test_every_method_has_a_section_whether_measured_or_not(self, build):
-        page = build.methods_page(METHODS, None, None, [])
-        assert page.count("Not measured yet.") == 3  # scores, matrix, costs
+        page = build.methods_page(METHODS, None, None, None, [])
+        assert page.count("Not measured yet.") == 5  # scores, all tasks, our own, matrix, costs
         sections = dict(re.findall(r"^### `(.+?)`\n\n(.*?)(?=^### |\Z)", page, re.M | re.S))
         assert list(sections) == list(METHODS)
         for name, section in sections.items():
@@ -247,7 +249,22 @@ class TestFiguresOfTheEvaluation:
             ],
         }
         images = ["methods-matrix-0.15-512.png", "other.png"]
-        page = build.methods_page(METHODS, result | {"rows": rows, "matrices": matrices}, cost, images)
+        compared = [
+            {"context_tokens": 512, "recipe": recipe, "ratio": 0.1, "gain": gain, "gain_interval": interval}
+            for recipe, gain, interval in (
+                ("reuse", 0.2, [0.1, 0.3]),
+                ("similar+reuse", -0.2, [-0.3, -0.1]),
+                ("naive", 0.0, [-0.1, 0.1]),
+            )
+        ]
+        measured = result | {"rows": rows, "matrices": matrices, "beside_own": compared}
+        page = build.methods_page(METHODS, measured, measured, cost, images)
+        assert "| `reuse` | +0.200 (+0.100–+0.300) |" in page
+        assert (
+            "512 tokens of context, 10%: `weave` scores higher than 1 of 3 others, lower than `similar+reuse`;"
+            " the interval holds 0 for `naive`."
+        ) in page
+        assert re.search(r"\| `reuse` \| 0% \|.* 0\.\d{3} \|", page)  # a column per task
         assert "| `reuse` | 3.1% (3.0%–4.0%) | 20.0% (19.0%–21.0%) |" in page
         assert "`x` was left out: why" in page
         assert "| `reuse` | 0.4 | 0.700 (0.550–0.640) | 50 |" in page  # a coverage, and the tokens it came to
@@ -259,7 +276,7 @@ class TestFiguresOfTheEvaluation:
         assert "`similar` lifts 1 of 1 selectors and lowers 0;" in page
         assert "![methods matrix 0.15 512](images/methods-matrix-0.15-512.png)" in page
         assert "other.png" not in page
-        assert "selecting costs 3.1% (3.0%–4.0%) of full prefill." in page
+        assert "selecting costs 3.1% (3.0%–4.0%) of full prefill" in page
 
     def test_figures_on_the_methods_page_are_there(self):
         page = (ROOT / "docs" / "methods.md").read_text()

@@ -90,7 +90,7 @@ def table(result: Result) -> list[str]:
 
 
 def draw(result: Result, theme: Theme) -> Figure:
-    """A bar for each recipe; the dashed line is the budget."""
+    """A bar for each recipe."""
     panels = {
         title: {one["recipe"]: estimate(one, name) for one in result["shares"]}
         for title, name in (
@@ -109,7 +109,7 @@ CLAIM = Claim(
     says="EPIC, CacheBlend and KVShare spend a budget of 20 % on tokens that have nothing to do with the question, and miss those that"
     " its answer rests on; attention of the question finds them.",
     tried=f"Rows selected at ratio {RATIO:g} over isolated chunks. Evidence are the sentences that share a name with the question, or a name or value with the"
-    " reference answer; exact rows do not count.",
+    " reference answer; exact rows do not count. Where nothing was selected, only the share of the evidence is counted.",
     grids=grids,
     figures=figures,
     verdicts=verdicts,

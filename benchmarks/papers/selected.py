@@ -44,7 +44,7 @@ class Selected:
         fifths: by fifth of the stale chunks, in prompt order.
         stale_fifths: the same of all stale rows.
         evidence: share of the stale rows in evidence that were selected; None where no evidence is stale.
-        beside: share of the selected rows that are no evidence.
+        beside: share of the selected rows that are no evidence; None where none were selected.
     """
 
     task: str
@@ -55,7 +55,7 @@ class Selected:
     fifths: list[float]
     stale_fifths: list[float]
     evidence: float | None
-    beside: float
+    beside: float | None
 
 
 def run(grid: Grid, folder: Path, processes: int) -> list[Selected]:
@@ -129,7 +129,7 @@ def _look(adapter: Adapter, others: OtherDocuments, sample: Sample, candidate: C
         _shares(fifth[chosen], FIFTHS),
         _shares(fifth, FIFTHS),
         float(chosen[needed].float().mean()) if needed.any() else None,
-        float((~needed[chosen]).float().mean()),
+        float((~needed[chosen]).float().mean()) if chosen.any() else None,
     )
 
 

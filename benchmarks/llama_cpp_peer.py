@@ -1,0 +1,117 @@
+"""llama.cpp at the shape of a model: its weights in the GGUF format, run through the Python binding, with its prefix cache.
+
+Needs the extra `peers` (llama-cpp-python, which is compiled when it is installed, and gguf). The weights are the model's own, in 16
+bits or in the 8 that llama.cpp's users prefer; there is no vocabulary, since prompts come as token ids.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvweave.models.adapter import Adapter
+
+STORAGES = ("BF16", "F16", "Q8_0")
+"""As GGUF calls them. Vectors are in 32 bits, as in every GGUF file."""
+
+ARCHITECTURES = ("qwen2", "llama")
+
+_OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_INSIDE = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def why_not(adapter: Adapter) -> str | None:
+    """Why llama.cpp cannot be measured beside this model; None if it can."""
+    try:
+        import gguf  # noqa: F401
+        import llama_cpp  # noqa: F401
+    except ImportError as error:
+        return f"{error.name} is not installed; pip install 'kvweave[peers]'"
+    kind = adapter.model.config.model_type
+    return None if kind in ARCHITECTURES else f"no GGUF file is written of the architecture {kind}"
+
+
+class LlamaCpp:
+    """One model file, loaded; prompts of up to `tokens`."""
+
+    def __init__(self, path: Path, tokens: int) -> None:
+        from llama_cpp import Llama
+
+        threads = torch.get_num_threads()
+        self._llama = Llama(
+            model_path=str(path), n_ctx=tokens, n_threads=threads, n_threads_batch=threads, verbose=False
+        )
+
+    def prefill(self, token_ids: Sequence[int], kept_tokens: int = 0) -> None:
+        """Compute a prompt up to its last token's logits; of what was computed last, the first tokens are kept."""
+        self._llama.n_tokens = kept_tokens  # what lies behind is dropped by the next call
+        self._llama.eval(list(token_ids[kept_tokens:]))
+
+    def close(self) -> None:
+        self._llama.close()
+
+
+@contextmanager
+def opened(adapter: Adapter, folder: Path, storage: str, tokens: int) -> Iterator[LlamaCpp]:
+    """The model as llama.cpp runs it; the file is in `folder` for as long."""
+    path = folder / f"{storage}.gguf"
+    write(adapter, path, storage)
+    llama = LlamaCpp(path, tokens)
+    try:
+        yield llama
+    finally:
+        llama.close()
+        path.unlink()
+
+
+def write(adapter: Adapter, path: Path, storage: str) -> None:
+    """The model's weights and shape as a GGUF file."""
+    import gguf
+
+    config = adapter.model.config
+    writer = gguf.GGUFWriter(str(path), config.model_type)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    kind = gguf.GGMLQuantizationType[storage]
+    for (
+        name,
+        weight,
+    ) in adapter.model.named_parameters():  # a head that is tied to the embedding is not among them
+        numbers: Any = weight.detach().float().cpu().numpy()
+        if weight.dim() == 1:
+            writer.add_tensor(tensor_name(name), numbers)
+        else:
+            writer.add_tensor(tensor_name(name), gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensor_name(name: str) -> str:
+    """What GGUF calls a parameter of a Llama or Qwen2 model."""
+    module, _, kind = name.rpartition(".")
+    if module in _OUTSIDE:
+        return f"{_OUTSIDE[module]}.{kind}"
+    _, _, layer, inside = module.split(".", 3)
+    return f"blk.{layer}.{_INSIDE[inside]}.{kind}"

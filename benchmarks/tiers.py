@@ -1,0 +1,141 @@
+"""How fast a context's chunk KV comes out of each tier, beside a plain transfer of the same bytes, interleaved.
+
+    .venv/bin/python benchmarks/tiers.py --output benchmarks/results/tiers.json
+    .venv/bin/python benchmarks/tiers.py --tier redis://127.0.0.1:6379/0 --tier s3://bucket/prefix --storage int8
+
+A round fetches every chunk once as a look-up does: the bytes, a copy of its own, every checksum. Into memory that is the way up, from
+then on an entry is used where it lies. The plain transfer beside it is, for memory, a copy; for a folder, reading the files; for a
+server, asking its own client for the bytes and doing nothing with them. Of a server the figures say as much about the network as about this program. KV is random, in the shape of a model; what is
+put under a namespace of its own is deleted again.
+"""
+
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from measured import arguments, circumstances, command_of, keep, numbers
+
+from kvweave.bench.spread import Spread, ratios, timed
+from kvweave.core import STORAGES, ChunkKV, Making, Storage
+from kvweave.recipes.prepare import packed
+from kvweave.store.format import encode_entry, parse_entry, verify_content
+from kvweave.store.keys import EntryKey, digest_tokens, quantised
+from kvweave.store.tiers.host import HostTier
+from kvweave.store.tiers.opening import open_shared
+from kvweave.store.tiers.tier import Tier, owned_copy
+
+SHAPE = (24, 2, 2, 64)  # layers, keys and values, KV heads, head width: 12 KiB per token in bfloat16
+MADE = Making("bare", ())
+
+
+def entries(chunks: int, chunk_tokens: int, storage: Storage) -> dict[str, bytes]:
+    """Random KV of so many chunks in the stored format, by key."""
+    made = {}
+    for number in range(chunks):
+        layers, both, heads, width = SHAPE
+        kv = torch.randn(layers, both, heads, chunk_tokens, width).bfloat16()
+        chunk = packed(ChunkKV(tuple(range(number * chunk_tokens, (number + 1) * chunk_tokens)), kv), storage)
+        making = quantised(MADE, storage)
+        key = EntryKey("bench", "0" * 32, digest_tokens(chunk.token_ids), making)
+        made[key.digest] = b"".join(encode_entry(key, "random", chunk, []).parts)
+    return made
+
+
+def fetched(tier: Tier, keys: Sequence[str]) -> None:
+    """What a look-up does with each entry."""
+    for key in keys:
+        verify_content(parse_entry(owned_copy(tier.get_many([key])[key]), key).content)
+
+
+def fetched_into(memory: HostTier, data: dict[str, bytes]) -> None:
+    """What is done with each entry once, on its way up to memory."""
+    memory.residents.drop(data)
+    for key, blob in data.items():
+        memory.admit(key, blob, 0.0)
+
+
+def plain(tier: Tier, keys: Sequence[str], folder: Path) -> Callable[[], object]:
+    """The same bytes, with nothing done to them."""
+    files = {path.name: path for path in folder.rglob("*") if path.is_file()}
+    if files:
+        return lambda: [files[key].read_bytes() for key in keys]
+    return lambda: [tier.get_many([key]) for key in keys]
+
+
+def measure(
+    fetch: Callable[[], object], beside: Callable[[], object], rounds: int, size: int
+) -> dict[str, object]:
+    """Fetch everything so many times, in turn with the plain transfer."""
+    plain_s, fetch_s = [], []
+    for number in range(rounds + 1):  # the first round is not counted
+        steps = [(beside, plain_s), (fetch, fetch_s)]
+        for step, times in steps if number % 2 else steps[::-1]:
+            times.append(timed(step))
+    return {
+        "bytes": size,
+        "plain_s": numbers(Spread.of(plain_s[1:])),
+        "fetch_s": numbers(Spread.of(fetch_s[1:])),
+        "throughput_of_plain": numbers(ratios(plain_s[1:], fetch_s[1:])),
+    }
+
+
+def of_memory(data: dict[str, bytes], rounds: int) -> dict[str, object]:
+    """The host's memory."""
+    size = sum(map(len, data.values()))
+    memory = HostTier(2 * size)
+    return measure(
+        partial(fetched_into, memory, data),
+        lambda: [owned_copy(blob) for blob in data.values()],
+        rounds,
+        size,
+    )
+
+
+def of_place(url: str, data: dict[str, bytes], rounds: int, folder: Path) -> dict[str, object]:
+    """What is at an address: put everything, fetch it, and delete it again."""
+    tier = open_shared(url, f"bench-{secrets.token_hex(4)}")
+    keys = list(data)
+
+    def put() -> None:
+        for key in keys:
+            tier.put(key, data[key])
+
+    put_s = timed(put)
+    size = sum(map(len, data.values()))
+    measured = measure(partial(fetched, tier, keys), plain(tier, keys, folder), rounds, size)
+    tier.delete(keys)
+    tier.close()
+    return {"put_s": put_s, **measured}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument(
+        "--tier", action="append", help="host, folder, or the address of a shared tier; repeatable"
+    )
+    parser.add_argument("--storage", action="append", choices=STORAGES, help="repeatable; default all")
+    parser.add_argument("--context-tokens", type=int, default=4096)
+    parser.add_argument("--chunk-tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=7)
+    given = parser.parse_args()
+    names, storages = given.tier or ["host", "folder"], given.storage or list(STORAGES.values())
+    figures = []
+    for storage in storages:
+        data = entries(given.context_tokens // given.chunk_tokens, given.chunk_tokens, storage)
+        for name in names:
+            with tempfile.TemporaryDirectory() as place:
+                folder = Path(place)
+                if name == "host":
+                    measured = of_memory(data, given.rounds)
+                else:
+                    url = f"file://{folder}" if name == "folder" else name
+                    measured = of_place(url, data, given.rounds, folder)
+                figures.append({"tier": name.partition(":")[0], "storage": storage, **measured})
+    keep({**circumstances(command_of(given)), "tiers": figures}, given.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Where a request's time goes: its parts, and the operations that PyTorch spends it on, beside those of full prefill.
+
+    .venv/bin/python benchmarks/where_time_goes.py --output benchmarks/results/where_time_goes.json
+
+Parts are seconds without a profiler. Operations are counted by PyTorch's own, which slows everything down a little, so that
+their shares say more than their seconds; `wasted` is what an operation takes beyond its share of full prefill's time, if it
+took as much per computed row there as here.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from measured import arguments, circumstances, command_of, computed_with, keep
+from torch.profiler import ProfilerActivity, profile
+
+from kvweave.bench.prompts import prompt_of_chunks
+from kvweave.bench.spread import Spread
+from kvweave.core import Timing
+from kvweave.models.adapter import Adapter
+from kvweave.models.shapes import random_model
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.prefill import prepare
+from kvweave.recipes.recipe import run
+from kvweave.recipes.request import PrefillResult
+from kvweave.store.chunk_store import ChunkStore
+
+PARTS = ("match_s", "place_s", "select_s", "recompute_s", "ttft_s")
+OTHER = "other"
+
+
+def operations(adapter: Adapter, step: Callable[[], object], rounds: int) -> dict[str, tuple[float, float]]:
+    """Of one run of a step: seconds and calls of each operation itself, without those it calls; and how long it took in all."""
+    activities = [ProfilerActivity.CPU]
+    on_device = adapter.geometry.device.type == "cuda"
+    if on_device:
+        activities.append(ProfilerActivity.CUDA)
+    began = time.perf_counter()
+    with profile(activities=activities) as seen:
+        for _ in range(rounds):
+            step()
+        adapter.synchronize()
+    whole_s = (time.perf_counter() - began) / rounds
+    found = {}
+    for event in seen.key_averages():
+        own_us = event.self_device_time_total if on_device else event.self_cpu_time_total
+        if own_us > 0:
+            found[event.key] = (own_us / 1e6 / rounds, event.count / rounds)
+    named_s = sum(seconds for seconds, _ in found.values())
+    found[OTHER] = (max(0.0, whole_s - named_s), 0.0)  # outside of PyTorch's operations
+    return found
+
+
+def measure(
+    adapter: Adapter,
+    shape: str,
+    recipe_name: str,
+    ratio: float,
+    context_tokens: int,
+    chunk_tokens: int,
+    rounds: int,
+    top: int,
+) -> dict[str, Any]:
+    """Everything that is kept but the circumstances."""
+    recipe, full = recipe_named(recipe_name), recipe_named("full")
+    asked = prompt_of_chunks(adapter, context_tokens, chunk_tokens)
+    prompt = adapter.template.render(asked)
+    with tempfile.TemporaryDirectory() as folder, ChunkStore(folder, limit_bytes=2**62) as store:
+        prepare(adapter, store, asked.chunks, recipe=recipe)
+
+        def ours() -> PrefillResult:
+            return run(recipe, adapter, store, prompt, ratio=ratio)
+
+        def everything() -> PrefillResult:
+            return run(full, adapter, store, prompt)
+
+        plan = ours().plan  # the first runs warm up
+        everything()
+        timings, full_s = [], []
+        for _ in range(rounds):
+            timings.append(ours().timing)
+            full_s.append(everything().timing.ttft_s)
+        seen, seen_full = operations(adapter, ours, rounds), operations(adapter, everything, rounds)
+    rows = plan.recomputed_tokens + plan.fresh_tokens
+    return {
+        "shape": shape,
+        **computed_with(adapter),
+        "recipe": recipe_name,
+        "ratio": ratio,
+        "context_tokens": context_tokens,
+        "rows": rows,
+        "prompt_tokens": prompt.tokens,
+        "rounds": rounds,
+        "full_s": Spread.of(full_s).median,
+        "parts": {part: median(timings, part) for part in PARTS},
+        "operations": table(seen, seen_full, rows / prompt.tokens, top),
+    }
+
+
+def median(timings: list[Timing], part: str) -> float:
+    return Spread.of(getattr(timing, part) for timing in timings).median
+
+
+def table(
+    seen: Mapping[str, tuple[float, float]],
+    seen_full: Mapping[str, tuple[float, float]],
+    row_share: float,
+    top: int,
+) -> list[dict[str, Any]]:
+    """The operations that take longest, longest first, and what the rest takes together."""
+    whole_s = sum(seconds for seconds, _ in seen.values())
+    longest = sorted(seen, key=lambda name: -seen[name][0])[:top]
+    named = [(name, *seen[name], seen_full.get(name, (0.0, 0.0))[0]) for name in longest]
+    rest_s = whole_s - sum(seconds for _, seconds, _, _ in named)
+    rest_full_s = sum(seconds for name, (seconds, _) in seen_full.items() if name not in longest)
+    return [
+        {
+            "operation": name,
+            "seconds": seconds,
+            "share": seconds / whole_s,
+            "calls": calls,
+            "full_seconds": full_s,
+            "wasted_s": seconds - row_share * full_s,
+        }
+        for name, seconds, calls, full_s in [*named, ("all others", rest_s, 0.0, rest_full_s)]
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--recipe", default="prophetkv")
+    parser.add_argument("--ratio", type=float, default=0.15)
+    parser.add_argument("--context-tokens", type=int, default=4096)
+    parser.add_argument("--chunk-tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--top", type=int, default=20)
+    args = parser.parse_args()
+    adapter = random_model(args.shape)
+    result = measure(
+        adapter,
+        args.shape,
+        args.recipe,
+        args.ratio,
+        args.context_tokens,
+        args.chunk_tokens,
+        args.rounds,
+        args.top,
+    )
+    result |= circumstances(command_of(args))
+    keep(result, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What the generated pages are written with: Markdown tables, and the commands behind them folded away."""
+
+from collections.abc import Sequence
+
+NOT_MEASURED = "Not measured yet."
+
+
+def header(*names: str) -> list[str]:
+    return [row(*names), "|" + "---|" * len(names)]
+
+
+def row(*values: str) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def folded(commands: Sequence[str], said: str) -> list[str]:
+    """Many commands, of which a reader sees at first how many there are and what else is `said` of them."""
+    return [
+        f"<details><summary>{len(commands)} commands, {said}</summary>",
+        "",
+        "```",
+        *commands,
+        "```",
+        "",
+        "</details>",
+    ]

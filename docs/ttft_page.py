@@ -1,0 +1,237 @@
+"""The generated parts of docs/ttft.md: what `kvweave bench ttft`, `bench steady` and the scripts beside them measured."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tables import NOT_MEASURED, header, row
+
+Result = Mapping[str, Any]
+
+
+def limits(told: Result | None) -> str:
+    """By context, recipe and ratio, beside the limit."""
+    if told is None:
+        return NOT_MEASURED
+    spreads = {(one["context_tokens"], one["recipe"], one["ratio"]): one for one in told["spreads"]}
+    lines = [
+        where(told["rows"][0])
+        + f", medians of {told['settings']['rounds']} rounds, in brackets the smallest and the largest. "
+        + said(told),
+        "",
+        *header(
+            "context", "recipe", "ratio", "full prefill", "first token", "speed-up", "at best", "efficiency"
+        ),
+    ]
+    for one in told["rows"]:
+        speedup = spreads[one["context_tokens"], one["recipe"], one["ratio"]]["speedup"]
+        lines.append(
+            row(
+                f"{one['context_tokens']:,}",
+                f"`{one['recipe']}`",
+                f"{one['ratio']:g}",
+                f"{one['full_s']:.2f} s",
+                f"{one['ttft_s']:.3f} s",
+                f"{one['speedup']:.2f}× ({speedup['low']:.2f}–{speedup['high']:.2f})",
+                f"{one['limit_speedup']:.2f}×",
+                f"{one['efficiency']:.2f}",
+            )
+        )
+    return "\n".join([*lines, "", *map(full_prefill, told["full"])])
+
+
+def full_prefill(one: Result) -> str:
+    """What the rows of one context are compared with."""
+    ways = ", ".join(f"{name} {spread['median']:.2f} s" for name, spread in one["ways_s"].items())
+    return (
+        f"- {one['prompt_tokens']:,} tokens: {ways}; {one['gflops_per_s']:,.0f} GFLOP/s, memory "
+        f"{one['memory_bytes_per_s'] / 1e9:.1f} GB/s, stored KV {one['read_bytes_per_s'] / 1e9:.1f} GB/s"
+    )
+
+
+def lengths(memory: Result | None, disk: Result | None) -> str:
+    """By context: seconds from memory and from the disk."""
+    found = [(place, told) for place, told in (("memory", memory), ("disk", disk)) if told is not None]
+    if not found:
+        return NOT_MEASURED
+    lines = [where(found[0][1]["rows"][0]) + ". " + " ".join(said(told) for _, told in found), ""]
+    lines += header("context", "recipe", "ratio", "stored KV from", "full prefill", "first token", "speed-up")
+    for one, place in sorted(
+        ((one, place) for place, told in found for one in told["rows"]),
+        key=lambda each: (each[0]["context_tokens"], each[0]["recipe"], each[0]["ratio"]),
+    ):
+        lines.append(
+            row(
+                f"{one['context_tokens']:,}",
+                f"`{one['recipe']}`",
+                f"{one['ratio']:g}",
+                place,
+                f"{one['full_s']:.2f} s",
+                f"{one['ttft_s']:.3f} s",
+                f"{one['speedup']:.2f}×",
+            )
+        )
+    return "\n".join(lines)
+
+
+def components(told: Result | None) -> str:
+    """Each variant, from memory and from the disk."""
+    if told is None:
+        return NOT_MEASURED
+    lines = [
+        f"{where(told)}, {told['context_tokens']:,} tokens in chunks of {told['chunk_tokens']:,}, ratio {told['ratio']:g}, full prefill "
+        f"{told['full_s'][0]:.2f} s, medians of {told['rounds']} rounds. {said(told)}",
+        "",
+        *header("variant", "from", "first token", "speed-up", "place", "select", "recompute"),
+    ]
+    for one in told["rows"]:
+        speedup, low, high = one["speedup"]
+        parts = (f"{one[part]:.3f} s" for part in ("place_s", "select_s", "recompute_s"))
+        lines.append(
+            row(
+                one["variant"],
+                one["from"],
+                f"{one['ttft_s'][0]:.3f} s",
+                f"{speedup:.2f}× ({low:.2f}–{high:.2f})",
+                *parts,
+            )
+        )
+    return "\n".join(lines)
+
+
+def offline(told: Result | None) -> str:
+    """Each preparation's seconds."""
+    if told is None:
+        return NOT_MEASURED
+    lines = [
+        f"{where(told)}, {told['chunks']} chunks of {told['chunk_tokens']:,} tokens at a time, medians of {told['rounds']} rounds; one pass "
+        f"over a chunk and nothing else takes {told['least_s_per_chunk'][0]:.3f} s. {said(told)}",
+        "",
+        *header("prepared", "seconds per chunk", "of that one pass", "bytes per token"),
+    ]
+    for one in told["rows"]:
+        seconds, low, high = one["s_per_chunk"]
+        lines.append(
+            row(
+                one["preparation"],
+                f"{seconds:.3f} ({low:.3f}–{high:.3f})",
+                f"{one['of_least'][0]:.2f}×",
+                f"{one['bytes_per_token']:,.0f}",
+            )
+        )
+    return "\n".join([*lines, *(f"\nLeft out: {name} ({why})." for name, why in told["left_out"].items())])
+
+
+def steady(told: Result | None) -> str:
+    """By quarter of the questions."""
+    if told is None:
+        return NOT_MEASURED
+    asked, rows = told["settings"], told["rows"]
+    traffic, count = asked["traffic"], len(rows)
+    limit = told["memory_limit_bytes"]
+    reads = (
+        f"page cache under a limit of {limit / 1e9:.1f} GB"
+        if asked["page_cache"] and limit
+        else "past the page cache"
+    )
+    lines = [
+        f"{where(told)}: {count:,} questions for {traffic['chunks_per_query']} chunks of {asked['chunk_tokens']:,} tokens each, `{asked['recipe']}` at "
+        f"{asked['ratio']:g}; {rows[0]['stored_bytes'] / 1e9:.1f} to {rows[-1]['stored_bytes'] / 1e9:.1f} GB stored, at most "
+        f"{asked['host_bytes'] / 1e9:.1f} GB in memory, files {reads}. The last quarter's median is **{told['kept']:.2f}** of the second's. "
+        + said(told),
+        "",
+        *header("questions", "speed-up", "chunks from memory", "stored"),
+    ]
+    for part, speedup in enumerate(told["quarters"]):
+        own = rows[round(part * count / 4) : round((part + 1) * count / 4)]
+        spans = sum(one["from_host"] + one["from_disk"] for one in own)
+        lines.append(
+            row(
+                f"{own[0]['question'] + 1}–{own[-1]['question'] + 1}",
+                f"{speedup:.2f}×",
+                f"{sum(one['from_host'] for one in own) / max(1, spans):.0%}",
+                f"{own[-1]['stored_bytes'] / 1e9:.1f} GB",
+            )
+        )
+    return "\n".join(lines)
+
+
+def peers(told: Result | None) -> str:
+    """Each way's mean over the drawn questions."""
+    if told is None:
+        return NOT_MEASURED
+    found = told["chunks_found"]
+    lines = [
+        f"{where(told)}, {told['context_tokens']:,} tokens in chunks of {told['chunk_tokens']:,}, medians of {told['rounds']} rounds; a prefix cache "
+        f"finds {found['prefix']:.2f} chunks of a question on the mean over {told['queries']:,} questions, with reordering "
+        f"{found['ordered']:.2f}. {said(told)}",
+        "",
+        *header("way", "first token", "speed-up over full prefill"),
+    ]
+    lines += [row(one["way"], f"{one['ttft_s']:.3f} s", f"{one['speedup']:.2f}×") for one in told["rows"]]
+    return "\n".join([*lines, *(f"\nLeft out: {name} ({why})." for name, why in told["left_out"].items())])
+
+
+def where_time_goes(told: Result | None) -> str:
+    """A request's parts, and the operations that take longest."""
+    if told is None:
+        return NOT_MEASURED
+    took = told["parts"]
+    named = ("match_s", "place_s", "select_s", "recompute_s")
+    lines = [
+        f"{where(told)}, `{told['recipe']}` at {told['ratio']:g} over {told['context_tokens']:,} tokens, {told['rows']:,} of "
+        f"{told['prompt_tokens']:,} computed: {took['ttft_s']:.3f} s, of which "
+        + ", ".join(f"{part.removesuffix('_s')} {took[part]:.3f} s" for part in named)
+        + f"; full prefill {told['full_s']:.2f} s. {said(told)}",
+        "",
+        *header(
+            "operation", "seconds", "share", "calls", "in full prefill", "more than its rows' share of that"
+        ),
+    ]
+    for one in told["operations"]:
+        lines.append(
+            row(
+                f"`{one['operation']}`",
+                f"{one['seconds']:.3f}",
+                f"{one['share']:.0%}",
+                f"{one['calls']:,.0f}",
+                f"{one['full_seconds']:.3f}",
+                f"{one['wasted_s']:+.3f}",
+            )
+        )
+    return "\n".join(lines)
+
+
+def where(one: Result) -> str:
+    """What ran."""
+    return f"{one['shape']}, {one['dtype']}, {one['device']}"
+
+
+def said(told: Result) -> str:
+    """How it came about."""
+    return f"`{told['command']}`, {told['machine']}, {told['threads']} threads, {told['commit']}, {told['date']}."
+
+
+def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
+    """Every part of the page by its marker; `found` are results by file name, None where there are none."""
+    return {
+        "limits": limits(found["ttft_limit.json"]),
+        "lengths": lengths(found["ttft_memory.json"], found["ttft_disk.json"]),
+        "components": components(found["components.json"]),
+        "offline": offline(found["offline.json"]),
+        "steady": steady(found["steady.json"]),
+        "peers": peers(found["peers.json"]),
+        "where-time-goes": where_time_goes(found["where_time_goes.json"]),
+    }
+
+
+FILES: Sequence[str] = (
+    "ttft_limit.json",
+    "ttft_memory.json",
+    "ttft_disk.json",
+    "components.json",
+    "offline.json",
+    "steady.json",
+    "peers.json",
+    "where_time_goes.json",
+)
+"""What `parts` is told of."""
