@@ -1,4 +1,5 @@
 import os
+import signal
 
 import pytest
 import torch
@@ -10,6 +11,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before anything imports one
 os.environ["KVWEAVE_HOME"] = "/nonexistent/tests-name-their-own-home"
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # in a shell's background jobs, and inherited by processes
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -54,15 +54,7 @@ def test_watching_works_until_it_is_interrupted(command, documents):
     command("ask", AGAIN)
     environment = command.environment | {"KVWEAVE_IDLE_QUIET_S": "0.2"}
     words = [sys.executable, "-m", "kvweave", "idle", "--watch", "--quiet"]
-    with subprocess.Popen(
-        words,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # ignored in a shell's background jobs
-    ) as watching:
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as watching:
         until = time.monotonic() + 90
         while "answers" not in command.json("cache", "stats")["idle"] and time.monotonic() < until:
             time.sleep(0.5)
