@@ -34,7 +34,8 @@ def prepared(adapter, sample, name, store=None):
     prepare_sample(adapter, store, sample, prompt, recipe)
     system, *chunks = (prompt.ids(span) for span in prompt.spans[:-1])
     wanted = [(ids, recipe.prepare.makings(adapter, system, len(ids))[:1]) for ids in chunks]
-    return [kv.kv for kv, _ in store.find(adapter.fingerprint, wanted)]
+    found = (kv.kv for kv, _ in store.find(adapter.fingerprint, wanted))
+    return [kv if isinstance(kv, torch.Tensor) else kv.whole() for kv in found]
 
 
 def test_other_documents_stand_behind_what_is_prepared_similar(adapter):
@@ -94,18 +95,28 @@ def test_a_chunk_behind_others_has_isolated_kv_as_well(adapter):
     assert store.get(adapter.fingerprint, prompt.ids(prompt.spans[1]), makings[0]) is not None
 
 
-def test_what_other_documents_share_is_what_each_sample_would_make(adapter):
+@pytest.mark.parametrize("name", ["similar+reuse", "similar-int8+reuse"])
+def test_what_other_documents_share_is_what_each_sample_would_make(adapter, name):
     documents = OtherDocuments(adapter)
-    recipe = recipe_named("similar+reuse")
+    recipe = recipe_named(name)
     near = replace(SAMPLE, chunks=CHUNKS[:1], others=(*OTHERS[1:], ("The inn is in the west.",)))
     far = replace(SAMPLE, chunks=CHUNKS[1:], others=(("The inn is in the east.",),))
     for sample in (SAMPLE, near, far, SAMPLE):
         shared = MemoryStore(documents.store(sample, prompt_of(adapter, sample), recipe))
-        found, alone = (
-            prepared(adapter, sample, "similar+reuse", shared),
-            prepared(adapter, sample, "similar+reuse"),
-        )
+        found, alone = prepared(adapter, sample, name, shared), prepared(adapter, sample, name)
         assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
+
+
+def test_other_documents_are_prepared_in_every_storage_that_is_asked_for(adapter, monkeypatch):
+    documents = OtherDocuments(adapter)
+    prompt = prompt_of(adapter, SAMPLE)
+    names = ("similar+reuse", "similar-int8+reuse")
+    stores = [documents.store(SAMPLE, prompt, recipe_named(name)) for name in names]
+    ids = adapter.template.chunk_ids(OTHERS[0][0])
+    assert len(stores[0].versions(adapter.fingerprint, [ids])[0]) == len(names)
+    monkeypatch.setattr(adapter, "encode", None)  # nothing is computed twice
+    for name in names:
+        assert documents.store(SAMPLE, prompt, recipe_named(name)) is stores[0]
 
 
 def test_rehearsals_have_company(adapter):

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kvweave.core import TokenizedPrompt
+from kvweave.core import Storage, TokenizedPrompt
 from kvweave.embedding.encoder import TextEncoder
 from kvweave.evaluation.memory_store import MemoryStore
 from kvweave.evaluation.results import REUSE
@@ -48,7 +48,9 @@ class OtherDocuments:
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self._prefixes = MemoryStore()
-        self._documents: frozenset[Sequence[str]] = frozenset()
+        self._documents: frozenset[tuple[Storage, Sequence[str]]] = (
+            frozenset()
+        )  # each in every storage it was asked for in
         self._isolated = MemoryStore()
 
     def store(self, sample: Sample, prompt: TokenizedPrompt, recipe: Recipe) -> MemoryStore:
@@ -58,12 +60,14 @@ class OtherDocuments:
             Workshop(self._adapter, self._prefixes, system).prefix_kv()
         if not sample.others or not (recipe.prepare.entries > 1 or _rehearses(recipe)):
             return self._prefixes
-        others = frozenset(sample.others)
-        if others.isdisjoint(self._documents):
+        storage = recipe.prepare.storage
+        if frozenset(sample.others).isdisjoint(document for _, document in self._documents):
             self._documents, self._isolated = frozenset(), MemoryStore(self._prefixes)
+        others = frozenset((storage, document) for document in sample.others)
         if not others <= self._documents:
             chunks = (self._adapter.template.chunk_ids(text) for text in itertools.chain(*sample.others))
-            prepare_chunks(Workshop(self._adapter, self._isolated, system), chunks, recipe_named(REUSE))
+            isolated = recipe_named(REUSE, storage=storage)
+            prepare_chunks(Workshop(self._adapter, self._isolated, system), chunks, isolated)
             self._documents |= others
         return self._isolated
 
