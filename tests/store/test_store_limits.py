@@ -39,6 +39,19 @@ def test_the_cap_is_never_exceeded(
         assert store.stats().bytes == bytes_on_disk(folder) <= then
 
 
+def test_verifying_puts_right_what_is_counted_by_the_sizes_of_the_files(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store:
+        for seed in range(3):
+            put(store, chunk(seed))
+        store._parts.database.execute("UPDATE entries SET bytes = bytes + 1000 WHERE id = 2")
+        store._parts.catalog.recount()
+        assert store.used_bytes == bytes_on_disk(tmp_path) + 1000
+        report = store.verify()
+        assert (report.checked, report.damaged, report.miscounted, report.sound) == (3, (), True, False)
+        assert store.used_bytes == bytes_on_disk(tmp_path)
+        assert store.verify().sound
+
+
 def test_room_is_made_before_the_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 

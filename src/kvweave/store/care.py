@@ -90,6 +90,7 @@ def verify(parts: StoreParts, tier: TierName | None) -> VerifyReport:
 def _verify_disk(parts: StoreParts) -> VerifyReport:
     found = check_entries(parts.catalog, parts.folder)
     dropped = tuple(why for name, why in found.damaged.items() if parts.files.drop_damaged(name, why))
+    parts.catalog.correct_sizes(found.sizes)
     return VerifyReport(
         checked=found.checked,
         damaged=dropped,

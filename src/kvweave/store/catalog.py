@@ -243,9 +243,16 @@ class Catalog:
         """All files that count."""
         return [path for (path,) in self._database.query("SELECT path FROM entries")]
 
-    def keys_by_file(self) -> dict[str, str]:
-        """The key that each listed file must hold."""
-        return dict(self._database.query("SELECT path, key FROM entries ORDER BY path"))
+    def stated_by_file(self) -> dict[str, tuple[str, int]]:
+        """The key that each listed file must hold, and the size that it is counted with."""
+        rows = self._database.query("SELECT path, key, bytes FROM entries ORDER BY path")
+        return {path: (key, size) for path, key, size in rows}
+
+    def correct_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Count these files with the sizes given; the totals are wrong until `recount`."""
+        self._database.execute_many(
+            "UPDATE entries SET bytes = ? WHERE path = ?", [(size, path) for path, size in sizes.items()]
+        )
 
     def _advance_clock(self) -> float:
         now = self.now_s()

@@ -60,6 +60,10 @@ class DiskTier:
         """What is in this file, whatever its key; see `open_entry`."""
         return open_entry(self.folder / name)
 
+    def size_bytes(self, name: str) -> int:
+        """The size of this file, as the file system has it."""
+        return (self.folder / name).stat().st_size
+
     def delete(self, names: Sequence[str]) -> None:
         """Remove files whose rows are gone; mappings of them stay valid.
 

@@ -64,7 +64,7 @@ class VerifyReport:
     `checked` entries were read in full. `damaged` says for each dropped entry what was wrong; `newer` names
     files of a newer format version and `unopened` files that could not be opened this time, which are left
     alone. `swept_files` that no entry listed were removed. `miscounted` if the counters were not what the rows add up to,
-    and were put right. `shared_checked` and `shared_damaged` are the same of the shared tier, where damaged entries are
+    or a row not as large as its file, and were put right. `shared_checked` and `shared_damaged` are the same of the shared tier, where damaged entries are
     deleted; `shared_reconciled` rows about it were wrong.
     """
 

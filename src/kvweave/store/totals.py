@@ -28,7 +28,7 @@ def counted(table: str, tier: str, *, kind: str, uses: str | None) -> tuple[str,
     """Schema statements that have the rows of `table` counted as those of `tier`.
 
     Args:
-        table: has the columns `tokens` and `bytes`, which no row changes.
+        table: has the columns `tokens` and `bytes`, which no row changes, unless a `recount` follows.
         tier: what the rows are counted as.
         kind: the column that tells kinds apart.
         uses: the column that counts look-ups, None if there is none.

@@ -10,9 +10,13 @@ from kvweave.store.format import verify_content
 
 @dataclass(slots=True)
 class Findings:
-    """`damaged`, `newer` and `unopened` give for a file's name what is wrong; `checked` files were read in full."""
+    """`damaged`, `newer` and `unopened` give for a file's name what is wrong; `checked` files were read in full.
+
+    `sizes` gives those of whole files that are counted with another size.
+    """
 
     checked: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     newer: dict[str, str] = field(default_factory=dict)
     unopened: dict[str, str] = field(default_factory=dict)
@@ -21,10 +25,11 @@ class Findings:
 def check_entries(catalog: Catalog, tier: DiskTier) -> Findings:
     """Read every listed file, one after the other, holding none of them in memory; changes nothing."""
     findings = Findings()
-    for name, key in catalog.keys_by_file().items():
+    for name, (key, counted) in catalog.stated_by_file().items():
         try:
             stored = tier.open(name)
             verify_content(stored.content)
+            size = tier.size_bytes(name)
         except FileNotFoundError:
             findings.damaged[name] = f"{tier.folder / name} is missing"
         except StoreTooNew as error:
@@ -37,4 +42,6 @@ def check_entries(catalog: Catalog, tier: DiskTier) -> Findings:
             findings.checked += 1
             if stored.key.digest != key:
                 findings.damaged[name] = f"{tier.folder / name} holds entry {stored.key.digest}, not {key}"
+            elif size != counted:
+                findings.sizes[name] = size
     return findings
