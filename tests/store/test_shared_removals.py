@@ -8,6 +8,8 @@ import pytest
 from memory_tier import MemoryTier, refusing
 from store_samples import chunk, eventually, put
 
+from kvweave.errors import StoreError
+from kvweave.store import shared_catalog
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.keys import digest_tokens
 
@@ -32,6 +34,10 @@ def store(tier: MemoryTier, tmp_path: Path) -> Iterator[ChunkStore]:
 
 def settled(store: ChunkStore) -> bool:
     return store.stats().by_tier["shared"].waiting == 0
+
+
+def killed(*given: object) -> None:
+    raise StoreError("killed before it could say that it was put")
 
 
 def test_what_was_made_again_and_evicted_while_the_tier_was_away(tier: MemoryTier, store: ChunkStore) -> None:
@@ -114,5 +120,50 @@ def test_what_is_put_while_another_process_empties_the_tier_stays_and_can_still_
         assert other.clear("shared") == 1
         go_on.set()
         assert eventually(lambda: settled(store) and len(tier.held) == 1)
+        store.disown("document")
+        assert eventually(lambda: tier.held == {})
+
+
+def test_what_a_killed_process_has_put_behind_the_deletion_of_another_is_deleted_in_the_end(
+    tier: MemoryTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    putting, go_on = threading.Event(), threading.Event()
+
+    def slow_put(call: str, keys: Sequence[str]) -> None:
+        if call == "put":
+            putting.set()
+            assert go_on.wait(60)
+
+    tier.before = slow_put
+    with opened(tmp_path) as store, opened(tmp_path) as other:
+        store.own("document", [CHUNK])
+        monkeypatch.setattr(store._parts.tiers.shared.rows, "published", killed)  # type: ignore[union-attr]
+        put(store, chunk(1))
+        assert putting.wait(60)
+        assert other.disown("document") == 1
+        assert eventually(lambda: settled(other))
+        go_on.set()
+        assert eventually(lambda: len(tier.held) == 1)
+    opened(tmp_path).close()
+    assert len(tier.held) == 1  # it might still be under way
+    monkeypatch.setattr(shared_catalog, "PUT_WITHIN_S", 0.0)
+    opened(tmp_path).close()
+    assert tier.held == {}
+    with opened(tmp_path) as store:
+        assert settled(store)
+
+
+def test_what_a_killed_process_has_put_stays_while_its_document_does(
+    tier: MemoryTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_catalog, "PUT_WITHIN_S", 0.0)
+    with opened(tmp_path) as store:
+        store.own("document", [CHUNK])
+        monkeypatch.setattr(store._parts.tiers.shared.rows, "published", killed)  # type: ignore[union-attr]
+        put(store, chunk(1))
+        assert eventually(lambda: len(tier.held) == 1)
+    with opened(tmp_path) as store:
+        assert eventually(lambda: settled(store))
+        assert len(tier.held) == 1
         store.disown("document")
         assert eventually(lambda: tier.held == {})

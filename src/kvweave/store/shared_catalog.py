@@ -17,6 +17,9 @@ from kvweave.store.totals import Total, Totals, counted
 
 Errand = Literal["put", "delete"]
 
+PUT_WITHIN_S = 600.0
+"""Whoever has not said by then what became of an entry that he was about to put was killed."""
+
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS shared_tier (namespace TEXT PRIMARY KEY, place TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE IF NOT EXISTS shared_entries (
@@ -29,6 +32,10 @@ _SCHEMA = (
     "CREATE INDEX IF NOT EXISTS shared_sources_by_key ON shared_sources (key)",
     """CREATE TABLE IF NOT EXISTS shared_errands (
         namespace TEXT NOT NULL, key TEXT NOT NULL, errand TEXT NOT NULL,
+        PRIMARY KEY (namespace, key)) WITHOUT ROWID""",
+    # What is being put, and since when.
+    """CREATE TABLE IF NOT EXISTS shared_puts (
+        namespace TEXT NOT NULL, key TEXT NOT NULL, since_s REAL NOT NULL,
         PRIMARY KEY (namespace, key)) WITHOUT ROWID""",
     *counted("shared_entries", "shared", kind="namespace", uses=None),
 )
@@ -62,7 +69,7 @@ class SharedCatalog:
                 "SELECT 1 FROM shared_tier WHERE namespace = ? AND place = ?", (namespace, place)
             ):
                 return
-            for table in ("shared_entries", "shared_sources", "shared_errands"):
+            for table in ("shared_entries", "shared_sources", "shared_errands", "shared_puts"):
                 self._database.execute(f"DELETE FROM {table} WHERE namespace = ?", (namespace,))
             self._database.execute("REPLACE INTO shared_tier VALUES (?, ?)", (namespace, place))
             self._database.execute(
@@ -113,11 +120,35 @@ class SharedCatalog:
             self.remove(namespace, keys)
             self._done(namespace, "delete", keys)
 
-    def announce(self, namespace: str, keys: Sequence[str]) -> list[Publishable]:
-        """Those of these entries that the catalogue still lists, the most worth keeping first.
+    def announce(self, namespace: str, keys: Sequence[str], now_s: float) -> list[Publishable]:
+        """Those of these entries that the catalogue still lists, the most worth keeping first, which are put from now on.
 
-        From now on it is known what they are made from, so that no removal that comes while they are put overlooks them.
+        It is known what they are made from, so that no removal that comes meanwhile overlooks them.
         """
+        with self._database.transaction():
+            found = self._still_listed(namespace, keys)
+            self._database.execute_many(
+                "REPLACE INTO shared_puts VALUES (?, ?, ?)", [(namespace, one.key, now_s) for one in found]
+            )
+        return found
+
+    def recover(self, namespace: str, now_s: float) -> None:
+        """See to what killed processes were putting.
+
+        What was deleted meanwhile may have come there afterwards, and is then to be deleted once again.
+        """
+        late = self._database.query(
+            "SELECT key FROM shared_puts WHERE namespace = ? AND since_s <= ?",
+            (namespace, now_s - PUT_WITHIN_S),
+        )
+        if late:
+            keys = [key for (key,) in late]
+            with self._database.transaction():
+                self._withdraw_forgotten(namespace, keys)
+                self._settled(namespace, keys)
+
+    def _still_listed(self, namespace: str, keys: Sequence[str]) -> list[Publishable]:
+        """Those that the catalogue lists; from now on it is known what they are made from."""
         with self._database.transaction():
             rows = self._database.query(
                 """SELECT key, tokens, bytes, standing,
@@ -150,12 +181,8 @@ class SharedCatalog:
                 [(entry.key, namespace, entry.tokens, entry.bytes, entry.standing) for entry in kept],
             )
             self._done(namespace, "put", keys)
-            deleted = self._without_sources(namespace, [entry.key for entry in kept if entry.sources])
-            listed = {entry.key for entry in self.announce(namespace, deleted)}
-            self._database.execute_many(
-                "INSERT OR IGNORE INTO shared_errands VALUES (?, ?, 'delete')",
-                [(namespace, key) for key in deleted if key not in listed],
-            )
+            self._withdraw_forgotten(namespace, [entry.key for entry in kept if entry.sources])
+            self._settled(namespace, keys)
 
     # What is there
 
@@ -244,6 +271,22 @@ class SharedCatalog:
     def _remove_entries(self, namespace: str, keys: Sequence[str]) -> None:
         self._database.execute(
             "DELETE FROM shared_entries WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
+            (namespace, json.dumps(keys)),
+        )
+
+    def _withdraw_forgotten(self, namespace: str, keys: Sequence[str]) -> None:
+        """Have those deleted that the tier may hold and that nothing is known of here any more, nor is to be done with."""
+        forgotten = self._without_sources(namespace, keys)
+        listed = {entry.key for entry in self._still_listed(namespace, forgotten)}
+        self._database.execute_many(
+            "INSERT OR IGNORE INTO shared_errands VALUES (?, ?, 'delete')",
+            [(namespace, key) for key in forgotten if key not in listed],
+        )
+
+    def _settled(self, namespace: str, keys: Sequence[str]) -> None:
+        """These are not being put any more."""
+        self._database.execute(
+            "DELETE FROM shared_puts WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
             (namespace, json.dumps(keys)),
         )
 

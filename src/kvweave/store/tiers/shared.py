@@ -78,6 +78,7 @@ class SharedTier:
         self._taken = 0  # how often the tier took something
         self._refused: dict[str, int] = {}  # what it did not take, and how much it had taken before
         rows.settle(namespace, tier.place)
+        rows.recover(namespace, now_s())
 
     # Reading
 
@@ -136,6 +137,7 @@ class SharedTier:
         if sizes is None:
             return None
         self._listed_at = self._clock()
+        self.rows.recover(self.namespace, self._now_s())
         return self.rows.reconcile(self.namespace, known_before, sizes, self._now_s())
 
     def make_room(self, needed_bytes: int, worth: float) -> bool:
@@ -219,7 +221,7 @@ class SharedTier:
 
     def _publish(self, keys: Sequence[str], there: Collection[str]) -> bool:
         """Put these, except those that are there, as long as the tier takes them; whether any is done with."""
-        entries = self.rows.announce(self.namespace, keys)
+        entries = self.rows.announce(self.namespace, keys, self._now_s())
         waiting, kept = {entry.key for entry in entries}, list[Publishable]()
         for entry in sorted(entries, key=lambda entry: entry.key in self._refused):
             outcome = "kept" if entry.key in there else self._put(entry, sum(one.bytes for one in kept))
