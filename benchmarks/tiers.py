@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/tiers.py --tier redis://127.0.0.1:6379/0 --tier s3://bucket/prefix --storage int8
 
 A round fetches every chunk once as a look-up does: the bytes, a copy of its own, every checksum. Into memory that is the way up, from
-then on an entry is used where it lies. The plain transfer beside it is, for memory, a copy; for a folder, reading the files; for a
-server, asking its own client for the bytes and doing nothing with them. Of a server the figures say as much about the network as about this program. KV is random, in the shape of a model; what is
+then on an entry is used where it lies. The plain transfer beside it is, for memory, a copy; for a folder, reading the files, which both
+ways come out of the page cache (out of the disk: `kvweave bench store`); for a server, asking its own client for the bytes and doing nothing with them. Of a server the figures say as much about the network as about this program. KV is random, in the shape of a model; what is
 put under a namespace of its own is deleted again.
 """
 

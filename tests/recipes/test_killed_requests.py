@@ -32,6 +32,7 @@ def prepare_and_ask(adapter, acknowledge, folder, limit_bytes, first):
             acknowledge(str(number))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("limit_bytes", [AMPLE, SCARCE])
 def test_what_is_found_afterwards_is_what_full_attention_computes(tmp_path, limit_bytes):
     """Every entry is whole, the cap holds, and the last prompt that was answered is as it would be without a store."""
