@@ -35,6 +35,7 @@ class _Told(Foresight):
         notebook = session.notebook
         super().__init__(
             lambda: notebook.parts(session.store),
+            notebook.shelf,
             session.answers,
             session.outlook,
             recipe,
