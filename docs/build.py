@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from answers_part import told_apart
 from methods_page import headings, methods_page, tasks_page
 from personas_page import whole_systems
 from selection_part import selection_part
@@ -294,6 +295,9 @@ def main() -> None:
             layers=overlapped(results("layerwise.json")),
             bits=fewer_bits(results("storage.json")),
             reuse=counted_reuse(results("reuse.json")),
+        ),
+        docs / "answers.md": with_parts(
+            docs / "answers.md", lookalikes=told_apart(results("lookalikes.json"))
         ),
         prediction: with_parts(prediction, **{"giving-way": giving_way()}),
         docs / "ttft.md": with_parts(

@@ -33,6 +33,7 @@ def test_look_alikes_have_rows_tables_json_and_a_plot(command, tmp_path):
     assert "exchanged" in told
     plain = json.loads((tmp_path / "out" / "lookalikes.json").read_text("utf-8"))
     assert plain["about"]["command"].startswith("kvweave eval lookalikes --paraphrases 12")
+    assert {"commit", "date", "machine"} <= plain["about"].keys()
     assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", "gptcache"}
     assert (tmp_path / "out" / "lookalikes.png").read_bytes().startswith(b"\x89PNG")
 

@@ -387,6 +387,22 @@ def test_a_knowledge_base_without_documents_has_nothing_to_do(open_kb):
     assert kb.idle().ended == "nothing is left to do"
 
 
+def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, foretold, monkeypatch):
+    base.ask(GLORRIC)
+    base.idle()
+    base.close()
+    again = open_kb(answer_limit_bytes=10**7, idle_power="any")
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("was loaded")
+
+    monkeypatch.setattr("kvweave.models.loading.load_model", refuse)
+    monkeypatch.setattr("kvweave.embedding.encoder.TextEncoder.load", refuse)
+    assert again.idle().ended == "nothing is left to do"
+    again.store.set_limit(again.store.limit_bytes // 2)
+    assert again.idle().ended == "nothing is left to do"
+
+
 # Giving way
 
 

@@ -143,7 +143,7 @@ def test_intervals_keep_their_width_at_nothing_and_everything():
 
 
 def test_table_json_and_plot_have_every_matcher(done, tmp_path):
-    plain = content(done, "command")
+    plain = content(done, {"command": "command"})
     assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", "gptcache"}
     fields = {
         "matcher",
@@ -158,7 +158,7 @@ def test_table_json_and_plot_have_every_matcher(done, tmp_path):
     assert curve_table(done).row_count >= 9
     assert kind_table(done).row_count == 9
     assert curve(done).startswith(b"\x89PNG")
-    assert {path.name for path in write(tmp_path / "out", done, "command")} == {
+    assert {path.name for path in write(tmp_path / "out", done, {"command": "command"})} == {
         "lookalikes.json",
         "lookalikes.png",
     }
@@ -167,7 +167,7 @@ def test_table_json_and_plot_have_every_matcher(done, tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_named(done, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequest, match="--output"):
-        write(tmp_path / "file", done, "command")
+        write(tmp_path / "file", done, {"command": "command"})
 
 
 def test_there_must_be_pairs():

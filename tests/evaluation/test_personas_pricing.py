@@ -10,7 +10,7 @@ from kvweave.evaluation.personas.passes import Pass
 from kvweave.evaluation.personas.pricing import Prices, tail
 from kvweave.evaluation.personas.served import Held, IdleSpell, Served, Session
 from kvweave.evaluation.personas.shape import Shape
-from kvweave.evaluation.personas.summary import kv_hit, pair_rows, system_rows
+from kvweave.evaluation.personas.summary import kv_hit, pair_rows, system_rows, user_rows
 from kvweave.evaluation.personas.systems import OURS, PERCACHE, RAGCACHE, SYSTEMS, without
 from kvweave.evaluation.personas.trials import MEASURED, Trial, comparison
 from kvweave.testing import tiny_adapter
@@ -153,6 +153,23 @@ def test_rows_are_means_over_users_and_pairs_are_paired(prices):
     assert against.faster.low <= against.faster.value <= against.faster.high
     assert against.best_user > against.faster.value
     assert against.exact_match.value == pytest.approx(-3 / 8)
+
+
+def test_a_user_has_every_number_that_all_users_have(prices):
+    trial = next(trial for trial in comparison() if trial.system is OURS)
+    lived = {trial.key: [session(OURS, "one", 2)]}
+    totals = {row.table: row for row in system_rows([trial], lived, prices)}
+    users = user_rows([OURS], lived, prices)
+    assert [(row.table, row.system, row.user) for row in users] == [
+        ("A", "kvweave", "one"),
+        ("B", "kvweave", "one"),
+    ]
+    for row in users:
+        whole = totals[row.table]
+        for name in ("mean_s", "qa_hit", "kv_hit", "other_words", "foreseen", "rouge_l", "exact_match"):
+            assert getattr(row, name) == pytest.approx(getattr(whole, name).value), name
+        for name in ("tail_s", "request_flops", "idle_flops", "stored_bytes"):
+            assert getattr(row, name) == pytest.approx(getattr(whole, name)), name
 
 
 def test_kv_hits_are_reused_over_retrieved_tokens():

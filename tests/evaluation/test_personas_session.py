@@ -1,6 +1,7 @@
 """One user under one system: what is exact stays exact, layers hold what the system says, idle time keeps its protocol."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,8 +81,9 @@ def shape(adapter):
 
 
 @pytest.fixture
-def notebook(adapter):
-    made = Notebook(USER, Reader(adapter), Words(), recipe_named("reuse"), chunk_tokens=40, top_k=3)
+def notebook(adapter, shape):
+    reader, recipe = Reader(adapter), recipe_named("reuse")
+    made = Notebook(USER, reader, Words(), recipe, shape.cost, chunk_tokens=40, top_k=3)
     with made:
         yield made
 
@@ -289,6 +291,19 @@ class TestIdleTime:
             spell = IdleTime(session, shape).spend(1.0, first=True)
         assert spell.steps == {"preparation": 1}
         assert spell.flops >= rows * shape.cost.per_row
+
+    def test_preparing_is_counted_at_the_shape_that_prices_are_for(self, adapter, shape):
+        def counted(cost):
+            with Notebook(
+                USER, Reader(adapter), Words(), recipe_named("reuse"), cost, chunk_tokens=40
+            ) as made:
+                return made.prepared_flops
+
+        rows = counted(replace(shape.cost, per_row=1, per_key=0, per_logits=0))
+        keys = counted(replace(shape.cost, per_row=0, per_key=1, per_logits=0, windows=(None,)))
+        wide = replace(shape.cost, per_row=10**6, per_key=10, per_logits=0, windows=(None,) * 24)
+        assert rows > 0
+        assert counted(wide) == 10**6 * rows + 10 * 24 * keys
 
 
 class TestLives:

@@ -107,7 +107,7 @@ class TestLedger:
 class TestPlan:
     @staticmethod
     def job(outlook, *chunks, batch_tokens=100):
-        return next_job(outlook, chunks, batch_tokens, most_earlier=2)
+        return next_job(outlook, chunks, lambda: batch_tokens, lambda: 2)
 
     def test_batches_of_chunks_then_rounds_from_each_part_then_nothing(self, outlook):
         chunks = (A0, A1, B0)

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -32,13 +33,14 @@ def lookalikes(
     quiet: opt.Quiet = False,
 ) -> None:
     """Paraphrases that should share an answer, look-alikes that must not: hit rates of every matcher and threshold."""
+    from kvweave.bench.circumstances import circumstances
     from kvweave.cli.show import STDOUT, print_json, progress_bar
     from kvweave.embedding.encoder import TextEncoder
     from kvweave.evaluation.lookalikes.measure import run_lookalikes
     from kvweave.evaluation.lookalikes.report import content, curve_table, kind_table, write
 
     opt.quiet_libraries()
-    command = shlex.join(["kvweave", *sys.argv[1:]])
+    said = asdict(circumstances(shlex.join(["kvweave", *sys.argv[1:]])))
     with progress_bar(quiet or json) as report:
         done = run_lookalikes(
             TextEncoder(embedding_model),
@@ -48,9 +50,9 @@ def lookalikes(
             seed=seed,
             progress=report,
         )
-    files = write(output, done, command) if output else []
+    files = write(output, done, said) if output else []
     if json:
-        print_json(content(done, command))
+        print_json(content(done, said))
         return
     STDOUT.print(curve_table(done))
     STDOUT.print(kind_table(done))

@@ -17,6 +17,7 @@ from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig, within_context
 from kvweave.core import Prompt
 from kvweave.engine.generation import Decoded, generate
 from kvweave.engine.pipeline import Parts
+from kvweave.knowledge.shelf import Shelf
 from kvweave.predict.abstract import ChunkName, Part
 from kvweave.predict.ledger import Origin
 from kvweave.predict.outlook import Outlook
@@ -53,6 +54,7 @@ class Foresight:
 
     Args:
         parts: gives what a request passes through, opened when first needed.
+        shelf: the list of documents.
         answers: the bank.
         outlook: what predictions are made from, and written down in.
         recipe: by which the model reads chunks; as for requests, their stored KV is used.
@@ -65,6 +67,7 @@ class Foresight:
     def __init__(
         self,
         parts: Callable[[], Parts],
+        shelf: Shelf,
         answers: AnswerBank,
         outlook: Outlook,
         recipe: Recipe,
@@ -74,6 +77,7 @@ class Foresight:
         stride: int,
     ) -> None:
         self._parts = parts
+        self._shelf = shelf
         self._answers = answers
         self._outlook = outlook
         self._recipe = recipe
@@ -83,9 +87,12 @@ class Foresight:
         self._stride = stride
 
     def next_job(self) -> Job | None:
-        """What is due."""
-        batch_tokens = self._wording.batch_tokens or self._most_tokens
-        return next_job(self._outlook, self._listed(), batch_tokens, self._wording.earlier_questions)
+        """What is due; loads no model where nothing is."""
+
+        def batch_tokens() -> int:
+            return self._wording.batch_tokens or self._most_tokens
+
+        return next_job(self._outlook, self._listed(), batch_tokens, lambda: self._wording.earlier_questions)
 
     def lacking(self) -> int:
         """How many chunks the abstract lacks."""
@@ -107,7 +114,7 @@ class Foresight:
         notes = [texts[chunk.name] for chunk in job.chunks if chunk.name in texts]
         told = self.said(notes, self._wording.sum_up(), draw=0) if notes else ""
         with self._answers.transaction():
-            if {chunk.version for chunk in job.chunks} <= self._parts().shelf.visible():
+            if {chunk.version for chunk in job.chunks} <= self._shelf.visible():
                 self._outlook.abstract.put(job.chunks, told)
 
     def _predict_from_knowledge(self, job: FromKnowledge) -> None:
@@ -153,7 +160,7 @@ class Foresight:
         return self._parts().adapter.geometry.context_tokens // BATCH_SHARE
 
     def _listed(self) -> list[ChunkName]:
-        rows = self._parts().shelf.all_chunks()
+        rows = self._shelf.all_chunks()
         return [ChunkName(row.row_id, row.row_id.rpartition(":")[0], row.kv_tokens) for row in rows]
 
     def _fitting(self, parts: Sequence[Part]) -> list[Part]:
@@ -198,7 +205,7 @@ class Foresight:
                 kept.append(candidate)
         versions = frozenset(version for part in parts for version in part.versions)
         with self._answers.transaction():
-            if not versions <= self._parts().shelf.visible() or not done():
+            if not versions <= self._shelf.visible() or not done():
                 return
             for each in kept[: self._stride]:
                 if each.answerable:
@@ -217,7 +224,7 @@ class Foresight:
         near += [(other.question, float(vector @ other.vector)) for other in others]
         if any(self._is_same(question, other, cosine) for other, cosine in near):
             return None
-        found = parts.bank.search(question, vector, self._circumstances.top_k, parts.shelf.visible())
+        found = parts.bank.search(question, vector, self._circumstances.top_k, self._shelf.visible())
         return Candidate(question, vector, is_about(question, [chunk.text for chunk in found]))
 
     def _is_same(self, question: str, other: str, cosine: float) -> bool:

@@ -41,6 +41,7 @@ class IdleSetup:
             Ahead(parts, replace(self.repeats, outlook=None), self.terms.system, self.choices.decoded_from),
             self._foresight(parts),
             self.records.outlook,
+            self.records.store,
             self.idle_record,
             extent(self.repeats.threshold, self.prediction.decode_cutoff),
             breathe,
@@ -55,6 +56,7 @@ class IdleSetup:
             return None
         return Foresight(
             parts,
+            self.records.shelf,
             self.records.answers,
             self.records.outlook,
             recipe,

@@ -17,6 +17,7 @@ from kvweave.predict.outlook import Outlook
 from kvweave.predict.plan import SumUp
 from kvweave.predict.population import Extent
 from kvweave.predict.screening import says_nothing
+from kvweave.store.chunk_store import ChunkStore
 
 Kind: TypeAlias = Literal[
     "refresh", "answers", "population", "conversion", "abstract", "prediction", "restoration"
@@ -45,7 +46,8 @@ class IdleWork:
         ahead: what computes for questions.
         foresight: what predicts them; None where nothing is to be predicted, since no answer is kept.
         outlook: what was predicted.
-        record: where the store's limit is noted.
+        store: of the chunk KV.
+        record: where its limit is noted.
         extent: how much of predicted questions is computed.
         breathe: called between parts of a step that run no model, so that others are let through.
     """
@@ -55,6 +57,7 @@ class IdleWork:
         ahead: Ahead,
         foresight: Foresight | None,
         outlook: Outlook,
+        store: ChunkStore,
         record: IdleRecord,
         extent: Extent,
         breathe: Callable[[], None],
@@ -62,6 +65,7 @@ class IdleWork:
         self._ahead = ahead
         self._foresight = foresight
         self._outlook = outlook
+        self._store = store
         self._record = record
         self._extent = extent
         self._breathe = breathe
@@ -149,7 +153,7 @@ class IdleWork:
         return Step("prediction", "questions to come", job, 1, partial(foresight.do, job))
 
     def _restoration(self) -> Step | None:
-        limit, seen = self._ahead.parts().store.limit_bytes, self._record.fact(_LIMIT)
+        limit, seen = self._store.limit_bytes, self._record.fact(_LIMIT)
         if self._to_restore is None and seen is not None and limit > seen:
             self._to_restore = self._ahead.repeats.answers.most_used()
         if not self._to_restore:

@@ -59,14 +59,18 @@ class Adapter:
         self._thread = threading.local()  # its passes' priority, if that is low
 
     @contextmanager
-    def low_priority(self, preemption: Preemption) -> Iterator[None]:
+    def low_priority(self, preemption: Preemption, cost: PassCost | None = None) -> Iterator[None]:
         """In this context, this thread's prefills, steps and chunk KV give way as `preemption` says, and are counted.
+
+        Args:
+            preemption: who decides, and is told what passes took.
+            cost: what they are counted at: another shape's, or by default the model's own.
 
         They may raise what it raises, and Preempted where a pass cannot go on after it was stopped. Packed passes run
         as ever.
         """
-        cost = PassCost.of(self.model)
-        self._thread.low = LowPriority(decoder_layers(self.model), cost, preemption)
+        counted_at = cost or PassCost.of(self.model)
+        self._thread.low = LowPriority(decoder_layers(self.model), counted_at, preemption)
         try:
             yield
         finally:

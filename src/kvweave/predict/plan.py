@@ -3,7 +3,7 @@
 Each job's outcome changes what is written down, so that whoever is stopped, or killed, goes on by asking again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,27 +47,32 @@ Job = SumUp | FromKnowledge | FromHistory
 
 
 def next_job(
-    outlook: Outlook, chunks: Sequence[ChunkName], batch_tokens: int, most_earlier: int
+    outlook: Outlook,
+    chunks: Sequence[ChunkName],
+    batch_tokens: Callable[[], int],
+    most_earlier: Callable[[], int],
 ) -> Job | None:
     """What is due: what follows from new questions, then from new parts, then the next part; None if nothing is.
 
     Args:
         outlook: what is written down.
         chunks: all listed chunks, in reading order.
-        batch_tokens: how many tokens of chunks are summed up at once, if there is more than one chunk.
-        most_earlier: how many questions of the history at most.
+        batch_tokens: gives how many tokens of chunks are summed up at once, if there is more than one chunk.
+        most_earlier: gives how many questions of the history at most.
+
+    Both depend on the model, which may have to be loaded for them: they are called only where a job needs them.
     """
     parts = outlook.abstract.parts()
     if parts and outlook.history.has_news:
         number = outlook.history.last
-        return FromHistory(tuple(outlook.history.recent(most_earlier)), tuple(reversed(parts)), number)
+        return FromHistory(tuple(outlook.history.recent(most_earlier())), tuple(reversed(parts)), number)
     due = [part for part in parts if part.rounds < KNOWLEDGE_ROUNDS]
     if due:
         part = min(due, key=lambda each: (each.rounds, each.id))
         others = tuple(other for other in reversed(parts) if other.id != part.id)
         return FromKnowledge(part, others)
     lacking = outlook.abstract.lacking(chunks)
-    return SumUp(_batch(lacking, batch_tokens)) if lacking else None
+    return SumUp(_batch(lacking, batch_tokens())) if lacking else None
 
 
 def _batch(chunks: Sequence[ChunkName], most_tokens: int) -> tuple[ChunkName, ...]:

@@ -15,11 +15,14 @@ _PNG: Final = "lookalikes.png"
 _SHOWN: Final = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
-def content(done: Lookalikes, command: str) -> dict[str, Any]:
-    """Everything in plain values; a rate's interval stands beside it as [low, high], under its name with `_interval`."""
+def content(done: Lookalikes, circumstances: dict[str, Any]) -> dict[str, Any]:
+    """Everything in plain values; `circumstances` are those of the measurement.
+
+    A rate's interval stands beside it as [low, high], under its name with `_interval`.
+    """
     return {
         "about": {
-            "command": command,
+            **circumstances,
             "split": done.split,
             "seed": done.seed,
             "embedding": done.embedding,
@@ -71,11 +74,11 @@ def kind_table(done: Lookalikes) -> Table:
     return table
 
 
-def write(folder: Path, done: Lookalikes, command: str) -> list[Path]:
+def write(folder: Path, done: Lookalikes, circumstances: dict[str, Any]) -> list[Path]:
     """Write lookalikes.json and lookalikes.png; raises InvalidRequest if the folder cannot be written to."""
     from kvweave.evaluation.lookalikes.plot import curve  # with matplotlib, which takes a second
 
-    plain = json.dumps(content(done, command), ensure_ascii=False, indent=1).encode()
+    plain = json.dumps(content(done, circumstances), ensure_ascii=False, indent=1).encode()
     files = {_JSON: plain + b"\n", _PNG: curve(done)}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ from kvweave.evaluation.subject import subject_of
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
 
-JOURNAL_VERSION: Final = 2
+JOURNAL_VERSION: Final = 3
 """What a session means; raised with every change after which older ones would mislead."""
 _FILE: Final = "sessions.jsonl"
 
@@ -101,7 +101,7 @@ def compare(
         for number, user in enumerate(users)
     }
     with _journal(request, adapter, shape) as journal:
-        with Notebook(users[0], Reader(adapter), encoder, recipe) as notebook:
+        with Notebook(users[0], Reader(adapter), encoder, recipe, shape.cost) as notebook:
             questions = [asked.text for asked in users[0].questions]
             costs = measure_costs(timed, notebook, questions, repeats=request.repeats, progress=progress)
             chunk_bytes = sum(len(note.text.encode()) for note in users[0].notes) / len(notebook.chunk_tokens)

@@ -35,6 +35,7 @@ class _Told(Foresight):
         notebook = session.notebook
         super().__init__(
             lambda: notebook.parts(session.store),
+            notebook.shelf,
             session.answers,
             session.outlook,
             recipe,
@@ -79,7 +80,7 @@ class IdleTime:
         """
         self._flops, steps = 0.0, Counter[str]()
         if first and self._session.system.kv == "anywhere":
-            self._flops += self._session.notebook.prepared_rows * self._shape.cost.per_row
+            self._flops += self._session.notebook.prepared_flops
             steps["preparation"] += 1
         todo = self._steps(first)
         while budget is None or self._flops + self._over < budget:

@@ -51,7 +51,7 @@ def live(
     for user in users:
         lacking = [each for each in trials[user.name] if journal.get((each.key, user.name)) is None]
         if lacking:
-            with Notebook(user, Reader(adapter), encoder, recipe) as notebook:
+            with Notebook(user, Reader(adapter), encoder, recipe, shape.cost) as notebook:
                 for trial in lacking:
                     progress("users' sessions", len(sessions) + trials[user.name].index(trial), total)
                     journal.add(_lived(trial, notebook, shape, _budgets(trial, user, journal)))

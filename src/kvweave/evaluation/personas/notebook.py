@@ -96,6 +96,7 @@ class Notebook:
         reader: of this user alone.
         encoder: for retrieval and matching.
         recipe: by which KV is reused anywhere; its preparation is made when first needed.
+        cost: of passes, which preparation is counted at.
         chunk_tokens: most tokens of a chunk.
         top_k: chunks in a prompt.
     """
@@ -106,12 +107,14 @@ class Notebook:
         reader: Reader,
         encoder: TextEncoder,
         recipe: Recipe,
+        cost: PassCost,
         *,
         chunk_tokens: int = CHUNK_TOKENS,
         top_k: int = TOP_K,
     ) -> None:
         self.user, self.reader, self.adapter, self.encoder = user, reader, reader.adapter, encoder
         self.recipe, self.system = recipe, DEFAULT_SYSTEM
+        self._cost = cost
         self._temporary = tempfile.TemporaryDirectory(prefix="kvweave-personas-")
         self.folder = Path(self._temporary.name)
         self._database = Database(self.folder / "notes.sqlite")
@@ -158,16 +161,16 @@ class Notebook:
     def prepared(self) -> MemoryStore:
         """KV and records of every chunk, as the recipe makes them when notes are added."""
         store, counted = MemoryStore(), _Counted()
-        with self.adapter.low_priority(counted):
+        with self.adapter.low_priority(counted, self._cost):
             self.prepare(store)
-        self._prepared_rows = round(counted.flops / PassCost.of(self.adapter.model).per_row)
+        self._prepared_flops = counted.flops
         return store
 
     @property
-    def prepared_rows(self) -> int:
-        """What that takes, as rows through the model; attention, which is little of it, is counted in."""
+    def prepared_flops(self) -> int:
+        """Operations that preparing takes."""
         _ = self.prepared
-        return self._prepared_rows
+        return self._prepared_flops
 
     def prepare(self, store: ChunkStore) -> None:
         """Make them in a store."""

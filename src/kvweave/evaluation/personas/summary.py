@@ -80,16 +80,22 @@ class PairRow:
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """One user under one system."""
+    """One user under one system, in the terms of `SystemRow`."""
 
     table: Table
     system: str
     user: str
     mean_s: float
+    tail_s: float
     qa_hit: float
     kv_hit: float
+    other_words: float
+    foreseen: float
     rouge_l: float
     exact_match: float
+    request_flops: float
+    idle_flops: float
+    stored_bytes: int
 
 
 Means = npt.NDArray[np.float64]
@@ -188,20 +194,31 @@ def _pair(table: Table, one: str, other: str, means: Mapping[str, Means], lived:
 def user_rows(systems: Iterable[System], lived: Lived, prices: Prices) -> list[UserRow]:
     """Every user under every system, in both tables."""
     return [
-        UserRow(
-            table,
-            system.name,
-            session.user,
-            statistics.fmean(each.latency_s for each in prices.requests(session, system, table)),
-            statistics.fmean(served.banked is not None for served in session.served),
-            kv_hit(session),
-            _of(session, "rouge_l"),
-            _of(session, "exact_match"),
-        )
+        _user(table, system, session, prices)
         for table in TABLES
         for system in systems
         for session in lived[f"systems/{system.name}"]
     ]
+
+
+def _user(table: Table, system: System, session: Session, prices: Prices) -> UserRow:
+    priced = prices.requests(session, system, table)
+    return UserRow(
+        table=table,
+        system=system.name,
+        user=session.user,
+        mean_s=statistics.fmean(each.latency_s for each in priced),
+        tail_s=tail([each.latency_s for each in priced]),
+        qa_hit=statistics.fmean(served.banked is not None for served in session.served),
+        kv_hit=kv_hit(session),
+        other_words=_of(session, "other_words"),
+        foreseen=_of(session, "foreseen"),
+        rouge_l=_of(session, "rouge_l"),
+        exact_match=_of(session, "exact_match"),
+        request_flops=statistics.fmean(each.flops for each in priced),
+        idle_flops=sum(spell.flops for spell in session.idle),
+        stored_bytes=prices.stored_bytes(session, system, table),
+    )
 
 
 def _of(session: Session, name: str) -> float:
