@@ -62,6 +62,9 @@ class Arriving:
         self.held.layer(layer)
         self._there[layer].set()
 
+    def load(self, index: int) -> None:
+        """Nothing ahead of the pass, which is what is measured."""
+
     def layer(self, index: int) -> torch.Tensor:
         self._there[index].wait()
         return self.held.layer(index)

@@ -128,6 +128,10 @@ class KVLayers(Protocol):
         """What it takes as it is held, in bytes."""
         ...
 
+    def load(self, index: int) -> None:
+        """Have a layer in memory and verified, so that `layer` waits for nothing; DamagedEntry as of `layer`."""
+        ...
+
     def layer(self, index: int) -> torch.Tensor:
         """Keys and values of one layer, (2, G, S, D); DamagedEntry if they are not what was stored."""
         ...
@@ -158,6 +162,11 @@ class ChunkKV:
     def layer(self, index: int) -> torch.Tensor:
         """Keys and values of one layer, (2, G, S, D). Raises DamagedEntry if they are not what was stored."""
         return self.held[index] if isinstance(self.held, torch.Tensor) else self.held.layer(index)
+
+    def load(self, index: int) -> None:
+        """Have a layer in memory and verified, so that `layer` waits for nothing. Raises DamagedEntry as `layer` does."""
+        if not isinstance(self.held, torch.Tensor):
+            self.held.load(index)
 
     @property
     def tokens(self) -> int:

@@ -5,6 +5,7 @@ and the last for several requests at once too. Knows nothing of stores, recipes 
 """
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -23,6 +24,7 @@ from kvweave.models.fingerprint import fingerprint
 from kvweave.models.flops import PassCost
 from kvweave.models.last_layer import EndAt, last_row_only
 from kvweave.models.narrowing import Narrowing, decoder_layers, narrowed
+from kvweave.models.pace import LayerPace
 from kvweave.models.packing import Part
 from kvweave.models.passes import Passes, appended_plan
 from kvweave.models.preemption import LowPriority, Preemption
@@ -55,6 +57,7 @@ class Adapter:
         self._passes = Passes(model, self.rotation, attention_modules(model).values())
         self.critical_layers = middle_layers(self.geometry.layers)
         self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
+        self._pace = LayerPace()
         self._lock = threading.RLock()
         self._thread = threading.local()  # its passes' priority, if that is low
 
@@ -75,6 +78,13 @@ class Adapter:
             yield
         finally:
             self._thread.low = None
+
+    @contextmanager
+    def _paced(self, canvas: Canvas, rows: Tensor) -> Iterator[None]:
+        """Notes how long the layers of a pass over these rows take to compute; of one that raises, nothing."""
+        began = time.perf_counter() - canvas.place_s
+        yield
+        self._pace.ran(rows.numel(), (time.perf_counter() - canvas.place_s - began) / self.geometry.layers)
 
     @property
     def _low(self) -> LowPriority | None:
@@ -152,7 +162,13 @@ class Adapter:
 
         def once(rows: attention.RowPlan, keep: int | Tensor) -> Tensor:
             part = self._part(canvas, token_ids, rows)
-            with self._lock, canvas.writing(rows.rows, watch), ExitStack() as stack:
+            canvas.load(self._pace.least_s(rows.rows.numel()))  # keeps nobody else from the model
+            with (
+                self._lock,
+                self._paced(canvas, rows.rows),
+                canvas.writing(rows.rows, watch),
+                ExitStack() as stack,
+            ):
                 if narrowing is not None:
                     stack.enter_context(narrowed(self.model, canvas, rows, narrowing))
                 if low is not None:
@@ -190,6 +206,8 @@ class Adapter:
         logits of its last row, (1, vocab). Raises InvalidRequest if a canvas appears twice.
         """
         parts = [self._part(*request) for request in requests]
+        for part in parts:
+            part.canvas.load(self._pace.least_s(part.plan.rows.numel()))
         with self._lock, ExitStack() as stack:
             for part in parts:
                 part.canvas.capture = None

@@ -258,8 +258,24 @@ class Canvas(Continued):
 
     @property
     def place_s(self) -> float:
-        """Seconds spent rotating and laying out so far."""
+        """Seconds spent loading, rotating and laying out so far."""
         return self._sheet.place_s
+
+    def load(self, layer_s: float) -> None:
+        """Read the first layer of everything placed, and the others too if that takes longer than `layer_s`.
+
+        Where a layer loads faster than it computes, a pass can begin with the first while the kernel reads the others;
+        elsewhere they are better read before it takes the model, which other requests can have meanwhile (FusionRAG §4.2).
+        Raises DamagedEntry if a layer is not what was stored.
+        """
+        began = time.perf_counter()
+        for span in self.spans:
+            span.kv.load(0)
+        if time.perf_counter() - began > layer_s:
+            for span in self.spans:
+                for layer in range(1, len(self.layers)):
+                    span.kv.load(layer)
+        self._sheet.place_s += time.perf_counter() - began
 
     @property
     def rows(self) -> Tensor | None:

@@ -75,6 +75,9 @@ class QuantisedKV:
         small = ("key_low", "key_step", "outlier_tokens", "outlier_rows", "value_low", "value_step")
         return {name: getattr(self, name) for name in (*small, "codes")}
 
+    def load(self, index: int) -> None:
+        """Nothing: it is all in memory."""
+
     def layer(self, index: int) -> Tensor:
         """One layer decoded, (2, G, S, D), the caller's own."""
         return self._decode(index, self.codes.new_empty(self.shape[1:], dtype=self.dtype))

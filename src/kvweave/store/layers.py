@@ -58,7 +58,7 @@ class VerifiedLayers:
 
     def layer(self, index: int) -> Tensor:
         """One layer, (2, G, S, D), verified."""
-        self._verify(index)
+        self.load(index)
         return self.held[index] if isinstance(self.held, Tensor) else self.held.layer(index)
 
     def whole(self) -> Tensor:
@@ -74,9 +74,10 @@ class VerifiedLayers:
     def verify(self) -> None:
         """Check every layer that has not been checked so far."""
         for index in sorted(self._unverified):
-            self._verify(index)
+            self.load(index)
 
-    def _verify(self, index: int) -> None:
+    def load(self, index: int) -> None:
+        """Read and check one layer, if it has not been checked so far."""
         if index not in self._unverified:
             return
         if checksum(*(self._part(data, index) for data in self._bytes)) != self._checksums[index]:

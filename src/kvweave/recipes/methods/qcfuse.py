@@ -128,6 +128,9 @@ class _Picked:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def load(self, index: int) -> None:
+        self._kv.load(index)
+
     def layer(self, index: int) -> Tensor:
         return self._kv.layer(index)[:, :, self._tokens]
 

@@ -2,8 +2,8 @@
 
 Nobody waits for a load that he did not ask for: a thread that needs one which has not begun does it itself, whatever else is
 queued, and otherwise waits for that very load only. A load that nobody wants any more is not begun, and one that has begun
-is told. Knows nothing about what is loaded; the unit is one entry, whole: loading layer by layer, where a layer loads faster
-than it computes, would make it (entry, layer) here and nowhere else, since layers are verified one by one already.
+is told. Knows nothing about what is loaded; the unit is one entry, whole. From a disk that is an open mapping, whose layers
+are read and verified one by one (`models/canvas.py` says when); from a server it is all of its bytes.
 """
 
 import logging
