@@ -110,7 +110,8 @@ class TokenizedPrompt:
 class KVLayers(Protocol):
     """A chunk's KV where it is no plain tensor yet: to be verified, unpacked or waited for when a layer is asked for.
 
-    A layer may be asked for by several threads at once. Nobody writes to what is returned.
+    A layer may be asked for by several threads at once. Nobody writes to what is returned. Queries are held so too,
+    (L, H, S, D).
     """
 
     @property
@@ -146,13 +147,14 @@ class ChunkKV:
     """A chunk's keys and values at every layer, the keys *before* rotary positions are applied.
 
     `token_ids` are the S tokens it stands for. `held` has shape (L, 2, G, S, D): index 0 of the second axis holds
-    keys, 1 values. It may be a read-only view of a mapped file, and where it comes from a store it may still have to be
-    verified or unpacked, layer by layer: read it through `layer`, or `kv` where all layers are needed at once. Nobody
-    writes to what these return.
+    keys, 1 values; `queries`, where they are kept too, (L, H, S, D) for H query heads, before rotation as well. They may
+    be read-only views of a mapped file, and where they come from a store they may still have to be verified or
+    unpacked: read them through `layer` and `layer_queries`, or `kv` for all layers at once. Nobody writes to them.
     """
 
     token_ids: tuple[int, ...]
     held: torch.Tensor | KVLayers
+    queries: torch.Tensor | KVLayers | None = None
 
     @property
     def kv(self) -> torch.Tensor:
@@ -165,8 +167,14 @@ class ChunkKV:
 
     def load(self, index: int) -> None:
         """Have a layer in memory and verified, so that `layer` waits for nothing. Raises DamagedEntry as `layer` does."""
-        if not isinstance(self.held, torch.Tensor):
-            self.held.load(index)
+        for held in (self.held, self.queries):
+            if held is not None and not isinstance(held, torch.Tensor):
+                held.load(index)
+
+    def layer_queries(self, index: int) -> torch.Tensor:
+        """Queries of one layer, (H, S, D); there must be some. Raises DamagedEntry if they are not what was stored."""
+        assert self.queries is not None
+        return self.queries[index] if isinstance(self.queries, torch.Tensor) else self.queries.layer(index)
 
     @property
     def tokens(self) -> int:
@@ -176,7 +184,7 @@ class ChunkKV:
     @property
     def bytes(self) -> int:
         """Size of what is held, in bytes."""
-        return self.held.nbytes
+        return self.held.nbytes + (self.queries.nbytes if self.queries is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +230,8 @@ class Making:
     """How a chunk's KV, or a note about it, was made: the pass it came out of.
 
     `kind` names the way: bare, isolated, observed, similar-10, …; lower-case words, digits from the second on
-    (the store checks it). Of exact KV it is a label only: two kinds with the same context are one entry. Of
-    all else it tells entries apart. `context` are the digests of what stood before it in that pass, from the
+    (the store checks it). Of exact KV it is a label only, but for the ending of KV with queries (`keys.with_queries`):
+    two kinds with the same context are one entry. Of all else it tells entries apart. `context` are the digests of what stood before it in that pass, from the
     prompt's first token on, the shared system prefix first, then one digest per earlier chunk. `exact` is the
     taint flag: true only when every row before it in the pass was itself exact or freshly computed.
     `rope_regime` names the scaling the pass ran under, for models whose frequencies depend on the length.

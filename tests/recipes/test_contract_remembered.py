@@ -10,6 +10,7 @@ from kvweave.recipes.match import PATHS
 from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import remember
+from kvweave.store.keys import with_queries
 
 PREPARING = [
     name
@@ -42,7 +43,8 @@ class TestEveryRecipe:
                 )
                 span = tokens.spans[number]
                 close(kept.content.kv, whole[:, :, :, span.start : span.end])
-                assert kept.making == result.request.exact_making(number)
+                exact = result.request.exact_making(number)
+                assert kept.making == (exact if kept.content.queries is None else with_queries(exact))
                 assert kept.making.exact
                 left[number] = kept
         origins = [span.origin for span in result.plan.spans]

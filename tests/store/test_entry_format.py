@@ -7,7 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from store_samples import DIGEST, ISOLATED, SYSTEM, chunk, note, quantised_chunk, same, same_note
+from store_samples import (
+    DIGEST,
+    ISOLATED,
+    SYSTEM,
+    chunk,
+    chunk_with_queries,
+    note,
+    quantised_chunk,
+    same,
+    same_note,
+)
 
 from kvweave.core import ChunkKV, ChunkNote, Making, Storage
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreTooNew
@@ -23,7 +33,7 @@ from kvweave.store.format import (
     verify_content,
     write_entry,
 )
-from kvweave.store.keys import EntryKey, digest_tokens, quantised
+from kvweave.store.keys import EntryKey, digest_tokens, quantised, with_queries
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NOTE_DTYPES = [*DTYPES, torch.int32, torch.int64, torch.uint8]
@@ -32,15 +42,19 @@ SMALL: list[Content] = [
     note(1, tokens=2),
     quantised_chunk(1, "int8", tokens=2),
     quantised_chunk(1, "int4", tokens=2),
+    chunk_with_queries(1, tokens=2, dtype=torch.bfloat16),
 ]
-KINDS = ["kv", "note", "int8", "int4"]
+KINDS = ["kv", "note", "int8", "int4", "qkv"]
 STORAGES: list[Storage] = ["int8", "int4"]
 
 
 def key_of(content: Content, making: Making | None = None) -> EntryKey:
     tokens = digest_tokens(content.token_ids)
     if isinstance(content, ChunkKV):
-        return EntryKey("default", "a" * 32, tokens, quantised(making or ISOLATED, storage_of(content)))
+        making = quantised(making or ISOLATED, storage_of(content))
+        if content.queries is not None:
+            making = with_queries(making)
+        return EntryKey("default", "a" * 32, tokens, making)
     return EntryKey("default", "a" * 32, tokens, making or DIGEST, "note")
 
 

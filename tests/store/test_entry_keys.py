@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvweave.core import Making
 from kvweave.errors import InvalidRequest
-from kvweave.store.keys import EntryKey, digest_tokens
+from kvweave.store.keys import EntryKey, digest_tokens, has_queries, with_queries
 
 KEY = EntryKey("default", "a" * 32, digest_tokens([1, 2, 3]), Making("isolated", ("s", "t")))
 
@@ -49,6 +49,20 @@ def test_the_kind_tells_apart_what_its_context_does_not_settle() -> None:
     exact_notes = [replace(KEY, making=replace(KEY.making, kind=kind), content="note") for kind in kinds]
     digests = {key.digest for key in (KEY, *tainted, *notes, *exact_notes)}
     assert len(digests) == 1 + 3 * len(kinds)
+
+
+def test_kv_with_queries_is_another_entry() -> None:
+    made = KEY.making
+    exact = replace(KEY, making=with_queries(made))
+    tainted = replace(KEY, making=replace(made, kind="similar-10", exact=False))
+    makings = [with_queries(made), with_queries(tainted.making)]
+    assert [m.kind for m in makings] == ["isolated-qkv", "similar-10-qkv"]
+    assert [m.exact for m in makings] == [True, False]
+    assert all(has_queries(m) and with_queries(m) == m and m.context == made.context for m in makings)
+    assert not has_queries(made)
+    assert len({key.digest for key in (KEY, exact, tainted, replace(KEY, making=makings[1]))}) == 4
+    # Beyond that its context settles it, as it does without.
+    assert replace(KEY, making=with_queries(replace(made, kind="observed"))).digest == exact.digest
 
 
 @pytest.mark.parametrize("kind", ["bare", "similar-10", "following-1", "digest-12.5", "layer-13b-keys"])

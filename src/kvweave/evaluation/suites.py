@@ -42,7 +42,7 @@ class Suite:
     auxiliary: str | None = None
 
 
-_RECIPES = tuple(name for name in METHODS if name not in ("full", "prefix"))
+_RECIPES = tuple(name for name in METHODS if name not in ("full", "prefix", "percache"))
 
 SUITES: Mapping[str, Suite] = MappingProxyType(
     {

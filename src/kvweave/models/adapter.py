@@ -29,7 +29,8 @@ from kvweave.models.packing import Part
 from kvweave.models.passes import Passes, appended_plan
 from kvweave.models.preemption import LowPriority, Preemption
 from kvweave.models.probe import attention_modules, probe
-from kvweave.models.rotary import rope_regime
+from kvweave.models.projections import StoredQueries, separate_projections
+from kvweave.models.rotary import RotationWatch, rope_regime
 from kvweave.models.template import PromptTemplate
 from kvweave.models.updates import PassOver, UpdateWatch
 
@@ -42,6 +43,7 @@ class Adapter:
     changes. Raises UnsupportedModel if its KV cannot be represented.
     One pass runs at a time; the object may be shared between threads.
 
+    `projections` are the modules that make queries, keys and values, where some rows alone can be run through them.
     `critical_layers` are those whose attention from a question tells best what decoding will attend to, as far as that
     is known; the middle ones until whoever loads the model knows better.
     """
@@ -54,6 +56,7 @@ class Adapter:
         self.tokenizer = tokenizer
         self.template = PromptTemplate(tokenizer)
         self.geometry, self.rotation = probe(model)
+        self.projections = separate_projections(model, self.geometry, self.rotation)
         self._passes = Passes(model, self.rotation, attention_modules(model).values())
         self.critical_layers = middle_layers(self.geometry.layers)
         self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
@@ -146,15 +149,21 @@ class Adapter:
         capture: bool = False,
         watch: UpdateWatch | None = None,
         narrowing: Narrowing | None = None,
+        projected: Tensor | None = None,
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) of `token_ids` (N,).
 
         Writes their K,V into the canvas; every row attends to all canvas positions up to its own. With
         `capture`, `canvas.capture.kv` afterwards holds their unrotated K and V. `watch` is shown what every layer
-        is about to replace. `narrowing` may drop rows on the way; the last row stays. Returns the logits of the
-        last row, (1, vocab).
+        is about to replace. `narrowing` may drop rows on the way; the last row stays. With `projected` (W,), some of the
+        rows, these alone are projected and written, and the others take their queries, keys and values from the placed
+        spans: raises InvalidRequest where these hold no queries, or the model has no `projections`. Returns the logits
+        of the last row, (1, vocab).
         """
-        rotations = self._passes.rotation_watch() if capture or plan.wants_unrotated else None
+        stored = None if projected is None else self._stored_queries(canvas, plan.rows, projected)
+        rotations: RotationWatch | None = stored
+        if stored is None and (capture or plan.wants_unrotated):
+            rotations = self._passes.rotation_watch()
         canvas.capture = None
         if capture and rotations is not None:
             canvas.capture = RowCapture(rotations, self.geometry.layers, len(token_ids))
@@ -162,11 +171,12 @@ class Adapter:
 
         def once(rows: attention.RowPlan, keep: int | Tensor) -> Tensor:
             part = self._part(canvas, token_ids, rows)
+            written = None if stored is None else stored.projected
             canvas.load(self._pace.least_s(rows.rows.numel()))  # keeps nobody else from the model
             with (
                 self._lock,
                 self._paced(canvas, rows.rows),
-                canvas.writing(rows.rows, watch),
+                canvas.writing(rows.rows, watch, written),
                 ExitStack() as stack,
             ):
                 if narrowing is not None:
@@ -180,6 +190,7 @@ class Adapter:
         if low is None:
             return once(plan, 1)
         watched = watch is not None or narrowing is not None or bool(plan.watches)
+        watched = watched or stored is not None  # its rows cannot come in blocks
         return low.prefill(once, plan, whole=not self._one_regime(canvas, plan.rows), watched=watched)
 
     def look(
@@ -242,11 +253,14 @@ class Adapter:
         return self.captured(canvas, ids, start, len(ids))
 
     def captured(self, canvas: Canvas, token_ids: Sequence[int], start: int, end: int) -> ChunkKV:
-        """The KV of prompt positions `start:end` as the last capturing pass computed it; a copy of its own."""
+        """The KV of prompt positions `start:end` as the last capturing pass computed it, with queries that it kept; a copy."""
         assert canvas.capture is not None
         assert canvas.capture.kv is not None
         kv = canvas.capture.kv[:, :, :, start:end].contiguous().cpu()
-        return ChunkKV(tuple(token_ids[start:end]), kv)
+        queries = canvas.capture.queries
+        if queries is not None:
+            queries = queries[:, :, start:end].contiguous().cpu()
+        return ChunkKV(tuple(token_ids[start:end]), kv, queries)
 
     def empty_kv(self) -> ChunkKV:
         """The KV of no tokens."""
@@ -322,6 +336,16 @@ class Adapter:
                 return self._passes.run(ids, held.positions_of(rows), held)
 
         return once() if low is None else low.append(once, undo, rows)
+
+    def _stored_queries(self, canvas: Canvas, rows: Tensor, projected: Tensor) -> StoredQueries:
+        if self.projections is None:
+            raise InvalidRequest(
+                f"{type(self.model).__name__} does not make queries, keys and values in modules q_proj, k_proj and v_proj that "
+                "rotation of whole heads follows, so that its projections run on all rows; leave `projected` out"
+            )
+        return StoredQueries(
+            self.rotation.module, self.projections, canvas.spans, rows, projected.to(rows.device)
+        )
 
     def _part(self, canvas: Canvas, token_ids: Sequence[int], plan: attention.RowPlan) -> Part:
         ids = torch.tensor(token_ids, device=self.geometry.device)[plan.rows]

@@ -50,12 +50,14 @@ class PlacedSpan:
 class RowCapture:
     """Collects the unrotated K and the V of the rows that a pass computes, for a prompt of `length` tokens.
 
-    `kv` is (L, 2, G, N, D) once the pass has run; only rows that it computed are valid. Owned by the request.
+    `kv` is (L, 2, G, N, D) once the pass has run; only rows that it computed are valid. `queries` (L, H, N, D), unrotated,
+    belong to it where whoever ran the pass wants them kept beside it. Owned by the request.
     """
 
     def __init__(self, watch: RotationWatch, layers: int, length: int) -> None:
         self.watch = watch
         self.kv: Tensor | None = None
+        self.queries: Tensor | None = None
         self._shape = (layers, length)
 
     def keep(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -79,6 +81,7 @@ class Sheet:
         self.length = length
         self.spans = spans
         self.rows: Tensor | None = None
+        self.written: Tensor | None = None
         self.update_watch: UpdateWatch | None = None
         self.capture: RowCapture | None = None
         self.taker: LayerTaker | None = None
@@ -151,8 +154,11 @@ class CanvasLayer(CacheLayerMixin):
             sheet.update_watch.see(self._replacing(sheet.rows, key_states, value_states))
         if sheet.capture is not None:
             sheet.capture.keep(self._index, sheet.rows, key_states, value_states)
-        self.keys.index_copy_(2, sheet.rows, key_states)
-        self.values.index_copy_(2, sheet.rows, value_states)
+        rows, some = sheet.rows, sheet.written
+        if some is not None:
+            rows, key_states, value_states = rows[some], key_states[:, :, some], value_states[:, :, some]
+        self.keys.index_copy_(2, rows, key_states)
+        self.values.index_copy_(2, rows, value_states)
         return self.keys[:, :, : sheet.length], self.values[:, :, : sheet.length]
 
     def _lay_out(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -320,15 +326,20 @@ class Canvas(Continued):
         self._sheet.let_go()
 
     @contextmanager
-    def writing(self, rows: Tensor, watch: UpdateWatch | None = None) -> Iterator[None]:
-        """For the length of one pass, updates write these prompt positions (T,) in place, shown to `watch` before."""
+    def writing(
+        self, rows: Tensor, watch: UpdateWatch | None = None, written: Tensor | None = None
+    ) -> Iterator[None]:
+        """For the length of one pass, updates write these prompt positions (T,) in place, shown to `watch` before.
+
+        With `written` (W,), places among them, only those there: the others keep what is placed.
+        """
         sheet = self._sheet
-        sheet.rows, sheet.update_watch = rows, watch
+        sheet.rows, sheet.update_watch, sheet.written = rows, watch, written
         try:
             yield
             self.before_layer(len(self.layers))
         finally:
-            sheet.rows = sheet.update_watch = None
+            sheet.rows = sheet.update_watch = sheet.written = None
             if sheet.taker is not None:
                 for layer in self.layers:
                     layer.drop()
@@ -344,7 +355,7 @@ class Canvas(Continued):
 
     def write_again(self, rows: Tensor) -> None:
         """For the rest of the pass only these rows (T,) are written; they were before, so that nobody is shown them."""
-        self._sheet.rows, self._sheet.update_watch = rows, None
+        self._sheet.rows, self._sheet.update_watch, self._sheet.written = rows, None, None
 
     def held_keys(self, layer: int, like: Tensor) -> Tensor:
         """The keys of all prompt positions that a layer holds now, rotated, (1, G, N, D); to be read only.

@@ -8,6 +8,7 @@ from typing import Protocol
 from kvweave.core import ChunkKV, Making, Span, SpanKind
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.request import OBSERVED, Matched, PrefillRequest
+from kvweave.store.keys import with_queries
 
 NOTHING: frozenset[SpanKind] = frozenset()
 SYSTEM: frozenset[SpanKind] = frozenset({"system"})
@@ -76,6 +77,22 @@ class MatchExactPath:
 
 
 @dataclass(frozen=True, slots=True)
+class MatchExactPathWithQueries:
+    """As MatchExactPath, among entries that hold queries too (PerCache §4.2.2); never others, nor they by others.
+
+    Where a model could make no use of queries (see `Adapter.projections`) it is MatchExactPath.
+    """
+
+    remembers: frozenset[SpanKind] = PATHS
+    anywhere: bool = False
+
+    def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
+        """One catalogue query for the whole path."""
+        queries = request.adapter.projections is not None
+        return _find(request, prepare, exact_chunks=True, any_chunks=False, queries=queries)
+
+
+@dataclass(frozen=True, slots=True)
 class MatchPathThenChunk:
     """The exact path first, then by content: nothing is recomputed that some entry can stand for."""
 
@@ -88,10 +105,12 @@ class MatchPathThenChunk:
 
 
 def _find(
-    request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool
+    request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool, queries: bool = False
 ) -> tuple[Matched, ...]:
     spans = request.prompt.spans
     exact = [_exact_making(request, i, span, exact_chunks) for i, span in enumerate(spans)]
+    if queries:
+        exact = [making and with_queries(making) for making in exact]
     anywhere = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
     accepted = dict(zip(anywhere, prepare.accepted(request, anywhere), strict=True))
     wanted = []

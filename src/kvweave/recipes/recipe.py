@@ -32,6 +32,7 @@ from kvweave.recipes.recompute import Recompute, SelectedRows
 from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
 from kvweave.store.chunk_store import ChunkStore
+from kvweave.store.keys import with_queries
 from kvweave.store.tiers.lease import Lease
 
 _LOG = logging.getLogger(__name__)
@@ -179,7 +180,8 @@ def _remember(
     span = prompt.spans[number]
     kv = request.adapter.captured(canvas, prompt.token_ids, span.start, span.end)
     most = recipe.prepare.most_versions or MOST_PATHS
-    yield Kept(kv, making, sources, most if span.kind == "chunk" else None)
+    named = making if kv.queries is None else with_queries(making)
+    yield Kept(kv, named, sources, most if span.kind == "chunk" else None)
     if noted is not None and span.kind == "chunk":
         yield Kept(noted.note(number), attention_making(making), sources)
 

@@ -1,8 +1,9 @@
 """The entry file: one safetensors file per entry, every bit of it under a checksum; see docs/format.md for the layout.
 
-A chunk's KV is in the file as it was computed (`kv`) or coded in fewer bits (`codes` and what belongs to them, see
-`ops/quantise.py`), a note as the tensors that it has. What is little is verified when the file is opened, KV one layer
-at a time when it is first asked for. Knows nothing about folders, tables or limits.
+A chunk's KV is in the file as it was computed (`kv`), with its tokens' queries beside it (`queries`) or without, or coded
+in fewer bits (`codes` and what belongs to them, see `ops/quantise.py`), a note as the tensors that it has. What is little
+is verified when the file is opened, KV and queries one layer at a time when it is first asked for. Knows nothing about
+folders, tables or limits.
 """
 
 import json
@@ -22,7 +23,7 @@ from kvweave.errors import DamagedEntry, InvalidRequest
 from kvweave.ops.quantise import QuantisedKV
 from kvweave.store.atomic_file import write_atomically
 from kvweave.store.header import DTYPES, as_bytes, checksum, read_header, write_header
-from kvweave.store.keys import ContentKind, EntryKey, digest_token_bytes, quantised
+from kvweave.store.keys import ContentKind, EntryKey, digest_token_bytes, has_queries, quantised
 from kvweave.store.layers import VerifiedLayers
 
 Content = ChunkKV | ChunkNote
@@ -31,6 +32,7 @@ Content = ChunkKV | ChunkNote
 _CONTENTS: Mapping[str, ContentKind] = {name: name for name in get_args(ContentKind)}
 _IDS = "token_ids"
 _KV = "kv"
+_QUERIES = "queries"
 _KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NOTE_TENSOR = re.compile(rf"(?!({_IDS}|{_KV})$)[a-z][a-z0-9_]*")
 
@@ -58,8 +60,9 @@ class StoredEntry:
 
 def verify_content(content: Content) -> None:
     """Check what has not been checked so far of what was read from a file; raises DamagedEntry."""
-    if isinstance(content, ChunkKV) and isinstance(content.held, VerifiedLayers):
-        content.held.verify()
+    for held in (content.held, content.queries) if isinstance(content, ChunkKV) else ():
+        if isinstance(held, VerifiedLayers):
+            held.verify()
 
 
 def storage_of(kv: ChunkKV) -> Storage:
@@ -74,23 +77,25 @@ def encode_entry(key: EntryKey, model_name: str, content: Content, sources: Sequ
     Args:
         key: its name; `key.tokens` must be the digest of the content's ids, `key.content` what it is.
         model_name: for people.
-        content: kv of shape (L, 2, G, S, D), float32, bfloat16 or float16, or such KV quantised, or a note; a tensor on
-            another device or not contiguous is copied.
+        content: kv of shape (L, 2, G, S, D), float32, bfloat16 or float16, with queries (L, H, S, D) of that dtype or
+            without, or such KV quantised, or a note; a tensor on another device or not contiguous is copied.
         sources: token digests of the chunks it was made from.
 
     Raises:
-        InvalidRequest: a shape, a dtype or a tensor's name that cannot be stored; quantised KV under a making that does
-            not say so.
+        InvalidRequest: a shape, a dtype or a tensor's name that cannot be stored; quantised KV, or KV with queries, under
+            a making that does not say so.
     """
     plain, layered, storage = _tensors(content, key)
+    queries = _queries(content)
     ids = torch.tensor(content.token_ids, dtype=torch.int64)
     whole = {_IDS: ids, **plain}
     metadata = {
         **_describe(key, model_name, sources, storage),
         "checksums": json.dumps({name: checksum(as_bytes(tensor)) for name, tensor in whole.items()}),
         "layer_checksums": json.dumps(_layer_checksums(layered)),
+        **({"query_checksums": json.dumps(_layer_checksums(queries))} if queries else {}),
     }
-    tensors = {**whole, **layered}
+    tensors = {**whole, **layered, **queries}
     data = [as_bytes(tensor) for tensor in tensors.values()]
     parts: tuple[bytes | memoryview, ...] = (write_header(metadata, tensors), *data)
     return EncodedEntry(parts, sum(map(len, parts)))
@@ -205,9 +210,13 @@ def _stored(
             damaged(reason)
             raise DamagedEntry(reason)
 
+        def verified(held: Tensor | QuantisedKV, parts: list[Tensor], checksums: str) -> VerifiedLayers:
+            return VerifiedLayers(held, parts, json.loads(metadata[checksums]), refuse)
+
+        asked = tensors.pop(_QUERIES) if has_queries(key.making) else None
+        queries = None if asked is None else verified(asked, [asked], "query_checksums")
         held = _held(STORAGES[metadata["storage"]], tensors)
-        stated_layers = json.loads(metadata["layer_checksums"])
-        content = ChunkKV(token_ids, VerifiedLayers(held, list(tensors.values()), stated_layers, refuse))
+        content = ChunkKV(token_ids, verified(held, list(tensors.values()), "layer_checksums"), queries)
     sources = tuple(json.loads(metadata["sources"]))
     return StoredEntry(key, metadata["model_name"], sources, content)
 
@@ -261,6 +270,14 @@ def _tensors(content: Content, key: EntryKey) -> tuple[dict[str, Tensor], dict[s
     return {}, _ordered(held.tensors() if isinstance(held, QuantisedKV) else {_KV: content.kv}), storage
 
 
+def _queries(content: Content) -> dict[str, Tensor]:
+    """The queries that go into the file after KV, on the CPU and contiguous, if there are any."""
+    queries = content.queries if isinstance(content, ChunkKV) else None
+    if queries is None:
+        return {}
+    return _ordered({_QUERIES: queries if isinstance(queries, Tensor) else queries.whole()})
+
+
 def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Wider dtypes first, so that each tensor is aligned."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
@@ -279,6 +296,26 @@ def _check_kv(chunk: ChunkKV, storage: Storage, making: Making) -> None:
         raise InvalidRequest(
             f"kv is stored as {storage}, its making is {making.kind}, exact {making.exact}; quantised KV is never exact, and "
             "its kind says how it is stored, such as isolated-int8"
+        )
+    _check_queries(chunk, making)
+
+
+def _check_queries(chunk: ChunkKV, making: Making) -> None:
+    if has_queries(making) != (chunk.queries is not None):
+        raise InvalidRequest(
+            f"kv {'without' if chunk.queries is None else 'with'} queries has the making {making.kind}; the kind of KV with "
+            "queries, and of no other, ends as in observed-qkv"
+        )
+    if chunk.queries is None:
+        return
+    shape, (layers, _, _, tokens, width) = tuple(chunk.queries.shape), chunk.held.shape
+    if len(shape) != 4 or (shape[0], *shape[2:]) != (layers, tokens, width):
+        raise InvalidRequest(
+            f"queries have shape {shape}; beside this kv it must be ({layers}, H, {tokens}, {width})"
+        )
+    if chunk.queries.dtype != chunk.held.dtype:
+        raise InvalidRequest(
+            f"queries have dtype {chunk.queries.dtype} beside kv of {chunk.held.dtype}; they must be of one"
         )
 
 

@@ -24,6 +24,7 @@ DIGEST_BYTES = 16  # 128 bits: a collision needs about 2**64 entries
 
 ContentKind = Literal["kv", "note"]
 
+_QUERIES = "qkv"
 _KIND = re.compile(r"[a-z]+(-[a-z0-9.]+)*")
 
 
@@ -68,6 +69,19 @@ def quantised(making: Making, storage: Storage) -> Making:
     return replace(making, kind=kind, exact=False)
 
 
+def with_queries(making: Making) -> Making:
+    """What KV of this making is named by when its tokens' queries are stored beside it: observed becomes observed-qkv.
+
+    It is as exact as it was. A making that says so already stays as it is.
+    """
+    return making if has_queries(making) else replace(making, kind=f"{making.kind}-{_QUERIES}")
+
+
+def has_queries(making: Making) -> bool:
+    """Whether KV of this making has queries beside it."""
+    return making.kind.endswith(f"-{_QUERIES}")
+
+
 @dataclass(frozen=True)
 class EntryKey:
     """Everything one entry's tensors depend on.
@@ -100,7 +114,8 @@ class EntryKey:
         The array is ["kvweave-chunk-kv", FORMAT_VERSION, namespace, model, tokens, exact, rope_regime,
         [context digest, …], kind], ASCII, without spaces; for notes it begins with "kvweave-chunk-note". The
         kind of exact KV is left out, since its context settles it: an isolated entry *is* the exact node
-        whose context is just the system prefix, a bare one the node with empty context.
+        whose context is just the system prefix, a bare one the node with empty context. With queries it is another
+        entry, whose array ends with "qkv" instead.
         """
         made = self.making
         fields = [
@@ -115,5 +130,7 @@ class EntryKey:
         ]
         if self.content != "kv" or not made.exact:
             fields.append(made.kind)
+        elif has_queries(made):
+            fields.append(_QUERIES)
         text = json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
         return blake2b(text.encode("ascii"), digest_size=DIGEST_BYTES).hexdigest()

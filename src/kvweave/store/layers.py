@@ -1,4 +1,4 @@
-"""KV as it lies in an entry's bytes: a layer is verified when it is first asked for, and unpacked every time.
+"""KV, or queries, as they lie in an entry's bytes: a layer is verified when it is first asked for, and unpacked every time.
 
 So the first layer can be used while the others are still on their way from the disk. Knows nothing of files.
 """
@@ -17,7 +17,7 @@ class VerifiedLayers:
     """Gives out verified layers only; see `kvweave.core.KVLayers`. Safe to use from several threads.
 
     Args:
-        held: KV (L, 2, G, S, D), or such KV quantised; views of the bytes that are verified.
+        held: KV (L, 2, G, S, D), such KV quantised, or queries (L, H, S, D); views of the bytes that are verified.
         tensors: what it consists of, in the order of the file, each (L, …).
         checksums: the one of each layer, over its part of every tensor.
         refuse: called with the number of a layer that is not what was stored; raises.
@@ -43,7 +43,7 @@ class VerifiedLayers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(L, 2, G, S, D)."""
+        """(L, 2, G, S, D); of queries (L, H, S, D), and their layers likewise."""
         return tuple(self.held.shape)
 
     @property

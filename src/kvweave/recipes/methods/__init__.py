@@ -17,6 +17,7 @@ from kvweave.recipes.methods.fusionrag import fusionrag, over_stale
 from kvweave.recipes.methods.idealised import idealised
 from kvweave.recipes.methods.kvshare import kvshare
 from kvweave.recipes.methods.naive import naive
+from kvweave.recipes.methods.percache import percache
 from kvweave.recipes.methods.prefix import prefix
 from kvweave.recipes.methods.prophetkv import prophetkv
 from kvweave.recipes.methods.qcfuse import qcfuse
@@ -34,6 +35,7 @@ METHODS: Mapping[str, Callable[[], Recipe]] = {
     "direct": direct,
     "reuse": reuse,
     "prefix": prefix,
+    "percache": percache,
     "ape": ape,
     "epic": epic,
     "cacheblend": cacheblend,

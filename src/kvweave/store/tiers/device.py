@@ -7,6 +7,7 @@ gone with the process. On a CPU, whose memory is the host's, there is none.
 from collections.abc import Callable, Collection
 
 import torch
+from torch import Tensor
 
 from kvweave.core import ChunkKV
 from kvweave.store.tiers.residents import Residents
@@ -33,9 +34,13 @@ class DeviceTier:
 
     def admit(self, key: str, kv: ChunkKV, standing: float) -> bool:
         """Hold a copy on the device if it is worth it; whether it is held now. Raises DamagedEntry as `kv.kv` does."""
-        shape, width = kv.held.shape, kv.held.dtype.itemsize
-        size_bytes = torch.Size(shape).numel() * width
+        numbers = torch.Size(kv.held.shape).numel()
+        if kv.queries is not None:
+            numbers += torch.Size(kv.queries.shape).numel()
+        size_bytes = numbers * kv.held.dtype.itemsize
         if not self.residents.admits(key, size_bytes, standing):
             return False
-        held = ChunkKV(kv.token_ids, kv.kv.to(self.device, copy=True))
+        queries = kv.queries if isinstance(kv.queries, Tensor | None) else kv.queries.whole()
+        there = None if queries is None else queries.to(self.device, copy=True)
+        held = ChunkKV(kv.token_ids, kv.kv.to(self.device, copy=True), there)
         return self.residents.admit(key, held, size_bytes, standing) is not None

@@ -1,0 +1,153 @@
+"""Passes whose stored rows are not projected."""
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from prompts import IDS, N, quiet_adapter
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.canvas import PlacedSpan
+from kvweave.models.narrowing import decoder_layers
+from kvweave.models.unrotated_queries import UnrotatedQueries
+
+ALL, STORED = torch.arange(N), 40
+TOLERANCE = 2e-4  # as in the parity tests
+FALLING_BACK = {"phi3": "qkv_proj", "gpt-neox": "query_key_value", "phi": "part of a head", "smollm3": "NoPE"}
+
+
+class Rotated:
+    """Keeps the queries that rows attend with."""
+
+    def __init__(self):
+        self.queries = {}
+
+    def see(self, queries):
+        self.queries[queries.layer] = queries.query
+
+
+def whole(adapter, *watches):
+    """Logits of a pass over the prompt, and its KV with queries."""
+    canvas, plan = adapter.canvas(N), adapter.rows(ALL)
+    layers = range(adapter.geometry.layers)
+    queries = UnrotatedQueries(layers)
+    plan.watches.extend([queries, *watches])
+    logits = adapter.compute(canvas, IDS, plan, capture=True)
+    canvas.capture.queries = torch.cat([queries.of(layer) for layer in layers])
+    return logits, canvas
+
+
+def placed(adapter, canvas, *edges):
+    """A canvas with the spans between these positions of a computed one."""
+    spans = [
+        PlacedSpan(adapter.captured(canvas, IDS, start, end), start, start) for start, end in pairwise(edges)
+    ]
+    return adapter.canvas(N, spans)
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_stored_rows_need_no_projection_in_any_family_that_can_do_without(adapter):
+    rotated = Rotated()
+    logits, canvas = whole(adapter, rotated)
+    held = placed(adapter, canvas, 0, 15, STORED)
+    if adapter.projections is None:
+        with pytest.raises(InvalidRequest, match=f"{type(adapter.model).__name__} does not make"):
+            adapter.compute(held, IDS, adapter.rows(ALL), projected=ALL[STORED:])
+        return
+    plan, seen = adapter.rows(ALL), Rotated()
+    plan.watches.append(seen)
+    close(adapter.compute(held, IDS, plan, projected=ALL[STORED:]), logits)
+    for layer, query in rotated.queries.items():
+        close(seen.queries[layer], query)
+    for mine, other in zip(held.layers, canvas.layers, strict=True):
+        close(mine.keys[:, :, :N], other.keys[:, :, :N])
+        close(mine.values[:, :, :N], other.values[:, :, :N])
+
+
+@pytest.mark.parametrize("family", FALLING_BACK)
+def test_what_a_family_makes_in_another_way_is_not_taken_for_projections(family):
+    assert quiet_adapter(family).projections is None
+
+
+def test_any_rows_may_be_projected_beside_stored_ones_and_are_what_is_captured():
+    adapter = quiet_adapter("qwen3")
+    logits, canvas = whole(adapter)
+    held = placed(adapter, canvas, 0, 15, STORED)
+    some = torch.cat([ALL[3:9], ALL[20:22], ALL[STORED:]])
+    close(adapter.compute(held, IDS, adapter.rows(ALL), projected=some, capture=True), logits)
+    close(held.capture.kv[:, :, :, some], canvas.capture.kv[:, :, :, some])
+
+
+@contextmanager
+def last_layers_input(adapter):
+    """What the last layer gets of every row, which no logits depend on where keys and values are stored."""
+    seen = []
+    block = decoder_layers(adapter.model)[-1]
+    hook = block.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    yield seen
+    hook.remove()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_stored_rows_are_run_with_their_stored_queries(family):
+    adapter = quiet_adapter(family)
+    with last_layers_input(adapter) as seen:
+        _, canvas = whole(adapter)
+        kv = adapter.captured(canvas, IDS, 0, STORED)
+        for queries in (kv.queries, -3 * kv.queries):
+            held = adapter.canvas(N, [PlacedSpan(replace(kv, queries=queries), 0, 0)])
+            adapter.compute(held, IDS, adapter.rows(ALL), projected=ALL[STORED:])
+    expected, got, other = seen
+    close(got, expected)
+    assert not torch.allclose(other[:, :STORED], expected[:, :STORED], atol=1e-2)
+    close(other[:, STORED:], expected[:, STORED:])
+
+
+def test_rows_without_queries_are_refused_by_their_number():
+    adapter = quiet_adapter("llama")
+    _, canvas = whole(adapter)
+    for spans in ([PlacedSpan(replace(adapter.captured(canvas, IDS, 0, STORED), queries=None), 0, 0)], []):
+        with pytest.raises(InvalidRequest, match=f"{STORED} of {N} rows are neither projected nor stored"):
+            adapter.compute(adapter.canvas(N, spans), IDS, adapter.rows(ALL), projected=ALL[STORED:])
+
+
+def test_the_model_is_left_as_it_was_and_other_threads_do_not_notice():
+    adapter = quiet_adapter("llama")
+    logits, canvas = whole(adapter)
+    beside = []
+
+    class Beside:
+        """Runs the model elsewhere, with as many rows, in the middle of the pass."""
+
+        def see(self, queries):
+            thread = threading.Thread(target=lambda: beside.append(plain()))
+            thread.start()
+            thread.join()
+
+    def plain():
+        with torch.no_grad():
+            return adapter.model(torch.tensor([IDS]), use_cache=False, logits_to_keep=1).logits[:, -1]
+
+    plan = adapter.rows(ALL)
+    plan.watches.append(Beside())
+    close(adapter.compute(placed(adapter, canvas, 0, STORED), IDS, plan, projected=ALL[STORED:]), logits)
+    assert len(beside) == adapter.geometry.layers
+    for each in beside:
+        close(each, logits)
+
+    class Broken:
+        def see(self, queries):
+            raise RuntimeError("broken")
+
+    plan = adapter.rows(ALL)
+    plan.watches.append(Broken())
+    with pytest.raises(RuntimeError, match="broken"):
+        adapter.compute(placed(adapter, canvas, 0, STORED), IDS, plan, projected=ALL[STORED:])
+    for modules in adapter.projections:
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
