@@ -66,7 +66,7 @@ def test_home_from_the_environment():
         ({}, {"top_p": 0.0}, "top_p is 0"),
         ({}, {"kv_budget": 1.5}, "kv_budget is 1.5"),
         ({"KVWEAVE_RESIDENT_BYTES": "0"}, {}, "resident_bytes is 0"),
-        ({"KVWEAVE_STORAGE": "int2"}, {}, "storage is 'int2'; choose one of exact, int8, int4"),
+        ({"KVWEAVE_STORAGE": "int2"}, {}, "storage is 'int2'; choose one of auto, exact, int8, int4"),
         ({}, {"prediction_stride": 6}, "prediction_stride is 6"),
         ({}, {"decode_cutoff": 1.5}, "decode_cutoff is 1.5"),
         ({}, {"idle_power": "solar"}, "idle_power is 'solar'"),

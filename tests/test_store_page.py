@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvweave.config import StoreConfig
+from kvweave.recipes.methods import DEFAULT_STORAGE
 
 ROOT = Path(__file__).parent.parent
 SOURCE = {"command": "measure", "date": "2026-01-02", "commit": "abc", "machine": "x86", "threads": 2}
@@ -58,7 +59,8 @@ def test_the_default_is_the_fewest_bits_that_cost_no_recipe_too_much(
 def test_the_default_is_what_was_measured_says(page: ModuleType) -> None:
     measured = ROOT / "benchmarks" / "results" / "storage.json"
     costs = json.loads(measured.read_text())["storages"] if measured.exists() else []
-    assert StoreConfig().storage == page.chosen_storage(costs)
+    assert StoreConfig().storage == "auto"
+    assert page.chosen_storage(costs) == DEFAULT_STORAGE
 
 
 def test_what_was_not_measured_says_so(page: ModuleType) -> None:

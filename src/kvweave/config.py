@@ -70,7 +70,8 @@ class StoreConfig:
     the tier that several machines share; None leaves them as they were, at first none, none and 20 GB. `shared`: that
     tier's address, such as redis://host:6379/0 or s3://bucket/prefix; None for none.
 
-    `storage`: how chunk KV that is made beforehand is stored: exact, int8 or int4.
+    `storage`: how chunk KV that is made beforehand is stored: exact, int8 or int4; auto is int8, but exact for recipes that
+    keep exact versions of chunks.
     """
 
     limit_bytes: int | None = None
@@ -78,7 +79,7 @@ class StoreConfig:
     device_bytes: int | None = None
     shared: str | None = None
     shared_bytes: int | None = None
-    storage: str = "exact"
+    storage: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +309,8 @@ def _check(config: Config) -> None:
         *_idle_bounds(config.idle),
         (0 < top_p <= 1, f"top_p is {top_p}; it lies in (0, 1]"),
         (
-            config.store.storage in STORAGES,
-            f"storage is {config.store.storage!r}; choose one of {', '.join(STORAGES)}",
+            config.store.storage in ("auto", *STORAGES),
+            f"storage is {config.store.storage!r}; choose one of auto, {', '.join(STORAGES)}",
         ),
         (
             budget is None or 0 < budget <= 1 or (budget < most and budget == int(budget)),

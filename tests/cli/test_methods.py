@@ -36,7 +36,7 @@ def test_a_prompt_is_explained_token_by_token(indexed):
 
     told = indexed(*asked, "--fresh").stdout  # the same again would come from the bank
     assert "similar+prophetkv, coverage 0.3" in told
-    assert "stored to stand anywhere (similar-10)" in told
+    assert "stored to stand anywhere (similar-10-int8)" in told
     assert re.search(rf"{plan['recomputed_tokens']} +recomputed +had stored KV", told)
     assert GLORRIC in told
     assert "--json says it token by token" in told

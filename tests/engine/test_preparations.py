@@ -19,7 +19,7 @@ def test_chunks_are_prepared_as_the_settings_say_and_found_again(open_kb, docume
     base.add(documents)
     plan = base.ask(GLORRIC, ratio=0.2).plan
     assert plan.recipe == "similar+prophetkv"
-    assert reasons(plan) == {"no KV behind exactly this text; stored to stand anywhere (similar-10)"}
+    assert reasons(plan) == {"no KV behind exactly this text; stored to stand anywhere (similar-10-int8)"}
     assert base.ask(GLORRIC, recipe="reuse").plan.recipe == "similar+reuse"
     assert base.ask(GLORRIC, recipe="full").plan.recipe == "full"  # which prepares nothing
     assert base.ask(GLORRIC, recipe="following+reuse").plan.recipe == "following+reuse"
@@ -31,10 +31,10 @@ def test_what_was_not_prepared_so_says_what_stands_in(open_kb, documents):
     base.add(documents)
     isolated = base.ask(GLORRIC, prepare="similar").plan
     assert reasons(isolated) == {
-        "no KV behind exactly this text, none made as similar-10; stored to stand anywhere (isolated)"
+        "no KV behind exactly this text, none made as similar-10-int8, similar-10; stored to stand anywhere (isolated-int8)"
     }
     bare = base.ask(GLORRIC, recipe="direct").plan
-    assert reasons(bare) == {"nothing is stored to stand anywhere (bare)"}
+    assert reasons(bare) == {"nothing is stored to stand anywhere (bare-int8, bare)"}
     nothing = base.ask(GLORRIC, recipe="prefix").plan
     assert reasons(nothing) <= {"no KV behind exactly this text, and no other will do"}
 
@@ -46,14 +46,14 @@ def test_what_was_prepared_beside_a_removed_document_is_isolated_until_it_is_pre
     base.add(documents)  # few chunks: each is prepared behind all others
     base.remove(documents / "supper.md")
     assert base.missing_kv() > 0
-    assert "similar-10" not in base.store.stats().by_kind
+    assert "similar-10-int8" not in base.store.stats().by_kind
     assert reasons(base.ask(GLORRIC).plan) == {
-        "no KV behind exactly this text, none made as similar-10; stored to stand anywhere (isolated)"
+        "no KV behind exactly this text, none made as similar-10-int8, similar-10; stored to stand anywhere (isolated-int8)"
     }
     base.add(documents / "badges.txt")  # unchanged: only what is missing is made
     assert base.missing_kv() == 0
     assert reasons(base.ask(GLORRIC).plan) == {
-        "no KV behind exactly this text; stored to stand anywhere (similar-10)"
+        "no KV behind exactly this text; stored to stand anywhere (similar-10-int8)"
     }
 
 

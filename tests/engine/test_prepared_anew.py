@@ -8,7 +8,7 @@ def similar_kv(base, text):
     adapter = base.adapter
     ids = tuple(adapter.template.chunk_ids(text))
     kinds = base.store.versions(adapter.fingerprint, [ids])[0]
-    (making,) = [making for making in kinds if making.kind == "similar-10"]
+    (making,) = [making for making in kinds if making.kind == "similar-10-int8"]
     return base.store.get(adapter.fingerprint, ids, making).kv.clone()
 
 

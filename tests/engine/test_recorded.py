@@ -16,7 +16,7 @@ def kinds(base: KnowledgeBase) -> dict[str, int]:
 def test_notes_are_made_once_also_for_chunks_that_another_recipe_prepared(open_kb, documents, recipe, note):
     with open_kb(recipe="reuse") as base:
         base.add(documents)
-        chunks = kinds(base)["isolated"]
+        chunks = kinds(base)["isolated-int8"]
         assert note not in kinds(base)
     with open_kb(recipe=recipe) as base:
         assert base.missing_kv() == chunks

@@ -25,7 +25,7 @@ def test_another_setting_makes_its_own_and_leaves_the_others(open_kb, documents)
     first = open_kb(recipe="reuse", storage="int4")
     chunks = first.add(documents).chunks
     first.close()
-    exact = open_kb(recipe="reuse")
+    exact = open_kb(recipe="reuse", storage="exact")
     assert exact.missing_kv() == chunks
     assert exact.add(documents).chunk_kv_computed == chunks
     kinds = exact.store.stats().by_kind
@@ -36,3 +36,16 @@ def test_what_keeps_exact_versions_says_so(open_kb, documents):
     base = open_kb(storage="int8", recipe="cachecraft")
     with pytest.raises(InvalidRequest, match=r"keeps exact versions .* use storage exact"):
         base.add(documents)
+
+
+def test_by_default_fewer_bits_are_stored_wherever_they_may_be(open_kb, documents):
+    """As measured; a recipe is called what it is called, and what needs exact versions has them."""
+    with open_kb() as base:
+        chunks = base.add(documents).chunks
+        assert base.store.stats().by_kind["following-1-int8"].entries == chunks
+        assert base.ask(QUESTION).plan.recipe == "weave"
+    with open_kb(recipe="isolated-exact+prophetkv") as base:
+        assert base.missing_kv() == chunks
+    with open_kb(recipe="cachecraft") as base:
+        base.add(documents)
+        assert {"isolated", "observed"} <= base.store.stats().by_kind.keys()

@@ -83,7 +83,7 @@ def test_a_second_machine_fetches_what_the_first_one_computed(open_kb, documents
     second = open_kb_elsewhere(tmp_path, shared)
     try:
         assert second.add(documents).chunk_kv_computed == 0
-        assert second.store.stats().by_kind["isolated"].entries == chunks
+        assert second.store.stats().by_kind["isolated-int8"].entries == chunks
         answer = second.ask(GLORRIC)
         assert (answer.text, answer.plan) == (expected.text, expected.plan)
         removed = second.remove(documents / "passwords.md")

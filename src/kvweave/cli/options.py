@@ -82,7 +82,8 @@ Storage = Annotated[
     typer.Option(
         "--storage",
         envvar="KVWEAVE_STORAGE",
-        help="How chunk KV that is made beforehand is stored: exact, int8 or int4.",
+        help="How chunk KV that is made beforehand is stored: auto, exact, int8 or int4. Default: auto, which is int8 "
+        "where the recipe does not need exact KV.",
     ),
 ]
 Shared = Annotated[

@@ -28,7 +28,8 @@ class Choices:
 
         Raises UnknownRecipe and InvalidRequest.
         """
-        auxiliary, storage = self.config.model.auxiliary, self.config.store.storage
+        auxiliary = self.config.model.auxiliary
+        storage = None if self.config.store.storage == "auto" else self.config.store.storage
         if named is None:
             return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, storage)
         chosen = recipe_named(named, prepare, auxiliary, storage)

@@ -70,14 +70,18 @@ PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
 }
 """Offline preparations that combine with any selective recipe."""
 
+DEFAULT_STORAGE: Storage = "int8"
+"""Of a knowledge base: the fewest bits whose cost in quality cannot be told from nothing (docs/store.md)."""
+
 
 def recipe_named(
-    name: str, prepare: str | None = None, auxiliary: str | None = None, storage: str = "exact"
+    name: str, prepare: str | None = None, auxiliary: str | None = None, storage: str | None = "exact"
 ) -> Recipe:
     """The recipe a name stands for, with another preparation where one is named: similar+NAME, or as an argument.
 
     `auxiliary` names the model for those in WITH_AUXILIARY, `storage` how prepared KV is stored; others, and those that
-    prepare nothing, have no use for it. A name may end a preparation with a storage, which then counts:
+    prepare nothing, have no use for it. None is DEFAULT_STORAGE, without a word of it in the name, but exact for what keeps
+    exact versions. A name may end a preparation with a storage, which then counts:
     similar-int8+NAME, or int8+NAME for the recipe's own preparation.
     Raises UnknownRecipe listing the names there are, and InvalidRequest for a preparation of what prepares nothing, and
     for a storage other than exact of a preparation that keeps exact versions.
@@ -89,12 +93,17 @@ def recipe_named(
     if prepare is not None:
         prepare, named = split_storage(prepare)
         storage = named or storage
-    if storage not in STORAGES:
+    if storage is not None and storage not in STORAGES:
         raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
     if name not in METHODS:
         raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join(METHODS)}")
     recipe = WITH_AUXILIARY[name](auxiliary) if name in WITH_AUXILIARY else METHODS[name]()
-    return _stored(_prepared(recipe, prepare), STORAGES[storage])
+    recipe = _prepared(recipe, prepare)
+    if storage is not None:
+        return _stored(recipe, STORAGES[storage])
+    if recipe.prepare.most_versions is not None:
+        return recipe
+    return replace(_stored(recipe, DEFAULT_STORAGE), name=recipe.name)
 
 
 def _prepared(recipe: Recipe, prepare: str | None) -> Recipe:
