@@ -10,7 +10,7 @@ from killed_processes import victims
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
 
-KILLS = 100
+KILLS = 170
 SYSTEM = "Answer."
 AMPLE, SCARCE = 10**9, 400_000  # bytes; under the second most of what is stored is evicted again
 

@@ -204,8 +204,9 @@ def _retried(action: Callable[[], T]) -> T:
 
 
 def _is_conflict(error: Exception) -> bool:
+    # A table that another process is just making is listed before it can be opened.
     text = str(error).lower()
-    return "conflict" in text or "already exists" in text
+    return "conflict" in text or "already exists" in text or f"table '{TABLE}' was not found" in text
 
 
 def _counted(rows: Any) -> dict[str, int]:
