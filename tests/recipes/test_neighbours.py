@@ -80,3 +80,20 @@ def test_kv_behind_neighbours_is_that_of_a_pass_over_their_isolated_kv():
     assert torch.equal(made.kv.kv, wanted.kv)
     assert not torch.allclose(made.kv.kv, isolated_kv(shop, chunk).kv)
     assert len(made.sources) == 3
+
+
+def test_without_neighbours_one_pass_makes_both_entries(monkeypatch):
+    adapter = tiny_adapter()
+    read = adapter.template.chunk_ids
+    shop = Workshop(
+        adapter, MemoryStore(), adapter.template.prefix_ids(None), ChunkList(DOCUMENTS, read, letters)
+    )
+    chunk = tuple(read("a"))  # the first of its document
+    wanted = adapter.encode(chunk, shop.prefix_kv())
+    passes = []
+    encode = adapter.encode
+    monkeypatch.setattr(adapter, "encode", lambda ids, *before: passes.append(ids) or encode(ids, *before))
+    made = Following(1).make(shop, chunk)
+    assert torch.equal(made.kv.kv, wanted.kv)
+    assert torch.equal(isolated_kv(shop, chunk).kv, wanted.kv)
+    assert passes == [chunk]

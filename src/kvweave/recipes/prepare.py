@@ -157,10 +157,15 @@ class Behind(Prepare):
         """One pass over the chunk behind its neighbours' stored KV, as many of them as fit the model's context.
 
         The chunk's own isolated KV is stored as well: it is exact where the chunk comes first, stands in where this one
-        is gone, and others are prepared behind it.
+        is gone, and others are prepared behind it. Without neighbours the two are the same, out of one pass.
         """
-        isolated_kv(shop, chunk)
-        return kv_behind(shop, self.standing(shop, chunk), chunk)
+        standing = self.standing(shop, chunk)
+        if standing:
+            isolated_kv(shop, chunk)
+            return kv_behind(shop, standing, chunk)
+        alone = Isolated().make(shop, chunk)
+        _stored_isolated(shop, alone)
+        return alone
 
     def standing(self, shop: Workshop, chunk: Ids) -> list[Ids]:
         """As many of a chunk's neighbours as fit the model's context before it, the first ones first."""
@@ -247,15 +252,20 @@ def kv_behind(shop: Workshop, standing: Sequence[Ids], chunk: Ids) -> Prepared:
 
 def isolated_kv(shop: Workshop, chunk: Ids) -> ChunkKV:
     """A chunk's isolated KV from the store, computed and stored as the shop stores it if it is not there."""
-    isolated = Isolated()
-    (exact,) = isolated.makings(shop.adapter, shop.prefix, len(chunk))
-    making = quantised(exact, shop.storage)
-    found = shop.store.get(shop.adapter.fingerprint, chunk, making)
-    if found is None:
-        made = isolated.make(shop, chunk)
-        found = packed(made.kv, shop.storage)
-        shop.store.put(shop.adapter.fingerprint, found, making, made.sources)
-    return found
+    found = shop.store.get(shop.adapter.fingerprint, chunk, _isolated_making(shop, chunk))
+    return _stored_isolated(shop, Isolated().make(shop, chunk)) if found is None else found
+
+
+def _stored_isolated(shop: Workshop, made: Prepared) -> ChunkKV:
+    """A chunk's isolated KV as the shop stores it, which it does unless it has it."""
+    kv = packed(made.kv, shop.storage)
+    shop.store.put(shop.adapter.fingerprint, kv, _isolated_making(shop, kv.token_ids), made.sources)
+    return kv
+
+
+def _isolated_making(shop: Workshop, chunk: Ids) -> Making:
+    (exact,) = Isolated().makings(shop.adapter, shop.prefix, len(chunk))
+    return quantised(exact, shop.storage)
 
 
 def packed(kv: ChunkKV, storage: Storage) -> ChunkKV:
