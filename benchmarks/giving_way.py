@@ -27,6 +27,9 @@ from kvweave.models.canvas import Canvas
 from kvweave.models.preemption import BLOCK_TOKENS
 from kvweave.models.shapes import random_model
 
+LONGEST_S = 60.0
+"""Work that holds the model longer than this does not give way at all."""
+
 
 class Timed(GivesWay):
     """Notes when the work let go."""
@@ -63,16 +66,19 @@ def latencies(adapter: Adapter, ids: list[int], new_tokens: int, requests: int, 
         way = Timed(Requests(path), stop)
         working = threading.Thread(target=work, args=(adapter, ids, new_tokens, way))
         working.start()
-        for _ in range(requests):
-            time.sleep(rng.uniform(0.2, 1.5))
-            way.let_go.clear()
-            began = time.perf_counter()
-            arrival = Requests(path).arrive()
-            way.let_go.wait()
-            found.append(way.at - began)
-            arrival.leave()
-        stop.set()
-        working.join()
+        try:
+            for _ in range(requests):
+                time.sleep(rng.uniform(0.2, 1.5))
+                way.let_go.clear()
+                began = time.perf_counter()
+                arrival = Requests(path).arrive()
+                if not way.let_go.wait(LONGEST_S):
+                    raise SystemExit(f"the work did not let go of the model within {LONGEST_S:.0f} s")
+                found.append(way.at - began)
+                arrival.leave()
+        finally:
+            stop.set()
+            working.join()
     return found
 
 

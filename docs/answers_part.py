@@ -22,6 +22,7 @@ def told_apart(told: Mapping[str, Any] | None) -> str:
             f"`{about['command']}`, {about['date']}, {about['commit']}. Bold: the threshold that a matcher comes with.",
             "\n".join([*header("matcher", "threshold", "hit rate", "false-hit rate"), *map(_rates, rows)]),
             "\n".join(_kinds(told["kinds"])),
+            "![Share of paraphrases that hit against share of look-alikes that hit](images/lookalikes.png)",
         )
     )
 
