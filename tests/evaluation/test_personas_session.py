@@ -1,6 +1,8 @@
 """One user under one system: what is exact stays exact, layers hold what the system says, idle time keeps its protocol."""
 
+import gc
 import hashlib
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -317,6 +319,24 @@ class TestLives:
             return lives.live(
                 [USER], {USER.name: trials}, journal, adapter, Words(), recipe_named("reuse"), shape
             )
+
+    def test_a_users_stored_kv_does_not_stay_in_memory(self, adapter, shape, tmp_path, monkeypatch):
+        stores = []
+
+        class Seen(UserSession):
+            def __init__(self, *given):
+                super().__init__(*given)
+                stores.append(weakref.ref(self.store))
+
+        monkeypatch.setattr(lives, "UserSession", Seen)
+        predicting(monkeypatch, ANN)
+        trials = comparison()
+        gc.disable()  # the collector's own moment comes when it has counted enough objects, however large
+        try:
+            self.lived(tmp_path, adapter, shape, trials)
+            assert [store() for store in stores] == [None] * len(trials)
+        finally:
+            gc.enable()
 
     def test_a_session_that_is_there_is_not_run_again(self, adapter, shape, tmp_path, monkeypatch):
         predicting(monkeypatch, ANN)

@@ -3,6 +3,7 @@
 Trials of one user run one after the other over one notebook, so that what the model reads for one is there for the next.
 """
 
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -55,6 +56,8 @@ def live(
                 for trial in lacking:
                     progress("users' sessions", len(sessions) + trials[user.name].index(trial), total)
                     journal.add(_lived(trial, notebook, shape, _budgets(trial, user, journal)))
+            # A session's parts refer to one another, and the collector, which counts objects, does not see how large they are.
+            gc.collect()
         for trial in trials[user.name]:
             session = journal.get((trial.key, user.name))
             assert session is not None
