@@ -16,6 +16,8 @@ WAIT_S = 30.0
 class Slow:
     """KV whose first layer takes `first_s` to come, and whose others come when `rest` is set; see `KVLayers`."""
 
+    awaited_s = 0.0
+
     def __init__(self, kv, first_s, rest):
         self.kv, self.first_s, self.rest = kv, first_s, rest
         self.shape, self.dtype, self.nbytes = kv.shape, kv.dtype, kv.nbytes

@@ -1,0 +1,160 @@
+"""Entries on their way from the shared tier: each is fetched once for all who want it, and kept once it is whole.
+
+An entry can be used as soon as its beginning has come. The rest comes in the background, a piece of one entry and then one of
+the next, so that the layers of all of them come in their order, for as long as a request wants it: one whose lease lasts. Then
+it is kept, if it is worth that. An entry that did not come to its end, or not as it was stored, is fetched whole by whoever
+asks next, and is found or not like any other: so starting anew comes to an end.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kvweave.errors import DamagedEntry
+from kvweave.store.format import verify_content
+from kvweave.store.keys import EntryKey
+from kvweave.store.tiers.lease import Lease
+from kvweave.store.tiers.loading import AbandonedError, Load, Loader, Name, Wanted
+from kvweave.store.tiers.shared import Fetched, SharedTier
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is on its way, and whether anybody still wants it."""
+
+    fetched: Fetched
+    wanted: Wanted
+
+
+class Fetches:
+    """Fetches from one shared tier; safe to use from several threads.
+
+    Args:
+        shared: the tier.
+        held: what memory has of an entry that nobody lists, so that it need not be fetched again.
+        keep: called in the background with an entry of which everything has come, layers not necessarily verified.
+    """
+
+    def __init__(
+        self,
+        shared: SharedTier,
+        held: Callable[[str], Fetched | None],
+        keep: Callable[[Fetched], None],
+    ) -> None:
+        self._shared = shared
+        self._held = held
+        self._keep = keep
+        self._loader: Loader[Fetched | None] = Loader()
+        self._arriving: dict[str, _Entry] = {}
+        self._broken_off: set[str] = set()
+        self._guard = threading.Lock()
+
+    @property
+    def answers(self) -> bool:
+        """Whether the tier is to be asked at all: not while it rests from a failure."""
+        return not self._shared.tier.resting
+
+    def ahead(self, key: EntryKey, lease: Lease, *, here: bool = False) -> None:
+        """Begin to fetch an entry, for as long as the lease lasts; as `Loader.start`."""
+        lease.on_close(partial(self._loader.cancel, [self._load(key, here, whole=False)]))
+
+    def get(
+        self, keys: Sequence[EntryKey], lease: Lease | None, *, here: bool = False
+    ) -> list[Fetched | None]:
+        """Entries, as far as they are there: large KV when it has begun to come, and without a lease whole and verified."""
+        if lease is not None:
+            for key in keys:
+                self.ahead(key, lease, here=here)
+        found = self._loader.wait([self._load(key, here, whole=lease is None) for key in keys])
+        return found if lease is not None else list(map(self._whole, keys, found))
+
+    def arriving(self, key: str) -> Fetched | None:
+        """An entry that is on its way, or is just being kept."""
+        with self._guard:
+            entry = self._arriving.get(key)
+            return None if entry is None else entry.fetched
+
+    def close(self) -> None:
+        """Ask for nothing more, and wait until what has come is kept."""
+        self._loader.close()
+
+    def _whole(self, key: EntryKey, fetched: Fetched | None) -> Fetched | None:
+        """The same with every layer there and verified; another request may have begun with fewer."""
+        while fetched is not None:
+            try:
+                verify_content(fetched.stored.content)
+                break
+            except DamagedEntry:
+                (fetched,) = self._loader.wait([self._load(key, here=True, whole=True)])
+        return fetched
+
+    def _load(self, key: EntryKey, here: bool, whole: bool) -> Load[Fetched | None]:
+        return self._loader.start(_name(key.digest), partial(self._fetched, key, whole), here=here)
+
+    def _fetched(self, key: EntryKey, whole: bool, wanted: Wanted) -> Fetched | None:
+        if not wanted():
+            raise AbandonedError
+        fetched = self._wanted_again(key.digest, wanted)
+        if fetched is None:
+            fetched = self._held(key.digest) or self._asked_for(key, whole)
+            if fetched is not None and wanted():  # what nobody wants any more is not kept either
+                with self._guard:
+                    self._arriving[key.digest] = _Entry(fetched, wanted)
+                self._loader.later(partial(self._go_on, fetched))
+        return fetched
+
+    def _wanted_again(self, key: str, wanted: Wanted) -> Fetched | None:
+        with self._guard:
+            entry = self._arriving.get(key)
+            if entry is None:
+                return None
+            entry.wanted = wanted
+            return entry.fetched
+
+    def _asked_for(self, key: EntryKey, whole: bool) -> Fetched | None:
+        whole = whole or key.digest in self._broken_off
+        self._broken_off.discard(key.digest)
+        return self._shared.fetch(key, partial(self._break_off, key.digest), whole=whole)
+
+    def _break_off(self, key: str) -> None:
+        """Nobody who asks from now on gets what has come of this."""
+        self._broken_off.add(key)
+        with self._guard:
+            self._arriving.pop(key, None)
+        self._loader.renew(_name(key))
+
+    def _go_on(self, fetched: Fetched) -> None:
+        """Have the next piece of an entry; when it is whole, keep it."""
+        if not self._still_wanted(fetched):
+            return
+        try:
+            if fetched.rest is not None and not fetched.rest.advance():
+                self._loader.later(partial(self._go_on, fetched))
+                return
+            self._keep(fetched)
+        except DamagedEntry:
+            pass  # it is broken off, and whoever needs it finds out
+        self._leave(fetched)
+
+    def _still_wanted(self, fetched: Fetched) -> bool:
+        """Whether an entry is whole, or wanted; one that is neither is left."""
+        key = fetched.stored.key.digest
+        with self._guard:
+            entry = self._arriving.get(key)
+            if entry is None or entry.fetched is not fetched:
+                return False
+            if not (fetched.whole or entry.wanted()):
+                del self._arriving[key]
+                return False
+        return True
+
+    def _leave(self, fetched: Fetched) -> None:
+        key = fetched.stored.key.digest
+        with self._guard:
+            if key in self._arriving and self._arriving[key].fetched is fetched:
+                del self._arriving[key]
+
+
+def _name(key: str) -> Name:
+    return "shared", key
