@@ -93,3 +93,14 @@ def test_passes_set_the_pace():
     slow.rest.set()
     passed(adapter, canvas)
     assert adapter._pace.least_s(N) > 0.0
+
+
+def test_layers_that_are_awaited_longer_than_they_are_computed_are_loaded_though_the_first_is_there():
+    adapter = quiet_adapter("llama")
+    canvas, slow = placed(adapter)
+    slow.rest.set()
+    slow.awaited_s = 0.5
+    canvas.load(layer_s=1.0)
+    assert slow.loaded == [0]
+    canvas.load(layer_s=0.4)
+    assert slow.loaded == list(range(adapter.geometry.layers))
