@@ -1,9 +1,11 @@
 """Large KV of the shared tier, which is used while it is still coming."""
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -261,6 +263,34 @@ def test_without_a_lease_all_is_there_at_once(tmp_path: Path, tier: MemoryTier) 
         assert found is not None
         assert same(found[0], chunk(2, TOKENS, layers=LAYERS))
         assert tier.calls.count("get_many") == 1
+
+
+@pytest.mark.parametrize("ends", ["whole", "unwanted", "broken off"])
+def test_what_nobody_holds_any_more_is_gone_at_once(
+    ends: str, tmp_path: Path, tier: MemoryTier, slowly: Slowly
+) -> None:
+    with another(tmp_path, tier) as store:
+        fetches = store._parts.tiers._fetches
+        assert fetches is not None
+        with store.lease() as lease:
+            found = present(find(store, lease))
+            assert eventually(lambda: len(slowly.held_back) > 0)
+            if ends == "broken off":
+                tier.held.clear()
+            if ends != "unwanted":
+                slowly.go_on.set()
+                with suppress(DamagedEntry):
+                    assert same(found, KV)
+                assert eventually(lambda: not fetches._arriving)
+        slowly.go_on.set()
+        assert eventually(lambda: not fetches._arriving)
+        held = weakref.ref(found.held)
+        gc.disable()
+        try:
+            del found
+            assert eventually(lambda: held() is None, within_s=5.0)
+        finally:
+            gc.enable()
 
 
 # What goes wrong in the middle

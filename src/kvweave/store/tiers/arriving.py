@@ -125,13 +125,14 @@ class Arriving:
     def _fill(self, number: int) -> None:
         """Read a piece into its place; if that cannot be had, nothing more comes."""
         piece, came, lost = self._pieces[number], False, False
+        sizes = [end - begin for begin, end in piece.ranges]
         try:
             parts = self._read(piece.ranges)
-            sizes = [end - begin for begin, end in piece.ranges]
-            came = parts is not None and [len(part) for part in parts] == sizes
+            if parts is not None and list(map(len, parts)) == sizes:
+                for (begin, end), part in zip(piece.ranges, parts, strict=True):
+                    self._bytes[begin:end] = np.frombuffer(part, dtype=np.uint8)
+                came = True
             lost = not came
-            for (begin, end), part in zip(piece.ranges, parts if came and parts else (), strict=came):
-                self._bytes[begin:end] = np.frombuffer(part, dtype=np.uint8)
         finally:  # after an interrupt of this thread others may still want it
             with self._changed:
                 self._states[number] = "there" if came else "absent"

@@ -21,10 +21,11 @@ from kvweave.store.tiers.shared import Fetched, SharedTier
 
 @dataclass(slots=True)
 class _Entry:
-    """What is on its way, and whether anybody still wants it."""
+    """What is on its way, and whether anybody still wants it. `attempt` tells it from others under the same key."""
 
     fetched: Fetched
     wanted: Wanted
+    attempt: object
 
 
 class Fetches:
@@ -78,6 +79,8 @@ class Fetches:
     def close(self) -> None:
         """Ask for nothing more, and wait until what has come is kept."""
         self._loader.close()
+        with self._guard:
+            self._arriving.clear()
 
     def _whole(self, key: EntryKey, fetched: Fetched | None) -> Fetched | None:
         """The same with every layer there and verified; another request may have begun with fewer."""
@@ -97,11 +100,12 @@ class Fetches:
             raise AbandonedError
         fetched = self._wanted_again(key.digest, wanted)
         if fetched is None:
-            fetched = self._held(key.digest) or self._asked_for(key, whole)
+            attempt = object()
+            fetched = self._held(key.digest) or self._asked_for(key, whole, attempt)
             if fetched is not None and wanted():  # what nobody wants any more is not kept either
                 with self._guard:
-                    self._arriving[key.digest] = _Entry(fetched, wanted)
-                self._loader.later(partial(self._go_on, fetched))
+                    self._arriving[key.digest] = _Entry(fetched, wanted, attempt)
+                self._loader.later(partial(self._go_on, key.digest, attempt))
         return fetched
 
     def _wanted_again(self, key: str, wanted: Wanted) -> Fetched | None:
@@ -112,47 +116,45 @@ class Fetches:
             entry.wanted = wanted
             return entry.fetched
 
-    def _asked_for(self, key: EntryKey, whole: bool) -> Fetched | None:
+    def _asked_for(self, key: EntryKey, whole: bool, attempt: object) -> Fetched | None:
         whole = whole or key.digest in self._broken_off
         self._broken_off.discard(key.digest)
-        return self._shared.fetch(key, partial(self._break_off, key.digest), whole=whole)
+        return self._shared.fetch(key, partial(self._break_off, key.digest, attempt), whole=whole)
 
-    def _break_off(self, key: str) -> None:
+    def _break_off(self, key: str, attempt: object) -> None:
         """Nobody who asks from now on gets what has come of this."""
         self._broken_off.add(key)
-        with self._guard:
-            self._arriving.pop(key, None)
+        self._leave(key, attempt)
         self._loader.renew(_name(key))
 
-    def _go_on(self, fetched: Fetched) -> None:
+    def _go_on(self, key: str, attempt: object) -> None:
         """Have the next piece of an entry; when it is whole, keep it."""
-        if not self._still_wanted(fetched):
+        fetched = self._still_wanted(key, attempt)
+        if fetched is None:
             return
         try:
             if fetched.rest is not None and not fetched.rest.advance():
-                self._loader.later(partial(self._go_on, fetched))
+                self._loader.later(partial(self._go_on, key, attempt))
                 return
             self._keep(fetched)
         except DamagedEntry:
             pass  # it is broken off, and whoever needs it finds out
-        self._leave(fetched)
+        self._leave(key, attempt)
 
-    def _still_wanted(self, fetched: Fetched) -> bool:
-        """Whether an entry is whole, or wanted; one that is neither is left."""
-        key = fetched.stored.key.digest
+    def _still_wanted(self, key: str, attempt: object) -> Fetched | None:
+        """An entry that is not broken off, if it is whole or wanted; one that is neither is left."""
         with self._guard:
             entry = self._arriving.get(key)
-            if entry is None or entry.fetched is not fetched:
-                return False
-            if not (fetched.whole or entry.wanted()):
-                del self._arriving[key]
-                return False
-        return True
+            if entry is None or entry.attempt is not attempt:
+                return None
+            if entry.fetched.whole or entry.wanted():
+                return entry.fetched
+            del self._arriving[key]
+        return None
 
-    def _leave(self, fetched: Fetched) -> None:
-        key = fetched.stored.key.digest
+    def _leave(self, key: str, attempt: object) -> None:
         with self._guard:
-            if key in self._arriving and self._arriving[key].fetched is fetched:
+            if key in self._arriving and self._arriving[key].attempt is attempt:
                 del self._arriving[key]
 
 
