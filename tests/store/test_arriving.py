@@ -363,6 +363,24 @@ def test_what_is_altered_or_cut_short_in_a_late_layer_is_dropped_there_counted_a
         assert entry_files(store.folder) == []
 
 
+def test_what_is_altered_in_a_layer_that_nobody_asked_for_is_not_kept(
+    tmp_path: Path, tier: MemoryTier, slowly: Slowly
+) -> None:
+    with another(tmp_path, tier) as store:
+        fetches = store._parts.tiers._fetches
+        assert fetches is not None
+        with store.lease() as lease:
+            found = present(find(store, lease))
+            alter(tier, len(next(iter(tier.held.values()))) - 3)
+            slowly.go_on.set()
+            assert eventually(lambda: not fetches._arriving)
+            assert torch.equal(found.layer(3), KV.layer(3))
+        assert entry_files(store.folder) == []
+        with store.lease() as lease:
+            assert find(store, lease) is None
+        assert store.stats().damaged == 1
+
+
 def test_an_altered_beginning_is_found_at_once(tmp_path: Path, tier: MemoryTier) -> None:
     with another(tmp_path, tier) as store, store.lease() as lease:
         alter(tier, 100)
