@@ -236,6 +236,15 @@ def test_what_one_request_lets_go_of_comes_on_for_another(
         assert eventually(lambda: listed(store, KV) == [True])
 
 
+def test_what_one_request_missed_another_finds_while_that_one_lasts(tmp_path: Path, tier: MemoryTier) -> None:
+    other = chunk(2, TOKENS, layers=LAYERS)
+    with another(tmp_path, tier) as store, store.lease() as early, store.lease() as late:
+        assert find(store, early, other) is None
+        with ChunkStore(tmp_path / "first", shared="memory:") as first:
+            put(first, other)
+        assert same(find(store, late, other), other)
+
+
 def test_nobody_waits_for_what_another_request_loads(
     tmp_path: Path, tier: MemoryTier, slowly: Slowly
 ) -> None:

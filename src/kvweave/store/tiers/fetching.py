@@ -64,11 +64,22 @@ class Fetches:
         self, keys: Sequence[EntryKey], lease: Lease | None, *, here: bool = False
     ) -> list[Fetched | None]:
         """Entries, as far as they are there: large KV when it has begun to come, and without a lease whole and verified."""
-        if lease is not None:
-            for key in keys:
-                self.ahead(key, lease, here=here)
-        found = self._loader.wait([self._load(key, here, whole=lease is None) for key in keys])
-        return found if lease is not None else list(map(self._whole, keys, found))
+        if lease is None:
+            return list(
+                map(self._whole, keys, self._loader.wait([self._load(key, here, whole=True) for key in keys]))
+            )
+        holds = [self._load(key, here, whole=False) for key in keys]
+        try:
+            found = self._loader.wait([self._load(key, here, whole=False) for key in keys])
+        except BaseException:
+            self._loader.cancel(holds)
+            raise
+        for hold, fetched in zip(holds, found, strict=True):
+            if fetched is None or fetched.whole:  # others had better ask again
+                self._loader.cancel([hold])
+            else:
+                lease.on_close(partial(self._loader.cancel, [hold]))
+        return found
 
     def arriving(self, key: str) -> Fetched | None:
         """An entry that is on its way, or is just being kept."""
