@@ -52,6 +52,8 @@ class Link:
 class Arriving:
     """KV whose layers have to come first; see `kvweave.core.KVLayers`."""
 
+    awaited_s = 0.0  # the pass waits, which is what is measured
+
     def __init__(self, held: VerifiedLayers) -> None:
         self.held = held
         self.shape, self.dtype, self.nbytes = held.shape, held.dtype, held.nbytes

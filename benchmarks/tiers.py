@@ -4,23 +4,27 @@
     .venv/bin/python benchmarks/tiers.py --tier redis://127.0.0.1:6379/0 --tier s3://bucket/prefix --storage int8
 
 A round fetches every chunk once as a look-up does: the bytes, a copy of its own, every checksum. Into memory that is the way up, from
-then on an entry is used where it lies. The plain transfer beside it is, for memory, a copy; for a folder, reading the files, which both
+then on an entry is used where it lies. Where machines share, the same chunks are also looked up by a store that has nothing itself, all
+at once, which can use the first layers while the others are coming: until it can, and until all are there. The plain transfer beside it is, for memory, a copy; for a folder, reading the files, which both
 ways come out of the page cache (out of the disk: `kvweave bench store`); for a server, asking its own client for the bytes and doing nothing with them. Of a server the figures say as much about the network as about this program. KV is random, in the shape of a model; what is
 put under a namespace of its own is deleted again.
 """
 
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from measured import arguments, circumstances, command_of, keep, numbers
 
 from kvweave.bench.spread import Spread, ratios, timed
-from kvweave.core import STORAGES, ChunkKV, Making, Storage
+from kvweave.core import STORAGES, ChunkKV, Making, ModelFingerprint, Storage
 from kvweave.recipes.prepare import packed
+from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.format import encode_entry, parse_entry, verify_content
 from kvweave.store.keys import EntryKey, digest_tokens, quantised
 from kvweave.store.tiers.host import HostTier
@@ -29,6 +33,14 @@ from kvweave.store.tiers.tier import Tier, owned_copy
 
 SHAPE = (24, 2, 2, 64)  # layers, keys and values, KV heads, head width: 12 KiB per token in bfloat16
 MADE = Making("bare", ())
+Wanted: TypeAlias = list[tuple[tuple[int, ...], list[Making]]]
+MODEL = ModelFingerprint("random", "", "", "", "bfloat16", "0" * 32)
+NAMESPACE = f"bench-{secrets.token_hex(4)}"
+
+
+def ids_of(number: int, chunk_tokens: int) -> tuple[int, ...]:
+    """The tokens of a chunk."""
+    return tuple(range(number * chunk_tokens, (number + 1) * chunk_tokens))
 
 
 def entries(chunks: int, chunk_tokens: int, storage: Storage) -> dict[str, bytes]:
@@ -37,9 +49,8 @@ def entries(chunks: int, chunk_tokens: int, storage: Storage) -> dict[str, bytes
     for number in range(chunks):
         layers, both, heads, width = SHAPE
         kv = torch.randn(layers, both, heads, chunk_tokens, width).bfloat16()
-        chunk = packed(ChunkKV(tuple(range(number * chunk_tokens, (number + 1) * chunk_tokens)), kv), storage)
-        making = quantised(MADE, storage)
-        key = EntryKey("bench", "0" * 32, digest_tokens(chunk.token_ids), making)
+        chunk = packed(ChunkKV(ids_of(number, chunk_tokens), kv), storage)
+        key = EntryKey(NAMESPACE, MODEL.digest, digest_tokens(chunk.token_ids), quantised(MADE, storage))
         made[key.digest] = b"".join(encode_entry(key, "random", chunk, []).parts)
     return made
 
@@ -82,6 +93,31 @@ def measure(
     }
 
 
+def looked_up(url: str, wanted: Wanted, rounds: int) -> dict[str, object]:
+    """Look everything up so many times, on machines that have nothing: until the first layers can be used, and all."""
+    first_s, all_s = [], []
+    for _ in range(rounds + 1):  # the first round is not counted
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ChunkStore(folder, namespace=NAMESPACE, shared=url, limit_bytes=0) as store,
+            store.lease() as lease,
+        ):
+            store.get(MODEL, (0,), MADE)  # which is not there, and has the connection made
+            began = time.perf_counter()
+            found = [one[0] for one in store.find(MODEL, wanted, lease) if one is not None]
+            for chunk in found:
+                chunk.layer(0)
+            first_s.append(time.perf_counter() - began)
+            for chunk in found:
+                verify_content(chunk)
+            all_s.append(time.perf_counter() - began)
+            assert len(found) == len(wanted)
+    return {
+        "first_layer_s": numbers(Spread.of(first_s[1:])),
+        "all_layers_s": numbers(Spread.of(all_s[1:])),
+    }
+
+
 def of_memory(data: dict[str, bytes], rounds: int) -> dict[str, object]:
     """The host's memory."""
     size = sum(map(len, data.values()))
@@ -94,9 +130,11 @@ def of_memory(data: dict[str, bytes], rounds: int) -> dict[str, object]:
     )
 
 
-def of_place(url: str, data: dict[str, bytes], rounds: int, folder: Path) -> dict[str, object]:
-    """What is at an address: put everything, fetch it, and delete it again."""
-    tier = open_shared(url, f"bench-{secrets.token_hex(4)}")
+def of_place(
+    url: str, data: dict[str, bytes], wanted: Wanted, rounds: int, folder: Path
+) -> dict[str, object]:
+    """What is at an address: put everything, fetch it, look it up, and delete it again."""
+    tier = open_shared(url, NAMESPACE)
     keys = list(data)
 
     def put() -> None:
@@ -106,6 +144,7 @@ def of_place(url: str, data: dict[str, bytes], rounds: int, folder: Path) -> dic
     put_s = timed(put)
     size = sum(map(len, data.values()))
     measured = measure(partial(fetched, tier, keys), plain(tier, keys, folder), rounds, size)
+    measured |= looked_up(url, wanted, rounds)
     tier.delete(keys)
     tier.close()
     return {"put_s": put_s, **measured}
@@ -124,7 +163,10 @@ def main() -> None:
     names, storages = given.tier or ["host", "folder"], given.storage or list(STORAGES.values())
     figures = []
     for storage in storages:
-        data = entries(given.context_tokens // given.chunk_tokens, given.chunk_tokens, storage)
+        chunks = given.context_tokens // given.chunk_tokens
+        data = entries(chunks, given.chunk_tokens, storage)
+        making = quantised(MADE, storage)
+        wanted = [(ids_of(number, given.chunk_tokens), [making]) for number in range(chunks)]
         for name in names:
             with tempfile.TemporaryDirectory() as place:
                 folder = Path(place)
@@ -132,7 +174,7 @@ def main() -> None:
                     measured = of_memory(data, given.rounds)
                 else:
                     url = f"file://{folder}" if name == "folder" else name
-                    measured = of_place(url, data, given.rounds, folder)
+                    measured = of_place(url, data, wanted, given.rounds, folder)
                 figures.append({"tier": name.partition(":")[0], "storage": storage, **measured})
     keep({**circumstances(command_of(given)), "tiers": figures}, given.output)
 

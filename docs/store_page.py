@@ -102,6 +102,7 @@ def fetched(told: Point | None) -> str:
     """What `benchmarks/tiers.py` measured: a row for each tier and storage."""
     if told is None:
         return NOT_MEASURED
+    by_layers = any("first_layer_s" in one for one in told["tiers"])
     rows = [
         [
             f"`{one['tier']}`",
@@ -110,19 +111,40 @@ def fetched(told: Point | None) -> str:
             f"{one['bytes'] / 1e6 / one['plain_s'][0]:,.0f} MB/s",
             f"{one['bytes'] / 1e6 / one['fetch_s'][0]:,.0f} MB/s",
             times(one["throughput_of_plain"]),
+            *([_layers_first(one)] if by_layers else []),
         ]
         for one in told["tiers"]
     ]
     return "\n".join(
         [
             *table(
-                ["tier", "stored as", "size", "plain transfer", "fetched and verified", "of the plain one"],
+                [
+                    *(
+                        "tier",
+                        "stored as",
+                        "size",
+                        "plain transfer",
+                        "fetched and verified",
+                        "of the plain one",
+                    ),
+                    *(
+                        ["all looked up at once: until the first layers can be used, and all"]
+                        if by_layers
+                        else []
+                    ),
+                ],
                 rows,
             ),
             "",
             f"`{told['command']}`, {told['date']}, {told['commit']}, {told['machine']}, {told['threads']} threads.",
         ]
     )
+
+
+def _layers_first(one: Point) -> str:
+    if "first_layer_s" not in one:
+        return "–"
+    return f"{1e3 * one['first_layer_s'][0]:.1f} ms, {1e3 * one['all_layers_s'][0]:.1f} ms"
 
 
 def overlapped(told: Point | None) -> str:

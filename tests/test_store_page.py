@@ -132,6 +132,10 @@ def test_a_tier_has_a_row_for_each_storage(page: ModuleType) -> None:
     *_, row, _, source = page.fetched({**SOURCE, "tiers": [fetched]}).split("\n")
     assert row == "| `redis` | `int4` | 2.0 MB | 2,000 MB/s | 1,000 MB/s | 0.50 (0.25 – 0.75) |"
     assert source == SAID
+    by_layers = {**fetched, "first_layer_s": [0.004, 0.003, 0.005], "all_layers_s": [0.02, 0.01, 0.03]}
+    *_, first, second, _, _ = page.fetched({**SOURCE, "tiers": [by_layers, fetched]}).split("\n")
+    assert first == row + " 4.0 ms, 20.0 ms |"
+    assert second == row + " – |"
 
 
 def test_layers_have_a_row_for_each_bandwidth_and_a_column_for_each_case(page: ModuleType) -> None:

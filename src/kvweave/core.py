@@ -129,6 +129,11 @@ class KVLayers(Protocol):
         """What it takes as it is held, in bytes."""
         ...
 
+    @property
+    def awaited_s(self) -> float:
+        """Seconds that another layer takes to come over a network, as far as can be told; 0 where none has to."""
+        ...
+
     def load(self, index: int) -> None:
         """Have a layer in memory and verified, so that `layer` waits for nothing; DamagedEntry as of `layer`."""
         ...
@@ -170,6 +175,11 @@ class ChunkKV:
         for held in (self.held, self.queries):
             if held is not None and not isinstance(held, torch.Tensor):
                 held.load(index)
+
+    @property
+    def awaited_s(self) -> float:
+        """Seconds that another layer takes to come over a network, as far as can be told; 0 where none has to."""
+        return 0.0 if isinstance(self.held, torch.Tensor) else self.held.awaited_s
 
     def layer_queries(self, index: int) -> torch.Tensor:
         """Queries of one layer, (H, S, D); there must be some. Raises DamagedEntry if they are not what was stored."""

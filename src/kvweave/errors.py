@@ -108,7 +108,7 @@ class EntriesInUse(StoreError):
 
 
 class DamagedEntry(StoreError):
-    """A stored file failed its checks; the store turns this into a counted, logged miss."""
+    """A stored entry failed its checks, or the rest of it cannot be had any more; the store turns this into a logged miss."""
 
 
 class TierUnavailable(StoreError):

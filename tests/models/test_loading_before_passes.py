@@ -16,6 +16,8 @@ WAIT_S = 30.0
 class Slow:
     """KV whose first layer takes `first_s` to come, and whose others come when `rest` is set; see `KVLayers`."""
 
+    awaited_s = 0.0
+
     def __init__(self, kv, first_s, rest):
         self.kv, self.first_s, self.rest = kv, first_s, rest
         self.shape, self.dtype, self.nbytes = kv.shape, kv.dtype, kv.nbytes
@@ -91,3 +93,14 @@ def test_passes_set_the_pace():
     slow.rest.set()
     passed(adapter, canvas)
     assert adapter._pace.least_s(N) > 0.0
+
+
+def test_layers_that_are_awaited_longer_than_they_are_computed_are_loaded_though_the_first_is_there():
+    adapter = quiet_adapter("llama")
+    canvas, slow = placed(adapter)
+    slow.rest.set()
+    slow.awaited_s = 0.5
+    canvas.load(layer_s=1.0)
+    assert slow.loaded == [0]
+    canvas.load(layer_s=0.4)
+    assert slow.loaded == list(range(adapter.geometry.layers))

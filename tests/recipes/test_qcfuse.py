@@ -121,6 +121,8 @@ def test_whole_chunks_and_all_layers_are_the_questions_attention_over_stale_kv(a
 class Read:
     """A chunk's KV that notes which of its layers were read."""
 
+    awaited_s = 0.0
+
     def __init__(self, kv, layers):
         self.kv, self.layers, self.shape, self.dtype, self.nbytes = kv, layers, kv.shape, kv.dtype, kv.nbytes
 

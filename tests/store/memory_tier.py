@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvweave.errors import TierUnavailable
-from kvweave.store.tiers.tier import Blob
+from kvweave.store.tiers.tier import Blob, Range
 
 
 class MemoryTier:
@@ -19,6 +19,11 @@ class MemoryTier:
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
         self._called("get_many", keys)
         return {key: self.held[key] for key in keys if key in self.held}
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
+        self._called("get_ranges", [key])
+        data = self.held.get(key)
+        return None if data is None else [data[begin:end] for begin, end in ranges]
 
     def put(self, key: str, data: Blob) -> None:
         self._called("put", [key])

@@ -286,7 +286,9 @@ def test_what_is_fetched_ahead_is_not_fetched_again_when_it_is_asked_for(
         shared = second._parts.tiers.shared
         assert shared is not None
         fetch, fetched = shared.fetch, []
-        monkeypatch.setattr(shared, "fetch", lambda *given: (fetched.append(1), fetch(*given))[1])
+        monkeypatch.setattr(
+            shared, "fetch", lambda *given, **more: (fetched.append(1), fetch(*given, **more))[1]
+        )
         with second.lease() as lease:
             second.prefetch(MODEL, [(digest_tokens(chunk(1).token_ids), [ISOLATED])], lease)
             best = Making("observed", (SYSTEM, "7" * 32))

@@ -60,8 +60,36 @@ def test_what_is_put_comes_back_to_the_bit_and_is_what_was_stored(tier: Tier) ->
     assert tier.sizes() == {key: len(data) for key, data in entries.items()}
 
 
+def test_parts_of_what_is_put_come_back_to_the_bit(tier: Tier) -> None:
+    key, data = entry(
+        chunk(3, tokens=50_000)
+    )  # larger than what stores would rather ask for in several parts
+    tier.put(key, data)
+    size = len(data)
+    for ranges in (
+        [(0, 10)],
+        [(0, size)],
+        [(5, 6), (700_000, 1_900_000), (size - 1, size)],
+        [(200, 300), (100, 250), (300, 400)],
+        [(size - 7, size + 5)],
+        [(0, 3), (size + 5, size + 9)],  # cut short, as seen by whoever believes the header
+        [(size - 7, size + 5), (size + 5, size + 9)],
+    ):
+        parts = tier.get_ranges(key, ranges)
+        assert parts is not None
+        assert [bytes(part) for part in parts] == [data[begin:end] for begin, end in ranges]
+
+
+def test_of_what_is_cut_short_there_is_no_more_than_is_left_and_the_tier_works_on(tier: Tier) -> None:
+    key, data = entry(chunk(1))
+    tier.put(key, data[:100])
+    parts = tier.get_ranges(key, [(200, 300)])
+    assert parts is None or [bytes(part) for part in parts] == [b""]
+
+
 def test_nothing_is_there_before_anything_is_put(tier: Tier) -> None:
     key = entry(chunk(1))[0]
+    assert tier.get_ranges(key, [(0, 10)]) is tier.get_ranges(key, [(0, 10), (20, 30)]) is None
     assert tier.get_many([key]) == tier.get_many([]) == {}
     assert tier.has_many([key]) == tier.has_many([]) == frozenset()
     assert tier.sizes() == {}
@@ -76,6 +104,7 @@ def test_what_is_deleted_is_gone_and_the_rest_is_not(tier: Tier) -> None:
     kept, *gone = entries
     tier.delete([*gone, entry(chunk(99))[0]])
     assert tier.has_many(list(entries)) == {kept}
+    assert tier.get_ranges(gone[0], [(0, 10)]) is None
     assert tier.sizes() == {kept: len(entries[kept])}
     assert bytes(tier.get_many(list(entries))[kept]) == entries[kept]
 
@@ -151,6 +180,7 @@ def test_a_tier_that_is_not_there_is_unavailable(tmp_path: Path, monkeypatch: py
         tier = open_shared(url, "default")
         for attempt in (
             lambda tier=tier: tier.get_many([key]),
+            lambda tier=tier: tier.get_ranges(key, [(0, 10), (20, 30)]),
             lambda tier=tier: tier.put(key, data),
             lambda tier=tier: tier.delete([key]),
             lambda tier=tier: tier.has_many([key]),

@@ -268,16 +268,18 @@ class Canvas(Continued):
         return self._sheet.place_s
 
     def load(self, layer_s: float) -> None:
-        """Read the first layer of everything placed, and the others too if that takes longer than `layer_s`.
+        """Read the first layer of everything placed, and the others too if a layer takes longer than `layer_s`.
 
-        Where a layer loads faster than it computes, a pass can begin with the first while the kernel reads the others;
-        elsewhere they are better read before it takes the model, which other requests can have meanwhile (FusionRAG §4.2).
+        Where a layer loads faster than it computes, a pass can begin with the first while the others are on their way; elsewhere
+        they are better read before it takes the model, which other requests can have meanwhile (FusionRAG §4.2). How long
+        a layer takes is measured on the first; of what comes over a network, on what has come so far.
         Raises DamagedEntry if a layer is not what was stored.
         """
         began = time.perf_counter()
         for span in self.spans:
             span.kv.load(0)
-        if time.perf_counter() - began > layer_s:
+        awaited_s = sum(span.kv.awaited_s for span in self.spans)
+        if max(time.perf_counter() - began, awaited_s) > layer_s:
             for span in self.spans:
                 for layer in range(1, len(self.layers)):
                     span.kv.load(layer)

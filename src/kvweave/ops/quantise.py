@@ -75,6 +75,11 @@ class QuantisedKV:
         small = ("key_low", "key_step", "outlier_tokens", "outlier_rows", "value_low", "value_step")
         return {name: getattr(self, name) for name in (*small, "codes")}
 
+    @property
+    def awaited_s(self) -> float:
+        """0: it is all in memory."""
+        return 0.0
+
     def load(self, index: int) -> None:
         """Nothing: it is all in memory."""
 

@@ -1,7 +1,8 @@
 """What to do when stored KV turns out damaged while it is used: begin again, without it.
 
 KV is verified layer by layer when it is asked for, which may be in the middle of a pass. By then the store has dropped
-the entry, so whoever looks it up again finds the next best or nothing, and computes.
+the entry, so whoever looks it up again finds the next best or nothing, and computes. The same holds for KV that does not
+come to its end, since the server that it comes from has died: which is no damage, and is not found again layer by layer.
 """
 
 import logging
@@ -22,13 +23,13 @@ def despite_damage(step: Callable[[], Made]) -> Made:
     """What `step` returns, taken from its beginning again as often as an entry that it uses turns out damaged.
 
     The step looks up everything that it uses, and what it has done before it fails need not be undone. This ends: no
-    damaged entry is found twice.
+    damaged entry is found twice, and none that broke off is found again but whole.
     """
     while True:
         try:
             return step()
         except DamagedEntry as error:
-            _LOG.warning("starting anew without a damaged entry: %s", error)
+            _LOG.warning("starting anew without an entry that cannot be used: %s", error)
 
 
 def verify_all(used: Iterable[ChunkKV | None]) -> None:

@@ -99,15 +99,15 @@ class ChunkStore:
             model: only what was made by a model with an equal digest is found.
             wanted: for each span its S token ids and the makings that will do, best first (of an exact one
                 `kind` does not matter). Where one is stored but found damaged or gone, the next one is taken.
-            lease: keeps what is found from being evicted as long as it lasts.
+            lease: keeps what is found from being evicted as long as it lasts, and has what is found in the shared tier come layer by
+                layer; without one that is there when this returns.
 
         Returns:
             For each span, in order, the KV as a read-only view of the mapped file or of memory, with the making that it
             matched, the very object given; or None. The views stay valid when the entry is evicted or
             removed; nobody writes to them.
         """
-        with self.lease() as own:
-            found = self._look_ups.find(model.digest, "kv", wanted, lease or own)
+        found = self._look_ups.find(model.digest, "kv", wanted, lease)
         return [None if one is None else (_kv(one[0]), one[1]) for one in found]
 
     def find_notes(

@@ -22,9 +22,9 @@ from kvweave.core import STORAGES, ChunkKV, ChunkNote, Making, Storage
 from kvweave.errors import DamagedEntry, InvalidRequest
 from kvweave.ops.quantise import QuantisedKV
 from kvweave.store.atomic_file import write_atomically
-from kvweave.store.header import DTYPES, as_bytes, checksum, read_header, write_header
+from kvweave.store.header import DTYPES, Place, as_bytes, checksum, read_header, read_places, write_header
 from kvweave.store.keys import ContentKind, EntryKey, digest_token_bytes, has_queries, quantised
-from kvweave.store.layers import VerifiedLayers
+from kvweave.store.layers import Coming, VerifiedLayers
 
 Content = ChunkKV | ChunkNote
 """What an entry holds."""
@@ -56,6 +56,19 @@ class StoredEntry:
     model_name: str
     sources: tuple[str, ...]
     content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlaces:
+    """Where a file of KV has its layers.
+
+    `layers` says for each where it begins and ends, in every tensor that has layers; `first` is where the first of all begins:
+    what lies before has to be there to make sense of the rest. `bytes` is the file's size.
+    """
+
+    bytes: int
+    first: int
+    layers: tuple[tuple[Place, ...], ...]
 
 
 def verify_content(content: Content) -> None:
@@ -153,8 +166,36 @@ def open_entry(path: Path, damaged: Callable[[str], object] = lambda reason: Non
     return parse_entry(_map_file(path), path, damaged)
 
 
+def layer_places(beginning: Tensor, where: object) -> LayerPlaces:
+    """Where the layers of an entry lie, by the first bytes (n,) uint8 of its file.
+
+    Raises:
+        StoreTooNew: of a newer format version.
+        DamagedEntry: not all of the header is there, or it is altered, or that of a file without layers.
+    """
+    metadata, places = read_places(beginning, where)
+    try:
+        whole = json.loads(metadata["checksums"])
+        count = len(json.loads(metadata["layer_checksums"]))
+        layered = [place for name, place in places.items() if name not in whole]
+        layers = tuple(
+            tuple(
+                (begin + (end - begin) // count * i, begin + (end - begin) // count * (i + 1))
+                for begin, end in layered
+            )
+            for i in range(count)
+        )
+        size = max(end for _, end in places.values())
+        return LayerPlaces(size, min(begin for begin, _ in layered), layers)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DamagedEntry(f"{where} is no entry of KV ({error!r})") from error
+
+
 def parse_entry(
-    data: Tensor, where: object, damaged: Callable[[str], object] = lambda reason: None
+    data: Tensor,
+    where: object,
+    damaged: Callable[[str], object] = lambda reason: None,
+    coming: Coming | None = None,
 ) -> StoredEntry:
     """The entry in the bytes (n,) uint8 of a file, which its tensors stay views of; as `read_entry` in all else.
 
@@ -162,10 +203,11 @@ def parse_entry(
         data: in memory or mapped; where they do not begin at a multiple of 64, tensors are not aligned.
         where: names their source in errors.
         damaged: see `read_entry`.
+        coming: brings the layers that are not in `data` yet; everything before the first layer is.
     """
     metadata, tensors = read_header(data, where)
     try:
-        return _stored(where, metadata, tensors, damaged)
+        return _stored(where, metadata, tensors, damaged, coming)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         # The header is as it was written, but not necessarily by this program.
         raise DamagedEntry(f"{where} has a header that cannot be understood ({error!r})") from error
@@ -190,7 +232,11 @@ def _map_file(path: Path) -> Tensor:
 
 
 def _stored(
-    where: object, metadata: dict[str, str], tensors: dict[str, Tensor], damaged: Callable[[str], object]
+    where: object,
+    metadata: dict[str, str],
+    tensors: dict[str, Tensor],
+    damaged: Callable[[str], object],
+    coming: Coming | None,
 ) -> StoredEntry:
     for name, stated in json.loads(metadata["checksums"]).items():
         if checksum(as_bytes(tensors[name])) != stated:
@@ -211,7 +257,7 @@ def _stored(
             raise DamagedEntry(reason)
 
         def verified(held: Tensor | QuantisedKV, parts: list[Tensor], checksums: str) -> VerifiedLayers:
-            return VerifiedLayers(held, parts, json.loads(metadata[checksums]), refuse)
+            return VerifiedLayers(held, parts, json.loads(metadata[checksums]), refuse, coming)
 
         asked = tensors.pop(_QUERIES) if has_queries(key.making) else None
         queries = None if asked is None else verified(asked, [asked], "query_checksums")

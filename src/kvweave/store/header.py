@@ -8,7 +8,7 @@ the tensors mean.
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import xxhash
@@ -26,6 +26,9 @@ DTYPES = {
     torch.uint8: "U8",
 }
 """What a file can hold, under safetensors' names."""
+
+Place: TypeAlias = tuple[int, int]
+"""Where something begins and ends in a file, in bytes."""
 
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _ALIGNMENT = 64  # bytes; a cache line, and more than any dtype needs
@@ -79,6 +82,29 @@ def read_header(data: Tensor, where: object) -> tuple[dict[str, str], dict[str, 
         StoreTooNew: written by a newer format version.
         DamagedEntry: truncated, foreign, altered in its header, or of an older format version.
     """
+    header_bytes, metadata, forms = _verified(data, where)
+    ends = [form["data_offsets"][1] for form in forms.values()]
+    if data.numel() != header_bytes + max(ends):
+        raise DamagedEntry(f"{where} has {data.numel()} bytes instead of {header_bytes + max(ends)}")
+    return metadata, {name: _tensor(data[header_bytes:], form) for name, form in forms.items()}
+
+
+def read_places(beginning: Tensor, where: object) -> tuple[dict[str, str], dict[str, Place]]:
+    """A file's metadata and where its tensors lie in it, by its first bytes (n,) uint8; the header verified.
+
+    Raises:
+        StoreTooNew: written by a newer format version.
+        DamagedEntry: there is no whole, unaltered header in these bytes.
+    """
+    header_bytes, metadata, forms = _verified(beginning, where)
+    offsets = {name: form["data_offsets"] for name, form in forms.items()}
+    return metadata, {
+        name: (header_bytes + begin, header_bytes + end) for name, (begin, end) in offsets.items()
+    }
+
+
+def _verified(data: Tensor, where: object) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """The header's size, the metadata, and of each tensor its dtype, shape and place behind the header."""
     try:
         header, document = _document(data)
         metadata: dict[str, str] = document.pop("__metadata__")
@@ -93,10 +119,7 @@ def read_header(data: Tensor, where: object) -> tuple[dict[str, str], dict[str, 
     _check_version(int(version), where)
     if not intact:
         raise DamagedEntry(f"{where} has an altered header")
-    ends = [form["data_offsets"][1] for form in document.values()]
-    if data.numel() != len(header) + max(ends):
-        raise DamagedEntry(f"{where} has {data.numel()} bytes instead of {len(header) + max(ends)}")
-    return metadata, {name: _tensor(data[len(header) :], form) for name, form in document.items()}
+    return len(header), metadata, document
 
 
 def _document(data: Tensor) -> tuple[bytes, dict[str, Any]]:

@@ -1,16 +1,30 @@
 """KV, or queries, as they lie in an entry's bytes: a layer is verified when it is first asked for, and unpacked every time.
 
-So the first layer can be used while the others are still on their way from the disk. Knows nothing of files.
+So the first layer can be used while the others are still on their way, from the disk (by itself) or from a server (see
+`Coming`). Knows nothing of files and servers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from kvweave.ops.quantise import QuantisedKV
 from kvweave.store.header import as_bytes, checksum
+
+
+class Coming(Protocol):
+    """What brings the layers of an entry that is not all there yet."""
+
+    def wait_for(self, layer: int) -> None:
+        """Return when a layer's bytes are there, in every tensor; raises DamagedEntry if they will never be."""
+        ...
+
+    @property
+    def awaited_s(self) -> float:
+        """Seconds that another layer takes to come, as far as can be told; 0 once all are there."""
+        ...
 
 
 class VerifiedLayers:
@@ -21,6 +35,7 @@ class VerifiedLayers:
         tensors: what it consists of, in the order of the file, each (L, …).
         checksums: the one of each layer, over its part of every tensor.
         refuse: called with the number of a layer that is not what was stored; raises.
+        coming: brings the bytes where not all of them are there yet.
 
     Raises:
         ValueError: there are not as many checksums as layers.
@@ -32,6 +47,7 @@ class VerifiedLayers:
         tensors: Sequence[Tensor],
         checksums: Sequence[str],
         refuse: Callable[[int], NoReturn],
+        coming: Coming | None = None,
     ) -> None:
         if len(checksums) != held.shape[0]:
             raise ValueError(f"{len(checksums)} checksums for {held.shape[0]} layers")
@@ -39,6 +55,7 @@ class VerifiedLayers:
         self._bytes = [as_bytes(tensor) for tensor in tensors]  # views; cheaper to slice than tensors are
         self._checksums = checksums
         self._refuse = refuse
+        self._coming = coming
         self._unverified = set(range(len(checksums)))
 
     @property
@@ -55,6 +72,11 @@ class VerifiedLayers:
     def nbytes(self) -> int:
         """As stored."""
         return self.held.nbytes
+
+    @property
+    def awaited_s(self) -> float:
+        """As of `Coming`; 0 where nothing is to come."""
+        return 0.0 if self._coming is None else self._coming.awaited_s
 
     def layer(self, index: int) -> Tensor:
         """One layer, (2, G, S, D), verified."""
@@ -77,9 +99,11 @@ class VerifiedLayers:
             self.load(index)
 
     def load(self, index: int) -> None:
-        """Read and check one layer, if it has not been checked so far."""
+        """Wait for, read and check one layer, if it has not been checked so far."""
         if index not in self._unverified:
             return
+        if self._coming is not None:
+            self._coming.wait_for(index)
         if checksum(*(self._part(data, index) for data in self._bytes)) != self._checksums[index]:
             self._refuse(index)
         self._unverified.discard(index)

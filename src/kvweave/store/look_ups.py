@@ -25,7 +25,7 @@ class LookUps:
         model: str,
         content: ContentKind,
         wanted: Sequence[tuple[Sequence[int], Sequence[Making]]],
-        lease: Lease,
+        lease: Lease | None,
         *,
         whole: bool = False,
     ) -> list[tuple[Content, Making] | None]:

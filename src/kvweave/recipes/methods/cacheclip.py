@@ -93,8 +93,8 @@ def cacheclip(auxiliary: str | None = None) -> Recipe:
     Idea: the last layers of a small and a large model look at the same words; the small one reads chunk by chunk over
         KV of its own, so that selection costs the large one nothing.
     Parameters: ratio 0.2; windows of 8 tokens that keep more than 5 (both the paper's); the auxiliary model.
-    Differs from the paper: the selection is trimmed to the budget after mapping; the auxiliary runs beside the loading
-        from the disk, which nothing waits for before the recomputation, but behind that from a shared tier.
+    Differs from the paper: the selection is trimmed to the budget after mapping; the auxiliary runs beside the loading,
+        which nothing waits for before the recomputation but the first bytes of what comes from a shared tier.
     Relations: `prophetkv` asks the model itself over all stale chunks at once; `cacheclip-refill` spends what windows
         leave of the budget; `kvweave train-selector` fits the auxiliary to the model that answers (§3.5).
     Measured: see the methods page.

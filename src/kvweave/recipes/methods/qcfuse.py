@@ -128,6 +128,10 @@ class _Picked:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def awaited_s(self) -> float:
+        return self._kv.awaited_s
+
     def load(self, index: int) -> None:
         self._kv.load(index)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from kvweave.errors import TierUnavailable
-from kvweave.store.tiers.tier import Blob, Tier
+from kvweave.store.tiers.tier import Blob, Range, Tier
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,6 +109,10 @@ class GuardedTier:
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
         """What can be had; nothing while the tier fails."""
         return self._read(lambda: self._tier.get_many(keys), {}) if keys else {}
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
+        """Parts of an entry; None where there is none, and while the tier fails."""
+        return self._read(lambda: self._tier.get_ranges(key, ranges), None)
 
     def put(self, key: str, data: Blob) -> bool:
         """Whether the tier keeps it now."""

@@ -11,7 +11,7 @@ class Lease:
     """A context manager; leaving it, whichever way, cancels what was loaded ahead and never used, and lets go of the rest.
 
     Owned by one request and used in one thread. KV that was found through it stays valid afterwards; it may then be
-    evicted.
+    evicted, and what of it has not come from a server yet comes only when it is asked for.
     """
 
     def __init__(self, pins: Pins) -> None:

@@ -2,8 +2,8 @@
 
 Nobody waits for a load that he did not ask for: a thread that needs one which has not begun does it itself, whatever else is
 queued, and otherwise waits for that very load only. A load that nobody wants any more is not begun, and one that has begun
-is told. Knows nothing about what is loaded; the unit is one entry, whole. From a disk that is an open mapping, whose layers
-are read and verified one by one (`models/canvas.py` says when); from a server it is all of its bytes.
+is told. Knows nothing about what is loaded; the unit is one entry, so far that it can be used. From a disk that is an open
+mapping, from a server its beginning (`fetching.py`); layers are had and verified one by one (`models/canvas.py` says when).
 """
 
 import logging
@@ -90,6 +90,11 @@ class Loader(Generic[Result]):
                 load.wanted_by -= 1
                 if load.wanted_by <= 0 and load.state != "running":
                     self._forget(load)
+
+    def renew(self, name: Name) -> None:
+        """What came of this load is no good any more: whoever asks for it from now on has it done anew."""
+        with self._changed:
+            self._loads.pop(name, None)
 
     def later(self, chore: Callable[[], None]) -> None:
         """Do something in the background that nobody waits for; what goes wrong is logged."""

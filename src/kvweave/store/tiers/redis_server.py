@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from kvweave.errors import InvalidRequest, MissingExtra, TierUnavailable
-from kvweave.store.tiers.tier import Blob
+from kvweave.store.tiers.tier import Blob, Range
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -45,6 +45,14 @@ class RedisTier:
         with self._explained():
             values = self._client.mget([self._prefix + key for key in keys]) if keys else []
         return {key: value for key, value in zip(keys, values, strict=True) if isinstance(value, bytes)}
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
+        """One round trip."""
+        with self._explained(), self._client.pipeline(transaction=False) as pipe:
+            for begin, end in ranges:
+                pipe.getrange(self._prefix + key, begin, end - 1)
+            parts = pipe.execute()
+        return parts if any(parts) else None  # no entry is empty
 
     def put(self, key: str, data: Blob) -> None:
         """The entry and its name in one transaction."""

@@ -1,4 +1,4 @@
-"""The shared tier as one machine uses it: fetching verified entries, and keeping the tier in step with the catalogue.
+"""The shared tier as one machine uses it: fetching entries, and keeping the tier in step with the catalogue.
 
 What is new here is published, what was removed here is deleted there, the cap is held, all by errands that the catalogue
 remembers (`shared_catalog.py`). Several machines may do so at once: an entry's key says everything that it depends on, so
@@ -10,18 +10,22 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.store.eviction import choose_victims
-from kvweave.store.format import StoredEntry, parse_entry, verify_content
+from kvweave.store.format import LayerPlaces, StoredEntry, layer_places, parse_entry, verify_content
 from kvweave.store.keys import EntryKey
 from kvweave.store.reports import VerifyReport
 from kvweave.store.shared_catalog import Publishable, SharedCatalog
+from kvweave.store.tiers.arriving import PIECE_BYTES, Arriving, pieces
 from kvweave.store.tiers.guarded import GuardedTier
-from kvweave.store.tiers.tier import Blob, owned_copy
+from kvweave.store.tiers.link_pace import LinkPace
+from kvweave.store.tiers.tier import Blob, Range, owned_copy
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,10 +35,19 @@ BATCH = 16  # errands between two looks at what is to be done
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A verified entry, and its bytes (n,) uint8, of which its tensors are views."""
+    """An entry, and its bytes (n,) uint8, of which its tensors are views.
+
+    All of them are there and verified where there is no `rest`; else layers are, as KV read from a file, when they are used.
+    """
 
     stored: StoredEntry
     data: Tensor
+    rest: Arriving | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is there by now."""
+        return self.rest is None or self.rest.whole
 
 
 class SharedTier:
@@ -74,6 +87,7 @@ class SharedTier:
         self._now_s = now_s
         self._on_damage = on_damage
         self._clock = clock
+        self._pace = LinkPace()
         self._listed_at: float | None = None
         self._taken = 0  # how often the tier took something
         self._refused: dict[str, int] = {}  # what it did not take, and how much it had taken before
@@ -82,26 +96,73 @@ class SharedTier:
 
     # Reading
 
-    def fetch(self, key: EntryKey) -> Fetched | None:
-        """An entry, if it is there and whole; one that is not is deleted, counted and logged."""
-        data = self.tier.get_many([key.digest]).get(key.digest)
-        if data is None:
-            return None
+    def fetch(self, key: EntryKey, broken_off: Callable[[], object], *, whole: bool) -> Fetched | None:
+        """An entry, if it is there: what is small, or no KV, all of it and verified; of large KV the beginning.
+
+        What is found damaged by now is deleted, counted and logged.
+
+        Args:
+            key: which one.
+            broken_off: called before DamagedEntry is raised later on over a layer that is not what was stored, or cannot be
+                had. Nothing else is done about it: another machine may have replaced the entry meanwhile, or the place not
+                answer. To fetch it whole tells.
+            whole: have all of it now.
+        """
         try:
-            return self.verified(key.digest, data)
+            if whole or key.content != "kv":
+                return self._whole(key.digest)
+            return self._begun(key.digest, broken_off)
         except DamagedEntry as error:
             self.drop_damaged(key.digest, error)
         except StoreTooNew as error:
             _LOG.warning("shared entry not used: %s", error)
         return None
 
+    def _whole(self, key: str) -> Fetched | None:
+        data = self.tier.get_many([key]).get(key)
+        return None if data is None else self.verified(key, data)
+
+    def _begun(self, key: str, broken_off: Callable[[], object]) -> Fetched | None:
+        """An entry by its first bytes, which are often all."""
+        beginning = self._read(key, [(0, PIECE_BYTES)])
+        if beginning is None:
+            return None
+        if len(beginning[0]) < PIECE_BYTES:
+            return self.verified(key, beginning[0])
+        first = owned_copy(beginning[0])
+        places = self._places(key, first)
+        if places is None or places.first > PIECE_BYTES or places.bytes <= PIECE_BYTES:
+            return self._whole(key)
+        data = torch.empty(places.bytes, dtype=torch.uint8)
+        data[:PIECE_BYTES] = first
+        read, where = partial(self._read, key), self._where(key)
+        rest = Arriving(data, pieces(places, PIECE_BYTES), read, self._pace, broken_off, where)
+        stored = parse_entry(data, where, lambda reason: broken_off(), rest)
+        return Fetched(self._named(stored, key), data, rest)
+
+    def _places(self, key: str, beginning: Tensor) -> LayerPlaces | None:
+        """None where the beginning does not tell: whether anything is wrong is then to be seen from the whole."""
+        try:
+            return layer_places(beginning, self._where(key))
+        except DamagedEntry:
+            return None
+
+    def _read(self, key: str, ranges: Sequence[Range]) -> Sequence[Blob] | None:
+        return self._pace.timed(lambda: self.tier.get_ranges(key, ranges))
+
+    def _where(self, key: str) -> str:
+        return f"entry {key} in {self.tier.place}"
+
+    def _named(self, stored: StoredEntry, key: str) -> StoredEntry:
+        """The same if it is the entry of this key; raises DamagedEntry."""
+        if stored.key.digest != key:
+            raise DamagedEntry(f"{self._where(key)} is entry {stored.key.digest}")
+        return stored
+
     def verified(self, key: str, data: Blob) -> Fetched:
         """A copy of an entry's bytes and what they hold; raises DamagedEntry and StoreTooNew."""
         copy = owned_copy(data)
-        where = f"entry {key} in {self.tier.place}"
-        stored = parse_entry(copy, where)
-        if stored.key.digest != key:
-            raise DamagedEntry(f"{where} is entry {stored.key.digest}")
+        stored = self._named(parse_entry(copy, self._where(key)), key)
         verify_content(stored.content)
         return Fetched(stored, copy)
 

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 Blob: TypeAlias = bytes | bytearray | memoryview
-"""An entry in the stored format (docs/format.md)."""
+"""An entry in the stored format (docs/format.md), or a part of one."""
+
+Range: TypeAlias = tuple[int, int]
+"""Where a part of an entry begins and ends, in bytes."""
 
 
 class Tier(Protocol):
@@ -28,6 +31,16 @@ class Tier(Protocol):
 
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
         """The bytes of those that are here, as they were put; nobody writes to them."""
+        ...
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
+        """Parts of one entry, as they are there now; None if it is not here. One request, as far as the place has such.
+
+        Args:
+            key: which entry.
+            ranges: at least one, none of them empty. Of a range that goes beyond the entry's end comes what
+                there is. Where nothing at all is in them, None is an answer too.
+        """
         ...
 
     def put(self, key: str, data: Blob) -> None:

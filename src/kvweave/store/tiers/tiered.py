@@ -17,15 +17,16 @@ from kvweave.errors import DamagedEntry, StoreError
 from kvweave.store.catalog import Catalog
 from kvweave.store.database import Database
 from kvweave.store.eviction import after_retrievals, standing
-from kvweave.store.format import Content, expected
+from kvweave.store.format import Content, expected, verify_content
 from kvweave.store.header import as_bytes
 from kvweave.store.keys import EntryKey
 from kvweave.store.reports import TierName
 from kvweave.store.tiers.device import DeviceTier
 from kvweave.store.tiers.disk import AdoptingFiles
+from kvweave.store.tiers.fetching import Fetches
 from kvweave.store.tiers.host import HostEntry, HostTier
 from kvweave.store.tiers.lease import Lease
-from kvweave.store.tiers.loading import AbandonedError, Load, Loader, Wanted
+from kvweave.store.tiers.loading import Loader, Wanted
 from kvweave.store.tiers.pins import Pins
 from kvweave.store.tiers.residents import Resident
 from kvweave.store.tiers.shared import Fetched, SharedTier
@@ -80,21 +81,22 @@ class Tiered:
         self.device: DeviceTier | None = None
         # Apart, so that no file waits behind a server.
         self._reads: Loader[Content | None] = Loader()
-        self._fetches: Loader[Fetched | None] = Loader()
-        self._arriving: dict[str, Fetched] = {}
+        self._fetches = None if shared is None else Fetches(shared, self._only_in_memory, self._settle)
 
     # Looking up
 
-    def find(self, asked: Sequence[Asked], lease: Lease, *, whole: bool = False) -> list[Got | None]:
+    def find(self, asked: Sequence[Asked], lease: Lease | None, *, whole: bool = False) -> list[Got | None]:
         """For each, in order, the first candidate that can be read; they stay pinned for as long as the lease lasts.
 
-        KV read from the disk is verified layer by layer when it is asked for, or by now if `whole`.
+        KV read from the disk is verified layer by layer when it is asked for, or by now if `whole`. KV of the shared tier comes
+        layer by layer too, for as long as the lease lasts, or it is there by now if `whole` or without a lease.
         """
         paths = self._catalog.paths(key.digest for each in asked for key in each.candidates)
         found = [self._listed(each, paths, whole) for each in asked]
-        self._fetch_missing(asked, found)
+        self._fetch_missing(asked, found, None if whole else lease)
         got = [one for one in found if one is not None]
-        lease.pin(one.key.digest for one in got)
+        if lease is not None:
+            lease.pin(one.key.digest for one in got)
         self._count_in_memory(got)
         self._promote(got)
         return found
@@ -110,8 +112,8 @@ class Tiered:
             listed = [key for key in candidates if key.digest in paths]
             if listed:
                 self._read_ahead(listed[0], paths[listed[0].digest], lease)
-            elif candidates and self._others_answer:
-                lease.on_close(partial(self._fetches.cancel, [self._fetch(candidates[0])]))
+            elif candidates and self._fetches is not None and self._fetches.answers:
+                self._fetches.ahead(candidates[0], lease, here=self._database.in_transaction)
 
     def lease(self) -> Lease:
         """For one request."""
@@ -125,8 +127,7 @@ class Tiered:
         keys = {key.digest for each in asked for key in each.candidates}
         for key in keys - self._catalog.paths(keys).keys():
             self._files.relist(key)
-        with self.lease() as lease:
-            found = self.find(asked, lease)
+        found = self.find(asked, None)
         return [one is not None and (one.tier != "shared" or self._adopt(one.key.digest)) for one in found]
 
     # Life
@@ -156,7 +157,8 @@ class Tiered:
     def close(self) -> None:
         """Wait for what is under way, and let go of memory."""
         self._reads.close()
-        self._fetches.close()
+        if self._fetches is not None:
+            self._fetches.close()
         self.forget_copies()
 
     # Inside: what the catalogue lists
@@ -212,44 +214,25 @@ class Tiered:
 
     # Inside: what only others have
 
-    def _fetch_missing(self, asked: Sequence[Asked], found: list[Got | None]) -> None:
+    def _fetch_missing(self, asked: Sequence[Asked], found: list[Got | None], lease: Lease | None) -> None:
         """Fill in what the shared tier has: the best candidate of every span at once, then the next best of the rest."""
-        if not self._others_answer:
+        if self._fetches is None or not self._fetches.answers:
             return
+        # A fetch may have to write, and must not wait for the transaction of the thread that waits for it.
+        here = self._database.in_transaction
         missing = [number for number, one in enumerate(found) if one is None]
         for rank in range(max((len(asked[number].candidates) for number in missing), default=0)):
             tried = [number for number in missing if len(asked[number].candidates) > rank]
-            loads = [self._fetch(asked[number].candidates[rank]) for number in tried]
-            for number, fetched in zip(tried, self._fetches.wait(loads), strict=True):
+            keys = [asked[number].candidates[rank] for number in tried]
+            for number, fetched in zip(tried, self._fetches.get(keys, lease, here=here), strict=True):
                 if fetched is not None:
                     found[number] = self._accepted(asked[number], fetched)
             missing = [number for number in missing if found[number] is None]
 
-    @property
-    def _others_answer(self) -> bool:
-        return self.shared is not None and not self.shared.tier.resting
-
-    def _fetch(self, key: EntryKey) -> Load[Fetched | None]:
-        # A fetch may have to write, and must not wait for the transaction of the thread that waits for it.
-        here = self._database.in_transaction
-        return self._fetches.start(("shared", key.digest), partial(self._fetched, key), here=here)
-
-    def _fetched(self, key: EntryKey, wanted: Wanted) -> Fetched | None:
-        assert self.shared is not None
-        if not wanted():
-            raise AbandonedError
-        fetched = self._held_meanwhile(key.digest) or self.shared.fetch(key)
-        if fetched is not None and wanted():  # what nobody wants any more is not kept either
-            self._arriving[key.digest] = fetched
-            self._fetches.later(partial(self._settle, fetched))
-        return fetched
-
-    def _held_meanwhile(self, key: str) -> Fetched | None:
-        """What is on its way to the disk, or did not fit there and is in the host's memory, if it still counts."""
+    def _only_in_memory(self, key: str) -> Fetched | None:
+        """What did not fit on the disk and is in the host's memory, if it still counts."""
         assert self.shared is not None
         held = self.host.residents.get(key)
-        if key in self._arriving:
-            return self._arriving.get(key)
         if held is not None and self.shared.tier.has_many([key]):
             return Fetched(held.stored, held.data)
         return None
@@ -268,35 +251,40 @@ class Tiered:
     # Inside: the ways between tiers, in the background
 
     def _settle(self, fetched: Fetched) -> None:
-        """Keep what came from the shared tier on the disk and in the host's memory, where it is worth it."""
+        """Keep what came from the shared tier on the disk and in memory, where it is worth it."""
         stored, size = fetched.stored, fetched.data.numel()
         key = stored.key.digest
         try:
+            verify_content(stored.content)
             entry = HostEntry(fetched.data, stored, only_shared=not self._adopt(key))
             if self._files.wants(stored.sources):
                 worth = self._worth(key, stored.content.tokens, size)
                 self._demote(self.host.residents.admit(key, entry, size, worth) or {})
+            if isinstance(stored.content, ChunkKV):
+                self._to_device(key, stored.content)
         except StoreError as error:
             _LOG.debug("not kept: %s", error)
-        finally:
-            self._arriving.pop(key, None)
 
     def _adopt(self, key: str) -> bool:
-        """Whether what is arriving is listed now."""
-        fetched = self._arriving.get(key)
+        """Whether what is arriving, all of it verified, is listed now."""
+        fetched = None if self._fetches is None else self._fetches.arriving(key)
         if fetched is None or self._catalog.paths([key]):
             return bool(self._catalog.paths([key]))
         stored, size = fetched.stored, fetched.data.numel()
         worth = self._worth(key, stored.content.tokens, size)
         return self._files.adopt(stored, as_bytes(fetched.data), worth)
 
+    @property
+    def _has_device(self) -> bool:
+        return self.device is not None and self.device.residents.limit_bytes > 0
+
     def _promote(self, got: Sequence[Got]) -> None:
-        device = self.device if self.device is not None and self.device.residents.limit_bytes else None
+        """What came from the shared tier goes its ways when all of it is there: see `_settle`."""
         for one in got:
             if one.tier == "disk" and self.host.residents.limit_bytes:
                 self._reads.later(partial(self._to_host, one))
-            if one.tier != "device" and device is not None and isinstance(one.content, ChunkKV):
-                self._reads.later(partial(self._to_device, device, one.key.digest, one.content))
+            if one.tier in ("disk", "host") and isinstance(one.content, ChunkKV) and self._has_device:
+                self._reads.later(partial(self._to_device, one.key.digest, one.content))
 
     def _to_host(self, one: Got) -> None:
         key = one.key.digest
@@ -308,9 +296,11 @@ class Tiered:
         except StoreError as error:
             _LOG.debug("not kept in memory: %s", error)
 
-    def _to_device(self, device: DeviceTier, key: str, kv: ChunkKV) -> None:
+    def _to_device(self, key: str, kv: ChunkKV) -> None:
+        if self.device is None or not self._has_device:
+            return
         try:
-            device.admit(key, kv, self._worth(key, kv.tokens, kv.bytes))
+            self.device.admit(key, kv, self._worth(key, kv.tokens, kv.bytes))
         except StoreError as error:
             _LOG.debug("not kept on the device: %s", error)
 
