@@ -281,7 +281,12 @@ def main() -> None:
         ),
         docs / "families.md": families(),
         docs / "methods.md": methods_page(
-            METHODS, measured, results("all_tasks.json"), results("selection_cost.json"), images
+            METHODS,
+            measured,
+            results("all_tasks.json"),
+            results("all_tasks_nearest.json"),
+            results("selection_cost.json"),
+            images,
         ),
         docs / "methods-by-task.md": tasks_page(measured),
         docs / "claims.md": what_the_papers_saw(images),

@@ -37,10 +37,15 @@ def methods_page(
     methods: Methods,
     quality: Result | None,
     every_task: Result | None,
+    nearest: Result | None,
     cost: Result | None,
     images: Iterable[str],
 ) -> str:
-    """The page; `every_task` is about all tasks at a few ratios, `images` are the names of files in docs/images."""
+    """The page.
+
+    `every_task` is about all tasks at a few ratios, `nearest` about those that came nearest to our own, on other prompts;
+    `images` are the names of files in docs/images.
+    """
     shares = {row["recipe"]: row for row in cost["rows"]} if cost else {}
     return "\n".join(
         [
@@ -57,6 +62,7 @@ def methods_page(
             "## All tasks",
             "",
             *_every_task(every_task),
+            *_nearest(nearest),
             "## Our own beside the others",
             "",
             *_beside_own(quality),
@@ -157,6 +163,34 @@ def _every_task(quality: Result | None) -> list[str]:
             lines.append(table_row(f"`{recipe}`", f"{ratio:.0%}", *scores, _estimate(found[-1], "score")))
         lines.append("")
     return [*lines, *_verdicts_beside(quality), *folded(_commands(quality), quality["date"]), ""]
+
+
+def _nearest(quality: Result | None) -> list[str]:
+    """The same comparison on new prompts: what left a question open is asked again, and answered without the first answer."""
+    if quality is None:
+        return []
+    counts: dict[int, list[str]] = {}
+    for task, samples in {
+        (row["task"], row["samples"]): 0 for row in quality["rows"] if row["task"] != OVERALL
+    }:
+        counts.setdefault(samples, []).append(f"`{task}`")
+    prompts = ", ".join(
+        f"{samples} of {_listed(tasks)}" for samples, tasks in sorted(counts.items(), reverse=True)
+    )
+    return [
+        "### The nearest ones, on other prompts",
+        "",
+        "Where the table leaves open whether `weave` is better, the nearest recipes ran again beside it, on prompts of other seeds, more of",
+        f"the tasks on which recipes differ: {prompts}. What follows counts these prompts alone, every task alike.",
+        "",
+        *_beside_own(quality),
+        *folded(_commands(quality), quality["date"]),
+        "",
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _beside_own(quality: Result | None) -> list[str]:

@@ -189,7 +189,7 @@ class TestFiguresOfTheEvaluation:
             build.with_parts(page, two="new")
 
     def test_every_method_has_a_section_whether_measured_or_not(self, build):
-        page = build.methods_page(METHODS, None, None, None, [])
+        page = build.methods_page(METHODS, None, None, None, None, [])
         assert page.count("Not measured yet.") == 5  # scores, all tasks, our own, matrix, costs
         sections = dict(re.findall(r"^### `(.+?)`\n\n(.*?)(?=^### |\Z)", page, re.M | re.S))
         assert list(sections) == list(METHODS)
@@ -258,8 +258,9 @@ class TestFiguresOfTheEvaluation:
             )
         ]
         measured = result | {"rows": rows, "matrices": matrices, "beside_own": compared}
-        page = build.methods_page(METHODS, measured, measured, cost, images)
+        page = build.methods_page(METHODS, measured, measured, None, cost, images)
         assert "| `reuse` | +0.200 (+0.100–+0.300) |" in page
+        assert "on other prompts" not in page
         assert (
             "512 tokens of context, 10%: `weave` scores higher than 1 of 3 others, lower than `similar+reuse`;"
             " the interval holds 0 for `naive`."
@@ -277,6 +278,10 @@ class TestFiguresOfTheEvaluation:
         assert "![methods matrix 0.15 512](images/methods-matrix-0.15-512.png)" in page
         assert "other.png" not in page
         assert "selecting costs 3.1% (3.0%–4.0%) of full prefill" in page
+        again = build.methods_page(METHODS, measured, measured, measured, cost, images)
+        section = again.partition("### The nearest ones, on other prompts")[2].partition("\n## ")[0]
+        assert "`weave` scores higher than 1 of 3 others" in section
+        assert "| `reuse` | +0.200 (+0.100–+0.300) |" in section
 
     def test_figures_on_the_methods_page_are_there(self):
         page = (ROOT / "docs" / "methods.md").read_text()
