@@ -28,12 +28,16 @@ from kvweave.evaluation.personas.shape import PROJECTIONS, projections_of
 from kvweave.evaluation.personas.systems import Projections
 from kvweave.knowledge.bank import ChunkBank
 from kvweave.models.adapter import Adapter
+from kvweave.models.attention_probe import AttentionProbe
 from kvweave.models.canvas import PlacedSpan
+from kvweave.models.last_layer import EndAt
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.database import Database
 
 ROWS: Final = (8, 32, 96, 192, 384, 576)
 STORED: Final = (0, 192, 384)
+SELECTING: Final = (8, 32)
+BEHIND: Final = (192, 384)
 CONTEXTS: Final = (128, 384, 640)
 REPEATS: Final = 3
 _BANKED: Final = 100  # questions in the bank that is timed
@@ -46,6 +50,8 @@ class Costs:
 
     Attributes:
         rows, stored: of `prefill_s` [rows][stored]: computing so many rows behind so many stored tokens, which are placed.
+        selecting, behind: of `select_s` [selecting][behind]: running so many rows over so many stored tokens, which are placed
+            already, for their attention alone.
         contexts: of `decode_s`: one token behind so many.
         projected_s: projecting `rows` rows through all layers, by what is projected.
         embed_s: a question's vector.
@@ -59,6 +65,9 @@ class Costs:
     rows: tuple[int, ...]
     stored: tuple[int, ...]
     prefill_s: tuple[tuple[float, ...], ...]
+    selecting: tuple[int, ...]
+    behind: tuple[int, ...]
+    select_s: tuple[tuple[float, ...], ...]
     contexts: tuple[int, ...]
     decode_s: tuple[float, ...]
     projected_s: dict[Projections, tuple[float, ...]]
@@ -71,8 +80,11 @@ class Costs:
 
     def prefill(self, rows: float, stored: float) -> float:
         """Seconds, by lines between what was measured, and on along the last one."""
-        across = [between(self.stored, line, stored) for line in self.prefill_s]
-        return between(self.rows, across, rows)
+        return _across(self.rows, self.stored, self.prefill_s, rows, stored)
+
+    def select(self, rows: float, stored: float) -> float:
+        """Seconds of a pass that only selects."""
+        return _across(self.selecting, self.behind, self.select_s, rows, stored)
 
     def decode(self, context: float, tokens: int) -> float:
         """Seconds for so many tokens behind a context."""
@@ -91,6 +103,17 @@ def between(places: Sequence[float], values: Sequence[float], at: float) -> floa
     low, high = places[number - 1], places[number]
     share = (at - low) / (high - low)
     return float(max(0.0, values[number - 1] + share * (values[number] - values[number - 1])))
+
+
+def _across(
+    lines: Sequence[int],
+    columns: Sequence[int],
+    values: Sequence[Sequence[float]],
+    line: float,
+    column: float,
+) -> float:
+    """The same in a table."""
+    return between(lines, [between(columns, each, column) for each in values], line)
 
 
 def measure_costs(
@@ -114,6 +137,7 @@ def measure_costs(
     prefill = tuple(
         tuple(timed(partial(_prefill, adapter, rows, stored)) for stored in STORED) for rows in ROWS
     )
+    select = tuple(tuple(_selecting(adapter, rows, stored, timed) for stored in BEHIND) for rows in SELECTING)
     decode = tuple(_decoded(adapter, context, timed) for context in CONTEXTS)
     projected = {
         what: tuple(timed(partial(_project, adapter, rows, what)) for rows in ROWS) for what in PROJECTIONS
@@ -133,7 +157,7 @@ def measure_costs(
         match_s = _matching(Path(folder), questions, vectors, timed)
         find_s, load_s = _storing(Path(folder), adapter, timed)
     return Costs(
-        ROWS, STORED, prefill, CONTEXTS, decode, projected, embed_s, match_s, retrieve_s, find_s, load_s,
+        ROWS, STORED, prefill, SELECTING, BEHIND, select, CONTEXTS, decode, projected, embed_s, match_s, retrieve_s, find_s, load_s,
         statistics.median(timed.spreads),
     )  # fmt: skip
 
@@ -141,7 +165,9 @@ def measure_costs(
 class _Timed:
     """Times an action: the median of some repeats, after one that does not count."""
 
-    _ALL: Final = len(ROWS) * (len(STORED) + len(PROJECTIONS)) + len(CONTEXTS) + 5
+    _ALL: Final = (
+        len(ROWS) * (len(STORED) + len(PROJECTIONS)) + len(SELECTING) * len(BEHIND) + len(CONTEXTS) + 5
+    )
 
     def __init__(self, repeats: int, progress: Progress) -> None:
         self._repeats, self._progress = repeats, progress
@@ -175,6 +201,21 @@ def _prefill(adapter: Adapter, rows: int, stored: int) -> None:
     canvas = adapter.canvas(tokens, spans)
     adapter.compute(canvas, _ids(tokens), adapter.rows(torch.arange(stored, tokens)))
     adapter.synchronize()
+
+
+def _selecting(adapter: Adapter, count: int, stored: int, timed: "_Timed") -> float:
+    """The question over stored tokens, up to the attention of the last layer (`recipes.scores.QuestionAttention`)."""
+    ids, rows = _ids(stored + count), torch.arange(stored, stored + count)
+    canvas = adapter.canvas(len(ids), [PlacedSpan(_stored_kv(adapter, stored), 0, 0)])
+    adapter.compute(canvas, ids, adapter.rows(rows))  # places what is stored
+
+    def look() -> None:
+        plan = adapter.rows(rows)
+        plan.watches += [AttentionProbe(rows, columns=(0, stored)), EndAt(adapter.geometry.layers - 1)]
+        adapter.look(canvas, ids, plan)
+        adapter.synchronize()
+
+    return timed(look)
 
 
 def _decoded(adapter: Adapter, context: int, timed: _Timed) -> float:

@@ -59,7 +59,7 @@ class Prices:
     def prefill_s(self, took: Pass, system: System, table: Table) -> float:
         """From assembled prompt to first logits."""
         costs, stored = self.costs, took.exact + took.stale
-        selecting = costs.prefill(took.selecting, stored) if took.selecting else 0.0
+        selecting = costs.select(took.selecting, stored) if took.selecting else 0.0
         if table == "B":
             return selecting + costs.prefill(took.rows, stored)
         skipped = costs.projected(took.matched, system.projections)
