@@ -22,6 +22,7 @@ def whole_systems(told: Mapping[str, Any] | None) -> str:
     for table, title in (("A", "A: projection reuse (priced)"), ("B", "B: ordinary reuse")):
         rows = [row for row in told["systems"] if row["table"] == table]
         parts += [f"**{title}**", "\n".join(_systems(rows))]
+    parts += [_figure("mean latency of a question", "personas")]
     parts += ["**Who is faster**", "\n".join(_pairs(told["pairs"]))]
     for experiment in dict.fromkeys(row["experiment"] for row in told["further"]):
         rows = [row for row in told["further"] if row["experiment"] == experiment]
@@ -30,9 +31,11 @@ def whole_systems(told: Mapping[str, Any] | None) -> str:
             parts += [
                 f"**{experiment.capitalize()}** (B, {here[0]['users']} users)",
                 "\n".join(_systems(here)),
+                _figure(f"by {experiment}", f"personas-{experiment}"),
             ]
     if told["scheduler savings"]:
         parts += ["**The scheduler**", "\n".join(_savings(told["scheduler savings"]))]
+        parts += [_figure("the scheduler, question by question", "personas-scheduler")]
     parts += ["**Operations and items**", "\n".join(_operations(told["operations"]))]
     return "\n\n".join(parts)
 
@@ -95,6 +98,10 @@ def _operations(rows: Sequence[Row]) -> Iterable[str]:
         seconds = "" if row["seconds"] is None else f"{1e3 * row['seconds']:,.2f} ms"
         size = "" if row["bytes"] is None else f"{row['bytes']:,.0f}"
         yield line(row["name"], seconds, size)
+
+
+def _figure(said: str, name: str) -> str:
+    return f"![{said}](images/{name}.png)"
 
 
 def _told(estimate: Row, form: str) -> str:
