@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,15 +148,16 @@ def test_a_ready_request_does_not_wait_for_one_whose_layers_come_slowly(
 def test_a_server_that_dies_in_the_middle_leaves_the_answer_that_would_be_computed_without_it(
     tmp_path: Path, adapter: Adapter, away: Path, recipe: str
 ) -> None:
+    ratio = 0.0 if recipe == "reuse" else 0.3
     with ChunkStore(tmp_path / "nothing") as store:
-        expected = prefilled(adapter, store, recipe, 0.3)
+        expected = prefilled(adapter, store, recipe, ratio)
 
     def die(ranges: Sequence[Range]) -> None:
         if behind(ranges):
             raise TierUnavailable("away")
 
     with machine(tmp_path, die) as store:
-        result = prefilled(adapter, store, recipe, 0.3)
+        result = prefilled(adapter, store, recipe, ratio)
         assert store.stats().damaged == 0
     assert origins(result) == origins(expected) == ["fresh"] * 4
     assert torch.equal(result.logits, expected.logits)
@@ -180,3 +182,36 @@ def test_an_altered_or_truncated_late_layer_is_as_if_that_chunk_had_never_been_s
         assert not file.exists()
     assert origins(result) == origins(expected) == ["exact", "fresh", "reused", "reused"]
     assert torch.equal(result.logits, expected.logits)
+
+
+@pytest.mark.parametrize("recipe", ["reuse", "prophetkv"])
+def test_damage_that_cannot_be_deleted_there_is_met_once_by_a_request(
+    tmp_path: Path, adapter: Adapter, away: Path, recipe: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = torch.tensor(adapter.template.chunk_ids(TEXTS[0])).numpy().tobytes()
+    (file,) = [each for each in away.iterdir() if ids in each.read_bytes()]
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 4
+    file.write_bytes(data)
+
+    def delete(keys: Iterable[str]) -> None:
+        raise TierUnavailable("to be read only")
+
+    met = 0
+    find = ChunkStore.find
+    with machine(tmp_path, lambda ranges: None) as store:
+        guarded = store._parts.tiers.shared
+        assert guarded is not None
+        guarded.tier._tier.delete = delete  # type: ignore[method-assign]
+
+        def find_a_few_times(*given: Any) -> Any:
+            nonlocal met
+            met += 1
+            assert met <= 3
+            return find(store, *given)
+
+        store.find = find_a_few_times  # type: ignore[method-assign]
+        result = prefilled(adapter, store, recipe, 0.0 if recipe == "reuse" else 0.3)
+    assert origins(result)[0] == "fresh"
+    assert caplog.text.count("starting anew") == 1
+    assert file.exists()

@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 
 import pytest
+from arriving_samples import Slowly
 from memory_tier import MemoryTier
 from tier_servers import Server, redis_server, s3_server
 
@@ -31,3 +32,10 @@ def tier(monkeypatch: pytest.MonkeyPatch) -> MemoryTier:
     monkeypatch.setattr(guarded, "LONGEST_REST_S", 0.05)
     monkeypatch.setattr(errands, "LOOK_AGAIN_S", 0.01)
     return tier
+
+
+@pytest.fixture
+def slowly(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slowly]:
+    slowly = Slowly(tier, monkeypatch)
+    yield slowly
+    slowly.go_on.set()

@@ -1,21 +1,21 @@
 """Large KV of the shared tier, which is used while it is still coming."""
 
 import gc
-import logging
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from arriving_samples import KINDS, KV, LAST, LAYERS, TOKENS, WITHIN_S, Slowly, another, find, present
 from memory_tier import MemoryTier
 from store_samples import (
     ISOLATED,
     MODEL,
+    SYSTEM,
     chunk,
-    chunk_with_queries,
     entry_files,
     eventually,
     get,
@@ -24,112 +24,18 @@ from store_samples import (
     note,
     put,
     put_note,
-    quantised_chunk,
     same,
 )
 
-from kvweave.core import ChunkKV, Making
-from kvweave.errors import DamagedEntry, TierUnavailable
+from kvweave.core import Making
+from kvweave.errors import DamagedEntry
 from kvweave.store.chunk_store import ChunkStore
-from kvweave.store.format import layer_places
-from kvweave.store.keys import digest_tokens, quantised, with_queries
-from kvweave.store.tiers.arriving import PIECE_BYTES, pieces
+from kvweave.store.keys import digest_tokens
 from kvweave.store.tiers.lease import Lease
-from kvweave.store.tiers.link_pace import LinkPace
-from kvweave.store.tiers.tier import Blob, Range, owned_copy
-
-WITHIN_S = 60.0
-LAYERS, TOKENS = 12, 10_000  # 320 kB for each layer
-KV = chunk(1, tokens=TOKENS, layers=LAYERS)
-LAST = LAYERS - 1
-WIDE = torch.randn(16, 2, 1, 2500, 64)
-
-KINDS: dict[str, tuple[ChunkKV, Making]] = {
-    "exact": (KV, ISOLATED),
-    "with queries": (chunk_with_queries(1, tokens=TOKENS, layers=LAYERS), with_queries(ISOLATED)),
-    **{
-        storage: (quantised_chunk(1, storage, 2500, WIDE), quantised(ISOLATED, storage))
-        for storage in ("int8", "int4")
-    },
-}
-
-
-class Slowly:
-    """Lets parts of entries behind their beginning come only when `go_on` is set, or those that `lets` says."""
-
-    def __init__(self, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go_on = threading.Event()
-        self.asked: list[Range] = []
-        self.held_back: list[Range] = []
-        self.lets = lambda ranges: False
-        self._read = tier.get_ranges
-        monkeypatch.setattr(tier, "get_ranges", self.get_ranges)
-
-    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
-        self.asked += ranges
-        if ranges[0][0] and not self.lets(ranges):
-            self.held_back += ranges
-            assert self.go_on.wait(WITHIN_S)
-        return self._read(key, ranges)
-
-
-@pytest.fixture
-def slowly(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slowly]:
-    slowly = Slowly(tier, monkeypatch)
-    yield slowly
-    slowly.go_on.set()
-
-
-@contextmanager
-def another(
-    tmp_path: Path, tier: MemoryTier, kv: ChunkKV = KV, making: Making = ISOLATED
-) -> Iterator[ChunkStore]:
-    """The store of a machine, after another one has put this into the tier."""
-    with ChunkStore(tmp_path / "first", shared="memory:") as first:
-        put(first, kv, making)
-    tier.calls.clear()
-    with ChunkStore(tmp_path / "second", shared="memory:") as second:
-        yield second
-
-
-def find(store: ChunkStore, lease: Lease, kv: ChunkKV = KV, making: Making = ISOLATED) -> ChunkKV | None:
-    (found,) = store.find(MODEL, [(kv.token_ids, [making])], lease)
-    return None if found is None else found[0]
-
-
-def present(found: ChunkKV | None) -> ChunkKV:
-    assert found is not None
-    return found
-
-
-def alter(tier: MemoryTier, at: int) -> None:
-    ((key, data),) = tier.held.items()
-    tier.held[key] = data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :]
-
+from kvweave.store.tiers.loading import THREADS
+from kvweave.store.tiers.tiered import Asked, Got
 
 # What is asked for
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("there", [0, 2000, 400_000, PIECE_BYTES, 2 * PIECE_BYTES + 1])
-def test_what_is_there_and_the_pieces_make_up_the_entry(
-    name: str, there: int, tmp_path: Path, tier: MemoryTier
-) -> None:
-    with another(tmp_path, tier, *KINDS[name]):
-        (data,) = tier.held.values()
-    places = layer_places(owned_copy(data[:PIECE_BYTES]), "entry")
-    assert places.bytes == len(data)
-    there = max(there, places.first)
-    made = pieces(places, there)
-    parts = sorted((begin, end) for piece in made for begin, end in piece.ranges)
-    edges = [(0, there), *parts]
-    assert [begin for begin, _ in edges[1:]] == [end for _, end in edges[:-1]]
-    assert edges[-1][1] == len(data)
-    layers = [layer for piece in made for layer in piece.layers]
-    assert layers == list(range(layers[0], len(places.layers)))
-    assert all(end <= there for layer in places.layers[: layers[0]] for _, end in layer)
-    sizes = [sum(end - begin for begin, end in piece.ranges) for piece in made]
-    assert all(PIECE_BYTES <= size < 2 * PIECE_BYTES for size in sizes[:-1])
 
 
 def test_what_is_small_or_no_kv_comes_whole_in_one_request_and_what_is_absent_costs_one_too(
@@ -302,177 +208,6 @@ def test_what_nobody_holds_any_more_is_gone_at_once(
             gc.enable()
 
 
-# What goes wrong in the middle
-
-
-def broken_off(store: ChunkStore, tier: MemoryTier, slowly: Slowly, what_happens: object) -> None:
-    """Find KV, let something happen, and be told of it when the last layer is asked for."""
-    with store.lease() as lease:
-        found = present(find(store, lease))
-        assert torch.equal(found.layer(0), KV.layer(0))
-        what_happens()  # type: ignore[operator]
-        slowly.go_on.set()
-        with pytest.raises(DamagedEntry):
-            found.layer(LAST)
-        with pytest.raises(DamagedEntry):
-            found.kv  # noqa: B018
-
-
-def test_a_server_that_dies_is_no_damage_and_whoever_starts_anew_finds_nothing_while_it_is_away(
-    tmp_path: Path, tier: MemoryTier, slowly: Slowly, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die() -> None:
-        def away(call: str, keys: Sequence[str]) -> None:
-            raise TierUnavailable("away")
-
-        tier.before = away
-
-    with another(tmp_path, tier) as store:
-        broken_off(store, tier, slowly, die)
-        with store.lease() as lease:
-            assert find(store, lease) is None
-        assert store.stats().damaged == 0
-        assert len(tier.held) == 1
-        assert listed(store, KV) == [False]
-        tier.before = lambda call, keys: None
-        assert eventually(lambda: get(store, KV) is not None)
-
-
-def test_a_server_that_fails_after_every_beginning_is_not_tried_for_ever(
-    tmp_path: Path, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = tier.get_ranges
-    monkeypatch.setattr(tier, "get_ranges", lambda key, ranges: None if ranges[0][0] else read(key, ranges))
-    with another(tmp_path, tier) as store, store.lease() as lease:
-        with pytest.raises(DamagedEntry, match="cannot be had"):
-            present(find(store, lease)).layer(LAST)
-        assert same(find(store, lease), KV)  # whole, since it did not work otherwise
-        assert tier.calls == ["get_ranges", "get_many"]
-
-
-@pytest.mark.parametrize("at", [-3, None])
-def test_what_is_altered_or_cut_short_in_a_late_layer_is_dropped_there_counted_and_told(
-    at: int | None, tmp_path: Path, tier: MemoryTier, slowly: Slowly, caplog: pytest.LogCaptureFixture
-) -> None:
-    def spoil() -> None:
-        ((key, data),) = tier.held.items()
-        if at is None:
-            tier.held[key] = data[: len(data) // 2]
-        else:
-            alter(tier, len(data) + at)
-
-    with another(tmp_path, tier) as store, caplog.at_level(logging.WARNING, "kvweave"):
-        broken_off(store, tier, slowly, spoil)
-        with store.lease() as lease:
-            assert find(store, lease) is None
-        assert store.stats().damaged == 1
-        assert tier.held == {}
-        assert caplog.text.count("shared entry dropped") == 1
-        assert listed(store, KV) == [False]
-        assert entry_files(store.folder) == []
-
-
-def test_what_is_altered_in_a_layer_that_nobody_asked_for_is_not_kept(
-    tmp_path: Path, tier: MemoryTier, slowly: Slowly
-) -> None:
-    with another(tmp_path, tier) as store:
-        fetches = store._parts.tiers._fetches
-        assert fetches is not None
-        with store.lease() as lease:
-            found = present(find(store, lease))
-            alter(tier, len(next(iter(tier.held.values()))) - 3)
-            slowly.go_on.set()
-            assert eventually(lambda: not fetches._arriving)
-            assert torch.equal(found.layer(3), KV.layer(3))
-        assert entry_files(store.folder) == []
-        with store.lease() as lease:
-            assert find(store, lease) is None
-        assert store.stats().damaged == 1
-
-
-def test_an_altered_beginning_is_found_at_once(tmp_path: Path, tier: MemoryTier) -> None:
-    with another(tmp_path, tier) as store, store.lease() as lease:
-        alter(tier, 100)
-        assert find(store, lease) is None
-        assert store.stats().damaged == 1
-        assert tier.held == {}
-
-
-def test_what_is_deleted_there_meanwhile_is_no_damage(
-    tmp_path: Path, tier: MemoryTier, slowly: Slowly
-) -> None:
-    with another(tmp_path, tier) as store:
-        broken_off(store, tier, slowly, tier.held.clear)
-        with store.lease() as lease:
-            assert find(store, lease) is None
-        assert store.stats().damaged == 0
-
-
-def test_what_another_machine_replaced_meanwhile_is_no_damage_and_is_used_by_whoever_starts_anew(
-    tmp_path: Path, tier: MemoryTier, slowly: Slowly
-) -> None:
-    other = ChunkKV(KV.token_ids, KV.kv + 0.25)
-
-    def replace() -> None:
-        with ChunkStore(tmp_path / "third", shared="memory:") as third:
-            tier.held.clear()
-            put(third, other)
-
-    with another(tmp_path, tier) as store:
-        broken_off(store, tier, slowly, replace)
-        with store.lease() as lease:
-            assert same(find(store, lease), other)
-        assert store.stats().damaged == 0
-        assert len(tier.held) == 1
-        assert eventually(lambda: listed(store, KV) == [True])
-        store.forget_recent()
-        assert same(get(store, KV), other)
-
-
-def test_an_interrupt_while_a_piece_is_read_leaves_it_to_others(
-    tmp_path: Path, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, interrupted = tier.get_ranges, threading.Event()
-    (main,) = [threading.main_thread()]
-
-    def get_ranges(key: str, ranges: Sequence[Range]) -> list[Blob] | None:
-        if ranges[0][0] and threading.current_thread() is main and not interrupted.is_set():
-            interrupted.set()
-            raise KeyboardInterrupt
-        if ranges[0][0]:
-            assert interrupted.wait(WITHIN_S)
-        return read(key, ranges)
-
-    monkeypatch.setattr(tier, "get_ranges", get_ranges)
-    with another(tmp_path, tier) as store, store.lease() as lease:
-        found = present(find(store, lease))
-        with pytest.raises(KeyboardInterrupt):
-            found.layer(LAST)
-        assert same(found, KV)
-
-
-# Pace
-
-
-def test_the_pace_is_that_of_all_reads_that_share_the_link() -> None:
-    now = [0.0]
-    pace = LinkPace(clock=lambda: now[0])
-    assert pace.takes_s(1000) == 0.0
-
-    def later(seconds: float, size: int) -> list[Blob]:
-        now[0] += seconds
-        return [bytes(size)]
-
-    for _ in range(20):
-        now[0] += 100.0  # in which nothing is asked for
-        pace.timed(lambda: [*later(1.0, 100), *(pace.timed(lambda: later(1.0, 100)) or [])])
-    assert pace.takes_s(150) == pytest.approx(1.0, rel=0.1)
-    for _ in range(60):
-        pace.timed(lambda: later(0.1, 100))
-    assert pace.takes_s(100) == pytest.approx(0.1, rel=0.1)
-    assert pace.timed(lambda: None) is None
-
-
 def test_a_layer_is_awaited_for_as_long_as_others_took_until_all_are_there(
     tmp_path: Path, tier: MemoryTier, slowly: Slowly
 ) -> None:
@@ -482,3 +217,88 @@ def test_a_layer_is_awaited_for_as_long_as_others_took_until_all_are_there(
         slowly.go_on.set()
         assert same(found, KV)
         assert found.awaited_s == 0.0
+
+
+def test_two_spans_of_one_entry_find_it_by_different_makings(tmp_path: Path, tier: MemoryTier) -> None:
+    other = Making("observed", (SYSTEM, "7" * 32))
+    wanted = [(KV.token_ids, [other, ISOLATED]), (KV.token_ids, [ISOLATED])]
+    with another(tmp_path, tier) as store:
+        with store.lease() as lease:
+            for found in store.find(MODEL, wanted, lease):
+                assert found is not None
+                assert same(found[0], KV)
+        assert eventually(lambda: listed(store, KV) == [True])
+        tier.calls.clear()
+        unknown = [(chunk(9).token_ids, [other, ISOLATED]), (chunk(9).token_ids, [ISOLATED])]
+        with store.lease() as lease:
+            assert store.find(MODEL, unknown, lease) == [None, None]
+        assert tier.calls == ["get_ranges"] * 2
+
+
+# Adopting, and closing
+
+
+def test_adopting_what_a_request_has_begun_brings_all_of_it_though_that_request_ends(
+    tmp_path: Path, tier: MemoryTier, slowly: Slowly
+) -> None:
+    adopted: list[list[bool]] = []
+    with another(tmp_path, tier) as store:
+        with store.lease() as lease:
+            find(store, lease)
+            assert eventually(lambda: len(slowly.held_back) > 0)
+            adopting = threading.Thread(
+                target=lambda: adopted.append(store.adopt(MODEL, [(KV.token_ids, ISOLATED)]))
+            )
+            adopting.start()
+            adopting.join(0.2)  # it waits for the piece that is held back
+            assert adopting.is_alive()
+        slowly.go_on.set()
+        adopting.join(WITHIN_S)
+        assert adopted == [[True]]
+        (file,), (data,) = entry_files(store.folder), tier.held.values()
+        assert file.read_bytes() == data
+
+
+def test_what_is_adopted_is_what_was_verified_and_not_what_another_request_has_begun_since(
+    tmp_path: Path, tier: MemoryTier, slowly: Slowly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with another(tmp_path, tier) as store, store.lease() as late:
+        tiers = store._parts.tiers
+        fetches, find_all = tiers._fetches, tiers.find
+        assert fetches is not None
+        monkeypatch.setattr(fetches, "_keep", lambda fetched: None)
+
+        def find_and_begin_again(asked: Sequence[Asked], lease: Lease | None) -> list[Got | None]:
+            found = find_all(asked, lease)
+            assert eventually(lambda: not fetches._arriving)
+            find_all(asked, late)
+            assert [entry.fetched.whole for entry in fetches._arriving.values()] == [False]
+            return found
+
+        monkeypatch.setattr(tiers, "find", find_and_begin_again)
+        assert store.adopt(MODEL, [(KV.token_ids, ISOLATED)]) == [True]
+        (file,), (data,) = entry_files(store.folder), tier.held.values()
+        assert file.read_bytes() == data
+        slowly.go_on.set()
+
+
+def test_closing_waits_for_what_is_being_read_and_for_nothing_more(
+    tmp_path: Path, tier: MemoryTier, slowly: Slowly
+) -> None:
+    others = [chunk(seed, TOKENS, layers=LAYERS) for seed in range(2, 10)]
+    with another(tmp_path, tier) as store:
+        with ChunkStore(tmp_path / "first", shared="memory:") as first:
+            for kv in others:
+                put(first, kv)
+        with store.lease() as lease:
+            for kv in others:
+                find(store, lease, kv)
+            assert eventually(lambda: len(slowly.held_back) >= THREADS)
+            closing = threading.Thread(target=store.close)
+            closing.start()
+            closing.join(0.1)
+            asked = len(slowly.asked)
+            slowly.go_on.set()
+            closing.join(WITHIN_S)
+            assert not closing.is_alive()
+            assert len(slowly.asked) == asked

@@ -7,12 +7,14 @@ import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import obstore
 import pytest
 import torch
 from store_samples import ISOLATED, MODEL, chunk, note
-from tier_servers import SHARED, Server, url_of
+from tier_servers import CREDENTIALS, SHARED, Server, url_of
 
 from kvweave.core import ChunkKV, ChunkNote
 from kvweave.errors import DamagedEntry, InvalidRequest, TierUnavailable
@@ -85,6 +87,25 @@ def test_of_what_is_cut_short_there_is_no_more_than_is_left_and_the_tier_works_o
     tier.put(key, data[:100])
     parts = tier.get_ranges(key, [(200, 300)])
     assert parts is None or [bytes(part) for part in parts] == [b""]
+
+
+@pytest.mark.parametrize("name", ["s3", "folder"])
+def test_what_is_deleted_while_it_is_asked_for_is_not_there(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tier = open_shared(url_of(name, request, monkeypatch, tmp_path), secrets.token_hex(8))
+    key, data = entry(chunk(1))
+    tier.put(key, data[:100])
+    head = obstore.head
+
+    def delete_first(store: Any, path: str) -> Any:
+        tier.delete([key])
+        return head(store, path)
+
+    monkeypatch.setattr(obstore, "head", delete_first)
+    assert tier.get_ranges(key, [(200, 300)]) is None
+    assert tier.sizes() == {}
+    tier.close()
 
 
 def test_nothing_is_there_before_anything_is_put(tier: Tier) -> None:
@@ -181,6 +202,7 @@ def test_a_tier_that_is_not_there_is_unavailable(tmp_path: Path, monkeypatch: py
         for attempt in (
             lambda tier=tier: tier.get_many([key]),
             lambda tier=tier: tier.get_ranges(key, [(0, 10), (20, 30)]),
+            lambda tier=tier: tier.get_ranges(key, [(20, 30)]),
             lambda tier=tier: tier.put(key, data),
             lambda tier=tier: tier.delete([key]),
             lambda tier=tier: tier.has_many([key]),
@@ -191,6 +213,19 @@ def test_a_tier_that_is_not_there_is_unavailable(tmp_path: Path, monkeypatch: py
             assert "secret" not in str(unavailable.value)
             assert "\n" not in str(unavailable.value)
         tier.close()
+
+
+def test_an_object_store_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}.items():
+        monkeypatch.setenv(variable, value)
+    asked = []
+    monkeypatch.setattr(obstore, "head", lambda *given: asked.append(given))
+    tier = open_shared("s3://nowhere", "default")
+    for begin in (0, 20):
+        with pytest.raises(TierUnavailable):
+            tier.get_ranges(entry(chunk(1))[0], [(begin, 30)])
+    assert not asked
+    tier.close()
 
 
 @pytest.mark.parametrize("url", ["", "somewhere", "redis://host:port/0", "ftp://host/path", "s3://"])

@@ -60,7 +60,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlaces:
-    """Where a file of KV has its layers.
+    """Where a file of KV has its layers: at its end, one tensor behind the other.
 
     `layers` says for each where it begins and ends, in every tensor that has layers; `first` is where the first of all begins:
     what lies before has to be there to make sense of the rest. `bytes` is the file's size.
@@ -171,13 +171,14 @@ def layer_places(beginning: Tensor, where: object) -> LayerPlaces:
 
     Raises:
         StoreTooNew: of a newer format version.
-        DamagedEntry: not all of the header is there, or it is altered, or that of a file without layers.
+        DamagedEntry: not all of the header is there, or it is altered, or that of a file whose layers are not at its end.
     """
-    metadata, places = read_places(beginning, where)
     try:
+        metadata, places = read_places(beginning, where)
         whole = json.loads(metadata["checksums"])
         count = len(json.loads(metadata["layer_checksums"]))
-        layered = [place for name, place in places.items() if name not in whole]
+        layered = sorted(place for name, place in places.items() if name not in whole)
+        _check_order([place for name, place in places.items() if name in whole], layered, count)
         layers = tuple(
             tuple(
                 (begin + (end - begin) // count * i, begin + (end - begin) // count * (i + 1))
@@ -185,9 +186,8 @@ def layer_places(beginning: Tensor, where: object) -> LayerPlaces:
             )
             for i in range(count)
         )
-        size = max(end for _, end in places.values())
-        return LayerPlaces(size, min(begin for begin, _ in layered), layers)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        return LayerPlaces(layered[-1][1], layered[0][0], layers)
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedEntry(f"{where} is no entry of KV ({error!r})") from error
 
 
@@ -205,12 +205,21 @@ def parse_entry(
         damaged: see `read_entry`.
         coming: brings the layers that are not in `data` yet; everything before the first layer is.
     """
-    metadata, tensors = read_header(data, where)
     try:
+        metadata, tensors = read_header(data, where)
         return _stored(where, metadata, tensors, damaged, coming)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         # The header is as it was written, but not necessarily by this program.
         raise DamagedEntry(f"{where} has a header that cannot be understood ({error!r})") from error
+
+
+def _check_order(whole: Sequence[Place], layered: Sequence[Place], count: int) -> None:
+    """Raise ValueError unless tensors of `count` layers, in ascending order, fill all that is behind the others."""
+    begins, ends = [begin for begin, _ in layered], [end for _, end in layered]
+    if not count or any((end - begin) % count for begin, end in layered):
+        raise ValueError(f"{count} layers do not divide what there is")
+    if begins[1:] != ends[:-1] or any(end > begins[0] for _, end in whole):
+        raise ValueError("the layers are not at the end")
 
 
 def _map_file(path: Path) -> Tensor:

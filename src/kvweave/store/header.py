@@ -7,6 +7,7 @@ the tensors mean.
 """
 
 import json
+import operator
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -82,11 +83,11 @@ def read_header(data: Tensor, where: object) -> tuple[dict[str, str], dict[str, 
         StoreTooNew: written by a newer format version.
         DamagedEntry: truncated, foreign, altered in its header, or of an older format version.
     """
-    header_bytes, metadata, forms = _verified(data, where)
-    ends = [form["data_offsets"][1] for form in forms.values()]
-    if data.numel() != header_bytes + max(ends):
-        raise DamagedEntry(f"{where} has {data.numel()} bytes instead of {header_bytes + max(ends)}")
-    return metadata, {name: _tensor(data[header_bytes:], form) for name, form in forms.items()}
+    metadata, forms, places = _described(data, where)
+    size = max(end for _, end in places.values())
+    if data.numel() != size:
+        raise DamagedEntry(f"{where} has {data.numel()} bytes instead of {size}")
+    return metadata, {name: _tensor(data, form, places[name]) for name, form in forms.items()}
 
 
 def read_places(beginning: Tensor, where: object) -> tuple[dict[str, str], dict[str, Place]]:
@@ -96,15 +97,28 @@ def read_places(beginning: Tensor, where: object) -> tuple[dict[str, str], dict[
         StoreTooNew: written by a newer format version.
         DamagedEntry: there is no whole, unaltered header in these bytes.
     """
-    header_bytes, metadata, forms = _verified(beginning, where)
-    offsets = {name: form["data_offsets"] for name, form in forms.items()}
-    return metadata, {
-        name: (header_bytes + begin, header_bytes + end) for name, (begin, end) in offsets.items()
-    }
+    metadata, _, places = _described(beginning, where)
+    return metadata, places
+
+
+def _described(data: Tensor, where: object) -> tuple[dict[str, str], dict[str, Any], dict[str, Place]]:
+    """The metadata, and of each tensor its form as the header has it, and its place in the file."""
+    header_bytes, metadata, forms = _verified(data, where)
+    try:
+        return metadata, forms, {name: _place(header_bytes, form) for name, form in forms.items()}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DamagedEntry(f"{where} does not say where its tensors are ({error!r})") from error
+
+
+def _place(header_bytes: int, form: Mapping[str, Any]) -> Place:
+    begin, end = map(operator.index, form["data_offsets"])
+    if not 0 <= begin <= end:
+        raise ValueError(f"a tensor from {begin} to {end}")
+    return header_bytes + begin, header_bytes + end
 
 
 def _verified(data: Tensor, where: object) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """The header's size, the metadata, and of each tensor its dtype, shape and place behind the header."""
+    """The header's size, the metadata, and of each tensor what is to say its dtype, shape and place behind the header."""
     try:
         header, document = _document(data)
         metadata: dict[str, str] = document.pop("__metadata__")
@@ -142,9 +156,8 @@ def _check_version(version: int, where: object) -> None:
         )
 
 
-def _tensor(data: Tensor, form: dict[str, Any]) -> Tensor:
-    start, end = form["data_offsets"]
-    return data[start:end].view(_BY_NAME[form["dtype"]]).reshape(form["shape"])
+def _tensor(data: Tensor, form: dict[str, Any], place: Place) -> Tensor:
+    return data[slice(*place)].view(_BY_NAME[form["dtype"]]).reshape(form["shape"])
 
 
 def _version_check(version: str) -> str:

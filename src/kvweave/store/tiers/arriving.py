@@ -112,31 +112,30 @@ class Arriving:
 
     def _have(self, number: int) -> None:
         while self._states[number] != "there":
-            with self._changed:
-                self._changed.wait_for(lambda: self._lost or self._states[number] != "coming")
-                mine = self._states[number] == "absent" and not self._lost
+            mine = came = False
+            try:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._lost or self._states[number] != "coming")
+                    if self._states[number] == "absent" and not self._lost:
+                        mine = True
+                        self._states[number] = "coming"
                 if mine:
-                    self._states[number] = "coming"
-            if mine:
-                self._fill(number)
-            elif self._lost and self._states[number] != "there":
+                    came = self._fill(self._pieces[number].ranges)
+            finally:  # after an interrupt of this thread others may still want it
+                if mine:
+                    with self._changed:
+                        self._states[number] = "there" if came else "absent"
+                        self._changed.notify_all()
+            if self._lost and self._states[number] != "there":
                 raise DamagedEntry(f"the rest of {self._where} cannot be had any more")
 
-    def _fill(self, number: int) -> None:
-        """Read a piece into its place; if that cannot be had, nothing more comes."""
-        piece, came, lost = self._pieces[number], False, False
-        sizes = [end - begin for begin, end in piece.ranges]
-        try:
-            parts = self._read(piece.ranges)
-            if parts is not None and list(map(len, parts)) == sizes:
-                for (begin, end), part in zip(piece.ranges, parts, strict=True):
-                    self._bytes[begin:end] = np.frombuffer(part, dtype=np.uint8)
-                came = True
-            lost = not came
-        finally:  # after an interrupt of this thread others may still want it
-            with self._changed:
-                self._states[number] = "there" if came else "absent"
-                self._lost = self._lost or lost
-                self._changed.notify_all()
-        if lost:
-            self._broken_off()
+    def _fill(self, ranges: Sequence[Range]) -> bool:
+        """Read a piece into its place; False if that cannot be had, and then nothing more comes."""
+        parts = self._read(ranges)
+        if parts is None or list(map(len, parts)) != [end - begin for begin, end in ranges]:
+            self._broken_off()  # first: whoever is told that it is lost must not get it again
+            self._lost = True
+            return False
+        for (begin, end), part in zip(ranges, parts, strict=True):
+            self._bytes[begin:end] = np.frombuffer(part, dtype=np.uint8)
+        return True

@@ -3,7 +3,7 @@
 An entry can be used as soon as its beginning has come. The rest comes in the background, a piece of one entry and then one of
 the next, so that the layers of all of them come in their order, for as long as a request wants it: one whose lease lasts. Then
 it is kept, if it is worth that. An entry that did not come to its end, or not as it was stored, is fetched whole by whoever
-asks next, and is found or not like any other: so starting anew comes to an end.
+asks from then on, until it has come so, and is found or not like any other: so starting anew comes to an end.
 """
 
 import threading
@@ -65,9 +65,7 @@ class Fetches:
     ) -> list[Fetched | None]:
         """Entries, as far as they are there: large KV when it has begun to come, and without a lease whole and verified."""
         if lease is None:
-            return list(
-                map(self._whole, keys, self._loader.wait([self._load(key, here, whole=True) for key in keys]))
-            )
+            return self._all_whole(keys, here)
         holds = [self._load(key, here, whole=False) for key in keys]
         try:
             found = self._loader.wait([self._load(key, here, whole=False) for key in keys])
@@ -81,17 +79,22 @@ class Fetches:
                 lease.on_close(partial(self._loader.cancel, [hold]))
         return found
 
-    def arriving(self, key: str) -> Fetched | None:
-        """An entry that is on its way, or is just being kept."""
-        with self._guard:
-            entry = self._arriving.get(key)
-            return None if entry is None else entry.fetched
-
     def close(self) -> None:
-        """Ask for nothing more, and wait until what has come is kept."""
+        """Ask for nothing more, and wait for what is being read and until what has come is kept."""
+        with self._guard:
+            self._arriving = {key: entry for key, entry in self._arriving.items() if entry.fetched.whole}
         self._loader.close()
         with self._guard:
             self._arriving.clear()
+
+    def _all_whole(self, keys: Sequence[EntryKey], here: bool) -> list[Fetched | None]:
+        """Entries with every layer there and verified; they are wanted until then."""
+        holds = [self._load(key, here, whole=True) for key in keys]
+        try:
+            found = self._loader.wait([self._load(key, here, whole=True) for key in keys])
+            return list(map(self._whole, keys, found))
+        finally:
+            self._loader.cancel(holds)
 
     def _whole(self, key: EntryKey, fetched: Fetched | None) -> Fetched | None:
         """The same with every layer there and verified; another request may have begun with fewer."""
@@ -128,13 +131,18 @@ class Fetches:
             return entry.fetched
 
     def _asked_for(self, key: EntryKey, whole: bool, attempt: object) -> Fetched | None:
-        whole = whole or key.digest in self._broken_off
-        self._broken_off.discard(key.digest)
-        return self._shared.fetch(key, partial(self._break_off, key.digest, attempt), whole=whole)
+        with self._guard:
+            whole = whole or key.digest in self._broken_off
+        fetched = self._shared.fetch(key, partial(self._break_off, key.digest, attempt), whole=whole)
+        if fetched is not None and fetched.whole:
+            with self._guard:
+                self._broken_off.discard(key.digest)
+        return fetched
 
     def _break_off(self, key: str, attempt: object) -> None:
         """Nobody who asks from now on gets what has come of this."""
-        self._broken_off.add(key)
+        with self._guard:
+            self._broken_off.add(key)
         self._leave(key, attempt)
         self._loader.renew(_name(key))
 
@@ -143,14 +151,18 @@ class Fetches:
         fetched = self._still_wanted(key, attempt)
         if fetched is None:
             return
+        more = False
         try:
-            if fetched.rest is not None and not fetched.rest.advance():
-                self._loader.later(partial(self._go_on, key, attempt))
-                return
-            self._keep(fetched)
+            more = fetched.rest is not None and not fetched.rest.advance()
+            if not more:
+                self._keep(fetched)
         except DamagedEntry:
             pass  # it is broken off, and whoever needs it finds out
-        self._leave(key, attempt)
+        finally:
+            if more:
+                self._loader.later(partial(self._go_on, key, attempt))
+            else:
+                self._leave(key, attempt)
 
     def _still_wanted(self, key: str, attempt: object) -> Fetched | None:
         """An entry that is not broken off, if it is whole or wanted; one that is neither is left."""

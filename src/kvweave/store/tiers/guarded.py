@@ -81,6 +81,7 @@ class GuardedTier:
 
     def __init__(self, tier: Tier, clock: Callable[[], float] = time.monotonic) -> None:
         self._tier = tier
+        self._closed = False
         self._reading = Attempts(clock, "shared tier not used until it works again, computing instead", 0.0)
         refused = "shared tier refuses what is to be %s there until it works again; it is tried now and then"
         self.putting = Attempts(clock, refused % "put", SAY_AGAIN_AFTER_S)
@@ -93,8 +94,8 @@ class GuardedTier:
 
     @property
     def resting(self) -> bool:
-        """Whether it has failed to answer so lately that it is left alone altogether."""
-        return self._reading.resting
+        """Whether it has failed to answer so lately that it is left alone altogether, or is closed."""
+        return self._closed or self._reading.resting
 
     @property
     def failing(self) -> bool:
@@ -131,7 +132,8 @@ class GuardedTier:
         return self._read(self._tier.sizes, None)
 
     def close(self) -> None:
-        """Close the tier."""
+        """Close the tier; from then on it gives and takes nothing."""
+        self._closed = True
         self._tier.close()
 
     def _read(self, step: Callable[[], Answer], otherwise: Answer) -> Answer:
@@ -142,6 +144,10 @@ class GuardedTier:
         except TierUnavailable as error:
             self._reading.failed(error)
             return otherwise
+        except Exception:
+            if self._closed:  # in the middle of this
+                return otherwise
+            raise
         self._reading.worked(self.place)
         return answer
 

@@ -115,17 +115,21 @@ class ObjectTier:
         import obstore
         from obstore.exceptions import BaseError
 
+        path = self._path(key)
         with self._explained():
             try:
-                return memoryview(
-                    obstore.get(self._store, self._path(key), options={"range": (begin, end)}).bytes()
-                )
+                try:
+                    return memoryview(obstore.get(self._store, path, options={"range": (begin, end)}).bytes())
+                except BaseError as error:
+                    # A store that does not answer at all is not asked again.
+                    if (
+                        "range" not in _first_line(error).lower()
+                        or begin < obstore.head(self._store, path)["size"]
+                    ):
+                        raise
+                    return b""  # nothing lies there, which is no failure of the store
             except FileNotFoundError:
                 return None
-            except BaseError:
-                if begin < obstore.head(self._store, self._path(key))["size"]:
-                    raise
-                return b""  # nothing lies there, which is no failure of the store
 
     def _has(self, key: str) -> bool:
         import obstore

@@ -133,7 +133,10 @@ class SharedTier:
         places = self._places(key, first)
         if places is None or places.first > PIECE_BYTES or places.bytes <= PIECE_BYTES:
             return self._whole(key)
-        data = torch.empty(places.bytes, dtype=torch.uint8)
+        try:
+            data = torch.empty(places.bytes, dtype=torch.uint8)
+        except (RuntimeError, TypeError):  # more than memory has, or than a number of bytes can be
+            return self._whole(key)
         data[:PIECE_BYTES] = first
         read, where = partial(self._read, key), self._where(key)
         rest = Arriving(data, pieces(places, PIECE_BYTES), read, self._pace, broken_off, where)
@@ -148,7 +151,8 @@ class SharedTier:
             return None
 
     def _read(self, key: str, ranges: Sequence[Range]) -> Sequence[Blob] | None:
-        return self._pace.timed(lambda: self.tier.get_ranges(key, ranges))
+        size = sum(end - begin for begin, end in ranges)
+        return self._pace.timed(lambda: self.tier.get_ranges(key, ranges), size)
 
     def _where(self, key: str) -> str:
         return f"entry {key} in {self.tier.place}"

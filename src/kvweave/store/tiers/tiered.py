@@ -44,11 +44,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """What was found, under which key and where."""
+    """What was found, under which key and where; of the shared tier also the bytes that came."""
 
     content: Content
     key: EntryKey
     tier: TierName
+    fetched: Fetched | None = None
 
 
 class Tiered:
@@ -128,7 +129,7 @@ class Tiered:
         for key in keys - self._catalog.paths(keys).keys():
             self._files.relist(key)
         found = self.find(asked, None)
-        return [one is not None and (one.tier != "shared" or self._adopt(one.key.digest)) for one in found]
+        return [one is not None and (one.fetched is None or self._adopt(one.fetched)) for one in found]
 
     # Life
 
@@ -220,14 +221,22 @@ class Tiered:
             return
         # A fetch may have to write, and must not wait for the transaction of the thread that waits for it.
         here = self._database.in_transaction
-        missing = [number for number, one in enumerate(found) if one is None]
-        for rank in range(max((len(asked[number].candidates) for number in missing), default=0)):
-            tried = [number for number in missing if len(asked[number].candidates) > rank]
-            keys = [asked[number].candidates[rank] for number in tried]
-            for number, fetched in zip(tried, self._fetches.get(keys, lease, here=here), strict=True):
+        missing = {number: each.candidates for number, each in enumerate(asked) if found[number] is None}
+        in_vain = set[str]()  # two makings may have one key
+        for rank in range(max(map(len, missing.values()), default=0)):
+            tried = {
+                number: candidates[rank]
+                for number, candidates in missing.items()
+                if rank < len(candidates) and candidates[rank].digest not in in_vain
+            }
+            got = self._fetches.get(list(tried.values()), lease, here=here)
+            for number, fetched in zip(tried, got, strict=True):
                 if fetched is not None:
                     found[number] = self._accepted(asked[number], fetched)
-            missing = [number for number in missing if found[number] is None]
+                if found[number] is None:
+                    in_vain.add(tried[number].digest)
+                else:
+                    del missing[number]
 
     def _only_in_memory(self, key: str) -> Fetched | None:
         """What did not fit on the disk and is in the host's memory, if it still counts."""
@@ -246,7 +255,7 @@ class Tiered:
         except DamagedEntry as error:
             _LOG.warning("shared entry not used: %s", error)
             return None
-        return Got(content, key, "shared") if self._files.wants(stored.sources) else None
+        return Got(content, key, "shared", fetched) if self._files.wants(stored.sources) else None
 
     # Inside: the ways between tiers, in the background
 
@@ -256,7 +265,7 @@ class Tiered:
         key = stored.key.digest
         try:
             verify_content(stored.content)
-            entry = HostEntry(fetched.data, stored, only_shared=not self._adopt(key))
+            entry = HostEntry(fetched.data, stored, only_shared=not self._adopt(fetched))
             if self._files.wants(stored.sources):
                 worth = self._worth(key, stored.content.tokens, size)
                 self._demote(self.host.residents.admit(key, entry, size, worth) or {})
@@ -265,12 +274,12 @@ class Tiered:
         except StoreError as error:
             _LOG.debug("not kept: %s", error)
 
-    def _adopt(self, key: str) -> bool:
-        """Whether what is arriving, all of it verified, is listed now."""
-        fetched = None if self._fetches is None else self._fetches.arriving(key)
-        if fetched is None or self._catalog.paths([key]):
-            return bool(self._catalog.paths([key]))
+    def _adopt(self, fetched: Fetched) -> bool:
+        """Whether this entry, all of it there and verified, is listed now."""
         stored, size = fetched.stored, fetched.data.numel()
+        key = stored.key.digest
+        if self._catalog.paths([key]):
+            return True
         worth = self._worth(key, stored.content.tokens, size)
         return self._files.adopt(stored, as_bytes(fetched.data), worth)
 
