@@ -352,6 +352,7 @@ class Timing:
 
     `ttft_s` runs from the request's arrival to the first token's logits: retrieve + tokenize + match (look-up, load)
     + place (layers verified when first asked for, rotated, laid out) + select + recompute, and what lies between them.
+    Of the `answer_tokens`, `foretold_tokens` stood in the answer to a near question too and were checked in one pass.
     """
 
     retrieve_s: float = 0.0
@@ -364,6 +365,7 @@ class Timing:
     decode_s: float = 0.0
     total_s: float = 0.0
     answer_tokens: int = 0
+    foretold_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

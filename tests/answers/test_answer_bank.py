@@ -44,6 +44,34 @@ def bank(database):
     return AnswerBank(database, 10**6)
 
 
+class TestNearest:
+    def test_it_is_the_nearest_answered_one_whatever_it_asks_for(self, bank):
+        put(bank, "Who paid Anna?", "Ben", vector(1, 0, 0))
+        put(bank, "Who did not pay Carl?", "Dan", vector(1, 1, 0))
+        bank.expect("Who paid Eve?", vector(1, 0.9, 0), HOW)  # has no answer yet
+        nearest = bank.nearest(vector(1, 0.8, 0), HOW, 0.85)
+        assert (nearest.question, nearest.text) == ("Who did not pay Carl?", "Dan")
+        assert nearest.similarity == pytest.approx(float(vector(1, 0.8, 0) @ vector(1, 1, 0)))
+
+    def test_none_is_near_enough_or_of_the_same_circumstances(self, bank):
+        assert bank.nearest(vector(1, 0, 0), HOW, 0.85) is None
+        put(bank, at=vector(1, 0, 0))
+        assert bank.nearest(vector(0, 1, 0), HOW, 0.85) is None
+        assert bank.nearest(vector(1, 0, 0), replace(HOW, recipe="full"), 0.85) is None
+
+    def test_those_used_last_are_compared(self, bank, monkeypatch):
+        monkeypatch.setattr("kvweave.answers.bank._COMPARED", 1)
+        put(bank, "Who paid Anna?", "Ben", vector(1, 0, 0))
+        put(bank, "Who paid Carl?", "Dan", vector(0, 1, 0))
+        assert bank.nearest(vector(1, 0, 0), HOW, 0.85) is None
+        assert bank.nearest(vector(0, 1, 0), HOW, 0.85).text == "Dan"
+
+    def test_an_answer_of_a_document_that_is_gone_is_no_draft(self, bank):
+        put(bank, at=vector(1, 0, 0), provenance=rests_on("v1"))
+        bank.documents_changed(gone=["v1"])
+        assert bank.nearest(vector(1, 0, 0), HOW, 0.85) is None
+
+
 def put(bank, question=WHO, text="Ben", at=None, provenance=None, how=HOW):
     sources = [Source("/a.txt", 0, 4, "Ben paid Anna.", 0.5)]
     return bank.put(question, vector() if at is None else at, how, text, sources, provenance or rests_on())

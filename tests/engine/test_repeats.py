@@ -48,6 +48,19 @@ def test_a_paraphrase_gets_the_answer_and_waits_for_its_own(base):
     assert base.ask(AGAIN).plan.banked.question == AGAIN
 
 
+def test_an_answer_that_may_not_be_given_is_a_draft_of_the_same_one(open_kb, documents):
+    base = open_kb(answer_limit_bytes=10**7, answer_threshold=0.5)
+    base.add(documents)
+    first = base.ask(GLORRIC)
+    other = "Which password was noted for Glorric?"
+    alone = base.ask(other, bank="ignore")
+    assert alone.timing.foretold_tokens == 0
+    answer = base.ask(other)
+    assert not is_banked(answer)
+    assert answer.text == alone.text == first.text
+    assert answer.timing.foretold_tokens == answer.timing.answer_tokens > 0
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -113,6 +113,23 @@ def test_selecting_stale_rows_is_paid_for(prices):
     assert more == pytest.approx(1.5)
 
 
+def test_a_draft_is_a_pass_and_saves_steps(prices):
+    plain = Pass(110, exact=100, decoded=3)
+    checked = Pass(110, exact=100, decoded=3, foretold=2, drafted=5)
+    assert (plain.steps, checked.steps) == (2, 0)
+    assert prices.decode_s(plain) == pytest.approx(3 * (0.1 + (111.5 - 100) / 100 * 0.1))
+    draft = 1.0 + (110 / 100) * 1.0 + (5 - 10) / 90 * 9.0  # five rows behind 110 stored tokens
+    assert prices.decode_s(checked) == pytest.approx(draft + 0.1 + (112.5 - 100) / 100 * 0.1)
+
+
+def test_rows_of_a_draft_are_those_of_a_pass_over_the_same_positions(adapter):
+    cost = Shape.of(adapter).cost
+    took = Pass(prompt=50, exact=20, decoded=4, foretold=2, drafted=3)
+    passes = [cost.pass_over(torch.arange(20, 50), 1), cost.pass_over(torch.arange(50, 53), 3)]
+    step = cost.pass_over(torch.tensor([52]), 1)
+    assert Shape.of(adapter).flops(took) == sum(passes) + step
+
+
 def test_the_tail_is_reached_by_one_in_twenty():
     assert tail([float(number) for number in range(100)]) == 95.0
     assert tail([3.0]) == 3.0

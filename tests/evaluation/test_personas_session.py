@@ -133,6 +133,26 @@ class TestReading:
                 (found,) = ours.find(adapter.fingerprint, [(kept.content.token_ids, [kept.making])])
                 torch.testing.assert_close(found[0].kv, kept.content.kv)
 
+    @pytest.mark.parametrize("name", ["prefix", "reuse"])
+    def test_a_draft_counts_as_the_engine_has_it_checked(self, adapter, notebook, name):
+        recipe, prompt = recipe_named(name), notebook.prompt(ANN)
+        plain = notebook.reader.answer(recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False)
+        result = run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
+        decoded = Decoded()
+        generation = (prompt.token_ids, result.logits, GenerationConfig(), 32)
+        list(generate(adapter, result.canvas, *generation, decoded))
+        ids = decoded.ids
+        for drafts in ([ids], [ids[:3]], [(*ids[:2], 5, 6)], [(7, 7), ids], [(7, 7)], []):
+            read = notebook.reader.answer(
+                recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False, drafts=drafts
+            )
+            assert (read.text, read.took.decoded) == (plain.text, plain.took.decoded)
+            again, own = Decoded(), run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
+            given = (prompt.token_ids, own.logits, GenerationConfig(), 32)
+            list(generate(adapter, own.canvas, *given, again, drafts=drafts))
+            assert again.ids == ids
+            assert min(read.took.foretold, 31) == again.foretold, drafts
+
     def test_without_keeping_the_store_stays_as_it_was(self, notebook):
         store = MemoryStore()
         notebook.reader.answer(recipe_named("prefix"), store, notebook.prompt(ANN), keeps_kv=False)

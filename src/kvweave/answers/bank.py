@@ -7,6 +7,7 @@ answer from it is given. Never calls a model: vectors come with the questions.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Final
 
 from kvweave.answers.entries import Entries, NewAnswer
 from kvweave.answers.freshness import Freshness
@@ -25,6 +26,9 @@ from kvweave.answers.room import Room
 from kvweave.answers.words import plain
 from kvweave.core import Source
 from kvweave.store.database import Database
+
+_COMPARED: Final = 4096
+"""So many questions are compared with one that is answered meanwhile: a few milliseconds."""
 
 
 class AnswerBank:
@@ -81,6 +85,21 @@ class AnswerBank:
             if nearer and same_question(reading, read(candidate.question), cosine, threshold):
                 best = replace(candidate, similarity=cosine)
         return best
+
+    def nearest(self, vector: Vector, circumstances: Circumstances, threshold: float) -> BankedAnswer | None:
+        """The answer to the question that is nearest to a vector (dimensions,), whatever that asks for: what the answer may be.
+
+        Of those that were used last; None if none has a cosine of at least `threshold`.
+        """
+        ids, vectors = self._entries.lately_used(circumstances, _COMPARED)
+        if not ids:
+            return None
+        cosines = vectors @ vector
+        best = int(cosines.argmax())
+        if cosines[best] < threshold:
+            return None
+        banked = self._entries.answered(ids[best])
+        return None if banked is None else replace(banked, similarity=float(cosines[best]))
 
     def put(
         self,

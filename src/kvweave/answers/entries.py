@@ -10,6 +10,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvweave.answers.reading import read, readings_version
 from kvweave.answers.records import BankedAnswer, Circumstances, Vector, Waiting, Why
@@ -130,10 +131,9 @@ class Entries:
             (epoch,),
         )
         for (id_,) in ids:
-            rows = self._database.query(
-                f"SELECT {_COLUMNS} FROM banked_questions WHERE id = ? AND answer IS NOT NULL", (id_,)
-            )
-            yield from map(_banked, rows)
+            banked = self.answered(id_)
+            if banked is not None:
+                yield banked
 
     def waiting(self, most: int, whys: Iterable[Why] | None) -> list[Waiting]:
         """Questions that wait for an answer, for these reasons or any, the longest waiting first."""
@@ -168,6 +168,25 @@ class Entries:
         )
         for question, blob in rows:
             yield question, _vector(blob)
+
+    def lately_used(
+        self, circumstances: Circumstances, most: int
+    ) -> tuple[list[int], npt.NDArray[np.float32]]:
+        """Ids of so many answered questions, those used last, and their vectors (n, dimensions)."""
+        rows = self._database.query(
+            """SELECT id, vector FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL
+               ORDER BY last_used DESC, id DESC LIMIT ?""",
+            (_told(circumstances), most),
+        )
+        ids = [int(id_) for id_, _ in rows]
+        return ids, np.stack([_vector(blob) for _, blob in rows]) if rows else np.empty((0, 0), np.float32)
+
+    def answered(self, id_: int) -> BankedAnswer | None:
+        """A question by its id, if it has an answer."""
+        rows = self._database.query(
+            f"SELECT {_COLUMNS} FROM banked_questions WHERE id = ? AND answer IS NOT NULL", (id_,)
+        )
+        return _banked(rows[0]) if rows else None
 
     def delete(self, questions: Iterable[str], circumstances: Circumstances | None = None) -> None:
         """Delete questions under some circumstances or all, their answers with them."""

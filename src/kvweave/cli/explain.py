@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvweave.cli.show import STDOUT, seconds
-from kvweave.core import Answer, Banked, ExplainedToken, PlanSpan, TokenOrigin
+from kvweave.core import Answer, Banked, ExplainedToken, PlanSpan, Timing, TokenOrigin
 
 _LOOKS: Final[dict[TokenOrigin, tuple[str, str]]] = {
     "exact": ("green", "stored KV that equals full attention's"),
@@ -94,6 +94,11 @@ def _tell_plan(answer: Answer) -> None:
     STDOUT.print(table)
 
 
+def _decoding(timing: Timing) -> str:
+    foretold = f", {timing.foretold_tokens} as in an earlier answer" if timing.foretold_tokens else ""
+    return f"decode {timing.answer_tokens} tokens{foretold}"
+
+
 def _tell_timing(answer: Answer) -> None:
     timing = answer.timing
     steps = [
@@ -104,7 +109,7 @@ def _tell_timing(answer: Answer) -> None:
         ("select", timing.select_s),
         ("recompute", timing.recompute_s),
         ("first token", timing.ttft_s),
-        (f"decode {timing.answer_tokens} tokens", timing.decode_s),
+        (_decoding(timing), timing.decode_s),
         ("total", timing.total_s),
     ]
     times = Table("step", "time", box=None, header_style="bold")

@@ -13,6 +13,7 @@ from kvweave.config import GenerationConfig
 from kvweave.core import Decoding
 from kvweave.decode.retrieved_kv import RetrievedKV
 from kvweave.decode.settings import ClusteredKV
+from kvweave.engine.drafting import Drafted
 from kvweave.engine.holding import Holding, Standing
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import Canvas
@@ -20,12 +21,21 @@ from kvweave.models.canvas import Canvas
 
 @dataclass(slots=True)
 class Decoded:
-    """What a generation has produced so far, and what it cost; `decoding` None where all KV stayed in memory."""
+    """What a generation has produced so far, and what it cost; `decoding` None where all KV stayed in memory.
+
+    `foretold` of the tokens were in the draft, and were checked in one pass.
+    """
 
     text: str = ""
-    tokens: int = 0
+    ids: tuple[int, ...] = ()
     seconds: float = 0.0
+    foretold: int = 0
     decoding: Decoding | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+        return len(self.ids)
 
 
 def generate(
@@ -39,18 +49,23 @@ def generate(
     *,
     kv: ClusteredKV | None = None,
     question_tokens: int = 1,
+    drafts: Sequence[Sequence[int]] = (),
 ) -> Iterator[str]:
     """Yield the answer piece by piece, starting from the prompt's last logits (1, vocab).
 
     Continues on the canvas, which it grows, or on the flash that the canvas has handed its layers over to; with `kv`, it
     moves one that has not, of which `question_tokens` at the prompt's end are computed once more, see `enter`. Stops at the model's end-of-sequence tokens or after
-    `max_new_tokens`. `decoded` is filled in as it goes, so it is right even when the caller stops early. Raises
-    InvalidRequest, StoreError and StoreFull with `kv`.
+    `max_new_tokens`. `drafts` are what the reply may be, see `Drafted`: as far as it is, greedy
+    decoding on a canvas takes one pass for it. `decoded` is filled in as it goes, so it is right even when the
+    caller stops early. Raises InvalidRequest, StoreError and StoreFull with `kv`.
     """
     with closing(Holding(adapter, canvas, kv)) as held:
         if max_new_tokens > 1:
             held.move(prompt_ids, question_tokens)
-        reply = _Reply(adapter, held, prompt_ids, settings, max_new_tokens)
+        checkable = held.on_canvas and settings.temperature == 0
+        cut = [draft[: max_new_tokens - 1] for draft in drafts if draft] if checkable else []
+        guided = Drafted(adapter, held, len(prompt_ids), cut) if cut else held
+        reply = _Reply(adapter, guided, prompt_ids, settings, max_new_tokens)
         yield from _pieces(reply, logits, decoded)
 
 
@@ -88,7 +103,8 @@ def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
         if reply.goes_on:
             logits = reply.advance()
         decoded.text = reply.text
-        decoded.tokens, decoded.seconds = len(reply.ids), decoded.seconds + time.perf_counter() - began
+        decoded.ids, decoded.seconds = tuple(reply.ids), decoded.seconds + time.perf_counter() - began
+        decoded.foretold = reply.held.foretold if isinstance(reply.held, Drafted) else 0
         decoded.decoding = reply.held.cost
         # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
         ready = decoded.text.rstrip("\ufffd")
@@ -123,7 +139,9 @@ def generate_together(
         for number in logits:
             seconds[number] += (time.perf_counter() - began) / len(logits)
         logits = dict(zip(going, steps, strict=True))
-    return [Decoded(reply.text, len(reply.ids), spent) for reply, spent in zip(replies, seconds, strict=True)]
+    return [
+        Decoded(reply.text, tuple(reply.ids), spent) for reply, spent in zip(replies, seconds, strict=True)
+    ]
 
 
 class _Reply:
@@ -132,7 +150,7 @@ class _Reply:
     def __init__(
         self,
         adapter: Adapter,
-        held: Holding | Standing,
+        held: Holding | Standing | Drafted,
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,

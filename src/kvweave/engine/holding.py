@@ -41,6 +41,11 @@ class Holding:
         if self._kv is not None and self._retrieved is None:
             self._retrieved = enter(self._adapter, self.canvas, token_ids, self._kv, question_tokens)
 
+    @property
+    def on_canvas(self) -> bool:
+        """Whether it lies in memory as the model's own attention reads it."""
+        return self._retrieved is None
+
     def advance(self, token_ids: Sequence[int]) -> Tensor:
         """The logits (1, vocab) that follow `token_ids`, the last of which is not held yet."""
         if not self._adapter.outgrows(len(token_ids)):

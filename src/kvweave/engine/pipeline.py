@@ -25,6 +25,7 @@ from kvweave.core import Answer, Prompt, Source, TokenizedPrompt
 from kvweave.decode.entering import Entering
 from kvweave.decode.settings import ClusteredKV
 from kvweave.embedding.encoder import TextEncoder
+from kvweave.engine.drafting import drafts_of
 from kvweave.engine.generation import Decoded, generate
 from kvweave.engine.repeats import Repeats, provenance
 from kvweave.errors import KnowledgeBaseError
@@ -56,7 +57,7 @@ class Question:
 
     `ratio` or `coverage` is the budget, the recipe's own where both are None. `vector` gives the question's vector;
     under `circumstances` the answer is kept, None: it is not. `kv`: how the KV is held while the answer is decoded, None
-    for all of it in memory.
+    for all of it in memory. `drafts`: whether an earlier answer to a near question is a draft of this one.
     """
 
     text: str
@@ -71,6 +72,7 @@ class Question:
     max_new_tokens: int
     drop_chunks: bool = False
     kv: ClusteredKV | None = None
+    drafts: bool = False
 
 
 class Answered(NamedTuple):
@@ -105,6 +107,7 @@ def answer(parts: Parts, repeats: Repeats, question: Question) -> Generator[str,
         retrieved = time.perf_counter()
         _prefetch(parts, question, found, lease)
         prompt, kept = _assemble(parts.adapter, question, found)
+        drafts = _drafts(parts.adapter, repeats, question)
         assembled = time.perf_counter()
         result = run(
             question.recipe,
@@ -127,6 +130,7 @@ def answer(parts: Parts, repeats: Repeats, question: Question) -> Generator[str,
         question.generation,
         question.max_new_tokens,
         decoded,
+        drafts=drafts,
     )
     finished = time.perf_counter()
 
@@ -139,6 +143,7 @@ def answer(parts: Parts, repeats: Repeats, question: Question) -> Generator[str,
         decode_s=decoded.seconds,
         total_s=finished - began,
         answer_tokens=decoded.tokens,
+        foretold_tokens=decoded.foretold,
     )
     whole = Answer(
         decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing, decoded.decoding
@@ -203,6 +208,14 @@ def _prefetch(parts: Parts, question: Question, found: list[Found], lease: Lease
     chunks = parts.shelf.chunks_at([(chunk.source, chunk.position) for chunk in found])
     wanted = [(chunk.kv_digest, recipe.prepare.makings(adapter, prefix, chunk.kv_tokens)) for chunk in chunks]
     parts.store.prefetch(adapter.fingerprint, wanted, lease)
+
+
+def _drafts(adapter: Adapter, repeats: Repeats, question: Question) -> list[tuple[int, ...]]:
+    """Token ids of what the answer may be."""
+    if question.circumstances is None or not question.drafts:
+        return []
+    text = repeats.draft(question.vector(), question.circumstances)
+    return drafts_of(adapter, text) if text else []
 
 
 def _assemble(

@@ -61,6 +61,7 @@ class Questions:
             max_new_tokens=self.choices.max_new_tokens(parts.adapter.geometry.context_tokens),
             drop_chunks=options.drop_chunks,
             kv=self.choices.kv,
+            drafts=options.bank == "serve",
         )
         return AnswerStream(answer(parts, self.repeats, asked), parts.adapter.tokenizer, arrival)
 

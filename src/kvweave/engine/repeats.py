@@ -45,6 +45,14 @@ class Repeats:
         banked = self.answers.find(question, vector, circumstances, self.threshold)
         return banked if banked is not None and self._counts(banked) else None
 
+    def draft(self, vector: Vector, circumstances: Circumstances) -> str:
+        """What the answer to a question may be, as it was to the one nearest to it; nothing where none is near.
+
+        That may be another question, and its answer may count no more: whoever takes it has the model check it.
+        """
+        nearest = self.answers.nearest(vector, circumstances, self.threshold)
+        return "" if nearest is None else nearest.text
+
     def give(self, banked: BankedAnswer, began: float) -> Answer:
         """A banked answer as an answer to a request that began then, on the clock of `time.perf_counter`."""
         took_s = time.perf_counter() - began

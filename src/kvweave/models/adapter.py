@@ -293,6 +293,13 @@ class Adapter:
             logits = self._append(held, block)
         return logits
 
+    def follow(self, canvas: Canvas, token_ids: Sequence[int]) -> Tensor:
+        """Append tokens in one pass; returns the logits behind each of them, (T, vocab). Errors as for `extend`."""
+        if not token_ids:
+            raise InvalidRequest("there are no tokens to append")
+        ids = torch.tensor(token_ids, device=self.geometry.device)
+        return self._append(canvas, ids, every_logits=True)
+
     def step_packed(self, steps: Sequence[tuple[Canvas, int]]) -> list[Tensor]:
         """What `step` does for each (canvas, token id), in one call of the model; as `compute_packed`."""
         parts = []
@@ -325,17 +332,18 @@ class Adapter:
         lengths = {int(positions.min()) + 1, int(positions.max()) + 1}
         return len({self.rope_regime(length) for length in lengths}) == 1
 
-    def _append(self, held: Continued, ids: Tensor) -> Tensor:
-        """One pass over token ids (T,) behind what is held; the last one's logits (1, vocab)."""
+    def _append(self, held: Continued, ids: Tensor, every_logits: bool = False) -> Tensor:
+        """One pass over token ids (T,) behind what is held; the last one's logits (1, vocab), or those of each (T, vocab)."""
         low, rows, length = self._low, held.next_rows(ids.numel()), held.get_seq_length()
         undo = partial(held.shrink, length) if isinstance(held, Canvas) else None
         stopping = low.stopping if low is not None and undo is not None else nullcontext
+        kept = ids.numel() if every_logits else 1
 
         def once() -> Tensor:
             with self._lock, stopping():
-                return self._passes.run(ids, held.positions_of(rows), held)
+                return self._passes.run(ids, held.positions_of(rows), held, keep=kept)
 
-        return once() if low is None else low.append(once, undo, rows)
+        return once() if low is None else low.append(once, undo, rows, kept)
 
     def _stored_queries(self, canvas: Canvas, rows: Tensor, projected: Tensor) -> StoredQueries:
         if self.projections is None:

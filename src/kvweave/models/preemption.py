@@ -90,16 +90,19 @@ class LowPriority:
         last = blocks[-1]
         return self._through(partial(once, last, 1), last.rows, 1, again=not watched)
 
-    def append(self, once: Callable[[], Tensor], undo: Callable[[], None] | None, rows: Tensor) -> Tensor:
-        """A pass over appended rows (T,), a decoding step mostly; `undo` takes back what a stopped one has appended.
+    def append(
+        self, once: Callable[[], Tensor], undo: Callable[[], None] | None, rows: Tensor, logits: int
+    ) -> Tensor:
+        """A pass over appended rows (T,), a decoding step mostly, that makes the logits of so many; `undo` takes back what
+        a stopped one has appended.
 
         One that cannot be taken back (None) gives way before it begins; it counts as if it attended to everything.
         """
         if undo is None:
             if self._preemption.wanted():
                 self._preemption.give_way()
-            return self._through(once, rows, 1, again=False)
-        return self._through(once, rows, 1, again=True, undo=undo)
+            return self._through(once, rows, logits, again=False)
+        return self._through(once, rows, logits, again=True, undo=undo)
 
     def _through(
         self,

@@ -35,7 +35,7 @@ from kvweave.evaluation.subject import subject_of
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
 
-JOURNAL_VERSION: Final = 3
+JOURNAL_VERSION: Final = 4
 """What a session means; raised with every change after which older ones would mislead."""
 _FILE: Final = "sessions.jsonl"
 

@@ -14,6 +14,8 @@ class Pass:
         recomputed: of the stale ones, those that were computed anyway.
         selecting: rows that were run over stale KV to choose these.
         decoded: tokens of the reply.
+        foretold: of these, tokens that an earlier answer foretold, behind which nothing was decoded.
+        drafted: rows of the pass that checked what it foretold.
     """
 
     prompt: int
@@ -22,6 +24,8 @@ class Pass:
     recomputed: int = 0
     selecting: int = 0
     decoded: int = 0
+    foretold: int = 0
+    drafted: int = 0
 
     @property
     def rows(self) -> int:
@@ -50,9 +54,14 @@ class Pass:
 
     @property
     def decoded_keys(self) -> int:
-        """The same of the tokens that are fed back, all but the reply's last."""
-        steps = max(0, self.decoded - 1)
-        return steps * self.prompt + _sum_to(steps)
+        """The same of the rows behind the prompt: tokens that are fed back, and what was drafted."""
+        behind = self.steps * (self.prompt + self.foretold) + _sum_to(self.steps)
+        return behind + self.drafted * self.prompt + _sum_to(self.drafted)
+
+    @property
+    def steps(self) -> int:
+        """Tokens that are fed back one by one: all that were not foretold, but the reply's last."""
+        return max(0, self.decoded - 1 - self.foretold)
 
 
 def _sum_to(count: int) -> int:

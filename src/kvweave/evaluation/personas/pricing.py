@@ -49,7 +49,7 @@ class Prices:
         seconds += costs.retrieve_s
         if system.kv != "none":
             seconds += costs.find_kv_s + self.load_s(took, kept(system, table))
-        seconds += self.prefill_s(took, system, table) + costs.decode(took.prompt, took.decoded)
+        seconds += self.prefill_s(took, system, table) + self.decode_s(took)
         return Priced(seconds, self.flops(took, system, table))
 
     def load_s(self, took: Pass, projections: Projections) -> float:
@@ -64,6 +64,11 @@ class Prices:
             return selecting + costs.prefill(took.rows, stored)
         skipped = costs.projected(took.matched, system.projections)
         return selecting + max(0.0, costs.prefill(took.prompt, 0) - skipped)
+
+    def decode_s(self, took: Pass) -> float:
+        """From first logits to the end of the reply: the pass that checks a draft, and a step for every other token."""
+        checked = self.costs.prefill(took.drafted, took.prompt) if took.drafted else 0.0
+        return checked + self.costs.decode(took.prompt + took.foretold, took.decoded - took.foretold)
 
     def flops(self, took: Pass, system: System, table: Table) -> float:
         """Operations of a request."""

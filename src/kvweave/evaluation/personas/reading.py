@@ -7,6 +7,7 @@ Knows neither questions nor systems.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 from kvweave.config import GenerationConfig
@@ -58,7 +59,7 @@ class Read:
 @dataclass(frozen=True, slots=True)
 class _Stale:
     text: str
-    decoded: int
+    ids: tuple[int, ...]
     recomputed: int
     remembered: tuple[Kept, ...]
 
@@ -73,26 +74,37 @@ class Reader:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self._library = MemoryStore()  # the KV of every path that was read
-        self._answers: dict[tuple[int, ...], tuple[str, int]] = {}
+        self._answers: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
         self._stale: dict[tuple[str, tuple[int, ...], tuple[Making | None, ...]], _Stale] = {}
         self._told: dict[tuple[tuple[str, ...], str, int], Read] = {}
 
-    def answer(self, recipe: Recipe, store: ChunkStore, prompt: TokenizedPrompt, *, keeps_kv: bool) -> Read:
-        """The answer to a prompt by a recipe over a store, which gets the KV that is worth keeping if `keeps_kv`."""
+    def answer(
+        self,
+        recipe: Recipe,
+        store: ChunkStore,
+        prompt: TokenizedPrompt,
+        *,
+        keeps_kv: bool,
+        drafts: Sequence[Sequence[int]] = (),
+    ) -> Read:
+        """The answer to a prompt by a recipe over a store, which gets the KV that is worth keeping if `keeps_kv`.
+
+        Drafts (`engine.drafting`) change no answer either: what they save is counted.
+        """
         request = PrefillRequest(self.adapter, store, prompt, recipe.budget(None, None))
         matched = recipe.match.find(request, recipe.prepare)
         if any(each.origin == "reused" for each in matched):
-            return self._over_stale(recipe, request, matched, keeps_kv)
+            return self._over_stale(recipe, request, matched, keeps_kv, drafts)
         left = self._keep(recipe, request, matched) if keeps_kv else ()
-        text, decoded = self._exactly(prompt)
-        return _read(text, prompt, matched, _pass(prompt, matched, decoded), left)
+        text, ids = self._exactly(prompt)
+        return _read(text, prompt, matched, _checked(_pass(prompt, matched, len(ids)), ids, drafts), left)
 
     def prefill(self, recipe: Recipe, store: ChunkStore, prompt: TokenizedPrompt) -> Read:
         """The same without a reply: the KV alone."""
         request = PrefillRequest(self.adapter, store, prompt, recipe.budget(None, None))
         matched = recipe.match.find(request, recipe.prepare)
         if any(each.origin == "reused" for each in matched):
-            whole = self._over_stale(recipe, request, matched, keeps_kv=True)
+            whole = self._over_stale(recipe, request, matched, keeps_kv=True, drafts=())
             return replace(whole, text="", took=replace(whole.took, decoded=0))
         left = self._keep(recipe, request, matched)
         return _read("", prompt, matched, _pass(prompt, matched, 0), left)
@@ -104,12 +116,12 @@ class Reader:
             prompt = self.adapter.template.render(Prompt(request, tuple(notes), system))
             result = run(_PATH, self.adapter, self._library, prompt)
             remember(result)
-            text, decoded = self._generated(result, prompt, settings_of(draw), _MOST_TOLD)
-            self._told[key] = Read(text, Pass(prompt.tokens, decoded=decoded))
+            text, ids = self._generated(result, prompt, settings_of(draw), _MOST_TOLD)
+            self._told[key] = Read(text, Pass(prompt.tokens, decoded=len(ids)))
         return self._told[key]
 
-    def _exactly(self, prompt: TokenizedPrompt) -> tuple[str, int]:
-        """Full attention's answer, and its tokens."""
+    def _exactly(self, prompt: TokenizedPrompt) -> tuple[str, tuple[int, ...]]:
+        """Full attention's answer, and its token ids."""
         if prompt.token_ids not in self._answers:
             result = run(_PATH, self.adapter, self._library, prompt)
             remember(result)
@@ -138,14 +150,19 @@ class Reader:
         return _paths(prompt, [matched[number] for number in wanted])
 
     def _over_stale(
-        self, recipe: Recipe, request: PrefillRequest, matched: Sequence[Matched], keeps_kv: bool
+        self,
+        recipe: Recipe,
+        request: PrefillRequest,
+        matched: Sequence[Matched],
+        keeps_kv: bool,
+        drafts: Sequence[Sequence[int]],
     ) -> Read:
         prompt = request.prompt
         key = (recipe.name, prompt.token_ids, tuple(each.making for each in matched))
         if key not in self._stale:
             result = run(recipe, self.adapter, request.store, prompt)
-            text, decoded = self._generated(result, prompt, _GREEDY, _MOST_TOKENS)
-            self._stale[key] = _Stale(text, decoded, len(result.selected), result.remembered)
+            text, ids = self._generated(result, prompt, _GREEDY, _MOST_TOKENS)
+            self._stale[key] = _Stale(text, ids, len(result.selected), result.remembered)
         done = self._stale[key]
         left: tuple[TextPath, ...] = ()
         if keeps_kv:
@@ -153,7 +170,7 @@ class Reader:
                 kept.put(request.store, self.adapter.fingerprint)
             makings = {kept.making for kept in done.remembered}
             left = _paths(prompt, [m for n, m in enumerate(matched) if request.exact_making(n) in makings])
-        took = _pass(prompt, matched, done.decoded)
+        took = _checked(_pass(prompt, matched, len(done.ids)), done.ids, drafts)
         selects = recipe.select.selects and not request.budget.nothing
         selecting = prompt.spans[-1].tokens if selects else 0
         took = replace(took, recomputed=done.recomputed, selecting=selecting)
@@ -161,14 +178,14 @@ class Reader:
 
     def _generated(
         self, result: PrefillResult, prompt: TokenizedPrompt, settings: GenerationConfig, most: int
-    ) -> tuple[str, int]:
+    ) -> tuple[str, tuple[int, ...]]:
         decoded = Decoded()
         pieces = generate(
             self.adapter, result.canvas, prompt.token_ids, result.logits, settings, most, decoded
         )
         for _ in pieces:
             pass
-        return decoded.text.strip(), decoded.tokens
+        return decoded.text.strip(), decoded.ids
 
 
 def _pass(prompt: TokenizedPrompt, matched: Sequence[Matched], decoded: int) -> Pass:
@@ -176,6 +193,16 @@ def _pass(prompt: TokenizedPrompt, matched: Sequence[Matched], decoded: int) -> 
     for each in matched:
         tokens[each.origin] += each.span.tokens
     return Pass(prompt.tokens, tokens["exact"], tokens["reused"], decoded=decoded)
+
+
+def _checked(took: Pass, ids: Sequence[int], drafts: Sequence[Sequence[int]]) -> Pass:
+    """The same when drafts are checked: the first one that begins as the reply does is run, and holds as far as it is the reply."""
+    for draft in drafts:
+        if ids and list(draft[:1]) == [ids[0]]:
+            run = draft[: _MOST_TOKENS - 1]
+            foretold = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, run, strict=False)))
+            return replace(took, foretold=foretold, drafted=len(run))
+    return took
 
 
 def _paths(prompt: TokenizedPrompt, matched: Sequence[Matched]) -> tuple[TextPath, ...]:

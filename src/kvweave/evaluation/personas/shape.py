@@ -1,6 +1,6 @@
 """What a model's shape says about operations and bytes: the shape that latency is replayed on. Times nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from kvweave.evaluation.personas.passes import Pass
@@ -50,17 +50,17 @@ class Shape:
     def flops(self, took: Pass) -> float:
         """Of a pass with ordinary reuse: stored tokens are not run."""
         layers = len(self.cost.windows)
-        rows = took.rows + took.selecting + max(0, took.decoded - 1)
+        rows = took.rows + took.selecting + took.steps + took.drafted
         keys = took.keys + took.selecting_keys + took.decoded_keys
         return (
             self.cost.per_row * rows
             + self.cost.per_key * layers * keys
-            + self.cost.per_logits * max(1, took.decoded)
+            + self.cost.per_logits * (1 + took.steps + took.drafted)
         )
 
     def projection_reuse_flops(self, took: Pass, skipped: Projections) -> float:
         """With projection reuse: every token is run, but the projections of stored ones are skipped (PerCache §4.2.2)."""
-        everything = Pass(took.prompt, decoded=took.decoded)
+        everything = replace(took, exact=0, stale=0, recomputed=0, selecting=0)
         return self.flops(everything) - self.projected[skipped] * took.matched
 
     def stored_bytes(self, tokens: int, kept: Projections) -> int:

@@ -30,6 +30,7 @@ class System:
         fills_answers: whose answers go into the bank.
         foresees: what questions are predicted from at idle time.
         projections: what projection reuse skips (table A).
+        drafts: whether the answer to a near question is a draft, checked in one pass, where it is not given.
     """
 
     name: str
@@ -39,6 +40,7 @@ class System:
     fills_answers: frozenset[Source] = frozenset()
     foresees: Foresees = "nothing"
     projections: Projections = "KV"
+    drafts: bool = False
 
 
 _USERS: Final[frozenset[Source]] = frozenset({"asked"})
@@ -64,7 +66,7 @@ PERCACHE: Final = System(
     foresees="abstract",
     projections="QKV",
 )
-OURS: Final = replace(PERCACHE, name="kvweave", kv="anywhere", matching="same")
+OURS: Final = replace(PERCACHE, name="kvweave", kv="anywhere", matching="same", drafts=True)
 
 SYSTEMS: Final = (
     NO_CACHE,

@@ -6,6 +6,7 @@ Bank, outlook, recipes and stores are the engine's; this file is what the system
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from kvweave.answers.bank import AnswerBank
 from kvweave.answers.records import BankedAnswer, Circumstances, Vector
 from kvweave.answers.words import plain
 from kvweave.config import AnswersConfig
+from kvweave.engine.drafting import drafts_of
 from kvweave.evaluation.bleu import bleu
 from kvweave.evaluation.memory_store import MemoryStore
 from kvweave.evaluation.metrics import METRICS
@@ -81,7 +83,7 @@ class UserSession:
             served = _served(question, banked.text, asked)
             served = replace(served, banked=banked.question, similarity=banked.similarity, foreseen=foreseen)
         else:
-            read = self.read(question, "asked")
+            read = self.read(question, "asked", self._drafts(vector))
             if "asked" in self.system.fills_answers:
                 self.keep(question, vector, read.text)
             served = replace(
@@ -115,11 +117,18 @@ class UserSession:
                 return replace(banked, similarity=cosine)
         return None
 
-    def read(self, question: str, source: Source) -> Read:
+    def _drafts(self, vector: Vector) -> list[tuple[int, ...]]:
+        """What the answer may be, where the system has that checked."""
+        if not self.system.drafts:
+            return []
+        nearest = self.answers.nearest(vector, self.circumstances, self.setting.threshold)
+        return [] if nearest is None else drafts_of(self.notebook.adapter, nearest.text)
+
+    def read(self, question: str, source: Source, drafts: Sequence[Sequence[int]] = ()) -> Read:
         """The model's answer, from whatever KV the system has; leaves KV where this source's questions do."""
         prompt = self.notebook.prompt(question)
         keeps_kv = source in self.system.fills_kv
-        read = self.notebook.reader.answer(self.recipe, self.store, prompt, keeps_kv=keeps_kv)
+        read = self.notebook.reader.answer(self.recipe, self.store, prompt, keeps_kv=keeps_kv, drafts=drafts)
         self._left(read, ahead=source == "predicted" and self._is_foreseen(question))
         return read
 
