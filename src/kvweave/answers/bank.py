@@ -27,8 +27,8 @@ from kvweave.answers.words import plain
 from kvweave.core import Source
 from kvweave.store.database import Database
 
-_COMPARED: Final = 4096
-"""So many questions are compared with one that is answered meanwhile: a few milliseconds."""
+_COMPARED: Final = 2048
+"""Of so many questions the nearest one's answer is looked for: a few milliseconds."""
 
 
 class AnswerBank:

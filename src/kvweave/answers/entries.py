@@ -27,6 +27,8 @@ _SCHEMA: Final = (
         last_used REAL NOT NULL, bytes INTEGER NOT NULL DEFAULT 0, UNIQUE (circumstances, question))""",
     "CREATE INDEX IF NOT EXISTS banked_questions_by_reading ON banked_questions (circumstances, reading)",
     "CREATE INDEX IF NOT EXISTS banked_questions_by_weight ON banked_questions (weight, last_used, id, bytes)",
+    """CREATE INDEX IF NOT EXISTS banked_questions_by_use ON banked_questions (circumstances, last_used)
+         WHERE answer IS NOT NULL""",
     "CREATE INDEX IF NOT EXISTS banked_questions_waiting ON banked_questions (waiting_since) WHERE waiting IS NOT NULL",
     "CREATE TABLE IF NOT EXISTS bank_facts (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
 )
@@ -174,12 +176,13 @@ class Entries:
     ) -> tuple[list[int], npt.NDArray[np.float32]]:
         """Ids of so many answered questions, those used last, and their vectors (n, dimensions)."""
         rows = self._database.query(
-            """SELECT id, vector FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL
-               ORDER BY last_used DESC, id DESC LIMIT ?""",
+            """SELECT id, vector FROM banked_questions WHERE id IN (
+                 SELECT id FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL
+                 ORDER BY last_used DESC LIMIT ?)""",
             (_told(circumstances), most),
         )
-        ids = [int(id_) for id_, _ in rows]
-        return ids, np.stack([_vector(blob) for _, blob in rows]) if rows else np.empty((0, 0), np.float32)
+        vectors = np.frombuffer(b"".join(blob for _, blob in rows), dtype="<f4")
+        return [int(id_) for id_, _ in rows], vectors.reshape(len(rows), -1 if rows else 0)
 
     def answered(self, id_: int) -> BankedAnswer | None:
         """A question by its id, if it has an answer."""
