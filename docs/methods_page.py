@@ -170,9 +170,8 @@ def _nearest(quality: Result | None) -> list[str]:
     if quality is None:
         return []
     counts: dict[int, list[str]] = {}
-    for task, samples in {
-        (row["task"], row["samples"]): 0 for row in quality["rows"] if row["task"] != OVERALL
-    }:
+    found = dict.fromkeys((row["task"], row["samples"]) for row in quality["rows"] if row["task"] != OVERALL)
+    for task, samples in found:
         counts.setdefault(samples, []).append(f"`{task}`")
     prompts = ", ".join(
         f"{samples} of {_listed(tasks)}" for samples, tasks in sorted(counts.items(), reverse=True)

@@ -118,21 +118,8 @@ def fetched(told: Point | None) -> str:
     return "\n".join(
         [
             *table(
-                [
-                    *(
-                        "tier",
-                        "stored as",
-                        "size",
-                        "plain transfer",
-                        "fetched and verified",
-                        "of the plain one",
-                    ),
-                    *(
-                        ["all looked up at once: until the first layers can be used, and all"]
-                        if by_layers
-                        else []
-                    ),
-                ],
+                ["tier", "stored as", "size", "plain transfer", "fetched and verified", "of the plain one"]
+                + ["all looked up at once: until the first layers can be used, and all"] * by_layers,
                 rows,
             ),
             "",

@@ -27,7 +27,7 @@ class Decoded:
     """
 
     text: str = ""
-    ids: tuple[int, ...] = ()
+    ids: Sequence[int] = ()
     seconds: float = 0.0
     foretold: int = 0
     decoding: Decoding | None = None
@@ -103,7 +103,7 @@ def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
         if reply.goes_on:
             logits = reply.advance()
         decoded.text = reply.text
-        decoded.ids, decoded.seconds = tuple(reply.ids), decoded.seconds + time.perf_counter() - began
+        decoded.ids, decoded.seconds = reply.ids, decoded.seconds + time.perf_counter() - began
         decoded.foretold = reply.held.foretold if isinstance(reply.held, Drafted) else 0
         decoded.decoding = reply.held.cost
         # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
@@ -139,9 +139,7 @@ def generate_together(
         for number in logits:
             seconds[number] += (time.perf_counter() - began) / len(logits)
         logits = dict(zip(going, steps, strict=True))
-    return [
-        Decoded(reply.text, tuple(reply.ids), spent) for reply, spent in zip(replies, seconds, strict=True)
-    ]
+    return [Decoded(reply.text, reply.ids, spent) for reply, spent in zip(replies, seconds, strict=True)]
 
 
 class _Reply:

@@ -61,7 +61,7 @@ class Questions:
             max_new_tokens=self.choices.max_new_tokens(parts.adapter.geometry.context_tokens),
             drop_chunks=options.drop_chunks,
             kv=self.choices.kv,
-            drafts=options.bank == "serve",
+            drafts=options.bank == "serve" and self.choices.kv is None,
         )
         return AnswerStream(answer(parts, self.repeats, asked), parts.adapter.tokenizer, arrival)
 

@@ -185,7 +185,7 @@ class Reader:
         )
         for _ in pieces:
             pass
-        return decoded.text.strip(), decoded.ids
+        return decoded.text.strip(), tuple(decoded.ids)
 
 
 def _pass(prompt: TokenizedPrompt, matched: Sequence[Matched], decoded: int) -> Pass:
