@@ -51,13 +51,19 @@ class Slowly:
         return self._read(key, ranges)
 
 
+def published(tmp_path: Path, *chunks: ChunkKV, making: Making = ISOLATED) -> None:
+    """Have the other machine put these into the tier."""
+    with ChunkStore(tmp_path / "first", shared="memory:") as first:
+        for kv in chunks:
+            put(first, kv, making)
+
+
 @contextmanager
 def another(
     tmp_path: Path, tier: MemoryTier, kv: ChunkKV = KV, making: Making = ISOLATED
 ) -> Iterator[ChunkStore]:
     """The store of a machine, after another one has put this into the tier."""
-    with ChunkStore(tmp_path / "first", shared="memory:") as first:
-        put(first, kv, making)
+    published(tmp_path, kv, making=making)
     tier.calls.clear()
     with ChunkStore(tmp_path / "second", shared="memory:") as second:
         yield second
