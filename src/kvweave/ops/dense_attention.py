@@ -1,8 +1,9 @@
 """Attention of chosen rows on CPUs as plain matrix products, for so few rows at a time that their logits stay in cache.
 
 Each block of rows attends to the keys up to its last row; only between its first and its last row anything has to be
-hidden, so that no mask over the prompt is made. Heads that share keys are rows of one product, and KV heads take turns.
-Logits are made in float32 whatever the dtype, as fused attention makes them.
+hidden, so that no mask over the prompt is made. Heads that share keys are rows of one product; of KV heads as many take
+their turn at a time as there are threads, so that each product is one thread's own: threads that share a small one wait for
+each other longer than they compute. Logits are made in float32 whatever the dtype, as fused attention makes them.
 
 For bfloat16 on a CPU without matrix units this is faster than PyTorch's fused kernel, whose small products run below
 the speed of larger ones.
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from kvweave.ops.attention import AttentionInput, contiguous, unpacked
 
-BLOCK_LOGITS = 2**19
-"""Logits of one block and KV head, 2 MiB: about what a core's own cache holds."""
+BLOCK_LOGITS = 2**18
+"""Logits of one block and KV head, 1 MiB: about what a core's own cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +86,21 @@ def _attend(
     out: Tensor,
 ) -> None:
     """One request: query (H, T, D) over keys and values (1, G, S, D), written to `out` (H, T, D)."""
-    groups, width = keys.shape[1], query.shape[2]
-    sharing = query.shape[0] // groups  # heads that share keys
+    groups, (_, count, width) = keys.shape[1], query.shape
+    at_once = torch.get_num_threads()
     turned = keys[0].float().transpose(1, 2)  # (G, D, S)
+    query, out = (each.view(groups, -1, count, width) for each in (query, out))  # (G, H/G, T, D)
     for block in blocks:
         rows, span = slice(block.start, block.end), slice(block.key_start, block.key_end)
-        for group in range(groups):
-            heads = slice(group * sharing, (group + 1) * sharing)
-            own = query[heads, rows].float() * scaling  # (H/G, rows, D)
-            logits = own.reshape(-1, width) @ turned[group, :, span]  # (H/G · rows, keys)
+        for first in range(0, groups, at_once):
+            some = slice(first, first + at_once)
+            own = query[some, :, rows].float() * scaling  # (some G, H/G, rows, D)
+            logits = own.flatten(1, 2) @ turned[some, :, span]  # (some G, H/G · rows, keys)
             if softcap is not None:
                 logits.div_(softcap).tanh_().mul_(softcap)
-            block.hide(logits.view(sharing, block.end - block.start, -1))
+            block.hide(logits.view(*own.shape[:3], -1))
             weights = logits.softmax(dim=-1).to(values.dtype)
-            out[heads, rows] = (weights @ values[0, group, span]).view(own.shape)
+            out[some, :, rows] = (weights @ values[0, some, span]).view(own.shape)
 
 
 def _cut(rows: Tensor, window: int | None, sharing: int) -> Iterator[_Block]:
