@@ -10,7 +10,7 @@ from kvweave.bench.baseline import library_attention, prefill_in_blocks, stock_p
 from kvweave.bench.limit import Rates
 from kvweave.bench.peak import peak_bytes
 from kvweave.bench.prompts import prompt_of_chunks
-from kvweave.bench.ttft import bench_ttft
+from kvweave.bench.ttft import _groups, around, bench_ttft
 from kvweave.bench.ttft_plot import ttft_plot
 from kvweave.bench.ttft_results import TtftRow, TtftSettings
 from kvweave.bench.work import Work, WorkCount
@@ -56,6 +56,20 @@ def test_every_recipe_has_a_row_at_every_ratio_that_applies_to_it(done):
         assert row.efficiency == pytest.approx(row.speedup / row.limit_speedup)
         parts_s = row.load_s + row.place_s + row.select_s + row.recompute_s
         assert parts_s <= 1.5 * row.ttft_s  # each is a median of its own
+
+
+def test_a_request_is_compared_with_the_full_prefills_right_before_and_after_it():
+    order = ["a", "b", 0, 1, "a", 1, 0, "a", 0]
+    assert around(order, 0, "a", [1.0, 2.0, 4.0]) == [1.5, 3.0, 4.0]
+    assert around(order, 1, "a", [1.0, 2.0, 4.0]) == [1.5, 3.0]
+    assert around(order, 0, "b", [7.0]) == [7.0, 7.0, 7.0]
+    assert around([0, "a", 0], 0, "a", [5.0]) == [5.0, 5.0]
+
+
+def test_no_more_than_about_one_full_prefill_is_computed_between_two():
+    assert _groups([0.0, 0.1, 0.15, 0.2, 0.3, 1.0, 0.0, 0.5, 0.5]) == [[0, 1, 2, 3, 4], [5, 6], [7, 8]]
+    assert _groups([1.0, 1.0]) == [[0], [1]]
+    assert _groups([0.0, 0.0]) == [[0, 1]]
 
 
 def test_rows_count_what_is_computed(done, adapter):
@@ -168,8 +182,8 @@ def test_both_ways_of_full_prefill_give_full_attentions_logits(adapter):
     ids = torch.randint(3, 300, (1, 40), generator=torch.Generator().manual_seed(0))
     before = adapter.model.config._attn_implementation
     expected = adapter.compute(adapter.canvas(40), ids[0].tolist(), adapter.rows(torch.arange(40)))
-    for around in (nullcontext(), library_attention(adapter)):
-        with around:
+    for surroundings in (nullcontext(), library_attention(adapter)):
+        with surroundings:
             for logits in (stock_prefill(adapter, ids), prefill_in_blocks(adapter, ids, 16)):
                 torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     assert adapter.model.config._attn_implementation == before

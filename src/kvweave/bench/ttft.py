@@ -2,12 +2,14 @@
 
 Ours runs from "chunks are known" to the first token's logits: look-up, loading, placement, selection and
 recomputation. Full prefill is the fastest of transformers' own, in one pass and in blocks, and ours without reuse, all
-over the same ids and with the last position's logits alone. What it could be at best is in `limit.py`.
+over the same ids and with the last position's logits alone. A machine's speed drifts within minutes, so a request is compared
+with the full prefills right before and after it. What it could be at best is in `limit.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +32,8 @@ from kvweave.recipes.request import Budget, PrefillRequest, PrefillResult
 
 OURS = "kvweave"
 """The way of full prefill that is not transformers' own."""
+TRIED_ROUNDS = 2
+"""In so many rounds every way of full prefill is timed; afterwards the fastest alone."""
 
 
 def bench_ttft(
@@ -58,7 +62,7 @@ def bench_ttft(
             context = _Context(adapter, prompt, stores, cases, cold=settings.cold)
             context.warm_up()
             for number in range(settings.rounds):
-                context.round(backwards=number % 2 == 1)
+                context.round(every_way=number < TRIED_ROUNDS, backwards=number % 2 == 1)
                 progress(f"{tokens} tokens", number + 1, settings.rounds)
             full.append(context.full_prefill(tokens))
             rows += context.rows(shape, full[-1])
@@ -80,6 +84,35 @@ def _cases(recipe: Recipe, asked: Sequence[float]) -> list[Case]:
     return cases
 
 
+def _groups(ratios: Sequence[float]) -> list[list[int]]:
+    """Numbers of cases that together compute about one full prefill, in order."""
+    groups: list[list[int]] = []
+    left = 0.0
+    for number, ratio in enumerate(ratios):
+        if ratio > left or not groups:
+            groups.append([])
+            left = 1.0
+        groups[-1].append(number)
+        left -= ratio
+    return groups
+
+
+def around(order: Sequence[str | int], case: int, way: str, way_s: Sequence[float]) -> list[float]:
+    """For each place of a case in the order of what was timed, the mean of a way's times right before and after it.
+
+    `way_s` are this way's times in order; where one side has none, the other's counts.
+    """
+    found: list[float] = []
+    times, before, waiting = iter(way_s), None, 0  # cases since then
+    for one in order:
+        waiting += one == case
+        if one == way:
+            after = next(times)
+            found += [after if before is None else (before + after) / 2] * waiting
+            before, waiting = after, 0
+    return [*found, *[before] * waiting] if before is not None else found
+
+
 @dataclass(frozen=True, slots=True)
 class _Cost:
     """What one case computes and takes up, the same in every round."""
@@ -91,7 +124,7 @@ class _Cost:
 
 
 class _Context:
-    """One context: the ways of full prefill and the cases, each timed once in every round."""
+    """One context: full prefill and the cases, timed in turn."""
 
     def __init__(
         self,
@@ -118,6 +151,7 @@ class _Context:
         }
         self._full_s: dict[str, list[float]] = {name: [] for name in self._ways}
         self._timings: list[list[Timing]] = [[] for _ in cases]
+        self._timed: list[str | int] = []  # what was, in order: a way by its name, a case by its number
         self._costs: list[_Cost] = []
         self._full_flops = 0.0
 
@@ -132,19 +166,28 @@ class _Context:
         for case in self._cases:
             self._costs.append(self._cost(count, case))
 
-    def round(self, *, backwards: bool) -> None:
-        """Everything once; a slow drift of the machine favours nobody if every other round runs backwards."""
-        steps: list[Callable[[], None]] = [
-            *(lambda name=name: self._time_way(name) for name in self._ways),
-            *(lambda number=number: self._time_case(number) for number in range(len(self._cases))),
-        ]
+    def round(self, *, every_way: bool, backwards: bool) -> None:
+        """Every case once, between full prefills; a slow drift favours nobody if every other round runs backwards."""
+        steps: list[Callable[[], None]] = []
+        for group in _groups([ratio for _, ratio in self._cases]):
+            steps += [partial(self._time_case, number) for number in group]
+            steps.append(lambda: self._time_way(self._fastest()))
+        ways = self._ways if every_way else [self._fastest()]
+        steps = [*(partial(self._time_way, name) for name in ways), *steps]
         for step in reversed(steps) if backwards else steps:
             step()
+
+    def _fastest(self) -> str:
+        """The way of full prefill that is, so far; ours where none has been timed."""
+        return min((name for name, times in self._full_s.items() if times), key=self._median_s, default=OURS)
+
+    def _median_s(self, name: str) -> float:
+        return Spread.of(self._full_s[name]).median
 
     def full_prefill(self, context_tokens: int) -> FullPrefill:
         """The ways beside each other, after the rounds."""
         ways = {name: Spread.of(times) for name, times in self._full_s.items()}
-        fastest = min(ways, key=lambda name: ways[name].median)
+        fastest = self._fastest()
         files = self._stores.files()
         if self._cold:
             self._drop(self._cases[0][0])
@@ -191,9 +234,9 @@ class _Context:
 
     def spreads(self, full: FullPrefill) -> Iterator[TtftSpread]:
         """How far the rounds lie apart, case by case."""
-        for (recipe, ratio), timings in zip(self._cases, self._timings, strict=True):
+        for number, ((recipe, ratio), timings) in enumerate(zip(self._cases, self._timings, strict=True)):
             times = [timing.ttft_s for timing in timings]
-            speedup = ratios(self._full_s[full.fastest], times)
+            speedup = ratios(around(self._timed, number, full.fastest, self._full_s[full.fastest]), times)
             yield TtftSpread(full.context_tokens, recipe.name, ratio, Spread.of(times), speedup)
 
     def _time_way(self, name: str) -> None:
@@ -203,9 +246,11 @@ class _Context:
 
         with nullcontext() if name == OURS else library_attention(self._adapter):
             self._full_s[name].append(timed(step))
+        self._timed.append(name)
 
     def _time_case(self, number: int) -> None:
         self._timings[number].append(self._run(self._cases[number]).timing)
+        self._timed.append(number)
 
     def _cost(self, count: WorkCount, case: Case) -> _Cost:
         found: list[PrefillResult] = []

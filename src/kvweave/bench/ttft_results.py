@@ -33,9 +33,9 @@ class TtftRow:
         recipe: its name.
         ratio: share of stale tokens recomputed.
         rows: prompt tokens that were computed, the question's among them.
-        full_s: full prefill.
+        full_s: full prefill, median of all times.
         ttft_s: from chunks known to the first token's logits.
-        speedup: full_s / ttft_s, round by round.
+        speedup: full prefill over ttft_s, each time the full prefills right before and after it.
         limit_speedup: full_s over the limit's time.
         efficiency: speedup / limit_speedup: 1 is a request that wastes nothing.
         load_s: looking up stored KV and mapping it.
@@ -84,7 +84,7 @@ class FullPrefill:
         context_tokens: as asked for.
         prompt_tokens: of the whole prompt.
         fastest: which of the ways in `ways_s` is the one that rows are compared with.
-        ways_s: each way's seconds.
+        ways_s: each way's seconds; those that are not the fastest are timed in the first two rounds only.
         gflops_per_s: what the fastest reaches.
         memory_bytes_per_s: measured beside it.
         read_bytes_per_s: of stored KV, measured beside it.
