@@ -123,13 +123,15 @@ class IdleConfig:
 class GenerationConfig:
     """How an answer is decoded: `temperature` 0 is greedy; `top_p` 0..1 keeps the nucleus of that mass.
 
-    `max_new_tokens` None means 256, or an eighth of the model's context where that is less.
+    `max_new_tokens` None means 256, or an eighth of the model's context where that is less. Greedy decoding guesses from
+    the prompt how an answer goes on, up to `prompt_lookup_tokens` at a time, and checks them in one pass; 0: it does not.
     """
 
     max_new_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
+    prompt_lookup_tokens: int = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +310,10 @@ def _check(config: Config) -> None:
         ),
         *_idle_bounds(config.idle),
         (0 < top_p <= 1, f"top_p is {top_p}; it lies in (0, 1]"),
+        (
+            config.generation.prompt_lookup_tokens >= 0,
+            f"prompt_lookup_tokens is {config.generation.prompt_lookup_tokens}; it cannot be negative (0: none are looked up)",
+        ),
         (
             config.store.storage in ("auto", *STORAGES),
             f"storage is {config.store.storage!r}; choose one of auto, {', '.join(STORAGES)}",

@@ -352,7 +352,7 @@ class Timing:
 
     `ttft_s` runs from the request's arrival to the first token's logits: retrieve + tokenize + match (look-up, load)
     + place (layers verified when first asked for, rotated, laid out) + select + recompute, and what lies between them.
-    Of the `answer_tokens`, `foretold_tokens` stood in the answer to a near question too and were checked in one pass.
+    Of the `answer_tokens`, `foretold_tokens` were told by the prompt or a near question's answer, and checked many in one pass.
     """
 
     retrieve_s: float = 0.0

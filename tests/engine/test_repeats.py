@@ -49,7 +49,7 @@ def test_a_paraphrase_gets_the_answer_and_waits_for_its_own(base):
 
 
 def test_an_answer_that_may_not_be_given_is_a_draft_of_the_same_one(open_kb, documents):
-    base = open_kb(answer_limit_bytes=10**7, answer_threshold=0.5)
+    base = open_kb(answer_limit_bytes=10**7, answer_threshold=0.5, prompt_lookup_tokens=0)
     base.add(documents)
     first = base.ask(GLORRIC)
     other = "Which password was noted for Glorric?"
@@ -58,7 +58,18 @@ def test_an_answer_that_may_not_be_given_is_a_draft_of_the_same_one(open_kb, doc
     answer = base.ask(other)
     assert not is_banked(answer)
     assert answer.text == alone.text == first.text
-    assert answer.timing.foretold_tokens == answer.timing.answer_tokens > 0
+    assert answer.timing.foretold_tokens == answer.timing.answer_tokens - 1 > 0
+
+
+def test_the_prompt_is_a_draft_of_what_it_is_asked_for(open_kb, documents):
+    plain, quoting = (open_kb(answer_limit_bytes=0, prompt_lookup_tokens=most) for most in (0, 31))
+    plain.add(documents)
+    alone, answer = plain.ask(GLORRIC), quoting.ask(GLORRIC)
+    assert answer.text == alone.text
+    assert (alone.timing.foretold_tokens, answer.timing.foretold_tokens) == (
+        0,
+        answer.timing.answer_tokens - 1,
+    )
 
 
 @pytest.mark.parametrize(

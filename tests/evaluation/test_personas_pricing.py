@@ -11,7 +11,7 @@ from kvweave.evaluation.personas.pricing import Prices, tail
 from kvweave.evaluation.personas.served import Held, IdleSpell, Served, Session
 from kvweave.evaluation.personas.shape import Shape
 from kvweave.evaluation.personas.summary import kv_hit, pair_rows, system_rows, user_rows
-from kvweave.evaluation.personas.systems import OURS, PERCACHE, RAGCACHE, SYSTEMS, without
+from kvweave.evaluation.personas.systems import OURS, PERCACHE, RAGCACHE, SYSTEMS, TOKEN_BY_TOKEN, without
 from kvweave.evaluation.personas.trials import MEASURED, Trial, comparison
 from kvweave.testing import tiny_adapter
 
@@ -115,16 +115,25 @@ def test_selecting_stale_rows_is_paid_for(prices):
 
 def test_a_draft_is_a_pass_and_saves_steps(prices):
     plain = Pass(110, exact=100, decoded=3)
-    checked = Pass(110, exact=100, decoded=3, foretold=2, drafted=5)
+    checked = Pass(110, exact=100, decoded=3, foretold=1, checks=(5,))
     assert (plain.steps, checked.steps) == (2, 0)
     assert prices.decode_s(plain) == pytest.approx(3 * (0.1 + (111.5 - 100) / 100 * 0.1))
     draft = 1.0 + (110 / 100) * 1.0 + (5 - 10) / 90 * 9.0  # five rows behind 110 stored tokens
     assert prices.decode_s(checked) == pytest.approx(draft + 0.1 + (112.5 - 100) / 100 * 0.1)
 
 
+def test_where_nothing_is_foretold_the_same_session_costs_every_token(prices):
+    took = Pass(110, exact=100, decoded=6, foretold=4, checks=(5,))
+    served = Served("q", "a", 1.0, 1.0, took)
+    plain = replace(served, took=replace(took, foretold=0, checks=()))
+    alone = [prices.request(each, TOKEN_BY_TOKEN, "B") for each in (served, plain)]
+    assert alone[0] == alone[1] == prices.request(plain, OURS, "B")
+    assert prices.request(served, OURS, "B").latency_s != alone[0].latency_s
+
+
 def test_rows_of_a_draft_are_those_of_a_pass_over_the_same_positions(adapter):
     cost = Shape.of(adapter).cost
-    took = Pass(prompt=50, exact=20, decoded=4, foretold=2, drafted=3)
+    took = Pass(prompt=50, exact=20, decoded=4, foretold=1, checks=(3,))
     passes = [cost.pass_over(torch.arange(20, 50), 1), cost.pass_over(torch.arange(50, 53), 3)]
     step = cost.pass_over(torch.tensor([52]), 1)
     assert Shape.of(adapter).flops(took) == sum(passes) + step

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import weakref
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from kvweave.config import GenerationConfig
+from kvweave.engine.drafting import Foretelling
 from kvweave.engine.generation import Decoded, generate
 from kvweave.evaluation.journal import LineJournal
 from kvweave.evaluation.memory_store import MemoryStore
@@ -111,6 +113,18 @@ def plainly(adapter, prompt):
     return decoded.text.strip(), decoded.tokens
 
 
+@contextmanager
+def rows_of_passes(adapter):
+    """How many rows each call of the model has meanwhile."""
+    rows = []
+
+    def note(module, given, named):
+        rows.append(named["input_ids"].shape[1])
+
+    with adapter.model.register_forward_pre_hook(note, with_kwargs=True):
+        yield rows
+
+
 class TestReading:
     def test_what_is_reused_exactly_answers_as_full_attention_does(self, adapter, notebook):
         store = MemoryStore()
@@ -134,7 +148,7 @@ class TestReading:
                 torch.testing.assert_close(found[0].kv, kept.content.kv)
 
     @pytest.mark.parametrize("name", ["prefix", "reuse"])
-    def test_a_draft_counts_as_the_engine_has_it_checked(self, adapter, notebook, name):
+    def test_what_is_foretold_counts_as_the_engine_has_it_checked(self, adapter, notebook, name):
         recipe, prompt = recipe_named(name), notebook.prompt(ANN)
         plain = notebook.reader.answer(recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False)
         result = run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
@@ -143,15 +157,19 @@ class TestReading:
         list(generate(adapter, result.canvas, *generation, decoded))
         ids = decoded.ids
         for drafts in ([ids], [ids[:3]], [(*ids[:2], 5, 6)], [(7, 7), ids], [(7, 7)], []):
+            telling = Foretelling(prompt.token_ids, drafts)
             read = notebook.reader.answer(
-                recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False, drafts=drafts
+                recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False, foretelling=telling
             )
             assert (read.text, read.took.decoded) == (plain.text, plain.took.decoded)
             again, own = Decoded(), run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
             given = (prompt.token_ids, own.logits, GenerationConfig(), 32)
-            list(generate(adapter, own.canvas, *given, again, drafts=drafts))
+            with rows_of_passes(adapter) as passes:
+                list(generate(adapter, own.canvas, *given, again, drafts=drafts))
             assert again.ids == ids
-            assert min(read.took.foretold, 31) == again.foretold, drafts
+            assert read.took.foretold == again.foretold, drafts
+            assert [rows for rows in passes if rows > 1] == list(read.took.checks), drafts
+            assert len(passes) == read.took.steps + len(read.took.checks), drafts
 
     def test_without_keeping_the_store_stays_as_it_was(self, notebook):
         store = MemoryStore()

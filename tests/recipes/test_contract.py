@@ -5,6 +5,7 @@ import torch
 from contract import close, corpus_of, plain_logits, prepare
 
 import kvweave
+from kvweave.config import GenerationConfig
 from kvweave.models.canvas import PlacedSpan
 from kvweave.models.grouped import GroupedPlan
 from kvweave.recipes.methods import METHODS, recipe_named
@@ -28,6 +29,20 @@ class TestEveryRecipe:
         result = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=1.0)
         close(result.logits, plain_logits(adapter, prompt))
         assert result.logits.shape == (1, adapter.model.config.vocab_size)
+
+    def test_what_the_prompt_tells_changes_no_answer(self, name, adapter, store, prompt):
+        prepare(adapter, store, prompt, name)
+        adapter.model.generation_config.eos_token_id = []
+        plain, quoting = (
+            kvweave.generate(
+                kvweave.prefill(adapter, store, prompt, recipe=name),
+                max_new_tokens=12,
+                settings=GenerationConfig(prompt_lookup_tokens=most),
+            )
+            for most in (0, 31)
+        )
+        assert list(quoting.ids) == list(plain.ids)
+        assert plain.foretold == 0
 
     def test_a_cold_store_gives_full_attention(self, name, adapter, store, prompt):
         result = kvweave.prefill(adapter, store, prompt, recipe=name)

@@ -95,7 +95,7 @@ def _tell_plan(answer: Answer) -> None:
 
 
 def _decoding(timing: Timing) -> str:
-    foretold = f", {timing.foretold_tokens} as in an earlier answer" if timing.foretold_tokens else ""
+    foretold = f", {timing.foretold_tokens} of them foretold" if timing.foretold_tokens else ""
     return f"decode {timing.answer_tokens} tokens{foretold}"
 
 

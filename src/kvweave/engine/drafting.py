@@ -1,17 +1,26 @@
-"""A draft of an answer, checked by the model in one pass instead of being decoded token by token (speculative decoding).
+"""What a reply may be, checked by the model in one pass instead of being decoded token by token (speculative decoding).
 
-An answer to a question that is near the one asked, and perhaps another, must not be given; but where the model would say the
-same, it is there already. The draft's tokens are run as rows of one pass once decoding has come to its first one, and hold as
-far as each is what decoding would have chosen. A draft that begins wrong costs nothing, one that goes wrong later the rows beyond.
+Two things foretell it. An answer to a question that is near the one asked, and perhaps another, must not be given; but where
+the model would say the same, it is there already: a draft. And replies quote the text they rest on, which is the prompt: where
+the reply's last tokens stand in it, the reply may go on as it does there (prompt lookup). What is foretold is run as rows of one
+pass, and holds as far as each token is what decoding would have chosen; so replies are the same, and come in fewer passes.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
+import torch
 from torch import Tensor
 
 from kvweave.core import Decoding
 from kvweave.engine.holding import Holding
 from kvweave.models.adapter import Adapter
+
+_QUOTED: Final = 7
+"""So many tokens are looked up at first: with the reply's last one, rows that cost little more than one where reading the
+model's weights is what takes the time."""
+_COMPARED: Final = 8
+"""Of places in the prompt that go on from the reply's last token, the one that agrees furthest back, so many tokens at most."""
 
 
 def drafts_of(adapter: Adapter, text: str) -> list[tuple[int, ...]]:
@@ -19,57 +28,100 @@ def drafts_of(adapter: Adapter, text: str) -> list[tuple[int, ...]]:
     return [adapter.template.text_ids(each) for each in (text, f" {text}")]
 
 
-class Drafted:
-    """KV of a text that grows, as `Holding`, with a draft of how it goes on. For greedy decoding, on a canvas.
+class Foretelling:
+    """Tells how a reply may go on, from what is known beside the model. For one reply.
+
+    Args:
+        prompt_ids: token ids that the reply may quote.
+        drafts: what the reply may be, without the token that ends it, the likeliest first.
+        most_quoted: tokens that are looked up in the prompt at a time; 0 for none.
+    """
+
+    def __init__(
+        self, prompt_ids: Sequence[int], drafts: Sequence[Sequence[int]] = (), most_quoted: int = 31
+    ) -> None:
+        self._prompt = torch.tensor(prompt_ids, dtype=torch.long)
+        self._drafts = [tuple(draft) for draft in drafts]
+        self._most_quoted, self._quoted = most_quoted, min(_QUOTED, most_quoted)
+
+    def next(self, said: Sequence[int]) -> list[int]:
+        """Token ids that may follow the reply so far, which has at least one; empty where nothing tells."""
+        so_far = tuple(said)
+        self._drafts = [draft for draft in self._drafts if draft[: len(so_far)] == so_far]
+        drafted = next((draft for draft in self._drafts if len(draft) > len(so_far)), so_far)
+        return list(drafted[len(so_far) :]) or self._quote(so_far)
+
+    def held(self, foretold: int, stood: int) -> None:
+        """Of a number of tokens that were foretold, so many stood: the more do, the more are quoted at a time."""
+        if stood == foretold:
+            self._quoted = min(self._most_quoted, 2 * self._quoted + 1)
+        elif not stood:
+            self._quoted = min(self._most_quoted, max(1, self._quoted // 2))
+
+    def _quote(self, said: tuple[int, ...]) -> list[int]:
+        """What follows in the prompt where it agrees longest with the end of the reply; if possible, enough of it."""
+        if not self._most_quoted:
+            return []
+        places = (self._prompt[:-1] == said[-1]).nonzero()[:, 0]
+        for back in range(1, min(_COMPARED, len(said))):
+            agreeing = places[(places >= back) & (self._prompt[places - back] == said[-1 - back])]
+            if not agreeing.numel():
+                break
+            places = agreeing
+        if not places.numel():
+            return []
+        roomy = places[places < len(self._prompt) - self._quoted]
+        start = int((roomy if roomy.numel() else places)[-1]) + 1
+        return self._prompt[start : start + self._quoted].tolist()
+
+
+class Foretold:
+    """KV of a text that grows, as `Holding`, and what is foretold of how it goes on. For greedy decoding, on a canvas.
 
     Args:
         adapter: the model.
         held: what holds the prompt.
         prompt_tokens: how many tokens that is.
-        drafts: what the reply may be, without the token that ends it, the likeliest first: the first that begins as the reply
-            does is checked.
+        most: tokens of the reply at most.
+        foretelling: what tells.
 
     Attributes:
-        foretold: how many of the draft's tokens the text has in the end, behind which nothing had to be decoded.
+        foretold: how many of the reply's tokens were told and stood.
     """
 
     def __init__(
-        self, adapter: Adapter, held: Holding, prompt_tokens: int, drafts: Sequence[Sequence[int]]
+        self, adapter: Adapter, held: Holding, prompt_tokens: int, most: int, foretelling: Foretelling
     ) -> None:
-        self._adapter, self._held = adapter, held
-        self._prompt_tokens = prompt_tokens
-        self._drafts = list(map(list, drafts))
-        self._checked: Tensor | None = None  # logits behind each token of the draft that is left, (k, vocab)
+        self._adapter, self._held, self._foretelling = adapter, held, foretelling
+        self._prompt_tokens, self._most = prompt_tokens, most
+        self._checked: list[int] = []  # the token that had been said last, and what was told to follow it
+        self._logits: Tensor | None = None  # behind each of these, (k, vocab)
+        self._stood = 0  # of those told, so many
         self.foretold = 0
 
     def advance(self, token_ids: Sequence[int]) -> Tensor:
         """The logits (1, vocab) that follow `token_ids`, of which all but the last were asked about before."""
-        said = list(token_ids[self._prompt_tokens :])
-        self._drafts = [draft for draft in self._drafts if draft[: len(said)] == said]
-        if not self._drafts:
-            self._give_up(len(said))
-        elif self._checked is None:
-            self._check(self._drafts[0])
-        if self._checked is None:
+        if self._logits is not None:
+            if self._checked[self._stood + 1 : self._stood + 2] == [token_ids[-1]]:
+                self._stood += 1
+                self.foretold += 1
+                return self._logits[self._stood][None]
+            self._end(token_ids)
+        said = token_ids[self._prompt_tokens :]
+        told = self._foretelling.next(said)[: self._most - 1 - len(said)]
+        if not told or not self._adapter.keeps_frequencies(self._held.canvas, 1 + len(told)):
             return self._held.advance(token_ids)
-        self.foretold = len(said)
-        return self._checked[len(said) - 1][None]
+        self._checked, self._stood = [said[-1], *told], 0
+        self._logits = self._adapter.follow(self._held.canvas, self._checked)
+        return self._logits[0][None]
 
     @property
     def cost(self) -> Decoding | None:
         """As `Holding`."""
         return self._held.cost
 
-    def _check(self, draft: list[int]) -> None:
-        """Run a draft behind the prompt, and no other one; none where decoding would change frequencies on the way."""
-        self._drafts = []
-        lengths = (self._prompt_tokens + 1, self._prompt_tokens + len(draft))
-        if len({*map(self._adapter.rope_regime, lengths)}) == 1:
-            self._drafts = [draft]
-            self._checked = self._adapter.follow(self._held.canvas, draft)
-
-    def _give_up(self, said: int) -> None:
-        """Forget what a draft has left on the canvas from the reply's last token on."""
-        if self._checked is not None:
-            self._held.canvas.shrink(self._prompt_tokens + said - 1)
-        self._checked = None
+    def _end(self, token_ids: Sequence[int]) -> None:
+        """Forget what was told and did not stand, which the canvas holds from the last token on."""
+        self._held.canvas.shrink(len(token_ids) - 1)
+        self._foretelling.held(len(self._checked) - 1, self._stood)
+        self._logits = None

@@ -13,7 +13,7 @@ from kvweave.config import GenerationConfig
 from kvweave.core import Decoding
 from kvweave.decode.retrieved_kv import RetrievedKV
 from kvweave.decode.settings import ClusteredKV
-from kvweave.engine.drafting import Drafted
+from kvweave.engine.drafting import Foretelling, Foretold
 from kvweave.engine.holding import Holding, Standing
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import Canvas
@@ -23,7 +23,7 @@ from kvweave.models.canvas import Canvas
 class Decoded:
     """What a generation has produced so far, and what it cost; `decoding` None where all KV stayed in memory.
 
-    `foretold` of the tokens were in the draft, and were checked in one pass.
+    `foretold` of the tokens were told by a draft or the prompt, and did not have to be decoded one by one.
     """
 
     text: str = ""
@@ -55,17 +55,18 @@ def generate(
 
     Continues on the canvas, which it grows, or on the flash that the canvas has handed its layers over to; with `kv`, it
     moves one that has not, of which `question_tokens` at the prompt's end are computed once more, see `enter`. Stops at the model's end-of-sequence tokens or after
-    `max_new_tokens`. `drafts` are what the reply may be, see `Drafted`: as far as it is, greedy
-    decoding on a canvas takes one pass for it. `decoded` is filled in as it goes, so it is right even when the
-    caller stops early. Raises InvalidRequest, StoreError and StoreFull with `kv`.
+    `max_new_tokens`. `drafts` are what the reply may be: as far as it is, or quotes the prompt, greedy decoding on a
+    canvas runs many of its tokens in one pass, see `Foretold`. `decoded` is filled in as it goes, so it is right even
+    when the caller stops early. Raises InvalidRequest, StoreError and StoreFull with `kv`.
     """
     with closing(Holding(adapter, canvas, kv)) as held:
         if max_new_tokens > 1:
             held.move(prompt_ids, question_tokens)
-        checkable = held.on_canvas and settings.temperature == 0
-        cut = [draft[: max_new_tokens - 1] for draft in drafts if draft] if checkable else []
-        guided = Drafted(adapter, held, len(prompt_ids), cut) if cut else held
-        reply = _Reply(adapter, guided, prompt_ids, settings, max_new_tokens)
+        source: Holding | Foretold = held
+        if held.on_canvas and settings.temperature == 0:
+            foretelling = Foretelling(prompt_ids, drafts, settings.prompt_lookup_tokens)
+            source = Foretold(adapter, held, len(prompt_ids), max_new_tokens, foretelling)
+        reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens)
         yield from _pieces(reply, logits, decoded)
 
 
@@ -104,7 +105,7 @@ def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
             logits = reply.advance()
         decoded.text = reply.text
         decoded.ids, decoded.seconds = reply.ids, decoded.seconds + time.perf_counter() - began
-        decoded.foretold = reply.held.foretold if isinstance(reply.held, Drafted) else 0
+        decoded.foretold = reply.held.foretold if isinstance(reply.held, Foretold) else 0
         decoded.decoding = reply.held.cost
         # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
         ready = decoded.text.rstrip("\ufffd")
@@ -148,7 +149,7 @@ class _Reply:
     def __init__(
         self,
         adapter: Adapter,
-        held: Holding | Standing | Drafted,
+        held: Holding | Standing | Foretold,
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,

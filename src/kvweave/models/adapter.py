@@ -271,6 +271,12 @@ class Adapter:
         """Raise InvalidRequest where that many tokens behind what is held need other frequencies than it has; see `step`."""
         appended_plan(self.model, held, held.next_rows(tokens))
 
+    def keeps_frequencies(self, canvas: Canvas, tokens: int) -> bool:
+        """Whether that many tokens, appended one by one, would all run under the frequencies that the canvas has."""
+        positions = canvas.positions_of(canvas.next_rows(tokens))
+        before, last = int(positions[0]), int(positions[-1])
+        return len({self.rope_regime(length) for length in (before, before + 1, last + 1)}) == 1
+
     def step(self, canvas: Continued, token_id: int) -> Tensor:
         """Append one token to the canvas; returns the logits that follow it, (1, vocab).
 

@@ -29,15 +29,16 @@ from kvweave.evaluation.personas.summary import (
     system_rows,
     user_rows,
 )
-from kvweave.evaluation.personas.systems import OURS, PERCACHE, SYSTEMS
+from kvweave.evaluation.personas.systems import OURS, PERCACHE, SYSTEMS, TOKEN_BY_TOKEN
 from kvweave.evaluation.personas.trials import Trial, ablations, comparison, scheduling, sweeps
 from kvweave.evaluation.subject import subject_of
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
 
-JOURNAL_VERSION: Final = 4
+JOURNAL_VERSION: Final = 5
 """What a session means; raised with every change after which older ones would mislead."""
 _FILE: Final = "sessions.jsonl"
+_TOKEN_BY_TOKEN: Final = Trial("systems", TOKEN_BY_TOKEN.name, TOKEN_BY_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,13 @@ def compare(
     lived: dict[str, list[Session]] = {}
     for session in sessions:
         lived.setdefault(session.trial, []).append(session)
+    lived[_TOKEN_BY_TOKEN.key] = lived[f"systems/{OURS.name}"]
     prices = Prices(costs, shape)
     return Comparison(
         about=_about(request, shape, users),
         costs=costs,
-        systems=tuple(system_rows(sorted(systems, key=_place), lived, prices)),
-        pairs=tuple(pair_rows(SYSTEMS, lived, prices)),
+        systems=tuple(system_rows([*sorted(systems, key=_place), _TOKEN_BY_TOKEN], lived, prices)),
+        pairs=tuple(pair_rows([*SYSTEMS, TOKEN_BY_TOKEN], lived, prices)),
         users=tuple(user_rows(SYSTEMS, lived, prices)),
         further=tuple(system_rows(further, lived, prices)),
         scheduler=tuple(scheduler_rows([t for t in further if t.experiment == "scheduler"], lived, prices)),
@@ -155,13 +157,17 @@ def _journal(request: Request, adapter: Adapter, shape: Shape) -> Sessions:
 
 def _session(content: dict[str, Any]) -> Session:
     served = [
-        Served(**each | {"took": None if each["took"] is None else Pass(**each["took"])})
+        Served(**each | {"took": None if each["took"] is None else _pass(each["took"])})
         for each in content["served"]
     ]
     idle = [IdleSpell(**spell) for spell in content["idle"]]
     return Session(
         **content | {"served": tuple(served), "idle": tuple(idle), "held": Held(**content["held"])}
     )
+
+
+def _pass(content: dict[str, Any]) -> Pass:
+    return Pass(**content | {"checks": tuple(content["checks"])})
 
 
 def _about(request: Request, shape: Shape, users: Iterable[User]) -> dict[str, Any]:

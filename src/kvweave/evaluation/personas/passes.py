@@ -14,8 +14,8 @@ class Pass:
         recomputed: of the stale ones, those that were computed anyway.
         selecting: rows that were run over stale KV to choose these.
         decoded: tokens of the reply.
-        foretold: of these, tokens that an earlier answer foretold, behind which nothing was decoded.
-        drafted: rows of the pass that checked what it foretold.
+        foretold: of these, tokens that a near question's answer or the prompt told, and that stood.
+        checks: rows of each pass that ran the reply's last token with what was told to follow it.
     """
 
     prompt: int
@@ -25,7 +25,7 @@ class Pass:
     selecting: int = 0
     decoded: int = 0
     foretold: int = 0
-    drafted: int = 0
+    checks: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -54,14 +54,22 @@ class Pass:
 
     @property
     def decoded_keys(self) -> int:
-        """The same of the rows behind the prompt: tokens that are fed back, and what was drafted."""
-        behind = self.steps * (self.prompt + self.foretold) + _sum_to(self.steps)
-        return behind + self.drafted * self.prompt + _sum_to(self.drafted)
+        """The same of the rows behind the prompt: tokens that are fed back one by one, and those of checks.
+
+        Checks are taken as standing where the reply begins.
+        """
+        behind = self.steps * (self.prompt + self.checked) + _sum_to(self.steps)
+        return behind + sum(rows * self.prompt + _sum_to(rows) for rows in self.checks)
 
     @property
     def steps(self) -> int:
-        """Tokens that are fed back one by one: all that were not foretold, but the reply's last."""
-        return max(0, self.decoded - 1 - self.foretold)
+        """Tokens that are fed back one by one: all that were neither told nor ran with what was, but the reply's last."""
+        return max(0, self.decoded - 1 - self.checked)
+
+    @property
+    def checked(self) -> int:
+        """Tokens of the reply that ran in checks: those that stood, and the one before them in each."""
+        return self.foretold + len(self.checks)
 
 
 def _sum_to(count: int) -> int:

@@ -6,7 +6,7 @@ both are exact where stored KV is; in A, reuse of stale KV is priced and was nev
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from kvweave.evaluation.personas.costs import Costs
@@ -46,6 +46,8 @@ class Prices:
         took = served.took
         if took is None:
             return Priced(seconds, 0.0)
+        if not system.foretells:
+            took = replace(took, foretold=0, checks=())
         seconds += costs.retrieve_s
         if system.kv != "none":
             seconds += costs.find_kv_s + self.load_s(took, kept(system, table))
@@ -66,9 +68,13 @@ class Prices:
         return selecting + max(0.0, costs.prefill(took.prompt, 0) - skipped)
 
     def decode_s(self, took: Pass) -> float:
-        """From first logits to the end of the reply: the pass that checks a draft, and a step for every other token."""
-        checked = self.costs.prefill(took.drafted, took.prompt) if took.drafted else 0.0
-        return checked + self.costs.decode(took.prompt + took.foretold, took.decoded - took.foretold)
+        """From first logits to the end of the reply: passes that check what is told, and a step for every other token.
+
+        The last token is fed back too, to see the end; where a check told that, it is one of what stood.
+        """
+        checks_s = sum(self.costs.prefill(rows, took.prompt) for rows in took.checks)
+        single = max(0, took.decoded - took.checked)
+        return checks_s + self.costs.decode(took.prompt + took.checked, single)
 
     def flops(self, took: Pass, system: System, table: Table) -> float:
         """Operations of a request."""

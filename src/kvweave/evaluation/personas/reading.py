@@ -7,11 +7,11 @@ Knows neither questions nor systems.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Final, TypeAlias
 
 from kvweave.config import GenerationConfig
 from kvweave.core import Making, Prompt, TokenizedPrompt
+from kvweave.engine.drafting import Foretelling
 from kvweave.engine.foresight import settings_of
 from kvweave.engine.generation import Decoded, generate
 from kvweave.evaluation.memory_store import MemoryStore
@@ -85,26 +85,28 @@ class Reader:
         prompt: TokenizedPrompt,
         *,
         keeps_kv: bool,
-        drafts: Sequence[Sequence[int]] = (),
+        foretelling: Foretelling | None = None,
     ) -> Read:
         """The answer to a prompt by a recipe over a store, which gets the KV that is worth keeping if `keeps_kv`.
 
-        Drafts (`engine.drafting`) change no answer either: what they save is counted.
+        What is foretold changes no answer either: what it saves is counted.
         """
         request = PrefillRequest(self.adapter, store, prompt, recipe.budget(None, None))
         matched = recipe.match.find(request, recipe.prepare)
         if any(each.origin == "reused" for each in matched):
-            return self._over_stale(recipe, request, matched, keeps_kv, drafts)
+            return self._over_stale(recipe, request, matched, keeps_kv, foretelling)
         left = self._keep(recipe, request, matched) if keeps_kv else ()
         text, ids = self._exactly(prompt)
-        return _read(text, prompt, matched, _checked(_pass(prompt, matched, len(ids)), ids, drafts), left)
+        return _read(
+            text, prompt, matched, _foretold(_pass(prompt, matched, len(ids)), ids, foretelling), left
+        )
 
     def prefill(self, recipe: Recipe, store: ChunkStore, prompt: TokenizedPrompt) -> Read:
         """The same without a reply: the KV alone."""
         request = PrefillRequest(self.adapter, store, prompt, recipe.budget(None, None))
         matched = recipe.match.find(request, recipe.prepare)
         if any(each.origin == "reused" for each in matched):
-            whole = self._over_stale(recipe, request, matched, keeps_kv=True, drafts=())
+            whole = self._over_stale(recipe, request, matched, keeps_kv=True, foretelling=None)
             return replace(whole, text="", took=replace(whole.took, decoded=0))
         left = self._keep(recipe, request, matched)
         return _read("", prompt, matched, _pass(prompt, matched, 0), left)
@@ -155,7 +157,7 @@ class Reader:
         request: PrefillRequest,
         matched: Sequence[Matched],
         keeps_kv: bool,
-        drafts: Sequence[Sequence[int]],
+        foretelling: Foretelling | None,
     ) -> Read:
         prompt = request.prompt
         key = (recipe.name, prompt.token_ids, tuple(each.making for each in matched))
@@ -170,9 +172,12 @@ class Reader:
                 kept.put(request.store, self.adapter.fingerprint)
             makings = {kept.making for kept in done.remembered}
             left = _paths(prompt, [m for n, m in enumerate(matched) if request.exact_making(n) in makings])
-        took = _checked(_pass(prompt, matched, len(done.ids)), done.ids, drafts)
+        took = _foretold(_pass(prompt, matched, len(done.ids)), done.ids, foretelling)
         selects = recipe.select.selects and not request.budget.nothing
-        selecting = prompt.spans[-1].tokens if selects else 0
+        asked = (
+            prompt.user_rows[1] - prompt.spans[-1].start
+        )  # rows behind the user's last word choose nothing
+        selecting = asked if selects else 0
         took = replace(took, recomputed=done.recomputed, selecting=selecting)
         return _read(done.text, prompt, matched, took, left)
 
@@ -195,14 +200,22 @@ def _pass(prompt: TokenizedPrompt, matched: Sequence[Matched], decoded: int) -> 
     return Pass(prompt.tokens, tokens["exact"], tokens["reused"], decoded=decoded)
 
 
-def _checked(took: Pass, ids: Sequence[int], drafts: Sequence[Sequence[int]]) -> Pass:
-    """The same when drafts are checked: the first one that begins as the reply does is run, and holds as far as it is the reply."""
-    for draft in drafts:
-        if ids and list(draft[:1]) == [ids[0]]:
-            run = draft[: _MOST_TOKENS - 1]
-            foretold = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, run, strict=False)))
-            return replace(took, foretold=foretold, drafted=len(run))
-    return took
+def _foretold(took: Pass, ids: Sequence[int], foretelling: Foretelling | None) -> Pass:
+    """The same where what is told of the reply is checked, as `Foretold` does."""
+    if foretelling is None:
+        return took
+    checks, foretold, said = [], 0, 1
+    while said <= min(len(ids), _MOST_TOKENS - 1):
+        told = foretelling.next(ids[:said])[: _MOST_TOKENS - 1 - said]
+        stood = next(
+            (n for n, token in enumerate(told) if said + n >= len(ids) or ids[said + n] != token), len(told)
+        )
+        if told:
+            checks.append(1 + len(told))
+            foretelling.held(len(told), stood)
+        foretold += stood
+        said += 1 + stood
+    return replace(took, foretold=foretold, checks=tuple(checks))
 
 
 def _paths(prompt: TokenizedPrompt, matched: Sequence[Matched]) -> tuple[TextPath, ...]:

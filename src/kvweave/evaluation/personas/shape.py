@@ -50,12 +50,11 @@ class Shape:
     def flops(self, took: Pass) -> float:
         """Of a pass with ordinary reuse: stored tokens are not run."""
         layers = len(self.cost.windows)
-        rows = took.rows + took.selecting + took.steps + took.drafted
+        behind = took.steps + sum(took.checks)
+        rows = took.rows + took.selecting + behind
         keys = took.keys + took.selecting_keys + took.decoded_keys
         return (
-            self.cost.per_row * rows
-            + self.cost.per_key * layers * keys
-            + self.cost.per_logits * (1 + took.steps + took.drafted)
+            self.cost.per_row * rows + self.cost.per_key * layers * keys + self.cost.per_logits * (1 + behind)
         )
 
     def projection_reuse_flops(self, took: Pass, skipped: Projections) -> float:

@@ -153,11 +153,13 @@ def _of_retrieved(session: Session, tokens: Callable[[Served], int]) -> float:
 
 
 def pair_rows(systems: Sequence[System], lived: Lived, prices: Prices) -> list[PairRow]:
-    """Each of the two last systems, PerCache and ours, against every other one, in both tables."""
+    """Each system that predicts as PerCache does against every other one, in both tables."""
     rows = []
     for table in TABLES:
         means = {system.name: _means(table, system, lived, prices) for system in systems}
-        for system in systems[-2:]:
+        for system in systems:
+            if system.foresees != "abstract":
+                continue
             rows += [
                 _pair(table, system.name, other.name, means, lived) for other in systems if other != system
             ]

@@ -30,7 +30,7 @@ class System:
         fills_answers: whose answers go into the bank.
         foresees: what questions are predicted from at idle time.
         projections: what projection reuse skips (table A).
-        drafts: whether the answer to a near question is a draft, checked in one pass, where it is not given.
+        foretells: whether what a near question's answer or the prompt tells of a reply is checked in one pass.
     """
 
     name: str
@@ -40,7 +40,7 @@ class System:
     fills_answers: frozenset[Source] = frozenset()
     foresees: Foresees = "nothing"
     projections: Projections = "KV"
-    drafts: bool = False
+    foretells: bool = False
 
 
 _USERS: Final[frozenset[Source]] = frozenset({"asked"})
@@ -66,7 +66,9 @@ PERCACHE: Final = System(
     foresees="abstract",
     projections="QKV",
 )
-OURS: Final = replace(PERCACHE, name="kvweave", kv="anywhere", matching="same", drafts=True)
+OURS: Final = replace(PERCACHE, name="kvweave", kv="anywhere", matching="same", foretells=True)
+TOKEN_BY_TOKEN: Final = replace(OURS, name=f"{OURS.name}, token by token", foretells=False)
+"""The same sessions, priced as if every token of a reply were decoded by itself."""
 
 SYSTEMS: Final = (
     NO_CACHE,

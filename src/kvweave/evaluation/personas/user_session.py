@@ -15,7 +15,7 @@ from kvweave.answers.bank import AnswerBank
 from kvweave.answers.records import BankedAnswer, Circumstances, Vector
 from kvweave.answers.words import plain
 from kvweave.config import AnswersConfig
-from kvweave.engine.drafting import drafts_of
+from kvweave.engine.drafting import Foretelling, drafts_of
 from kvweave.evaluation.bleu import bleu
 from kvweave.evaluation.memory_store import MemoryStore
 from kvweave.evaluation.metrics import METRICS
@@ -83,7 +83,7 @@ class UserSession:
             served = _served(question, banked.text, asked)
             served = replace(served, banked=banked.question, similarity=banked.similarity, foreseen=foreseen)
         else:
-            read = self.read(question, "asked", self._drafts(vector))
+            read = self.read(question, "asked", self._drafts(vector) if self.system.foretells else None)
             if "asked" in self.system.fills_answers:
                 self.keep(question, vector, read.text)
             served = replace(
@@ -118,17 +118,21 @@ class UserSession:
         return None
 
     def _drafts(self, vector: Vector) -> list[tuple[int, ...]]:
-        """What the answer may be, where the system has that checked."""
-        if not self.system.drafts:
-            return []
+        """What the answer may be."""
         nearest = self.answers.nearest(vector, self.circumstances, self.setting.threshold)
         return [] if nearest is None else drafts_of(self.notebook.adapter, nearest.text)
 
-    def read(self, question: str, source: Source, drafts: Sequence[Sequence[int]] = ()) -> Read:
-        """The model's answer, from whatever KV the system has; leaves KV where this source's questions do."""
+    def read(self, question: str, source: Source, drafts: Sequence[Sequence[int]] | None = None) -> Read:
+        """The model's answer, from whatever KV the system has; leaves KV where this source's questions do.
+
+        With `drafts`, what they and the prompt tell of it is checked.
+        """
         prompt = self.notebook.prompt(question)
         keeps_kv = source in self.system.fills_kv
-        read = self.notebook.reader.answer(self.recipe, self.store, prompt, keeps_kv=keeps_kv, drafts=drafts)
+        foretelling = None if drafts is None else Foretelling(prompt.token_ids, drafts)
+        read = self.notebook.reader.answer(
+            self.recipe, self.store, prompt, keeps_kv=keeps_kv, foretelling=foretelling
+        )
         self._left(read, ahead=source == "predicted" and self._is_foreseen(question))
         return read
 
