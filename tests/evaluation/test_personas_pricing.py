@@ -24,6 +24,8 @@ COSTS = Costs(
     select_s=((0.5, 1.5), (1.0, 3.0)),
     contexts=(100, 200),
     decode_s=(0.1, 0.2),
+    checked=(2, 6),
+    check_s=((0.3, 0.4), (0.7, 0.8)),
     projected_s={"KV": (0.2, 2.0), "QKV": (0.4, 4.0)},
     embed_s=0.01,
     match_s=0.02,
@@ -118,7 +120,7 @@ def test_a_draft_is_a_pass_and_saves_steps(prices):
     checked = Pass(110, exact=100, decoded=3, foretold=1, checks=(5,))
     assert (plain.steps, checked.steps) == (2, 0)
     assert prices.decode_s(plain) == pytest.approx(3 * (0.1 + (111.5 - 100) / 100 * 0.1))
-    draft = 1.0 + (110 / 100) * 1.0 + (5 - 10) / 90 * 9.0  # five rows behind 110 stored tokens
+    draft = 0.3 + 0.1 * 0.1 + (5 - 2) / (6 - 2) * 0.4  # five rows behind 110 tokens
     assert prices.decode_s(checked) == pytest.approx(draft + 0.1 + (112.5 - 100) / 100 * 0.1)
 
 
@@ -128,7 +130,7 @@ def test_where_nothing_is_foretold_the_same_session_costs_every_token(prices):
     plain = replace(served, took=replace(took, foretold=0, checks=()))
     alone = [prices.request(each, TOKEN_BY_TOKEN, "B") for each in (served, plain)]
     assert alone[0] == alone[1] == prices.request(plain, OURS, "B")
-    assert prices.request(served, OURS, "B").latency_s != alone[0].latency_s
+    assert prices.request(served, OURS, "B").latency_s < alone[0].latency_s + 0.3
 
 
 def test_rows_of_a_draft_are_those_of_a_pass_over_the_same_positions(adapter):

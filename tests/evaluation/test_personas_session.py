@@ -148,8 +148,20 @@ class TestReading:
                 torch.testing.assert_close(found[0].kv, kept.content.kv)
 
     @pytest.mark.parametrize("name", ["prefix", "reuse"])
-    def test_what_is_foretold_counts_as_the_engine_has_it_checked(self, adapter, notebook, name):
+    @pytest.mark.parametrize("ends", [False, True])
+    def test_what_is_foretold_counts_as_the_engine_has_it_checked(
+        self, adapter, notebook, name, ends, monkeypatch
+    ):
         recipe, prompt = recipe_named(name), notebook.prompt(ANN)
+        if ends:  # within what is told
+            result = run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
+            whole = Decoded()
+            list(
+                generate(
+                    adapter, result.canvas, prompt.token_ids, result.logits, GenerationConfig(), 32, whole
+                )
+            )
+            monkeypatch.setattr(adapter.model.generation_config, "eos_token_id", [whole.ids[5]])
         plain = notebook.reader.answer(recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False)
         result = run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
         decoded = Decoded()
@@ -169,7 +181,10 @@ class TestReading:
             assert again.ids == ids
             assert read.took.foretold == again.foretold, drafts
             assert [rows for rows in passes if rows > 1] == list(read.took.checks), drafts
-            assert len(passes) == read.took.steps + len(read.took.checks), drafts
+            singly = (
+                read.took.decoded - read.took.checked - (not ends)
+            )  # at the limit the last one is not fed back
+            assert len(passes) == singly + len(read.took.checks), drafts
 
     def test_without_keeping_the_store_stays_as_it_was(self, notebook):
         store = MemoryStore()

@@ -9,6 +9,7 @@ from test_decoding import plainly, prompt
 from kvweave.config import GenerationConfig
 from kvweave.engine.drafting import Foretelling
 from kvweave.engine.generation import Decoded, generate
+from kvweave.errors import InvalidRequest
 from kvweave.testing import FAMILIES, tiny_adapter
 
 COUNT = 8
@@ -145,6 +146,51 @@ def test_a_reply_that_repeats_itself_in_the_prompt_comes_in_few_passes():
     assert passes <= 4
 
 
+@pytest.mark.parametrize("end", [2, None])
+def test_the_canvas_holds_the_reply_and_nothing_else_in_the_end(end):
+    """However it ends: by itself within what was told, at its limit, or since nobody wants more."""
+    ids, adapter = prompt(40), tiny_adapter()
+    adapter.model.generation_config.eos_token_id = []
+    true = plainly("llama", ids, COUNT)
+    if end is not None:
+        adapter.model.generation_config.eos_token_id = [true[end]]
+    for taken in (1, 2, COUNT):
+        lengths = []
+        for drafts in ([], [true]):
+            canvas = adapter.canvas(len(ids))
+            logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+            pieces = generate(adapter, canvas, ids, logits, DRAFTS_ALONE, COUNT, Decoded(), drafts=drafts)
+            for _ in zip(range(taken), pieces, strict=False):
+                pass
+            pieces.close()
+            lengths.append(canvas.get_seq_length())
+        assert lengths[0] == lengths[1], taken
+
+
+@pytest.mark.parametrize("shift", [-20, 20])
+def test_a_prompt_with_positions_of_its_own_is_never_made_another_one(shift):
+    """Where frequencies change, by its positions, it is refused; a prompt behind others is not moved to its front."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapter = tiny_adapter("phi3-longrope")
+    adapter.model.generation_config.eos_token_id = []
+    ids = prompt(60)
+    positions = (torch.arange(60) + shift).clamp(min=0)
+
+    def reply(drafts, most):
+        canvas = adapter.canvas(len(ids), positions=positions)
+        logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+        decoded = Decoded()
+        list(generate(adapter, canvas, ids, logits, DRAFTS_ALONE, most, decoded, drafts=drafts))
+        return list(decoded.ids)
+
+    plain = reply([], 10)
+    assert reply([plain], 10) == plain
+    if shift < 0:  # 40 … 49 stand below the change at 64, though there are more than 64 tokens
+        with pytest.raises(InvalidRequest, match="long frequencies"):
+            reply([], 40)
+
+
 class TestForetelling:
     def test_the_prompt_tells_what_followed_where_it_agrees_longest(self):
         prompt_ids = [1, 2, 3, 4, 9, 2, 3, 5, 3, 6, *[0] * 20, 7]
@@ -164,17 +210,38 @@ class TestForetelling:
         assert Foretelling([5, 6, 7], [(5,)]).next([5]) == [6, 7]
 
     def test_the_more_stands_the_more_is_told(self):
-        telling = Foretelling([1] * 100)
-        first = len(telling.next([1]))
-        telling.held(first, first)
-        assert len(telling.next([1])) > first
+        telling, said = Foretelling([1] * 100), [1] * 20
+        first = len(telling.next(said))
+        telling.held(first)
+        assert len(telling.next(said)) > first
         for _ in range(10):
-            telling.held(5, 0)
-        assert len(telling.next([1])) == 1
+            telling.next(said)
+            telling.held(0)
+        assert len(telling.next(said)) == 1
         for _ in range(10):
-            telling.held(1, 1)
-        assert first < len(telling.next([1])) == 31
-        assert len(Foretelling([1] * 100, most_quoted=3).next([1])) == 3
+            telling.held(len(telling.next(said)))
+        assert first < len(telling.next(said)) == 31
+        assert len(Foretelling([1] * 100, most_quoted=3).next(said)) == 3
+        assert len(telling.next(said, room=4)) == 4
+        assert telling.next(said, room=0) == []
+
+    def test_a_long_draft_is_told_piece_by_piece(self):
+        telling, draft = Foretelling([], [range(100)]), list(range(100))
+        assert telling.next([0]) == draft[1:8]
+        telling.held(7)
+        assert telling.next(draft[:9]) == draft[9:24]
+
+    def test_after_guesses_that_began_wrong_a_place_has_to_agree_with_more(self):
+        telling = Foretelling([5, 1, 2, 9, 4, 2, *[0] * 10])
+        assert telling.next([2]) != []
+        telling.held(0)
+        assert telling.next([7, 2]) == []
+        assert telling.next([1, 2])[:1] == [9]
+        telling.held(0)
+        assert telling.next([1, 2]) == []
+        assert telling.next([5, 1, 2])[:1] == [9]
+        telling.held(len(telling.next([5, 1, 2])))
+        assert telling.next([7, 2]) != []
 
     def test_nothing_is_told_from_nothing(self):
         assert Foretelling([]).next([3]) == Foretelling([3, 4], most_quoted=0).next([3]) == []

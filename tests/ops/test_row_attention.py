@@ -221,3 +221,16 @@ def test_a_cpu_takes_what_suits_it_whether_triton_is_there_or_not(monkeypatch: p
 def test_a_gpu_takes_the_kernel_where_triton_is() -> None:
     taken = row_attention([torch.arange(3, device="cuda")], torch.float32)
     assert isinstance(taken, BlockedAttention) != has_triton()
+
+
+@pytest.mark.parametrize("name", ["dense", "blocks"])
+def test_a_request_without_rows_takes_no_room(name):
+    generator = torch.Generator().manual_seed(0)
+    held = KeyRows(*(torch.randn(1, 2, 9, 8, generator=generator) for _ in range(2)), torch.arange(9))
+    rows = [torch.arange(5, 9), torch.empty(0, dtype=torch.long)]
+    query, given = (
+        torch.randn(1, 4, 4, 8, generator=generator),
+        [AttentionInput((), held, torch.empty(0))] * 2,
+    )
+    made = IMPLEMENTATIONS[name](rows).attend(query, given, scaling=0.3)
+    torch.testing.assert_close(made, ReferenceAttention(rows).attend(query, given, scaling=0.3))

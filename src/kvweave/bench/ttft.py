@@ -152,6 +152,7 @@ class _Context:
         self._full_s: dict[str, list[float]] = {name: [] for name in self._ways}
         self._timings: list[list[Timing]] = [[] for _ in cases]
         self._timed: list[str | int] = []  # what was, in order: a way by its name, a case by its number
+        self._chosen: str | None = None  # the way that requests are compared with
         self._costs: list[_Cost] = []
         self._full_flops = 0.0
 
@@ -172,14 +173,18 @@ class _Context:
         for group in _groups([ratio for _, ratio in self._cases]):
             steps += [partial(self._time_case, number) for number in group]
             steps.append(lambda: self._time_way(self._fastest()))
+        if not every_way and self._chosen is None:
+            self._chosen = self._fastest()
         ways = self._ways if every_way else [self._fastest()]
         steps = [*(partial(self._time_way, name) for name in ways), *steps]
         for step in reversed(steps) if backwards else steps:
             step()
 
     def _fastest(self) -> str:
-        """The way of full prefill that is, so far; ours where none has been timed."""
-        return min((name for name, times in self._full_s.items() if times), key=self._median_s, default=OURS)
+        """The way of full prefill that was in the first rounds; ours where none has been timed."""
+        return self._chosen or min(
+            (name for name, times in self._full_s.items() if times), key=self._median_s, default=OURS
+        )
 
     def _median_s(self, name: str) -> float:
         return Spread.of(self._full_s[name]).median

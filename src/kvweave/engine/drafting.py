@@ -12,13 +12,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvweave.config import GenerationConfig
 from kvweave.core import Decoding
 from kvweave.engine.holding import Holding
 from kvweave.models.adapter import Adapter
 
-_QUOTED: Final = 7
-"""So many tokens are looked up at first: with the reply's last one, rows that cost little more than one where reading the
-model's weights is what takes the time."""
+_FIRST_TOLD: Final = 7
+"""So many tokens are told at first: with the reply's last one, rows that cost little more than one where reading the model's
+weights is what takes the time."""
+_MOST_TOLD: Final = 31
 _COMPARED: Final = 8
 """Of places in the prompt that go on from the reply's last token, the one that agrees furthest back, so many tokens at most."""
 
@@ -31,6 +33,9 @@ def drafts_of(adapter: Adapter, text: str) -> list[tuple[int, ...]]:
 class Foretelling:
     """Tells how a reply may go on, from what is known beside the model. For one reply.
 
+    The more of what is told stands, the more is told at a time, and the other way round; and a quote that begins wrong makes
+    the next one wait for a place in the prompt that agrees with more of the reply's last tokens.
+
     Args:
         prompt_ids: token ids that the reply may quote.
         drafts: what the reply may be, without the token that ends it, the likeliest first.
@@ -38,41 +43,57 @@ class Foretelling:
     """
 
     def __init__(
-        self, prompt_ids: Sequence[int], drafts: Sequence[Sequence[int]] = (), most_quoted: int = 31
+        self,
+        prompt_ids: Sequence[int],
+        drafts: Sequence[Sequence[int]] = (),
+        most_quoted: int = GenerationConfig().prompt_lookup_tokens,
     ) -> None:
         self._prompt = torch.tensor(prompt_ids, dtype=torch.long)
         self._drafts = [tuple(draft) for draft in drafts]
-        self._most_quoted, self._quoted = most_quoted, min(_QUOTED, most_quoted)
+        self._most_quoted = most_quoted
+        self._most = _FIRST_TOLD
+        self._agreeing = 1  # so many of the reply's last tokens have to stand in the prompt
+        self._quotes = False  # whether what was told last is from there
+        self._told = 0  # how many tokens that were
 
-    def next(self, said: Sequence[int]) -> list[int]:
-        """Token ids that may follow the reply so far, which has at least one; empty where nothing tells."""
+    def next(self, said: Sequence[int], room: int = _MOST_TOLD) -> list[int]:
+        """Token ids that may follow the reply so far, which has at least one; at most `room`, none where nothing tells."""
         so_far = tuple(said)
         self._drafts = [draft for draft in self._drafts if draft[: len(so_far)] == so_far]
-        drafted = next((draft for draft in self._drafts if len(draft) > len(so_far)), so_far)
-        return list(drafted[len(so_far) :]) or self._quote(so_far)
+        drafted = next((draft for draft in self._drafts if len(draft) > len(so_far)), so_far)[len(so_far) :]
+        self._quotes = not drafted
+        told = list(drafted[: min(self._most, room)]) or self._quote(so_far)[:room]
+        self._told = len(told)
+        return told
 
-    def held(self, foretold: int, stood: int) -> None:
-        """Of a number of tokens that were foretold, so many stood: the more do, the more are quoted at a time."""
-        if stood == foretold:
-            self._quoted = min(self._most_quoted, 2 * self._quoted + 1)
-        elif not stood:
-            self._quoted = min(self._most_quoted, max(1, self._quoted // 2))
+    def held(self, stood: int) -> None:
+        """Of what was told last, so many tokens stood."""
+        if stood == self._told:
+            self._most = min(_MOST_TOLD, 2 * self._most + 1) if self._told >= self._most else self._most
+            self._agreeing = 1
+        elif 2 * stood < self._told:
+            self._most = max(1, self._most // 2)
+            if self._quotes and not stood:
+                self._agreeing = min(_COMPARED, self._agreeing + 1)
 
     def _quote(self, said: tuple[int, ...]) -> list[int]:
         """What follows in the prompt where it agrees longest with the end of the reply; if possible, enough of it."""
-        if not self._most_quoted:
+        most = min(self._most, self._most_quoted)
+        if not most or len(said) < self._agreeing:
             return []
         places = (self._prompt[:-1] == said[-1]).nonzero()[:, 0]
         for back in range(1, min(_COMPARED, len(said))):
             agreeing = places[(places >= back) & (self._prompt[places - back] == said[-1 - back])]
             if not agreeing.numel():
+                if back < self._agreeing:
+                    return []
                 break
             places = agreeing
         if not places.numel():
             return []
-        roomy = places[places < len(self._prompt) - self._quoted]
+        roomy = places[places < len(self._prompt) - most]
         start = int((roomy if roomy.numel() else places)[-1]) + 1
-        return self._prompt[start : start + self._quoted].tolist()
+        return self._prompt[start : start + most].tolist()
 
 
 class Foretold:
@@ -108,12 +129,18 @@ class Foretold:
                 return self._logits[self._stood][None]
             self._end(token_ids)
         said = token_ids[self._prompt_tokens :]
-        told = self._foretelling.next(said)[: self._most - 1 - len(said)]
+        told = self._foretelling.next(said, room=max(0, self._most - 1 - len(said)))
         if not told or not self._adapter.keeps_frequencies(self._held.canvas, 1 + len(told)):
             return self._held.advance(token_ids)
         self._checked, self._stood = [said[-1], *told], 0
         self._logits = self._adapter.follow(self._held.canvas, self._checked)
         return self._logits[0][None]
+
+    def stop(self, tokens: int) -> None:
+        """The text is over, or goes on otherwise: leave `tokens` on the canvas at most."""
+        if self._logits is not None:
+            self._held.canvas.shrink(tokens)
+        self._logits = None
 
     @property
     def cost(self) -> Decoding | None:
@@ -122,6 +149,5 @@ class Foretold:
 
     def _end(self, token_ids: Sequence[int]) -> None:
         """Forget what was told and did not stand, which the canvas holds from the last token on."""
-        self._held.canvas.shrink(len(token_ids) - 1)
-        self._foretelling.held(len(self._checked) - 1, self._stood)
-        self._logits = None
+        self.stop(len(token_ids) - 1)
+        self._foretelling.held(self._stood)

@@ -67,7 +67,11 @@ def generate(
             foretelling = Foretelling(prompt_ids, drafts, settings.prompt_lookup_tokens)
             source = Foretold(adapter, held, len(prompt_ids), max_new_tokens, foretelling)
         reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens)
-        yield from _pieces(reply, logits, decoded)
+        try:
+            yield from _pieces(reply, logits, decoded)
+        finally:
+            if isinstance(source, Foretold):
+                source.stop(len(prompt_ids) + len(reply.ids))
 
 
 def reply_on(
@@ -182,8 +186,9 @@ class _Reply:
 
     @property
     def outgrows(self) -> bool:
-        """Whether the text needs other rotary frequencies than what is held has."""
-        return self._adapter.outgrows(len(self._prompt_ids) + len(self.ids))
+        """Whether the text needs other rotary frequencies than what is held has, and is computed again under them."""
+        tokens = len(self._prompt_ids) + len(self.ids)
+        return isinstance(self.held, Holding) and self.held.outgrown(tokens)
 
     def advance(self) -> Tensor:
         """The logits behind the last token, (1, vocab)."""

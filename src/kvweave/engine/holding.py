@@ -48,7 +48,7 @@ class Holding:
 
     def advance(self, token_ids: Sequence[int]) -> Tensor:
         """The logits (1, vocab) that follow `token_ids`, the last of which is not held yet."""
-        if not self._adapter.outgrows(len(token_ids)):
+        if not self.outgrown(len(token_ids)):
             held = self.canvas if self._retrieved is None else self._retrieved
             return self._adapter.step(held, token_ids[-1])
         self.close()
@@ -61,6 +61,13 @@ class Holding:
         logits = self._adapter.compute(self.canvas, token_ids, every_row)
         self._retrieved = entered(self.canvas)
         return logits
+
+    def outgrown(self, tokens: int) -> bool:
+        """Whether a text of that length is computed again, since its last token needs other rotary frequencies.
+
+        On a canvas with positions or a continuation of its own none is, since it would become another text; a step says so.
+        """
+        return self._adapter.outgrows(tokens) and (self._retrieved is not None or self.canvas.plain)
 
     @property
     def cost(self) -> Decoding | None:

@@ -86,10 +86,10 @@ def _attend(
     out: Tensor,
 ) -> None:
     """One request: query (H, T, D) over keys and values (1, G, S, D), written to `out` (H, T, D)."""
-    groups, (_, count, width) = keys.shape[1], query.shape
+    groups = keys.shape[1]
     at_once = torch.get_num_threads()
     turned = keys[0].float().transpose(1, 2)  # (G, D, S)
-    query, out = (each.view(groups, -1, count, width) for each in (query, out))  # (G, H/G, T, D)
+    query, out = (each.unflatten(0, (groups, -1)) for each in (query, out))  # (G, H/G, T, D)
     for block in blocks:
         rows, span = slice(block.start, block.end), slice(block.key_start, block.key_end)
         for first in range(0, groups, at_once):

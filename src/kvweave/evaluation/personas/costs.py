@@ -29,7 +29,7 @@ from kvweave.evaluation.personas.systems import Projections
 from kvweave.knowledge.bank import ChunkBank
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention_probe import AttentionProbe
-from kvweave.models.canvas import PlacedSpan
+from kvweave.models.canvas import Canvas, PlacedSpan
 from kvweave.models.last_layer import EndAt
 from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.database import Database
@@ -39,6 +39,7 @@ STORED: Final = (0, 192, 384)
 SELECTING: Final = (8, 32)
 BEHIND: Final = (192, 384)
 CONTEXTS: Final = (128, 384, 640)
+CHECKED: Final = (2, 4, 8, 16, 32)
 REPEATS: Final = 3
 _BANKED: Final = 100  # questions in the bank that is timed
 _CHUNK: Final = 128  # tokens of an entry that is loaded
@@ -53,6 +54,7 @@ class Costs:
         selecting, behind: of `select_s` [selecting][behind]: running so many rows over so many stored tokens, which are placed
             already, for their attention alone.
         contexts: of `decode_s`: one token behind so many.
+        checked: of `check_s` [checked][contexts]: so many tokens in one pass behind so many, with the logits behind each.
         projected_s: projecting `rows` rows through all layers, by what is projected.
         embed_s: a question's vector.
         match_s: looking a question up in a bank.
@@ -70,6 +72,8 @@ class Costs:
     select_s: tuple[tuple[float, ...], ...]
     contexts: tuple[int, ...]
     decode_s: tuple[float, ...]
+    checked: tuple[int, ...]
+    check_s: tuple[tuple[float, ...], ...]
     projected_s: dict[Projections, tuple[float, ...]]
     embed_s: float
     match_s: float
@@ -85,6 +89,10 @@ class Costs:
     def select(self, rows: float, stored: float) -> float:
         """Seconds of a pass that only selects."""
         return _across(self.selecting, self.behind, self.select_s, rows, stored)
+
+    def check(self, rows: float, context: float) -> float:
+        """Seconds of a pass that checks what is told of a reply."""
+        return _across(self.checked, self.contexts, self.check_s, rows, context)
 
     def decode(self, context: float, tokens: int) -> float:
         """Seconds for so many tokens behind a context."""
@@ -139,6 +147,7 @@ def measure_costs(
     )
     select = tuple(tuple(_selecting(adapter, rows, stored, timed) for stored in BEHIND) for rows in SELECTING)
     decode = tuple(_decoded(adapter, context, timed) for context in CONTEXTS)
+    check = tuple(tuple(_checked(adapter, rows, context, timed) for context in CONTEXTS) for rows in CHECKED)
     projected = {
         what: tuple(timed(partial(_project, adapter, rows, what)) for rows in ROWS) for what in PROJECTIONS
     }
@@ -157,7 +166,7 @@ def measure_costs(
         match_s = _matching(Path(folder), questions, vectors, timed)
         find_s, load_s = _storing(Path(folder), adapter, timed)
     return Costs(
-        ROWS, STORED, prefill, SELECTING, BEHIND, select, CONTEXTS, decode, projected, embed_s, match_s, retrieve_s, find_s, load_s,
+        ROWS, STORED, prefill, SELECTING, BEHIND, select, CONTEXTS, decode, CHECKED, check, projected, embed_s, match_s, retrieve_s, find_s, load_s,
         statistics.median(timed.spreads),
     )  # fmt: skip
 
@@ -166,7 +175,10 @@ class _Timed:
     """Times an action: the median of some repeats, after one that does not count."""
 
     _ALL: Final = (
-        len(ROWS) * (len(STORED) + len(PROJECTIONS)) + len(SELECTING) * len(BEHIND) + len(CONTEXTS) + 5
+        len(ROWS) * (len(STORED) + len(PROJECTIONS))
+        + len(SELECTING) * len(BEHIND)
+        + len(CONTEXTS) * (1 + len(CHECKED))
+        + 5
     )
 
     def __init__(self, repeats: int, progress: Progress) -> None:
@@ -219,14 +231,31 @@ def _selecting(adapter: Adapter, count: int, stored: int, timed: "_Timed") -> fl
 
 
 def _decoded(adapter: Adapter, context: int, timed: _Timed) -> float:
-    canvas = adapter.canvas(context, [PlacedSpan(_stored_kv(adapter, context - 1), 0, 0)])
-    adapter.compute(canvas, _ids(context), adapter.rows(torch.arange(context - 1, context)))
+    canvas = _prompted(adapter, context)
 
     def step() -> None:
         adapter.step(canvas, 7)
         adapter.synchronize()
 
     return timed(step)
+
+
+def _checked(adapter: Adapter, rows: int, context: int, timed: _Timed) -> float:
+    canvas = _prompted(adapter, context)
+
+    def check() -> None:
+        adapter.follow(canvas, _ids(rows))
+        adapter.synchronize()
+        canvas.shrink(context)
+
+    return timed(check)
+
+
+def _prompted(adapter: Adapter, context: int) -> Canvas:
+    """A prompt of so many tokens whose last one is computed."""
+    canvas = adapter.canvas(context, [PlacedSpan(_stored_kv(adapter, context - 1), 0, 0)])
+    adapter.compute(canvas, _ids(context), adapter.rows(torch.arange(context - 1, context)))
+    return canvas
 
 
 def _project(adapter: Adapter, rows: int, what: Projections) -> None:

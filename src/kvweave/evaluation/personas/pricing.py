@@ -72,7 +72,7 @@ class Prices:
 
         The last token is fed back too, to see the end; where a check told that, it is one of what stood.
         """
-        checks_s = sum(self.costs.prefill(rows, took.prompt) for rows in took.checks)
+        checks_s = sum(self.costs.check(rows, took.prompt) for rows in took.checks)
         single = max(0, took.decoded - took.checked)
         return checks_s + self.costs.decode(took.prompt + took.checked, single)
 

@@ -206,13 +206,13 @@ def _foretold(took: Pass, ids: Sequence[int], foretelling: Foretelling | None) -
         return took
     checks, foretold, said = [], 0, 1
     while said <= min(len(ids), _MOST_TOKENS - 1):
-        told = foretelling.next(ids[:said])[: _MOST_TOKENS - 1 - said]
+        told = foretelling.next(ids[:said], room=_MOST_TOKENS - 1 - said)
         stood = next(
             (n for n, token in enumerate(told) if said + n >= len(ids) or ids[said + n] != token), len(told)
         )
         if told:
             checks.append(1 + len(told))
-            foretelling.held(len(told), stood)
+            foretelling.held(stood)
         foretold += stood
         said += 1 + stood
     return replace(took, foretold=foretold, checks=tuple(checks))
