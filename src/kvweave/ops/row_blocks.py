@@ -129,7 +129,7 @@ def attend_rows(
     passes or layers use them. Returns (B, H, T, D).
     """
     keys, values = contiguous(given)
-    parts = []
+    parts = [query[:, :, :0]]
     for block in rows.blocks:
         q = query[:, :, block.start : block.end]  # (B, H, rows, D)
         k = keys[:, :, block.key_start : block.key_end]  # (B, G, keys, D)
@@ -149,7 +149,7 @@ def attend_rows(
                 enable_gqa=q.shape[1] != k.shape[1],
             )
         )
-    return torch.cat(parts, dim=2) if len(parts) != 1 else parts[0]
+    return torch.cat(parts, dim=2) if len(parts) > 2 else parts[-1]
 
 
 def attend_softcap(
