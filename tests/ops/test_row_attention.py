@@ -21,6 +21,7 @@ from kvweave.ops.attention import (
     attend_reference,
 )
 from kvweave.ops.dense_attention import DenseAttention
+from kvweave.ops.filled_attention import FilledAttention
 from kvweave.ops.pages import HIDDEN, PAGE_ROWS, paged
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave.ops.row_blocks import BlockedAttention
@@ -39,6 +40,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Sequence[Tensor]], RowAttention]] = {
     "reference": ReferenceAttention,
     "dense": DenseAttention,
     "blocks": lambda rows: BlockedAttention(rows, torch.float32),
+    "filled": lambda rows: FilledAttention(rows, torch.float32),
     "kernel": kernel,
 }
 
@@ -215,6 +217,8 @@ def test_a_cpu_takes_what_suits_it_whether_triton_is_there_or_not(monkeypatch: p
         assert isinstance(row_attention([whole, some], torch.bfloat16), kind)
         assert isinstance(row_attention([some], torch.float32), BlockedAttention)
         assert isinstance(row_attention([whole], torch.bfloat16), BlockedAttention)
+        for dtype in (torch.bfloat16, torch.float32):
+            assert isinstance(row_attention([whole, torch.arange(1, 40)], dtype), FilledAttention)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
