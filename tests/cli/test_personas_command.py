@@ -14,10 +14,14 @@ def test_every_system_is_in_both_tables_and_nothing_is_run_twice(command, tmp_pa
     plain = json.loads((folder / "personas.json").read_text("utf-8"))
     assert plain["about"]["command"].startswith("kvweave eval personas --users 1")
     assert {row["table"] for row in plain["systems"]} == {"A", "B"}
-    assert len(plain["systems"]) == 16
-    assert len({row["trial"] for row in plain["systems"]}) == 8
+    assert len(plain["systems"]) == 18  # kvweave token by token has no session of its own
+    assert len({row["trial"] for row in plain["systems"]}) == 9
     assert len(plain["users"]) == 16
-    assert {row["system"] for row in plain["pairs"]} == {"PerCache", "kvweave"}
+    assert {row["system"] for row in plain["pairs"]} == {
+        "PerCache",
+        "kvweave",
+        "kvweave, token by token",
+    }
     assert all(row["questions"] == 2 for row in plain["systems"])
     assert (folder / "personas.png").read_bytes().startswith(b"\x89PNG")
 
