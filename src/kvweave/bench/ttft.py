@@ -62,7 +62,9 @@ def bench_ttft(
             context = _Context(adapter, prompt, stores, cases, cold=settings.cold)
             context.warm_up()
             for number in range(settings.rounds):
-                context.round(every_way=number < TRIED_ROUNDS, backwards=number % 2 == 1)
+                if number == TRIED_ROUNDS:
+                    context.settle()
+                context.round(backwards=number % 2 == 1)
                 progress(f"{tokens} tokens", number + 1, settings.rounds)
             full.append(context.full_prefill(tokens))
             rows += context.rows(shape, full[-1])
@@ -152,7 +154,7 @@ class _Context:
         self._full_s: dict[str, list[float]] = {name: [] for name in self._ways}
         self._timings: list[list[Timing]] = [[] for _ in cases]
         self._timed: list[str | int] = []  # what was, in order: a way by its name, a case by its number
-        self._chosen: str | None = None  # the way that requests are compared with
+        self._tried = list(self._ways)  # those that may still be the fastest
         self._costs: list[_Cost] = []
         self._full_flops = 0.0
 
@@ -167,27 +169,22 @@ class _Context:
         for case in self._cases:
             self._costs.append(self._cost(count, case))
 
-    def round(self, *, every_way: bool, backwards: bool) -> None:
+    def settle(self) -> None:
+        """From now on the way of full prefill that has been the fastest is timed alone."""
+        self._tried = [self._fastest()]
+
+    def round(self, *, backwards: bool) -> None:
         """Every case once, between full prefills; a slow drift favours nobody if every other round runs backwards."""
-        steps: list[Callable[[], None]] = []
+        steps: list[Callable[[], None]] = [partial(self._time_way, name) for name in self._tried]
         for group in _groups([ratio for _, ratio in self._cases]):
             steps += [partial(self._time_case, number) for number in group]
             steps.append(lambda: self._time_way(self._fastest()))
-        if not every_way and self._chosen is None:
-            self._chosen = self._fastest()
-        ways = self._ways if every_way else [self._fastest()]
-        steps = [*(partial(self._time_way, name) for name in ways), *steps]
         for step in reversed(steps) if backwards else steps:
             step()
 
     def _fastest(self) -> str:
-        """The way of full prefill that was in the first rounds; ours where none has been timed."""
-        return self._chosen or min(
-            (name for name, times in self._full_s.items() if times), key=self._median_s, default=OURS
-        )
-
-    def _median_s(self, name: str) -> float:
-        return Spread.of(self._full_s[name]).median
+        """The way of full prefill that requests are compared with, as far as is known."""
+        return min(self._tried, key=lambda name: Spread.of(self._full_s[name]).median)
 
     def full_prefill(self, context_tokens: int) -> FullPrefill:
         """The ways beside each other, after the rounds."""

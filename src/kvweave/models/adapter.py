@@ -273,9 +273,9 @@ class Adapter:
 
     def keeps_frequencies(self, canvas: Canvas, tokens: int) -> bool:
         """Whether that many tokens, appended one by one, would all run under the frequencies that the canvas has."""
-        positions = canvas.positions_of(canvas.next_rows(tokens))
-        before, last = int(positions[0]), int(positions[-1])
-        return len({self.rope_regime(length) for length in (before, before + 1, last + 1)}) == 1
+        return self._one_regime(
+            canvas, canvas.next_rows(1 + tokens) - 1
+        )  # from the last one that it holds on
 
     def step(self, canvas: Continued, token_id: int) -> Tensor:
         """Append one token to the canvas; returns the logits that follow it, (1, vocab).
