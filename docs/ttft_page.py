@@ -201,6 +201,29 @@ def where_time_goes(told: Result | None) -> str:
     return "\n".join(lines)
 
 
+def one_layer(told: Result | None) -> str:
+    """Each way of computing the rows."""
+    if told is None:
+        return NOT_MEASURED
+    lines = [
+        f"{where(told)}, one layer, {told['computed_rows']:,} of {told['context_tokens']:,} rows, medians of {told['rounds']} rounds; "
+        f"requests get `{told['chosen']}` here. {said(told)}",
+        "",
+        *header(
+            "way", "seconds", "faster than all rows", "than a mask", "largest difference from the mask's"
+        ),
+    ]
+    for one in told["rows"]:
+        way = one["way"] if " " in one["way"] else f"`{one['way']}`"
+        of_all, of_mask = (
+            f"{part[0]:.2f}× ({part[1]:.2f}–{part[2]:.2f})" for part in (one["of_all"], one["of_mask"])
+        )
+        lines.append(
+            row(way, f"{one['seconds'][0]:.4f}", of_all, of_mask, f"{one['largest_difference']:.1g}")
+        )
+    return "\n".join(lines)
+
+
 def where(one: Result) -> str:
     """What ran."""
     return f"{one['shape']}, {one['dtype']}, {one['device']}"
@@ -220,6 +243,7 @@ def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
         "offline": offline(found["offline.json"]),
         "steady": steady(found["steady.json"]),
         "peers": peers(found["peers.json"]),
+        "one-layer": one_layer(found["row_attention.json"]),
         "where-time-goes": where_time_goes(found["where_time_goes.json"]),
     }
 
@@ -232,6 +256,7 @@ FILES: Sequence[str] = (
     "offline.json",
     "steady.json",
     "peers.json",
+    "row_attention.json",
     "where_time_goes.json",
 )
 """What `parts` is told of."""

@@ -92,6 +92,19 @@ def test_operations_add_up_to_a_request(script, adapter):
     assert script("ttft_page").where_time_goes({**made, **TOLD}).count("\n| `") == 6
 
 
+@pytest.mark.parametrize("ratio", [0, 0.2])
+def test_every_way_of_computing_some_rows_gives_the_same(script, ratio):
+    made = script("row_attention").measure("qwen2.5-0.5b", 256, ratio, "float32", "cpu", rounds=2)
+    assert made["computed_rows"] == round(ratio * 224) + 32
+    ways = {one["way"]: one for one in made["rows"]}
+    assert {"all rows", "a mask", made["chosen"]} < set(ways)
+    for one in ways.values():
+        assert one["largest_difference"] < 1e-5
+        assert one["seconds"][1] <= one["seconds"][0] <= one["seconds"][2]
+    assert ways["a mask"]["of_mask"] == [1, 1, 1]
+    assert script("ttft_page").one_layer({**made, **TOLD}).count("\n| ") == 1 + len(ways)
+
+
 def test_peers_find_prefixes_alone(script):
     """Drawn by hand: what an earlier question left, in its order or in the best one."""
     peers = script("peers")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
@@ -21,18 +21,22 @@ def shape_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
+def shape_config(shape: str) -> PretrainedConfig:
+    """A shape's configuration. Raises InvalidRequest for an unknown one."""
+    if shape not in shape_names():
+        raise InvalidRequest(f"there is no shape {shape!r}; choose one of {', '.join(shape_names())}")
+    settings = json.loads((_FOLDER / f"{shape}.json").read_text(encoding="utf-8"))
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
+
+
 def random_model(shape: str, *, dtype: str = "auto", device: str = "cpu", seed: int = 0) -> Adapter:
     """A model of a real shape with seeded random weights, and the reference model's tokenizer.
 
     `dtype` auto is bfloat16, `device` auto a GPU if there is one. Raises InvalidRequest for an unknown shape, dtype or
     device. Its answers mean nothing; its times are the shape's.
     """
-    path = _FOLDER / f"{shape}.json"
-    if shape not in shape_names():
-        raise InvalidRequest(f"there is no shape {shape!r}; choose one of {', '.join(shape_names())}")
+    config = shape_config(shape)
     numbers, place = dtype_named(dtype) or torch.bfloat16, device_named(device)
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(seed)
     with place:  # large shapes are made where they run
         model = AutoModelForCausalLM.from_config(config, dtype=numbers)
