@@ -23,9 +23,9 @@ from kvweave.bench.spread import Spread, ratios, timed
 from kvweave.models.loading import device_named, dtype_named
 from kvweave.models.shapes import shape_config
 from kvweave.ops.attention import AttentionInput, KeyRows, RowAttention
-from kvweave.ops.dense_attention import DenseAttention
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave.ops.row_blocks import BlockedAttention
+from kvweave.ops.split_attention import SplitAttention, can_split
 
 ALL, MASK = "all rows", "a mask"
 QUESTION_TOKENS = 32
@@ -35,9 +35,9 @@ QUESTION_TOKENS = 32
 def implementations(rows: Tensor, dtype: torch.dtype) -> list[RowAttention]:
     """Those that run on the device of the rows."""
     found: list[RowAttention] = [BlockedAttention([rows], dtype)]
-    if rows.device.type == "cpu":
-        found.append(DenseAttention([rows]))
-    elif has_triton():
+    if rows.device.type == "cpu" and can_split():
+        found.append(SplitAttention([rows], dtype))
+    elif rows.device.type == "cuda" and has_triton():
         from kvweave.ops.paged_attention import PagedAttention  # needs Triton to be imported at all
 
         found.append(PagedAttention([rows]))

@@ -8,10 +8,13 @@ from tables import NOT_MEASURED, header, row
 Result = Mapping[str, Any]
 
 
-def limits(told: Result | None) -> str:
-    """By context, recipe and ratio, beside the limit."""
-    if told is None:
-        return NOT_MEASURED
+def limits(measured: Sequence[Result | None]) -> str:
+    """By context, recipe and ratio, beside the limit; a table for each measurement."""
+    return "\n\n".join(map(limit, filter(None, measured))) or NOT_MEASURED
+
+
+def limit(told: Result) -> str:
+    """One measurement's table."""
     spreads = {(one["context_tokens"], one["recipe"], one["ratio"]): one for one in told["spreads"]}
     lines = [
         where(told["rows"][0])
@@ -237,7 +240,7 @@ def said(told: Result) -> str:
 def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
     """Every part of the page by its marker; `found` are results by file name, None where there are none."""
     return {
-        "limits": limits(found["ttft_limit.json"]),
+        "limits": limits([found[name] for name in LIMITS]),
         "lengths": lengths(found["ttft_memory.json"], found["ttft_disk.json"]),
         "components": components(found["components.json"]),
         "offline": offline(found["offline.json"]),
@@ -248,8 +251,11 @@ def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
     }
 
 
+LIMITS = ("ttft_limit_4k.json", "ttft_limit_8k.json", "ttft_limit_16k.json")
+"""Measured one by one, as long contexts take long."""
+
 FILES: Sequence[str] = (
-    "ttft_limit.json",
+    *LIMITS,
     "ttft_memory.json",
     "ttft_disk.json",
     "components.json",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvweave.ops import dense_attention
+from kvweave.ops import split_attention
 from kvweave.ops.attention import (
     AttentionInput,
     KeyRows,
@@ -20,11 +20,10 @@ from kvweave.ops.attention import (
     RowAttention,
     attend_reference,
 )
-from kvweave.ops.dense_attention import DenseAttention
-from kvweave.ops.filled_attention import FilledAttention
 from kvweave.ops.pages import HIDDEN, PAGE_ROWS, paged
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave.ops.row_blocks import BlockedAttention
+from kvweave.ops.split_attention import SplitAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -38,9 +37,8 @@ def kernel(rows: Sequence[Tensor]) -> RowAttention:
 
 IMPLEMENTATIONS: dict[str, Callable[[Sequence[Tensor]], RowAttention]] = {
     "reference": ReferenceAttention,
-    "dense": DenseAttention,
     "blocks": lambda rows: BlockedAttention(rows, torch.float32),
-    "filled": lambda rows: FilledAttention(rows, torch.float32),
+    "split": lambda rows: SplitAttention(rows, torch.float32),
     "kernel": kernel,
 }
 
@@ -157,7 +155,7 @@ def test_stale_copies_are_not_seen_and_nothing_is_written_to(name: str) -> None:
     assert not torch.equal(after[:, :, 5:], before[:, :, 5:])
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("kernel", torch.float16), ("dense", torch.bfloat16)])
+@pytest.mark.parametrize(("name", "dtype"), [("kernel", torch.float16), ("split", torch.bfloat16)])
 def test_half_precision_stays_near_the_definition(name: str, dtype: torch.dtype) -> None:
     case = three_chunks(0, dtype=dtype)
     expected = ReferenceAttention(case.rows).attend(case.query, case.given, scaling=0.3)
@@ -202,23 +200,27 @@ def test_pages_of_nothing_but_stale_rows_are_left_out() -> None:
     assert pages.places.tolist() == [[0, 0], [0, 2 * PAGE_ROWS], [1, 0]]
 
 
-def test_dense_blocks_are_cut_by_their_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("window", [None, 30, 90])
+def test_keys_that_all_rows_of_a_block_see_are_apart(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows to a block: each sees keys from both shares, and with a window from before and behind the others."""
+    monkeypatch.setattr(split_attention, "LARGE", 6)
+    monkeypatch.setattr(split_attention, "AT_ONCE", 1)
+    monkeypatch.setattr(split_attention, "MANY", 0)
     case = three_chunks(0)
-    expected = DenseAttention(case.rows).attend(case.query, case.given, scaling=0.3, window=90)
-    monkeypatch.setattr(dense_attention, "BLOCK_LOGITS", 6 * 250)  # a row or two at a time
-    got = DenseAttention(case.rows).attend(case.query, case.given, scaling=0.3, window=90)
-    torch.testing.assert_close(got, expected)
+    got = SplitAttention(case.rows, torch.float32).attend(case.query, case.given, scaling=0.3, window=window)
+    expected = ReferenceAttention(case.rows).attend(case.query, case.given, scaling=0.3, window=window)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
-def test_a_cpu_takes_what_suits_it_whether_triton_is_there_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    for units, kind in ((True, BlockedAttention), (False, DenseAttention)):
-        monkeypatch.setattr("kvweave.ops.row_attention.has_matrix_units", lambda units=units: units)
-        some, whole = torch.tensor([2, 5]), torch.arange(3)
-        assert isinstance(row_attention([whole, some], torch.bfloat16), kind)
-        assert isinstance(row_attention([some], torch.float32), BlockedAttention)
-        assert isinstance(row_attention([whole], torch.bfloat16), BlockedAttention)
-        for dtype in (torch.bfloat16, torch.float32):
-            assert isinstance(row_attention([whole, torch.arange(1, 40)], dtype), FilledAttention)
+def test_a_cpu_takes_what_suits_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, whole = torch.tensor([2, 5]), torch.arange(3)
+    for dtype in (torch.bfloat16, torch.float32):
+        assert isinstance(row_attention([whole, some], dtype), SplitAttention)
+        assert isinstance(row_attention([whole], dtype), BlockedAttention)
+    monkeypatch.setattr("kvweave.ops.row_attention.can_split", lambda: False)
+    assert isinstance(row_attention([some], torch.float32), BlockedAttention)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -227,7 +229,7 @@ def test_a_gpu_takes_the_kernel_where_triton_is() -> None:
     assert isinstance(taken, BlockedAttention) != has_triton()
 
 
-@pytest.mark.parametrize("name", ["dense", "blocks"])
+@pytest.mark.parametrize("name", ["split", "blocks"])
 def test_a_request_without_rows_takes_no_room(name):
     generator = torch.Generator().manual_seed(0)
     held = KeyRows(*(torch.randn(1, 2, 9, 8, generator=generator) for _ in range(2)), torch.arange(9))
