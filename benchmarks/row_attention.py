@@ -4,8 +4,10 @@
 
 FusionRAG's fig. 14b. Fused attention that knows no mask computes every row, of which the chosen ones are kept; with a mask it
 computes the chosen ones against every key. The mask is made beforehand, as all layers share it. Every implementation of
-kvweave's that runs on the device is timed, and compared with the mask's result; `chosen` is the one that requests get.
-Keys and values are random, which does not matter to time. On a GPU all rows are FlashAttention's.
+kvweave's that runs on the device is timed as a layer in the middle of a request gets it, and compared with the mask's result;
+`chosen` is the one that requests get. What keys and values hold does not matter to time; where rows lie does: they are drawn evenly from all
+over the context. On a GPU all rows are FlashAttention's, and the mask goes through the memory-efficient kernel, for which
+keys and values are repeated beforehand.
 """
 
 from collections.abc import Callable
@@ -75,20 +77,21 @@ class Layer:
         positions = torch.arange(self.keys.shape[2], device=rows.device)
         given = [AttentionInput((), KeyRows(self.keys, self.values, positions), rows[:0])]
 
+        def only(backend: SDPBackend) -> AbstractContextManager[object]:
+            return sdpa_kernel(backend) if on_gpu else nullcontext()
+
         def everything() -> Tensor:
-            only: AbstractContextManager[object] = (
-                sdpa_kernel(SDPBackend.FLASH_ATTENTION) if on_gpu else nullcontext()
-            )
-            with only:
+            with only(SDPBackend.FLASH_ATTENTION):
                 out = F.scaled_dot_product_attention(
                     self.query, self.keys, self.values, is_causal=True, scale=self._scaling, enable_gqa=True
                 )
             return out[:, :, rows]
 
         def masked() -> Tensor:
-            return F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=mask, scale=self._scaling, enable_gqa=not on_gpu
-            )
+            with only(SDPBackend.EFFICIENT_ATTENTION):
+                return F.scaled_dot_product_attention(
+                    query, keys, values, attn_mask=mask, scale=self._scaling, enable_gqa=not on_gpu
+                )
 
         ours = {
             type(one).__name__: lambda one=one: one.attend(query, given, scaling=self._scaling)

@@ -155,17 +155,23 @@ def test_stale_copies_are_not_seen_and_nothing_is_written_to(name: str) -> None:
     assert not torch.equal(after[:, :, 5:], before[:, :, 5:])
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("kernel", torch.float16), ("split", torch.bfloat16)])
-def test_half_precision_stays_near_the_definition(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["kernel", "split", "blocks"])
+def test_other_precisions_stay_near_the_definition(name: str, dtype: torch.dtype) -> None:
+    if name == "kernel" and dtype != torch.float16:
+        pytest.skip("the interpreter has float16 and float32")
     case = three_chunks(0, dtype=dtype)
+    made = {"kernel": kernel, "split": SplitAttention, "blocks": BlockedAttention}[name]
+    attention = made(case.rows) if name == "kernel" else made(case.rows, dtype)
     expected = ReferenceAttention(case.rows).attend(case.query, case.given, scaling=0.3)
-    got = IMPLEMENTATIONS[name](case.rows).attend(case.query, case.given, scaling=0.3)
+    got = attention.attend(case.query, case.given, scaling=0.3)
     assert got.dtype == dtype
-    allowed = 4 * torch.finfo(dtype).eps
+    allowed = 4 * torch.finfo(dtype).eps + 1e-6  # the definition computes in float32
     torch.testing.assert_close(got, expected, atol=allowed, rtol=allowed)
 
 
-def test_views_of_stored_tensors_are_read_in_place() -> None:
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_views_of_stored_tensors_are_read_as_they_lie(name: str) -> None:
     case = three_chunks(0)
     stored = torch.randn(2, 2, 1, 2, 70, 16, device=DEVICE)[1]  # one layer of (L, 2, B, G, S, D)
     shared = (KeyRows(stored[0], stored[1], torch.arange(70, device=DEVICE)), *case.given[0].shared[1:])
@@ -174,7 +180,19 @@ def test_views_of_stored_tensors_are_read_in_place() -> None:
     given = [replace(case.given[0], shared=shared, private=private)]
     query = case.query[:, :, :5]
     expected = ReferenceAttention(case.rows[:1]).attend(query, given, scaling=0.3)
-    got = kernel(case.rows[:1]).attend(query, given, scaling=0.3)
+    got = IMPLEMENTATIONS[name](case.rows[:1]).attend(query, given, scaling=0.3)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["split", "blocks"])
+def test_a_whole_prompt_may_lie_in_any_layout(name: str) -> None:
+    """One head of its own for each, and nothing is copied on the way to the kernel."""
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (torch.randn(1, 2, 16, 90, generator=generator).transpose(2, 3) for _ in range(3))
+    rows = [torch.tensor([4, 40, 89])]
+    given = [AttentionInput((), KeyRows(keys, values, torch.arange(90)), torch.empty(0))]
+    got = IMPLEMENTATIONS[name](rows).attend(query[:, :, :3], given, scaling=0.3)
+    expected = ReferenceAttention(rows).attend(query[:, :, :3], given, scaling=0.3)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
@@ -200,17 +218,55 @@ def test_pages_of_nothing_but_stale_rows_are_left_out() -> None:
     assert pages.places.tolist() == [[0, 0], [0, 2 * PAGE_ROWS], [1, 0]]
 
 
-@pytest.mark.parametrize("window", [None, 30, 90])
-def test_keys_that_all_rows_of_a_block_see_are_apart(
-    window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two rows to a block: each sees keys from both shares, and with a window from before and behind the others."""
-    monkeypatch.setattr(split_attention, "LARGE", 6)
-    monkeypatch.setattr(split_attention, "AT_ONCE", 1)
-    monkeypatch.setattr(split_attention, "MANY", 0)
+@pytest.fixture
+def two_rows_to_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or three where they are left over; three heads share keys."""
+    for name, queries in (("LARGE", 6), ("LARGE_STEP", 1), ("SMALL", 6), ("SMALL_STEP", 1)):
+        monkeypatch.setattr(split_attention, name, queries)
+    monkeypatch.setattr(split_attention.torch, "get_num_threads", lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("window", "unmasked"),
+    [(None, [3, 100, 0, 140]), (120, [3, 8, 0, 49]), (90, [3, 0, 0, 19]), (30, [0, 0, 0, 0])],
+)
+@pytest.mark.usefixtures("two_rows_to_a_block")
+def test_keys_that_all_rows_of_a_block_see_need_no_mask(window: int | None, unmasked: list[int]) -> None:
+    """With a window there are masked keys before the others and behind them, or masked ones alone."""
     case = three_chunks(0)
-    got = SplitAttention(case.rows, torch.float32).attend(case.query, case.given, scaling=0.3, window=window)
+    attention = SplitAttention(case.rows, torch.float32)
+    got = attention.attend(case.query, case.given, scaling=0.3, window=window)
     expected = ReferenceAttention(case.rows).attend(case.query, case.given, scaling=0.3, window=window)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+    (cut,) = attention._blocks.values()
+    assert [block.hidden - block.clear for own in cut for block in own.blocks] == unmasked
+
+
+@pytest.mark.usefixtures("two_rows_to_a_block")
+def test_masks_that_are_very_large_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, made = three_chunks(0), []
+    make = split_attention._Blocks._make_mask
+    monkeypatch.setattr(
+        split_attention._Blocks, "_make_mask", lambda self, block: made.append(block) or make(self, block)
+    )
+    for kept, times in ((split_attention.MAX_KEPT_MASKS, 1), (0, 2)):
+        monkeypatch.setattr(split_attention, "MAX_KEPT_MASKS", kept)
+        attention = SplitAttention(case.rows, torch.float32)
+        first, second = (attention.attend(case.query, case.given, scaling=0.3) for _ in range(2))
+        assert torch.equal(first, second)
+        assert {made.count(block) for block in made} == {times}
+        made.clear()
+
+
+def test_whole_steps_of_masked_keys_may_be_hidden() -> None:
+    """The kernel takes 512 keys at a time: the last row's window begins behind the first ones."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.tensor([0, 5, 1300])]
+    keys, values = (torch.randn(1, 1, 1400, 8, generator=generator) for _ in range(2))
+    query = torch.randn(1, 2, 3, 8, generator=generator)
+    given = [AttentionInput((), KeyRows(keys, values, torch.arange(1400)), torch.empty(0))]
+    got = SplitAttention(rows, torch.float32).attend(query, given, scaling=0.3, window=700)
+    expected = ReferenceAttention(rows).attend(query, given, scaling=0.3, window=700)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 

@@ -18,8 +18,8 @@ from kvweave.ops.split_attention import SplitAttention, can_split
 def row_attention(rows: Sequence[Tensor], dtype: torch.dtype) -> RowAttention:
     """For the rows of one pass, (T,) of each request, ascending; `dtype` is the query's.
 
-    On GPUs a kernel of our own, where there is Triton. Else PyTorch's fused attention: as it is where all rows are computed; for
-    some on CPUs apart for keys that need a mask and keys that do not, elsewhere in blocks.
+    On GPUs a kernel of our own, where there is Triton. Else PyTorch's fused attention: as it is where every request computes all
+    rows, on CPUs split into keys with and without a mask, elsewhere in blocks.
     """
     device = rows[0].device.type
     if device == "cuda" and has_triton():

@@ -3,7 +3,8 @@
 Ascending rows are cut into blocks. Keys that all rows of a block see need no mask; what is left are the keys between its
 first and its last row, and with a sliding window those that the last row has left behind. Both shares go through PyTorch's
 fused kernel, which gives out the logits' mass beside its result, so that they can be joined exactly. Heads that share keys are
-rows of one call: the kernel is the faster the more rows it is given, as it takes more of them at a time.
+rows of one call: the kernel is the faster the more rows it is given, as it takes more of them at a time. Measured on a CPU
+without matrix units (`benchmarks/row_attention.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 from kvweave.ops.attention import AttentionInput, contiguous, unpacked
-from kvweave.ops.row_blocks import BlockedAttention
+from kvweave.ops.row_blocks import MAX_KEPT_MASKS, BlockedAttention
 
-LARGE, SMALL = 768, 192
-"""Queries of a call, rows times heads that share keys, from which on the kernel takes 256 and 64 of them at a time."""
-AT_ONCE = 256
-"""Of those, what one thread takes on."""
+LARGE, LARGE_STEP = 768, 256
+"""Queries of a call, rows times heads that share keys, from which on a thread of the kernel takes so many at a time."""
+SMALL, SMALL_STEP = 192, 64
+"""The same of calls for passes with fewer rows."""
 MANY = 4
-"""Blocks of at least so many large calls; with fewer, more keys lie between a block's rows than large calls are worth."""
+"""Large calls are made for rows that fill so many: among fewer, more keys lie between a block's rows than large calls save."""
 
 
 def can_split() -> bool:
@@ -31,10 +32,7 @@ def can_split() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Query rows `start:end`: keys `first:clear` and `hidden:last` are masked, those in between all rows see.
-
-    `mask` (heads that share keys · rows, masked keys) is additive; None for a single row, which sees all of them.
-    """
+    """Query rows `start:end`: keys `first:clear` and `hidden:last` are masked, those in between all rows see."""
 
     start: int
     end: int
@@ -42,27 +40,70 @@ class _Block:
     clear: int
     hidden: int
     last: int
-    mask: Tensor | None
+
+    @property
+    def masked_keys(self) -> int:
+        return self.clear - self.first + self.last - self.hidden
 
     def masked(self, kept: Tensor) -> Tensor:
-        """Of keys or values (1, G, S, D), those that the mask is about."""
+        """Of keys or values (1, G, S, D), those that are masked."""
+        if self.clear == self.hidden:
+            return kept[:, :, self.first : self.last]
         after = kept[:, :, self.hidden : self.last]
-        if self.first == self.clear:
-            return after
-        return torch.cat([kept[:, :, self.first : self.clear], after], dim=2)
+        return (
+            torch.cat([kept[:, :, self.first : self.clear], after], dim=2)
+            if self.clear > self.first
+            else after
+        )
+
+
+class _Blocks:
+    """A request's rows (T,), ascending, cut into blocks for layers with one window, of `sharing` query heads to each KV head.
+
+    Masks are additive, in the query's `dtype`, and kept for the next layer unless they are very large.
+    """
+
+    def __init__(
+        self, rows: Tensor, window: int | None, sharing: int, kv_heads: int, dtype: torch.dtype
+    ) -> None:
+        self.blocks = tuple(_cut(rows, window, sharing, kv_heads))
+        self._rows, self._window, self._sharing, self._dtype = rows, window, sharing, dtype
+        elements = sum(sharing * (block.end - block.start) * block.masked_keys for block in self.blocks)
+        self._kept: dict[_Block, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
+
+    def mask(self, block: _Block) -> Tensor | None:
+        """(sharing · rows, masked keys); None for a single row, which sees all of them."""
+        if block.end - block.start == 1:
+            return None
+        if self._kept is None:
+            return self._make_mask(block)
+        if block not in self._kept:
+            self._kept[block] = self._make_mask(block)
+        return self._kept[block]
+
+    def _make_mask(self, block: _Block) -> Tensor:
+        own = self._rows[block.start : block.end, None]
+        positions = torch.cat(
+            [torch.arange(block.first, block.clear), torch.arange(block.hidden, block.last)]
+        )
+        seen = positions <= own
+        if self._window is not None:
+            seen &= positions > own - self._window
+        mask = torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, float("-inf"))
+        return mask.repeat(self._sharing, 1)
 
 
 class SplitAttention:
     """Attention of the packed rows of several requests, `rows` (T,) each, ascending, on a CPU; see RowAttention.
 
-    Blocks and masks are made once per sliding window. Soft-capped logits, which the kernel lacks, are BlockedAttention's.
+    Blocks are made once per sliding window. Soft-capped logits, which the kernel lacks, are BlockedAttention's. No gradients.
     """
 
     def __init__(self, rows: Sequence[Tensor], dtype: torch.dtype) -> None:
         self._rows = rows
         self._dtype = dtype
         self._capped = BlockedAttention(rows, dtype)
-        self._blocks: dict[int | None, list[list[_Block]]] = {}
+        self._blocks: dict[tuple[int | None, int, int], list[_Blocks]] = {}
 
     def attend(
         self,
@@ -76,34 +117,31 @@ class SplitAttention:
         """Request by request; see RowAttention."""
         if softcap is not None:
             return self._capped.attend(query, given, scaling=scaling, window=window, softcap=softcap)
-        if window not in self._blocks:
-            kv_heads = given[0].private.keys.shape[1]
-            self._blocks[window] = [
-                list(_cut(rows, window, query.shape[1] // kv_heads, kv_heads, self._dtype))
-                for rows in self._rows
-            ]
+        kv_heads = given[0].private.keys.shape[1]
+        how = (window, query.shape[1] // kv_heads, kv_heads)
+        if how not in self._blocks:
+            self._blocks[how] = [_Blocks(rows, *how, self._dtype) for rows in self._rows]
         out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3]).transpose(1, 2)
         shares = zip(
-            unpacked(query, self._rows), unpacked(out, self._rows), given, self._blocks[window], strict=True
+            unpacked(query, self._rows), unpacked(out, self._rows), given, self._blocks[how], strict=True
         )
         for own_query, own_out, own, blocks in shares:
-            _attend(own_query[0], *contiguous(own), blocks, scaling, own_out[0])
+            keys, values = map(_widths_whole, contiguous(own))
+            _attend(own_query[0], keys, values, blocks, scaling, own_out[0])
         return out
 
 
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[_Block], scaling: float, out: Tensor
-) -> None:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, cut: _Blocks, scaling: float, out: Tensor) -> None:
     """One request: query (H, T, D) over keys and values (1, G, S, D), written to `out` (H, T, D)."""
     query, out = (each.unflatten(0, (keys.shape[1], -1)) for each in (query, out))  # (G, H/G, T, D)
-    for block in blocks:
+    for block in cut.blocks:
         own = query[:, :, block.start : block.end]
-        packed = own.flatten(1, 2)[None]  # (1, G, H/G · rows, D)
-        made, mass = _fused(packed, block.masked(keys), block.masked(values), block.mask, scaling)
+        packed = _widths_whole(own.flatten(1, 2)[None])  # (1, G, H/G · rows, D)
+        made, mass = _fused(packed, block.masked(keys), block.masked(values), cut.mask(block), scaling)
         if block.hidden > block.clear:
             seen = slice(block.clear, block.hidden)
             more, more_mass = _fused(packed, keys[:, :, seen], values[:, :, seen], None, scaling)
-            made = torch.lerp(made.float(), more.float(), (more_mass - mass).sigmoid()[..., None])
+            made = torch.lerp(made.to(mass), more.to(mass), (more_mass - mass).sigmoid()[..., None])
         out[:, :, block.start : block.end] = made.view(own.shape)
 
 
@@ -117,32 +155,33 @@ def _fused(
     return made
 
 
-def _cut(
-    rows: Tensor, window: int | None, sharing: int, kv_heads: int, dtype: torch.dtype
-) -> Iterator[_Block]:
-    """Blocks of about equal size, for `sharing` query heads to each of `kv_heads`."""
+def _widths_whole(tensor: Tensor) -> Tensor:
+    """A tensor whose last dimension is contiguous, which the kernel takes for granted: itself, as a rule."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _cut(rows: Tensor, window: int | None, sharing: int, kv_heads: int) -> Iterator[_Block]:
+    """Blocks of about equal size; calls are large enough for all threads."""
     count = rows.numel()
-    large = max(LARGE, AT_ONCE * -(-torch.get_num_threads() // kv_heads))  # work for all threads
-    queries = large if count * sharing >= MANY * large else SMALL
-    blocks = max(1, count * sharing // queries) if count else 0
+    if not count:
+        return
+    threads = -(-torch.get_num_threads() // kv_heads)
+    small, large = max(SMALL, SMALL_STEP * threads), max(LARGE, LARGE_STEP * threads)
+    span = int(rows[-1]) - int(rows[0]) + 1
+    near = count if window is None else count * min(window, span) // span  # rows that look at the same keys
+    queries = large if near * sharing >= MANY * large else small
+    blocks = min(count, max(1, count * sharing // queries))
     edges = torch.linspace(0, count, blocks + 1).round().int().tolist()
     for start, end in pairwise(edges):
-        yield _block(rows[start:end], start, window, sharing, dtype)
+        yield _block(rows[start:end], start, window)
 
 
-def _block(own: Tensor, start: int, window: int | None, sharing: int, dtype: torch.dtype) -> _Block:
+def _block(own: Tensor, start: int, window: int | None) -> _Block:
     """The block of the rows at positions `own` (rows,), of which the first is the pass's row `start`."""
     lowest, highest = int(own[0]), int(own[-1])
-    first = clear = 0
-    if window is not None:
-        first, clear = max(0, lowest - window + 1), max(0, highest - window + 1)
+    first = 0 if window is None else max(0, lowest - window + 1)
+    clear = 0 if window is None else max(0, highest - window + 1)
     if lowest == highest:
-        return _Block(start, start + 1, clear, clear, clear, highest + 1, None)
-    clear = min(clear, lowest)
-    hidden = lowest  # its own key is among the masked ones, so that every row sees one of them
-    positions = torch.cat([torch.arange(first, clear), torch.arange(hidden, highest + 1)])
-    seen = positions <= own[:, None]
-    if window is not None:
-        seen &= positions > own[:, None] - window
-    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
-    return _Block(start, start + own.numel(), first, clear, hidden, highest + 1, mask.repeat(sharing, 1))
+        return _Block(start, start + 1, clear, clear, clear, highest + 1)
+    # The first row's own key is among the masked ones, so that every row sees one of them.
+    return _Block(start, start + own.numel(), first, min(clear, lowest), lowest, highest + 1)
