@@ -26,7 +26,7 @@ from kvweave.models.loading import device_named, dtype_named
 from kvweave.models.shapes import shape_config
 from kvweave.ops.attention import AttentionInput, KeyRows, RowAttention
 from kvweave.ops.row_attention import has_triton, row_attention
-from kvweave.ops.row_blocks import BlockedAttention
+from kvweave.ops.row_blocks import BlockedAttention, hiding_mask
 from kvweave.ops.split_attention import SplitAttention, can_split
 
 ALL, MASK = "all rows", "a mask"
@@ -68,13 +68,13 @@ class Layer:
         """Each way's step, which returns the attention of the rows, (1, H, T, D)."""
         rows, on_gpu = self.rows, self.query.device.type == "cuda"
         query = self.query[:, :, rows].contiguous()
-        mask = self._mask()
+        positions = torch.arange(self.keys.shape[2], device=rows.device)
+        mask = hiding_mask(rows, positions, None, query.dtype)
         keys, values = self.keys, self.values
         if on_gpu:  # with a mask no kernel there lets heads share keys
             keys, values = (
                 each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (keys, values)
             )
-        positions = torch.arange(self.keys.shape[2], device=rows.device)
         given = [AttentionInput((), KeyRows(self.keys, self.values, positions), rows[:0])]
 
         def only(backend: SDPBackend) -> AbstractContextManager[object]:
@@ -98,12 +98,6 @@ class Layer:
             for one in implementations(rows, query.dtype)
         }
         return {ALL: everything, MASK: masked, **ours}
-
-    def _mask(self) -> Tensor:
-        """(T, N), additive."""
-        positions = torch.arange(self.query.shape[2], device=self.rows.device)
-        mask = self.query.new_zeros(self.rows.numel(), positions.numel())
-        return mask.masked_fill_(positions[None, :] > self.rows[:, None], float("-inf"))
 
 
 def measure(

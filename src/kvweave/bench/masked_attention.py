@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
 from kvweave.models.attention import AttentionCall, RowPlan
+from kvweave.ops.row_blocks import hiding_mask
 from kvweave.recipes.attend import Causal
 from kvweave.recipes.request import Matched, PrefillRequest
 
@@ -58,9 +59,5 @@ class MaskedRows(RowPlan):
     def _mask(self, call: AttentionCall) -> Tensor:
         if call.window not in self._masks:
             positions = torch.arange(call.keys.shape[2], device=self.rows.device)
-            hidden = positions[None, :] > self.rows[:, None]  # (T, N)
-            if call.window is not None:
-                hidden |= positions[None, :] <= self.rows[:, None] - call.window
-            mask = torch.zeros(hidden.shape, dtype=call.query.dtype, device=hidden.device)
-            self._masks[call.window] = mask.masked_fill_(hidden, float("-inf"))
+            self._masks[call.window] = hiding_mask(self.rows, positions, call.window, call.query.dtype)
         return self._masks[call.window]

@@ -153,6 +153,11 @@ def contiguous(given: AttentionInput) -> tuple[Tensor, Tensor]:
     return merge(given, length, length)
 
 
+def rows_whole(tensor: Tensor) -> Tensor:
+    """A tensor (…, D) whose rows are contiguous, as kernels want them: itself, but for layouts that neither store nor canvas makes."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def merge(given: AttentionInput, length: int, capacity: int) -> tuple[Tensor, Tensor]:
     """Lay keys and values out contiguously in prompt order.
 

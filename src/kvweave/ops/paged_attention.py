@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, KeyRows
+from kvweave.ops.attention import AttentionInput, KeyRows, rows_whole
 from kvweave.ops.pages import HIDDEN, PAGE_ROWS, Pages, paged, spans_of
 
 BLOCK_QUERIES = 64  # rows times the heads that share keys, handled by one program
@@ -103,15 +103,10 @@ def _addresses(spans: Sequence[KeyRows], device: torch.device) -> tuple[Tensor, 
 
     Strides are those from head to head and from row to row, of keys, then of values, in elements.
     """
-    held = [_rows_whole(tensor) for span in spans for tensor in (span.keys, span.values)]
+    held = [rows_whole(tensor) for span in spans for tensor in (span.keys, span.values)]
     addresses = torch.tensor([tensor.data_ptr() for tensor in held], dtype=torch.int64)
     strides = torch.tensor([(tensor.stride(1), tensor.stride(2)) for tensor in held], dtype=torch.int64)
     return addresses.reshape(-1, 2).to(device), strides.reshape(-1, 4).to(device), held
-
-
-def _rows_whole(tensor: Tensor) -> Tensor:
-    """A tensor whose rows are contiguous: itself, but for layouts that neither store nor canvas makes."""
-    return tensor if tensor.stride(3) == 1 else tensor.contiguous()
 
 
 # A number of rows is no reason to compile anew. Arguments are pointers and numbers, which Python's types do not tell.

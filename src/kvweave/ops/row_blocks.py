@@ -60,13 +60,17 @@ class RowBlocks:
         return self._kept[block]
 
     def _make_mask(self, block: RowBlock) -> Tensor:
-        own = self._rows[block.start : block.end, None]
+        own = self._rows[block.start : block.end]
         positions = torch.arange(block.key_start, block.key_end, device=own.device)
-        hidden = positions[None, :] > own  # (rows, keys)
-        if self._window is not None:
-            hidden |= positions[None, :] <= own - self._window
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=own.device)
-        return mask.masked_fill_(hidden, float("-inf"))
+        return hiding_mask(own, positions, self._window, self._dtype)
+
+
+def hiding_mask(rows: Tensor, positions: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """What hides keys at `positions` (S,) from rows (T,) before them, or whose window has left them behind; additive, (T, S)."""
+    hidden = positions[None, :] > rows[:, None]
+    if window is not None:
+        hidden |= positions[None, :] <= rows[:, None] - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=rows.device).masked_fill_(hidden, float("-inf"))
 
 
 def _cut(rows: Tensor, window: int | None) -> tuple[RowBlock, ...]:

@@ -14,8 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, contiguous, unpacked
-from kvweave.ops.row_blocks import MAX_KEPT_MASKS, BlockedAttention
+from kvweave.ops.attention import AttentionInput, contiguous, rows_whole, unpacked
+from kvweave.ops.row_blocks import MAX_KEPT_MASKS, BlockedAttention, hiding_mask
 
 LARGE, LARGE_STEP = 768, 256
 """Queries of a call, rows times heads that share keys, from which on a thread of the kernel takes so many at a time."""
@@ -82,15 +82,11 @@ class _Blocks:
         return self._kept[block]
 
     def _make_mask(self, block: _Block) -> Tensor:
-        own = self._rows[block.start : block.end, None]
+        own = self._rows[block.start : block.end]
         positions = torch.cat(
             [torch.arange(block.first, block.clear), torch.arange(block.hidden, block.last)]
         )
-        seen = positions <= own
-        if self._window is not None:
-            seen &= positions > own - self._window
-        mask = torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, float("-inf"))
-        return mask.repeat(self._sharing, 1)
+        return hiding_mask(own, positions, self._window, self._dtype).repeat(self._sharing, 1)
 
 
 class SplitAttention:
@@ -126,7 +122,7 @@ class SplitAttention:
             unpacked(query, self._rows), unpacked(out, self._rows), given, self._blocks[how], strict=True
         )
         for own_query, own_out, own, blocks in shares:
-            keys, values = map(_widths_whole, contiguous(own))
+            keys, values = map(rows_whole, contiguous(own))
             _attend(own_query[0], keys, values, blocks, scaling, own_out[0])
         return out
 
@@ -136,7 +132,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, cut: _Blocks, scaling: 
     query, out = (each.unflatten(0, (keys.shape[1], -1)) for each in (query, out))  # (G, H/G, T, D)
     for block in cut.blocks:
         own = query[:, :, block.start : block.end]
-        packed = _widths_whole(own.flatten(1, 2)[None])  # (1, G, H/G · rows, D)
+        packed = rows_whole(own.flatten(1, 2)[None])  # (1, G, H/G · rows, D)
         made, mass = _fused(packed, block.masked(keys), block.masked(values), cut.mask(block), scaling)
         if block.hidden > block.clear:
             seen = slice(block.clear, block.hidden)
@@ -153,11 +149,6 @@ def _fused(
         query, keys, values, attn_mask=mask, scale=scaling
     )
     return made
-
-
-def _widths_whole(tensor: Tensor) -> Tensor:
-    """A tensor whose last dimension is contiguous, which the kernel takes for granted: itself, as a rule."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _cut(rows: Tensor, window: int | None, sharing: int, kv_heads: int) -> Iterator[_Block]:
