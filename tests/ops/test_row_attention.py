@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvweave.ops import split_attention
+from kvweave.ops import row_blocks, split_attention
 from kvweave.ops.attention import (
     AttentionInput,
     KeyRows,
@@ -249,8 +249,8 @@ def test_masks_that_are_very_large_are_made_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         split_attention._Blocks, "_make_mask", lambda self, block: made.append(block) or make(self, block)
     )
-    for kept, times in ((split_attention.MAX_KEPT_MASKS, 1), (0, 2)):
-        monkeypatch.setattr(split_attention, "MAX_KEPT_MASKS", kept)
+    for kept, times in ((row_blocks.MAX_KEPT_MASKS, 1), (0, 2)):
+        monkeypatch.setattr(row_blocks, "MAX_KEPT_MASKS", kept)
         attention = SplitAttention(case.rows, torch.float32)
         first, second = (attention.attend(case.query, case.given, scaling=0.3) for _ in range(2))
         assert torch.equal(first, second)

@@ -5,9 +5,10 @@ attention and a mask shared by all layers. Rows 0..N−1 (a full prefill) need n
 set of rows, sliding windows, grouped heads and soft-capped logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
@@ -21,6 +22,24 @@ SIDE_BY_SIDE = (
 )
 MAX_BLOCK_ROWS = 512  # bounds a block's mask and, with soft caps, its logits
 MAX_KEPT_MASKS = 2**26  # elements; beyond it masks are made again in every layer instead of being held
+
+
+_Block = TypeVar("_Block", bound=Hashable)
+
+
+class KeptMasks(Generic[_Block]):
+    """Blocks' masks, kept for the next layer unless all of them together have too many `elements`."""
+
+    def __init__(self, elements: int) -> None:
+        self._kept: dict[_Block, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
+
+    def of(self, block: _Block, make: Callable[[_Block], Tensor]) -> Tensor:
+        """The block's mask, which `make` makes if it is not there."""
+        if self._kept is None:
+            return make(block)
+        if block not in self._kept:
+            self._kept[block] = make(block)
+        return self._kept[block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +57,7 @@ class RowBlock:
 class RowBlocks:
     """Ascending prompt positions `rows` (T,) cut into blocks, for layers with one sliding window.
 
-    Masks are additive, in the query's `dtype`, and kept for the next layer unless they are very large.
+    Masks are additive, in the query's `dtype`.
     """
 
     def __init__(self, rows: Tensor, *, window: int | None, dtype: torch.dtype) -> None:
@@ -47,17 +66,11 @@ class RowBlocks:
         self._window = window
         self._dtype = dtype
         elements = sum((b.end - b.start) * (b.key_end - b.key_start) for b in self.blocks if b.masked)
-        self._kept: dict[RowBlock, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
+        self._masks = KeptMasks[RowBlock](elements)
 
     def mask(self, block: RowBlock) -> Tensor | None:
         """What hides keys from a block's rows, (rows, keys); None if nothing needs to be hidden."""
-        if not block.masked:
-            return None
-        if self._kept is None:
-            return self._make_mask(block)
-        if block not in self._kept:
-            self._kept[block] = self._make_mask(block)
-        return self._kept[block]
+        return self._masks.of(block, self._make_mask) if block.masked else None
 
     def _make_mask(self, block: RowBlock) -> Tensor:
         own = self._rows[block.start : block.end]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvweave.ops.attention import AttentionInput, contiguous, rows_whole, unpacked
-from kvweave.ops.row_blocks import MAX_KEPT_MASKS, BlockedAttention, hiding_mask
+from kvweave.ops.row_blocks import BlockedAttention, KeptMasks, hiding_mask
 
 LARGE, LARGE_STEP = 768, 256
 """Queries of a call, rows times heads that share keys, from which on a thread of the kernel takes so many at a time."""
@@ -60,7 +60,7 @@ class _Block:
 class _Blocks:
     """A request's rows (T,), ascending, cut into blocks for layers with one window, of `sharing` query heads to each KV head.
 
-    Masks are additive, in the query's `dtype`, and kept for the next layer unless they are very large.
+    Masks are additive, in the query's `dtype`.
     """
 
     def __init__(
@@ -69,17 +69,11 @@ class _Blocks:
         self.blocks = tuple(_cut(rows, window, sharing, kv_heads))
         self._rows, self._window, self._sharing, self._dtype = rows, window, sharing, dtype
         elements = sum(sharing * (block.end - block.start) * block.masked_keys for block in self.blocks)
-        self._kept: dict[_Block, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
+        self._masks = KeptMasks[_Block](elements)
 
     def mask(self, block: _Block) -> Tensor | None:
         """(sharing · rows, masked keys); None for a single row, which sees all of them."""
-        if block.end - block.start == 1:
-            return None
-        if self._kept is None:
-            return self._make_mask(block)
-        if block not in self._kept:
-            self._kept[block] = self._make_mask(block)
-        return self._kept[block]
+        return self._masks.of(block, self._make_mask) if block.end - block.start > 1 else None
 
     def _make_mask(self, block: _Block) -> Tensor:
         own = self._rows[block.start : block.end]
