@@ -5,13 +5,12 @@ one context and many questions. What it computes for a question equals the ordin
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 BLOCK = 512  # context rows that attend together: what lies behind a block is not computed
 
-KEPT = 2688  # tokens of a row up to which what lies between two layers' ends is kept for the way back; of longer ones it is made again
+FUSED_FROM = 4000  # tokens of context from which on the fused kernel is faster without matrix units, and holds no logits for the way back
 
 HINTED = 5  # layers after which a referring sentence should hold what it refers to
 
@@ -36,8 +35,7 @@ def hidden_states(
     x = F.embedding(ids, model.model.embed_tokens.weight)
     seen = []
     for layer in model.model.layers:
-        given = (model, layer, x, cos, sin, causal, mask)
-        x = _layer(*given) if ids.shape[1] <= KEPT else checkpoint(_layer, *given, use_reentrant=False)
+        x = _layer(model, layer, x, cos, sin, context, causal, mask)
         seen.append(x)
     norm, middle = model.model.norm.weight, seen[min(HINTED, len(seen)) - 1]
     return _normalised(model, seen[-1], norm), _normalised(model, middle, norm)
@@ -59,21 +57,26 @@ def question_attention(
     causal, mask = _masks(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
     for layer in model.model.layers[:-1]:
-        x = _layer(model, layer, x, cos, sin, causal, mask)
+        x = _layer(model, layer, x, cos, sin, context, causal, mask)
     q, k, _ = _project(model, model.model.layers[-1], x, cos, sin)
     k = k[:, :, :context].repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores: Tensor = (q[:, :, context:] @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
     return scores.masked_fill(~chunks[:, None, None], float("-inf")).softmax(-1).mean(1)
 
 
-def _masks(segments: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """What context rows (context, context) and question rows (B, 1, Tq, T) must not see, as terms of the scores."""
+def _masks(segments: Tensor, context: int) -> tuple[Tensor | None, Tensor]:
+    """What context rows (context, context) and question rows (B, 1, Tq, T) must not see, as terms of the scores.
+
+    None for a context that goes through the fused kernel.
+    """
     order = torch.arange(segments.shape[1], device=segments.device)
     asked = segments[:, context:, None]
     seen = (segments[:, None, :] == 0) | (asked == segments[:, None, :])
     visible = seen & (order[context:, None] >= order)
     mask = torch.zeros(visible.shape, dtype=torch.bfloat16, device=segments.device)
     mask = mask.masked_fill(~visible, float("-inf"))[:, None]
+    if context >= FUSED_FROM:
+        return None, mask
     return mask.new_full((context, context), float("-inf")).triu(1), mask
 
 
@@ -83,18 +86,23 @@ def _layer(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    causal: Tensor,
+    context: int,
+    causal: Tensor | None,
     mask: Tensor,
 ) -> Tensor:
     """One decoder layer over the residual stream (B, T, hidden)."""
     batch, total, _ = x.shape
-    context = len(causal)
     feed, half = layer.mlp, torch.bfloat16
     q, k, v = _project(model, layer, x, cos, sin)
     parts = []
-    for start in range(0, context, BLOCK):
-        end = min(start + BLOCK, context)
-        parts.append(_attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], causal[start:end, :end]))
+    if causal is None:
+        each = q.shape[1] // k.shape[1]
+        keys, values = (kept[:, :, :context].repeat_interleave(each, 1) for kept in (k, v))
+        parts.append(F.scaled_dot_product_attention(q[:, :, :context], keys, values, is_causal=True))
+    else:
+        for start in range(0, context, BLOCK):
+            end = min(start + BLOCK, context)
+            parts.append(_attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], causal[start:end, :end]))
     if context < total:
         parts.append(_attend(q[:, :, context:], k, v, mask))
     out = torch.cat(parts, 2).transpose(1, 2).reshape(batch, total, -1)
@@ -126,7 +134,7 @@ def _normalised(model: LlamaForCausalLM, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention written as two products per KV head: on a CPU faster than the fused kernel, backwards above all."""
+    """Attention written as two products per KV head: on a CPU faster than the fused kernel, backwards above all, while rows are short."""
     batch, heads, rows, width = q.shape
     groups, keys = k.shape[1], k.shape[2]
     q = (q * width**-0.5).reshape(batch * groups, heads // groups * rows, width)

@@ -30,7 +30,7 @@ TARGETS = 0.3  # share of a batch's tokens that get logits; more are drawn from,
 COPYING_FIRST = 0.6  # share of rows that only repeat until COPIES of them are repeated right
 COPIES = 0.9
 AVERAGED = 4  # stages: the mean of the weights that the last ones end with is better than any of them
-REPORT_STEPS, SAVE_STEPS = 50, 250
+REPORT_STEPS = 50
 _MEETING = "meeting"  # the file through which the processes find each other
 
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -74,6 +74,7 @@ class Trainer:
     # What another training has its own of
 
     averaged = AVERAGED
+    save_steps = 250
     row_maker = RowMaker
 
     @staticmethod
@@ -108,7 +109,7 @@ class Trainer:
                 now = (time.monotonic(), self.tokens)
                 self._report((now[1] - shown[1]) / (now[0] - shown[0]))
                 shown = now
-            if self.step % SAVE_STEPS == 0 and self.rank == 0:
+            if self.step % self.save_steps == 0 and self.rank == 0:
                 self._save()
         if self.rank == 0:
             self._save()

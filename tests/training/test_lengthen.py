@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from kvweave.evaluation.longtext.telling import MIN_DISTANCE
-from training import lengthen, train
+from training import lengthen
 from training.lengthen import LongTrainer, lengthened
 from training.long_rows import LongRowMaker, of_length
 from training.network import hidden_states, rotation
@@ -32,7 +32,7 @@ def _small(uncompiled):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lengthen, "LONG_PLAN", PLAN)
         patch.setattr(lengthen, "POSITIONS", 2048)
-        patch.setattr(train, "SAVE_STEPS", 2)
+        patch.setattr(LongTrainer, "save_steps", 2)
         yield
 
 
@@ -63,20 +63,18 @@ def test_a_row_without_questions_is_what_the_ordinary_model_computes(vocabulary,
     torch.testing.assert_close(got, expected, atol=0.06, rtol=0.06)  # matrix products in bfloat16
 
 
-def test_long_rows_learn_the_same_when_layers_are_made_again_on_the_way_back(
-    vocabulary, tmp_path, monkeypatch
-):
+def test_long_rows_learn_the_same_through_the_fused_kernel(vocabulary, tmp_path, monkeypatch):
     start(tmp_path, vocabulary)
     ids = torch.randint(3, 400, (1, 200))
     cos, sin = (part[None, None, :200] for part in rotation(2048, 8, 1_000_000.0))
     found = []
-    for kept in (10_000, 100):
-        monkeypatch.setattr("training.network.KEPT", kept)
+    for fused_from in (10_000, 100):
+        monkeypatch.setattr("training.network.FUSED_FROM", fused_from)
         model = lengthened(tmp_path / "start")
         hidden_states(model, ids, cos, sin, torch.zeros_like(ids), 200)[0].square().sum().backward()
         found.append([weight.grad.clone() for weight in model.parameters()])
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        assert (one - other).norm() < 0.02 * one.norm()  # products in bfloat16
 
 
 def test_a_run_goes_on_where_it_was_stopped_and_exports_more_positions(vocabulary, tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ def _small(uncompiled):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "PLAN", PLAN)
         patch.setattr(train, "new_model", tiny)
-        patch.setattr(train, "SAVE_STEPS", 2)
+        patch.setattr(Trainer, "save_steps", 2)
         patch.setattr(train, "REPORT_STEPS", 3)
         yield
 
