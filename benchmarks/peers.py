@@ -6,8 +6,8 @@ A prefix cache saves what a prompt shares with an earlier one from the first tok
 questions: they are drawn as `kvweave bench reuse` draws them, a cache of unlimited size sees them all, and each way's time
 is the mean over them, each question at the time measured for as many chunks as it finds. Chunk reordering puts a question's
 chunks in the order of the longest path that is stored. Transformers' prefix cache is a `DynamicCache` that holds the prefix already,
-copied before the clock starts. kvweave's recipes find every chunk, wherever it stands. The same recipe with a mask instead of the
-operator stands beside them, and llama.cpp where it is installed (`llama_cpp_peer.py`), its models in memory from the first round on.
+copied before the clock starts; kvweave's is the recipe `prefix`, loading and placing timed. kvweave's other recipes find every chunk, wherever
+it stands. One of them with a mask instead of the operator stands beside them, and llama.cpp where it is installed (`llama_cpp_peer.py`), its models in memory from the first round on.
 """
 
 import copy
@@ -26,19 +26,19 @@ from transformers.cache_utils import DynamicCache
 
 from kvweave.bench.baseline import library_attention, stock_prefill
 from kvweave.bench.masked_attention import Masked
-from kvweave.bench.prompts import prompt_of_chunks
+from kvweave.bench.prompts import chunk_text, prompt_of_chunks
 from kvweave.bench.queries import Query, Traffic, draw_queries
 from kvweave.bench.reuse import in_best_order
 from kvweave.bench.spread import Spread, timed
-from kvweave.core import TokenizedPrompt
+from kvweave.core import Prompt, TokenizedPrompt
 from kvweave.models.adapter import Adapter
 from kvweave.models.shapes import random_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prefill import prepare
-from kvweave.recipes.recipe import run
+from kvweave.recipes.recipe import remember, run
 from kvweave.store.chunk_store import ChunkStore
 
-TRANSFORMERS, OURS = "transformers", "kvweave full prefill"
+TRANSFORMERS, OURS = "transformers", "kvweave"
 POINTS = 9
 """At so many numbers of chunks found a prefix cache is timed at most; in between it is interpolated."""
 
@@ -103,6 +103,25 @@ class PrefixCache:
         return step
 
 
+class OurPrefixCache:
+    """kvweave's way: the path of a question's chunks in a store, and questions that leave it after some of them."""
+
+    def __init__(self, adapter: Adapter, store: ChunkStore, asked: Prompt, chunk_tokens: int) -> None:
+        self._adapter, self._store, self._asked = adapter, store, asked
+        self._others = tuple(
+            chunk_text(adapter, len(asked.chunks) + number, chunk_tokens)
+            for number in range(len(asked.chunks))
+        )
+        self._recipe = recipe_named("prefix")
+        remember(run(self._recipe, adapter, store, adapter.template.render(asked)))
+
+    def behind(self, found: int) -> Step:
+        """A step that finds so many chunks and computes the rest; what it computes is not kept."""
+        chunks = self._asked.chunks[:found] + self._others[found:]
+        prompt = self._adapter.template.render(replace(self._asked, chunks=chunks))
+        return lambda: run(self._recipe, self._adapter, self._store, prompt)
+
+
 def starts(prompt: TokenizedPrompt) -> list[int]:
     """Where the rest of the prompt begins behind no chunk, one chunk, …, all of them."""
     chunks = [span for span in prompt.spans if span.kind == "chunk"]
@@ -126,12 +145,14 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         store = stack.enter_context(ChunkStore(Path(folder) / "store", limit_bytes=2**62))
         prepare(adapter, store, asked.chunks)
+        paths = stack.enter_context(ChunkStore(Path(folder) / "paths", limit_bytes=2**62))
+        cache = OurPrefixCache(adapter, paths, asked, chunk_tokens)
         reason = why_not(adapter)
         llamas = {
             storage: stack.enter_context(opened(adapter, Path(folder), storage, prompt.tokens + 1))
             for storage in (STORAGES if reason is None else ())
         }
-        times = timings(adapter, store, prompt, ratio, rounds, llamas)
+        times = timings(adapter, store, prompt, ratio, rounds, cache, llamas)
     medians = {name: Spread.of(own).median for name, own in times.items()}
     plain, best = (prefix_hits(drawn, ordered=ordered) for ordered in (False, True))
     return {
@@ -155,10 +176,15 @@ def timings(
     prompt: TokenizedPrompt,
     ratio: float,
     rounds: int,
+    cache: OurPrefixCache,
     llamas: Mapping[str, LlamaCpp],
 ) -> dict[str, list[float]]:
     """Each way's seconds, round by round; every other round runs backwards."""
-    steps = {**our_steps(adapter, store, prompt, ratio), **llama_steps(llamas, prompt)}
+    steps = {
+        **our_steps(adapter, store, prompt, ratio, cache),
+        **transformers_steps(adapter, prompt),
+        **llama_steps(llamas, prompt),
+    }
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):  # the first round warms up
         for name in list(steps) if number % 2 else list(steps)[::-1]:
@@ -169,21 +195,31 @@ def timings(
 
 
 def our_steps(
-    adapter: Adapter, store: ChunkStore, prompt: TokenizedPrompt, ratio: float
+    adapter: Adapter, store: ChunkStore, prompt: TokenizedPrompt, ratio: float, cache: OurPrefixCache
 ) -> dict[str, Callable[[], Step]]:
-    """What makes the next step of each way that runs on the model itself, kvweave's and transformers'."""
-    ids = torch.tensor([prompt.token_ids], device=adapter.geometry.device)
+    """What makes the next step of each of kvweave's ways."""
     full, reuse, whole = (recipe_named(name) for name in ("full", "reuse", "prophetkv"))
     masked = replace(whole, attend=Masked())
+    return {
+        OURS: lambda: lambda: run(full, adapter, store, prompt),
+        "reuse": lambda: lambda: run(reuse, adapter, store, prompt),
+        "prophetkv": lambda: lambda: run(whole, adapter, store, prompt, ratio=ratio),
+        "prophetkv with a mask": lambda: lambda: run(masked, adapter, store, prompt, ratio=ratio),
+        **{
+            f"{OURS} behind {found}": lambda found=found: cache.behind(found)
+            for found in points(len(starts(prompt)) - 1)
+        },
+    }
+
+
+def transformers_steps(adapter: Adapter, prompt: TokenizedPrompt) -> dict[str, Callable[[], Step]]:
+    """The same of transformers' own, on the same model."""
+    ids = torch.tensor([prompt.token_ids], device=adapter.geometry.device)
     with library_attention(adapter):
         cache = PrefixCache(adapter, ids)
     begin = starts(prompt)
     return {
         TRANSFORMERS: lambda: lambda: stock_prefill(adapter, ids),
-        OURS: lambda: lambda: run(full, adapter, store, prompt),
-        "reuse": lambda: lambda: run(reuse, adapter, store, prompt),
-        "prophetkv": lambda: lambda: run(whole, adapter, store, prompt, ratio=ratio),
-        "prophetkv with a mask": lambda: lambda: run(masked, adapter, store, prompt, ratio=ratio),
         **{
             f"{TRANSFORMERS} behind {found}": lambda tokens=begin[found]: cache.behind(tokens)
             for found in points(len(begin) - 1)
@@ -208,7 +244,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Each way's mean over the questions, beside the fastest full prefill of transformers and ours."""
     full_s = min(medians[TRANSFORMERS], medians[OURS])
-    found = {TRANSFORMERS: medians[TRANSFORMERS], OURS: medians[OURS]}
+    found = {}
     for name in [name for name in medians if name.endswith(" behind 0")]:
         peer = name.removesuffix(" behind 0")
         behind = {
@@ -216,11 +252,11 @@ def rows(
             for each, seconds in medians.items()
             if each.startswith(f"{peer} behind ")
         }
-        found[peer] = medians[peer]
+        found[f"{peer}, full prefill"] = medians[peer]
         found[f"{peer}, prefix cache"] = mean_over(behind, plain)
         found[f"{peer}, prefix cache, chunks reordered"] = mean_over(behind, best)
-    found["kvweave reuse"] = medians["reuse"]
-    found[f"kvweave prophetkv at {ratio:g}"] = medians["prophetkv"]
+    found["kvweave, reuse"] = medians["reuse"]
+    found[f"kvweave, prophetkv at {ratio:g}"] = medians["prophetkv"]
     found["the same with a mask"] = medians["prophetkv with a mask"]
     return [{"way": way, "ttft_s": seconds, "speedup": full_s / seconds} for way, seconds in found.items()]
 
