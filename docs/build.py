@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from selection_part import selection_part
 from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
 from tables import NOT_MEASURED, folded, header, row
 from ttft_page import FILES as TTFT_FILES
+from ttft_page import LIMITS as TTFT_LIMITS
+from ttft_page import headline
 from ttft_page import parts as ttft_parts
 
+from kvweave.config import Config
 from kvweave.evaluation.summary import OVERALL
 from kvweave.recipes.methods import METHODS
 
@@ -41,15 +45,10 @@ def results(name: str) -> dict[str, Any] | None:
 
 
 def figure() -> str:
-    row = json.loads((RESULTS / "ttft.json").read_text(encoding="utf-8"))
-    low, high = sorted(1 / ratio for ratio in row["reuse_over_full_range"])
-    return (
-        f"**{1 / row['reuse_over_full']:.0f}× faster to the first token** ({low:.0f}–{high:.0f}× over {row['repeats']} interleaved "
-        f"repeats): {row['reuse_s']:.2f} s instead of {row['full_s']:.2f} s for a prompt of {row['prompt_tokens']:,} tokens whose chunks are "
-        f"stored, in the shape of {row['shape']} ({row['dtype']}, random weights, {row['threads']} CPU threads, warm). "
-        f"`{row['command']}`, {row['date']}; the baseline is the faster of transformers' own prefill and ours. No token is "
-        "recomputed here; see Limits for what that costs."
-    )
+    """For README: the recipe that requests get when they name none."""
+    recipe = signature(Config).parameters["recipe"].default
+    measured = [told for told in map(results, TTFT_LIMITS) if told is not None]
+    return headline(measured, results("all_tasks.json"), recipe, METHODS[recipe]().ratio)
 
 
 def recipes() -> str:

@@ -5,7 +5,70 @@ from typing import Any
 
 from tables import NOT_MEASURED, header, row
 
+from kvweave.evaluation.summary import OVERALL
+
 Result = Mapping[str, Any]
+
+
+def headline(measured: Sequence[Result], scored: Result | None, recipe: str, ratio: float) -> str:
+    """For README: how soon one recipe has a first token, by context, and what its answers score; no context, not measured."""
+    rows, spreads = (
+        [{(one["recipe"], one["ratio"]): one for one in told[part]} for told in measured]
+        for part in ("rows", "spreads")
+    )
+    ours, none = ([one[recipe, share] for one in rows] for share in (ratio, 0))
+    if not ours:
+        return NOT_MEASURED
+    lines = [
+        f"**{min(one['speedup'] for one in ours):.1f} to {max(one['speedup'] for one in ours):.1f}× faster to the first token** with {ratio:.0%} of the "
+        f"context recomputed (`{recipe}`, which is what you get).{_worth(scored, recipe, ratio)}",
+        "",
+        *header(
+            "context",
+            "full prefill",
+            "first token",
+            f"speed-up, {ratio:.0%} recomputed",
+            "nothing recomputed",
+        ),
+    ]
+    for one, own, bare in zip(ours, spreads, none, strict=True):
+        speedup = own[recipe, ratio]["speedup"]
+        lines.append(
+            row(
+                f"{one['context_tokens']:,} tokens",
+                f"{one['full_s']:.1f} s",
+                f"{one['ttft_s']:.1f} s",
+                f"{one['speedup']:.1f}× ({speedup['low']:.1f}–{speedup['high']:.1f})",
+                f"{bare['speedup']:.0f}×",
+            )
+        )
+    some, rounds = rows[0][recipe, ratio], measured[0]["settings"]["rounds"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"The shape of {some['shape']}, {some['dtype']}, random weights, {some['threads']} {some['device'].upper()} threads; medians of {rounds} "
+            f"interleaved rounds. The baseline is the fastest of transformers' own prefill, the same in blocks, and ours without reuse; chunk "
+            f"KV is in memory. [Commands, dates, other ratios and recipes](docs/ttft.md).",
+        ]
+    )
+
+
+def _worth(scored: Result | None, recipe: str, ratio: float) -> str:
+    """A sentence about answers over all tasks."""
+    if scored is None:
+        return ""
+    (one,) = [
+        one
+        for one in scored["rows"]
+        if (one["task"], one["recipe"], one["ratio"]) == (OVERALL, recipe, ratio)
+    ]
+    tasks = len({one["task"] for one in scored["rows"]} - {OVERALL})
+    return (
+        f" Its answers score {one['score']:.3f}, full attention's {one['full_score']:.3f}, plain reuse's {one['reuse_score']:.3f}: the mean over "
+        f"{tasks} tasks with {one['samples']:,} prompts of {one['context_tokens']:,} tokens, on the [small model](src/kvweave/models/reference/README.md) "
+        "that ships with kvweave ([every recipe](docs/methods.md))."
+    )
 
 
 def limits(measured: Sequence[Result | None]) -> str:

@@ -119,7 +119,8 @@ def test_peers_find_prefixes_alone(script):
 def test_every_peer_is_timed_or_left_out_with_a_reason(script, adapter):
     made = script("peers").measure(adapter, "tiny", 96, 32, 0.25, rounds=1, queries=20)
     ways = [one["way"] for one in made["rows"]]
-    assert {"transformers, prefix cache", "transformers, prefix cache, chunks reordered"} < set(ways)
+    whole = ("full prefill", "prefix cache", "prefix cache, chunks reordered")
+    assert {f"{of}, {way}" for of in ("transformers", "kvweave") for way in whole} < set(ways)
     assert ("llama.cpp" in made["left_out"]) != any(way.startswith("llama.cpp") for way in ways)
     assert made["chunks_found"]["prefix"] <= made["chunks_found"]["ordered"] <= 3
     assert script("ttft_page").peers({**made, **TOLD}).count("×") == len(ways)
@@ -147,8 +148,9 @@ def test_llama_cpps_steps_take_turns_with_the_others(script, adapter, tmp_path):
 
     with ChunkStore(tmp_path) as store, pytest.MonkeyPatch.context() as patched:
         prepare(adapter, store, asked.chunks)
+        cache = peers.OurPrefixCache(adapter, store, asked, 32)
         patched.setattr(type(adapter), "compute", noted)
-        times = peers.timings(adapter, store, prompt, 0.25, 2, {"F16": Llama()})
+        times = peers.timings(adapter, store, prompt, 0.25, 2, cache, {"F16": Llama()})
     assert {f"llama.cpp F16{behind}" for behind in ("", *(f" behind {n}" for n in peers.points(3)))} < set(
         times
     )
@@ -169,6 +171,20 @@ def test_a_prefix_cache_gives_full_attentions_logits(script, adapter):
     hook.remove()
     for logits in seen[-2:]:
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_our_prefix_cache_finds_as_many_chunks_as_it_says(script, adapter, tmp_path):
+    """Every time again, since nothing that a step computes is kept; and the logits are full attention's."""
+    peers = script("peers")
+    asked = peers.prompt_of_chunks(adapter, 96, 32)
+    with ChunkStore(tmp_path) as store:
+        cache = peers.OurPrefixCache(adapter, store, asked, 32)
+        for found in (0, 2, 3, 2, 0):
+            result = cache.behind(found)()
+            origins = [span.origin for span in result.plan.spans if span.kind == "chunk"]
+            assert origins == ["exact"] * found + ["fresh"] * (3 - found)
+            expected = adapter.model(torch.tensor([result.request.prompt.token_ids])).logits[:, -1]
+            torch.testing.assert_close(result.logits.view_as(expected), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_every_weight_has_a_name_in_llama_cpp(script, adapter):
@@ -201,3 +217,45 @@ def test_what_was_not_measured_is_said(script):
 def as_json(done):
     """A measurement as its file has it."""
     return json.loads(json.dumps({**facts(done), **TOLD}))
+
+
+def test_the_readmes_headline_is_of_one_recipe_at_its_ratio(script):
+    """By context, beside the same recipe without recomputation; other recipes' and ratios' rows stand for nothing."""
+
+    def told(context: int, faster: float) -> dict:
+        rows = [
+            {
+                "shape": "tiny",
+                "dtype": "float32",
+                "device": "cpu",
+                "threads": 2,
+                "context_tokens": context,
+                "recipe": recipe,
+                "ratio": ratio,
+                "full_s": 8.0,
+                "ttft_s": 8.0 / speedup,
+                "speedup": speedup,
+            }
+            for recipe, ratio, speedup in (
+                ("a", 0, 50.0),
+                ("a", 0.1, faster),
+                ("a", 0.2, 1.0),
+                ("b", 0.1, 99.0),
+            )
+        ]
+        spreads = [{**one, "speedup": {"low": faster - 1, "high": faster + 1}} for one in rows]
+        return {"rows": rows, "spreads": spreads, "settings": {"rounds": 5}}
+
+    of_tasks = {"recipe": "a", "ratio": 0.1, "score": 0.75, "full_score": 0.875, "reuse_score": 0.5}
+    of_tasks |= {"samples": 400, "context_tokens": 512}
+    scored = {"rows": [{**of_tasks, "task": task} for task in ("one", "two", "overall")]}
+    page = script("ttft_page")
+    made = page.headline([told(4096, 4.0), told(8192, 5.0)], scored, "a", 0.1)
+    assert "**4.0 to 5.0× faster to the first token** with 10% of the context recomputed (`a`" in made
+    assert (
+        "score 0.750, full attention's 0.875, plain reuse's 0.500: the mean over 2 tasks with 400 prompts of 512"
+        in made
+    )
+    assert "| 8,192 tokens | 8.0 s | 1.6 s | 5.0× (4.0–6.0) | 50× |" in made
+    assert "score" not in page.headline([told(4096, 4.0)], None, "a", 0.1)
+    assert page.headline([], scored, "a", 0.1) == "Not measured yet."
