@@ -34,7 +34,7 @@ class LongTrainer(Trainer):
     """Goes on from the shipped model's weights; only the last stage's are exported, since earlier ones know no such length."""
 
     averaged = 1
-    save_steps = 25  # one on long texts takes many times as long
+    save_steps = 25  # a step on long texts takes many times as long
     row_maker = LongRowMaker
 
     @staticmethod

@@ -10,7 +10,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 BLOCK = 512  # context rows that attend together: what lies behind a block is not computed
 
-FUSED_FROM = 4000  # tokens of context from which on the fused kernel is faster without matrix units, and holds no logits for the way back
+FUSED_FROM = (
+    4000  # tokens of context from which on the fused kernel attends: it holds no logits for the way back
+)
 
 HINTED = 5  # layers after which a referring sentence should hold what it refers to
 

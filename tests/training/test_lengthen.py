@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from kvweave.evaluation.longtext.telling import MIN_DISTANCE
@@ -67,12 +68,17 @@ def test_long_rows_learn_the_same_through_the_fused_kernel(vocabulary, tmp_path,
     start(tmp_path, vocabulary)
     ids = torch.randint(3, 400, (1, 200))
     cos, sin = (part[None, None, :200] for part in rotation(2048, 8, 1_000_000.0))
-    found = []
-    for fused_from in (10_000, 100):
+    found, fused = [], []
+    kernel = F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *given, **how: fused.append(how) or kernel(*given, **how)
+    )
+    for fused_from, calls in ((10_000, 0), (100, SIZES["num_hidden_layers"])):
         monkeypatch.setattr("training.network.FUSED_FROM", fused_from)
         model = lengthened(tmp_path / "start")
         hidden_states(model, ids, cos, sin, torch.zeros_like(ids), 200)[0].square().sum().backward()
         found.append([weight.grad.clone() for weight in model.parameters()])
+        assert len(fused) == calls
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() < 0.02 * one.norm()  # products in bfloat16
 

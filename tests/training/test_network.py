@@ -5,11 +5,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvweave.testing import VOCABULARY
-from training.network import hidden_states, question_attention, rotation
+from training.network import FUSED_FROM, hidden_states, question_attention, rotation
 from training.rows import RowMaker, Rows, Shape
 
 THETA, WIDTH = 100_000.0, 16
 TOLERANCE = 0.1  # matrix products in bfloat16 on normalised states of size about 1; a wrong mask is off by more than 1
+
+
+@pytest.fixture(params=[FUSED_FROM, 1], ids=["products", "fused"])
+def fused_from(request, monkeypatch):
+    """Contexts attend by plain products, or through the fused kernel."""
+    monkeypatch.setattr("training.network.FUSED_FROM", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +47,7 @@ def ordinary(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
         return model.model(ids[None]).last_hidden_state[0]
 
 
+@pytest.mark.usefixtures("fused_from")
 def test_every_question_has_the_states_of_a_prompt_of_its_own(model, batch):
     computed = states(model, batch.rows, batch.shape.context)
     for row in range(len(batch.documents)):
@@ -71,11 +78,13 @@ def test_contexts_of_several_blocks_are_causal(model, monkeypatch):
         assert (states(model, rows, 60)[0] - ordinary(model, rows.ids[0])).abs().max() < TOLERANCE
 
 
+@pytest.mark.usefixtures("fused_from")
 def test_a_row_that_only_repeats_is_causal(model, tokenizer):
     rows = RowMaker(tokenizer).batch(Shape(60, 60, (2, 2), (30, 40), 0, 0), ["one"], copying=1.0)
     assert (states(model, rows, 60)[0] - ordinary(model, rows.ids[0])).abs().max() < TOLERANCE
 
 
+@pytest.mark.usefixtures("fused_from")
 def test_attention_to_the_chunks_is_that_of_the_ordinary_models_last_layer(model, batch):
     context, length = batch.shape.context, batch.length(0)
     chunks = torch.zeros(len(batch.documents), context, dtype=torch.bool)

@@ -21,7 +21,7 @@ class Circumstances:
         version: of kvweave.
         commit: of the checkout that ran; empty for an installed package.
         date: ISO 8601.
-        machine: processor architecture, and the widest vector instructions that torch uses.
+        machine: processor architecture, the widest vector instructions that torch uses, and matrix units if there are any.
         threads: that torch computes with.
     """
 
@@ -40,9 +40,14 @@ def circumstances(command: str) -> Circumstances:
         version=kvweave.__version__,
         commit=_commit(),
         date=datetime.date.today().isoformat(),
-        machine=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        machine=_machine(),
         threads=torch.get_num_threads(),
     )
+
+
+def _machine() -> str:
+    units = [platform.machine(), torch.backends.cpu.get_cpu_capability()]
+    return ", ".join([*units, "AMX"] if torch.cpu._is_amx_tile_supported() else units)
 
 
 def _commit() -> str:

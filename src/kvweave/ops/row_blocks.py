@@ -23,17 +23,16 @@ SIDE_BY_SIDE = (
 MAX_BLOCK_ROWS = 512  # bounds a block's mask and, with soft caps, its logits
 MAX_KEPT_MASKS = 2**26  # elements; beyond it masks are made again in every layer instead of being held
 
+BlockT = TypeVar("BlockT", bound=Hashable)
 
-_Block = TypeVar("_Block", bound=Hashable)
 
-
-class KeptMasks(Generic[_Block]):
+class KeptMasks(Generic[BlockT]):
     """Blocks' masks, kept for the next layer unless all of them together have too many `elements`."""
 
     def __init__(self, elements: int) -> None:
-        self._kept: dict[_Block, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
+        self._kept: dict[BlockT, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
 
-    def of(self, block: _Block, make: Callable[[_Block], Tensor]) -> Tensor:
+    def of(self, block: BlockT, make: Callable[[BlockT], Tensor]) -> Tensor:
         """The block's mask, which `make` makes if it is not there."""
         if self._kept is None:
             return make(block)

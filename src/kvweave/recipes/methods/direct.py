@@ -12,6 +12,6 @@ def direct() -> Recipe:
     Parameters: none.
     Differs from the paper: keys are stored before rotation, so moving them is exact to the bit.
     Relations: `reuse` prefills behind the system prefix and so loses the sink at every chunk's start.
-    Measured: see the methods page; time in the README.
+    Measured: see the methods page; time in docs/ttft.md.
     """
     return Recipe("direct", prepare=Bare())

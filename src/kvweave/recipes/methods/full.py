@@ -13,6 +13,6 @@ def full() -> Recipe:
     Parameters: none; a ratio changes nothing.
     Differs from the paper: nothing to differ from.
     Relations: every recipe equals it at ratio 1.
-    Measured: see the methods page; time in the README.
+    Measured: see the methods page; time in docs/ttft.md.
     """
     return Recipe("full", prepare=NotPrepared(), match=MatchNothing(), ratio=1.0)

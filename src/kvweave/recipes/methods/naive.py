@@ -14,6 +14,6 @@ def naive() -> Recipe:
     Differs from the paper: the shared system prefix is exact, as for every recipe. Chunks prepared behind it
         (`--prepare isolated` and others) stay right behind it instead of at the front.
     Relations: `direct` repairs the positions, `reuse` the sinks as well.
-    Measured: see the methods page; time in the README.
+    Measured: see the methods page; time in docs/ttft.md.
     """
     return Recipe("naive", prepare=Bare(), place=AsStored())

@@ -15,6 +15,6 @@ def prefix() -> Recipe:
         stay usable when a parent was evicted. Chunks are tokenized on their own, so ids cannot differ at
         boundaries and no tokens need to be dropped (PerCache App. B.2 needs that).
     Relations: exact, unlike every position-independent recipe, but useless as soon as the order changes.
-    Measured: see the methods page; time in the README.
+    Measured: see the methods page; time in docs/ttft.md.
     """
     return Recipe("prefix", prepare=NotPrepared(), match=MatchExactPath())

@@ -14,6 +14,6 @@ def reuse() -> Recipe:
         the first chunk of a prompt therefore always counts as exact.
     Relations: cheapest of all; cannot repair tokens that needed another chunk to be understood, which the
         selective recipes do.
-    Measured: see the methods page; time in the README.
+    Measured: see the methods page; time in docs/ttft.md.
     """
     return Recipe("reuse", match=MatchPathThenChunk())
