@@ -225,14 +225,15 @@ def test_the_readmes_headline_is_of_one_recipe_at_its_ratio(script):
     def told(context: int, faster: float, **facts: object) -> dict:
         rows = [
             {
-                "shape": "tiny", "dtype": "float32", "device": "cpu", "context_tokens": context,
-
-                    "recipe": recipe,
-                    "ratio": ratio,
-                    "full_s": 8.0,
-                    "ttft_s": 8.0 / speedup,
-                    "speedup": speedup
-                ,
+                "shape": "tiny",
+                "dtype": "float32",
+                "device": "cpu",
+                "context_tokens": context,
+                "recipe": recipe,
+                "ratio": ratio,
+                "full_s": 8.0,
+                "ttft_s": 8.0 / speedup,
+                "speedup": speedup,
             }
             for recipe, ratio, speedup in (
                 ("a", 0, 50.0),
