@@ -197,9 +197,14 @@ def test_damage_that_cannot_be_deleted_there_is_met_once_by_a_request(
     def delete(keys: Iterable[str]) -> None:
         raise TierUnavailable("to be read only")
 
-    met = 0
+    met, found = 0, threading.Event()
     find = ChunkStore.find
-    with machine(tmp_path, lambda ranges: None) as store:
+
+    def hold_back(ranges: Sequence[Range]) -> None:
+        if behind(ranges):  # or all is there, and the damage met, before the request begins
+            assert found.wait(WAIT_S)
+
+    with machine(tmp_path, hold_back) as store:
         guarded = store._parts.tiers.shared
         assert guarded is not None
         guarded.tier._tier.delete = delete  # type: ignore[method-assign]
@@ -208,7 +213,9 @@ def test_damage_that_cannot_be_deleted_there_is_met_once_by_a_request(
             nonlocal met
             met += 1
             assert met <= 3
-            return find(store, *given)
+            taken = find(store, *given)
+            found.set()
+            return taken
 
         store.find = find_a_few_times  # type: ignore[method-assign]
         result = prefilled(adapter, store, recipe, 0.0 if recipe == "reuse" else 0.3)
