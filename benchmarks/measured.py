@@ -1,17 +1,14 @@
 """What every benchmark has in common: its arguments, and what has to stand beside each measured number."""
 
 import argparse
-import datetime
 import json
-import platform
-import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from kvweave.bench import circumstances as told
 from kvweave.bench.spread import Spread
 from kvweave.models.adapter import Adapter
 
@@ -38,17 +35,8 @@ def command_of(given: argparse.Namespace) -> str:
 
 
 def circumstances(command: str) -> dict[str, object]:
-    """The command, the commit, the day, the machine."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
-    return {
-        "command": command,
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-        "threads": torch.get_num_threads(),
-    }
+    """The command, the commit, the day, the machine, as results of `kvweave bench` have them."""
+    return asdict(told.circumstances(command))
 
 
 def keep(result: Mapping[str, Any], output: Path | None) -> None:
