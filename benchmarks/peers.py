@@ -6,8 +6,9 @@ A prefix cache saves what a prompt shares with an earlier one from the first tok
 questions: they are drawn as `kvweave bench reuse` draws them, a cache of unlimited size sees them all, and each way's time
 is the mean over them, each question at the time measured for as many chunks as it finds. Chunk reordering puts a question's
 chunks in the order of the longest path that is stored. Transformers' prefix cache is a `DynamicCache` that holds the prefix already,
-copied before the clock starts; kvweave's is the recipe `prefix`, loading and placing timed. kvweave's other recipes find every chunk, wherever
-it stands. One of them with a mask instead of the operator stands beside them, and llama.cpp where it is installed (`llama_cpp_peer.py`), its models in memory from the first round on.
+copied before the clock starts; kvweave's is the recipe `prefix`, loading and placing timed. kvweave's other recipes find every chunk,
+wherever it stands. One of them with a mask instead of the operator stands beside them, and llama.cpp where it is installed
+(`llama_cpp_peer.py`), its models in memory from the first round on.
 """
 
 import copy
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,13 @@ def timings(
     return {name: own[1:] for name, own in times.items()}
 
 
+def behind_each(
+    name: str, prompt: TokenizedPrompt, behind: Callable[[int], Step]
+) -> dict[str, Callable[[], Step]]:
+    """What makes the next step of a prefix cache behind each number of chunks found that is timed."""
+    return {f"{name} behind {found}": partial(behind, found) for found in points(len(starts(prompt)) - 1)}
+
+
 def our_steps(
     adapter: Adapter, store: ChunkStore, prompt: TokenizedPrompt, ratio: float, cache: OurPrefixCache
 ) -> dict[str, Callable[[], Step]]:
@@ -205,10 +214,7 @@ def our_steps(
         "reuse": lambda: lambda: run(reuse, adapter, store, prompt),
         "prophetkv": lambda: lambda: run(whole, adapter, store, prompt, ratio=ratio),
         "prophetkv with a mask": lambda: lambda: run(masked, adapter, store, prompt, ratio=ratio),
-        **{
-            f"{OURS} behind {found}": lambda found=found: cache.behind(found)
-            for found in points(len(starts(prompt)) - 1)
-        },
+        **behind_each(OURS, prompt, cache.behind),
     }
 
 
@@ -220,10 +226,7 @@ def transformers_steps(adapter: Adapter, prompt: TokenizedPrompt) -> dict[str, C
     begin = starts(prompt)
     return {
         TRANSFORMERS: lambda: lambda: stock_prefill(adapter, ids),
-        **{
-            f"{TRANSFORMERS} behind {found}": lambda tokens=begin[found]: cache.behind(tokens)
-            for found in points(len(begin) - 1)
-        },
+        **behind_each(TRANSFORMERS, prompt, lambda found: cache.behind(begin[found])),
     }
 
 

@@ -13,9 +13,9 @@ Result = Mapping[str, Any]
 def headline(measured: Sequence[Result], scored: Result | None, recipe: str, ratio: float) -> str:
     """For README: how soon one recipe has a first token at the shortest context, and what its answers score."""
     chosen = [
-        (one, spread["speedup"], told)
+        (one, speedup, told)
         for told in measured
-        for one, spread in zip(told["rows"], told["spreads"], strict=True)
+        for one, speedup in with_ranges(told)
         if (one["recipe"], one["ratio"]) == (recipe, ratio)
     ]
     if not chosen:
@@ -54,9 +54,13 @@ def limits(measured: Sequence[Result | None]) -> str:
     return "\n\n".join(map(limit, filter(None, measured))) or NOT_MEASURED
 
 
+def with_ranges(told: Result) -> list[tuple[Result, Result]]:
+    """Every row, and the smallest and the largest speed-up over its rounds."""
+    return [(one, of["speedup"]) for one, of in zip(told["rows"], told["spreads"], strict=True)]
+
+
 def limit(told: Result) -> str:
     """One measurement's table."""
-    spreads = {(one["context_tokens"], one["recipe"], one["ratio"]): one for one in told["spreads"]}
     lines = [
         where(told["rows"][0])
         + f", medians of {told['settings']['rounds']} rounds, in brackets the smallest and the largest. "
@@ -66,8 +70,7 @@ def limit(told: Result) -> str:
             "context", "recipe", "ratio", "full prefill", "first token", "speed-up", "at best", "efficiency"
         ),
     ]
-    for one in told["rows"]:
-        speedup = spreads[one["context_tokens"], one["recipe"], one["ratio"]]["speedup"]
+    for one, speedup in with_ranges(told):
         lines.append(
             row(
                 f"{one['context_tokens']:,}",

@@ -37,7 +37,7 @@ def hidden_states(
     x = F.embedding(ids, model.model.embed_tokens.weight)
     seen = []
     for layer in model.model.layers:
-        x = _layer(model, layer, x, cos, sin, context, causal, mask)
+        x = _layer(model, layer, x, cos, sin, causal, mask)
         seen.append(x)
     norm, middle = model.model.norm.weight, seen[min(HINTED, len(seen)) - 1]
     return _normalised(model, seen[-1], norm), _normalised(model, middle, norm)
@@ -59,7 +59,7 @@ def question_attention(
     causal, mask = _masks(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
     for layer in model.model.layers[:-1]:
-        x = _layer(model, layer, x, cos, sin, context, causal, mask)
+        x = _layer(model, layer, x, cos, sin, causal, mask)
     q, k, _ = _project(model, model.model.layers[-1], x, cos, sin)
     k = k[:, :, :context].repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores: Tensor = (q[:, :, context:] @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
@@ -88,12 +88,12 @@ def _layer(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    context: int,
     causal: Tensor | None,
     mask: Tensor,
 ) -> Tensor:
     """One decoder layer over the residual stream (B, T, hidden)."""
     batch, total, _ = x.shape
+    context = total - mask.shape[2]
     feed, half = layer.mlp, torch.bfloat16
     q, k, v = _project(model, layer, x, cos, sin)
     parts = []
