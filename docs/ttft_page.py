@@ -95,26 +95,44 @@ def full_prefill(one: Result) -> str:
     )
 
 
-def lengths(memory: Result | None, disk: Result | None) -> str:
-    """By context: seconds from memory and from the disk."""
-    found = [(place, told) for place, told in (("memory", memory), ("disk", disk)) if told is not None]
-    if not found:
-        return NOT_MEASURED
-    lines = [where(found[0][1]["rows"][0]) + ". " + " ".join(said(told) for _, told in found), ""]
-    lines += header("context", "recipe", "ratio", "stored KV from", "full prefill", "first token", "speed-up")
-    for one, place in sorted(
-        ((one, place) for place, told in found for one in told["rows"]),
-        key=lambda each: (each[0]["context_tokens"], each[0]["recipe"], each[0]["ratio"]),
-    ):
+def lengths(measured: Sequence[Result | None]) -> str:
+    """By context, each request from memory and from the disk; a table for each measurement."""
+    return "\n\n".join(map(length, filter(None, measured))) or NOT_MEASURED
+
+
+def length(told: Result) -> str:
+    """One measurement's table: a line for each recipe at each ratio over each context."""
+    rounds = told["settings"]["rounds"]
+    lines = [
+        where(told["rows"][0])
+        + (f", medians of {rounds} rounds. " if rounds > 1 else ", one round. ")
+        + said(told),
+        "",
+        *header(
+            "context",
+            "recipe",
+            "ratio",
+            "full prefill",
+            "from memory",
+            "from the disk",
+            "speed-up",
+            "from the disk",
+        ),
+    ]
+    by_case: dict[tuple[Any, ...], dict[str, Result]] = {}
+    for one in told["rows"]:
+        case = (one["context_tokens"], one["recipe"], one["ratio"], one["full_s"])
+        by_case.setdefault(case, {})[one["kv_from"]] = one
+    for (context_tokens, recipe, ratio, full_s), both in by_case.items():
+        placed = [both["memory"], both["disk"]]
         lines.append(
             row(
-                f"{one['context_tokens']:,}",
-                f"`{one['recipe']}`",
-                f"{one['ratio']:g}",
-                place,
-                f"{one['full_s']:.2f} s",
-                f"{one['ttft_s']:.3f} s",
-                f"{one['speedup']:.2f}×",
+                f"{context_tokens:,}",
+                f"`{recipe}`",
+                f"{ratio:g}",
+                f"{full_s:.2f} s",
+                *(f"{one['ttft_s']:.3f} s" for one in placed),
+                *(f"{one['speedup']:.2f}×" for one in placed),
             )
         )
     return "\n".join(lines)
@@ -285,7 +303,7 @@ def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
     """Every part of the page by its marker; `found` are results by file name, None where there are none."""
     return {
         "limits": limits([found[name] for name in LIMITS]),
-        "lengths": lengths(found["ttft_memory.json"], found["ttft_disk.json"]),
+        "lengths": lengths([found[name] for name in LENGTHS]),
         "components": components(found["components.json"]),
         "offline": offline(found["offline.json"]),
         "steady": steady(found["steady.json"]),
@@ -298,10 +316,12 @@ def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
 LIMITS = ("ttft_limit_4k.json", "ttft_limit_8k.json", "ttft_limit_16k.json")
 """Measured one by one, as long contexts take long."""
 
+LENGTHS = ("ttft_lengths.json", "ttft_longest.json")
+"""The longest apart from the others, in fewer rounds."""
+
 FILES: Sequence[str] = (
     *LIMITS,
-    "ttft_memory.json",
-    "ttft_disk.json",
+    *LENGTHS,
     "components.json",
     "offline.json",
     "steady.json",

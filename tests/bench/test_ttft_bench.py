@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 
+from kvweave.bench import ttft
 from kvweave.bench.baseline import library_attention, prefill_in_blocks, stock_prefill
 from kvweave.bench.limit import Rates
 from kvweave.bench.peak import peak_bytes
@@ -16,6 +17,7 @@ from kvweave.bench.ttft_results import TtftRow, TtftSettings
 from kvweave.bench.work import Work, WorkCount
 from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
 from kvweave.models.last_layer import EndAt
+from kvweave.store.chunk_store import ChunkStore
 from kvweave.testing import tiny_adapter
 
 FEW = TtftSettings((128,), ("reuse", "prophetkv"), (0.0, 0.25, 1.0), chunk_tokens=64, rounds=2)
@@ -33,7 +35,7 @@ def done(adapter, tmp_path_factory):
 
 def test_rows_have_exactly_the_fields_that_reports_read():
     assert [field.name for field in fields(TtftRow)] == (
-        "shape dtype device threads context_tokens recipe ratio rows full_s ttft_s speedup limit_speedup "
+        "shape dtype device threads context_tokens recipe ratio kv_from rows full_s ttft_s speedup limit_speedup "
         "efficiency load_s place_s select_s recompute_s peak_bytes"
     ).split()
 
@@ -87,10 +89,27 @@ def test_the_limit_of_computing_more_is_a_smaller_speedup(done):
     assert limits == sorted(limits, reverse=True)
 
 
-def test_stored_kv_can_be_loaded_from_the_disk(adapter, tmp_path):
-    settings = TtftSettings((64,), ("reuse",), (0.0,), chunk_tokens=64, rounds=1, cold=True)
-    (row,) = bench_ttft(adapter, "tiny", tmp_path, settings).rows
-    assert row.load_s > 0
+def test_requests_find_stored_kv_in_memory_and_on_the_disk(adapter, tmp_path, monkeypatch):
+    """Every request from the disk, the untimed ones too, comes right after everything was put out of memory."""
+    happened, timed_run = [], ttft.run
+    forgetting = ChunkStore.forget_recent
+    monkeypatch.setattr(
+        ChunkStore, "forget_recent", lambda store: happened.append("drop") or forgetting(store)
+    )
+    monkeypatch.setattr(
+        ttft, "run", lambda *given, **kw: happened.append(given[0].name) or timed_run(*given, **kw)
+    )
+    settings = TtftSettings((64,), ("reuse",), (0.0,), chunk_tokens=64, rounds=1, kv_from=("memory", "disk"))
+    found = bench_ttft(adapter, "tiny", tmp_path, settings)
+    assert (
+        [row.kv_from for row in found.rows]
+        == [spread.kv_from for spread in found.spreads]
+        == ["memory", "disk"]
+    )
+    requests = "".join({"reuse": "r", "drop": "d"}.get(name, "") for name in happened)
+    assert requests == "rdrrdrd"  # warming up, the round, and before the disk is read for the limit
+    assert min(found.full[0].read_bytes_per_s, found.full[0].disk_bytes_per_s) > 0
+    assert ttft_plot(found).startswith(b"\x89PNG")
 
 
 def test_the_limit_counts_bytes_as_they_are_stored(adapter, tmp_path):

@@ -200,8 +200,13 @@ def test_the_documentation_has_a_row_for_every_case(script, adapter, tmp_path):
     settings = TtftSettings((64,), ("reuse", "prophetkv"), (0.0, 0.25), chunk_tokens=32, rounds=1)
     told = as_json(bench_ttft(adapter, "tiny", tmp_path / "ttft", settings))
     assert page.limits([told, None, told]).count("\n| 64 |") == 6
-    both = page.lengths(told, told)
-    assert (both.count("| memory |"), both.count("| disk |")) == (3, 3)
+    both = dataclasses.replace(settings, ratios=(0.0,), kv_from=("disk", "memory"))
+    placed = as_json(bench_ttft(adapter, "tiny", tmp_path / "both", both))
+    lines = [line.split(" | ") for line in page.lengths([placed, None]).splitlines() if "| 64 |" in line]
+    by_place = {(one["recipe"], one["kv_from"]): f"{one['ttft_s']:.3f} s" for one in placed["rows"]}
+    for recipe, line in zip(("reuse", "prophetkv"), lines, strict=True):
+        assert line[1] == f"`{recipe}`"
+        assert line[4:6] == [by_place[recipe, "memory"], by_place[recipe, "disk"]]
     traffic = Traffic(queries=4, chunks_per_query=2, known_chunks=4, shared_chunks=2)
     few = SteadySettings(traffic, chunk_tokens=32, host_bytes=10_000)
     steady = page.steady(as_json(bench_steady(adapter, "tiny", tmp_path / "steady", few)))

@@ -41,6 +41,13 @@ def test_json_and_a_folder_have_rows_circumstances_and_a_plot(invoke, tmp_path):
     assert (tmp_path / "out" / "ttft.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_requests_are_told_apart_by_where_their_kv_came_from(invoke):
+    told = invoke(*FEW, "--ratio", "0", "--kv-from", "disk", "--kv-from", "memory", "--kv-from", "disk")
+    assert told.exit_code == 0, told.exception
+    assert [word for word in told.stdout.split() if word in ("memory", "disk")] == ["disk", "memory"] * 3
+    assert "stored KV from disk or memory" in told.stdout
+
+
 def test_without_json_there_is_a_table_and_a_word_on_few_rounds(invoke):
     told = invoke(*FEW, "--ratio", "0", "--quiet")
     assert told.exit_code == 0, told.exception
@@ -55,6 +62,7 @@ def test_without_json_there_is_a_table_and_a_word_on_few_rounds(invoke):
         (("--shape", "qwen2.5-0.5b"), "give one of them"),
         (("--chunk-tokens", "60"), "not made of chunks of 60"),
         (("--recipe", "reuse", "--ratio", "0.5"), "selects no tokens"),
+        (("--kv-from", "tape"), "there are memory, disk"),
     ],
 )
 def test_what_cannot_be_measured_is_said(invoke, flags, said):

@@ -20,7 +20,7 @@ from kvweave.bench.peak import peak_bytes
 from kvweave.bench.prompts import prompt_of_chunks
 from kvweave.bench.spread import Spread, ratios, timed
 from kvweave.bench.stores import PreparedStores
-from kvweave.bench.ttft_results import FullPrefill, TtftBench, TtftRow, TtftSettings, TtftSpread
+from kvweave.bench.ttft_results import FullPrefill, TtftBench, TtftRow, TtftSettings, TtftSpread, Whence
 from kvweave.bench.work import Work, WorkCount
 from kvweave.core import Timing, TokenizedPrompt
 from kvweave.engine.records import Progress
@@ -43,13 +43,13 @@ def bench_ttft(
     settings: TtftSettings,
     progress: Progress = lambda stage, done, of: None,
 ) -> TtftBench:
-    """Measure; chunk KV is stored under `folder`, whose disk is what cold loading is about. `shape` is for the rows.
+    """Measure; chunk KV is stored under `folder`, whose disk `kv_from` is about. `shape` is for the rows.
 
     Raises InvalidRequest for a context that is not made of whole chunks and for a recipe that no ratio applies to,
     PromptTooLong and UnknownRecipe, all before anything is measured.
     """
     recipes = [recipe_named(name) for name in settings.recipes]
-    cases = [case for recipe in recipes for case in _cases(recipe, settings.ratios)]
+    cases = [case for recipe in recipes for case in _cases(recipe, settings)]
     texts = [prompt_of_chunks(adapter, tokens, settings.chunk_tokens) for tokens in settings.context_tokens]
     prompts = [adapter.template.render(text) for text in texts]
     for prompt in prompts:
@@ -59,7 +59,7 @@ def bench_ttft(
     full: list[FullPrefill] = []
     for tokens, text, prompt in zip(settings.context_tokens, texts, prompts, strict=True):
         with PreparedStores(adapter, folder / str(tokens), text.chunks, recipes) as stores:
-            context = _Context(adapter, prompt, stores, cases, cold=settings.cold)
+            context = _Context(adapter, prompt, stores, cases)
             context.warm_up()
             for number in range(settings.rounds):
                 if number == TRIED_ROUNDS:
@@ -72,18 +72,23 @@ def bench_ttft(
     return TtftBench(settings, tuple(rows), tuple(spreads), tuple(full))
 
 
-Case = tuple[Recipe, float]
-"""A recipe at a ratio."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is timed over each context."""
+
+    recipe: Recipe
+    ratio: float
+    kv_from: Whence
 
 
-def _cases(recipe: Recipe, asked: Sequence[float]) -> list[Case]:
-    cases = [(recipe, ratio) for ratio in asked if recipe.select.selects or ratio in (0, 1)]
-    if not cases:
+def _cases(recipe: Recipe, settings: TtftSettings) -> list[Case]:
+    ratios = [ratio for ratio in settings.ratios if recipe.select.selects or ratio in (0, 1)]
+    if not ratios:
+        asked = ", ".join(f"{ratio:g}" for ratio in settings.ratios)
         raise InvalidRequest(
-            f"recipe {recipe.name!r} selects no tokens, so none of the ratios {', '.join(f'{r:g}' for r in asked)} "
-            "applies to it; give 0 or 1, or leave it out"
+            f"recipe {recipe.name!r} selects no tokens, so none of the ratios {asked} applies to it; give 0 or 1, or leave it out"
         )
-    return cases
+    return [Case(recipe, ratio, place) for ratio in ratios for place in settings.kv_from]
 
 
 def _groups(ratios: Sequence[float]) -> list[list[int]]:
@@ -134,18 +139,10 @@ class _Context:
         prompt: TokenizedPrompt,
         stores: PreparedStores,
         cases: Sequence[Case],
-        *,
-        cold: bool,
     ) -> None:
-        self._adapter, self._prompt, self._stores, self._cases, self._cold = (
-            adapter,
-            prompt,
-            stores,
-            cases,
-            cold,
-        )
+        self._adapter, self._prompt, self._stores, self._cases = adapter, prompt, stores, cases
         ids = torch.tensor([prompt.token_ids], device=adapter.geometry.device)
-        nothing = stores.of(cases[0][0])
+        nothing = stores.of(cases[0].recipe)
         self._ways: dict[str, Callable[[], object]] = {
             "transformers": lambda: stock_prefill(adapter, ids),
             "transformers in blocks": lambda: prefill_in_blocks(adapter, ids),
@@ -176,7 +173,7 @@ class _Context:
     def round(self, *, backwards: bool) -> None:
         """Every case once, between full prefills; a slow drift favours nobody if every other round runs backwards."""
         steps: list[Callable[[], None]] = [partial(self._time_way, name) for name in self._tried]
-        for group in _groups([ratio for _, ratio in self._cases]):
+        for group in _groups([case.ratio for case in self._cases]):
             steps += [partial(self._time_case, number) for number in group]
             steps.append(lambda: self._time_way(self._fastest()))
         for step in reversed(steps) if backwards else steps:
@@ -190,9 +187,6 @@ class _Context:
         """The ways beside each other, after the rounds."""
         ways = {name: Spread.of(times) for name, times in self._full_s.items()}
         fastest = self._fastest()
-        files = self._stores.files()
-        if self._cold:
-            self._drop(self._cases[0][0])
         return FullPrefill(
             context_tokens=context_tokens,
             prompt_tokens=self._prompt.tokens,
@@ -200,18 +194,20 @@ class _Context:
             ways_s=ways,
             gflops_per_s=self._full_flops / ways[fastest].median / 1e9,
             memory_bytes_per_s=memory_bytes_per_s(self._adapter.geometry.device),
-            read_bytes_per_s=read_bytes_per_s(files),
+            read_bytes_per_s=read_bytes_per_s(self._stores.files()),
+            disk_bytes_per_s=self._disk_bytes_per_s(),
             peak_bytes=peak_bytes(self._ways[fastest], self._adapter.geometry.device),
         )
 
     def rows(self, shape: str, full: FullPrefill) -> Iterator[TtftRow]:
         """The rows of all cases, in order."""
         geometry = self._adapter.geometry
-        rates = Rates(full.gflops_per_s * 1e9, full.memory_bytes_per_s, full.read_bytes_per_s)
         full_s = full.ways_s[full.fastest].median
-        for (recipe, ratio), timings, cost, spread in zip(
+        for case, timings, cost, spread in zip(
             self._cases, self._timings, self._costs, self.spreads(full), strict=True
         ):
+            read = full.disk_bytes_per_s if case.kv_from == "disk" else full.read_bytes_per_s
+            rates = Rates(full.gflops_per_s * 1e9, full.memory_bytes_per_s, read)
             limit_speedup = full_s / rates.limit_s(cost.works, cost.stored_bytes)
             yield TtftRow(
                 shape=shape,
@@ -219,8 +215,9 @@ class _Context:
                 device=str(geometry.device),
                 threads=torch.get_num_threads(),
                 context_tokens=full.context_tokens,
-                recipe=recipe.name,
-                ratio=ratio,
+                recipe=case.recipe.name,
+                ratio=case.ratio,
+                kv_from=case.kv_from,
                 rows=cost.rows,
                 full_s=full_s,
                 ttft_s=spread.ttft_s.median,
@@ -236,10 +233,12 @@ class _Context:
 
     def spreads(self, full: FullPrefill) -> Iterator[TtftSpread]:
         """How far the rounds lie apart, case by case."""
-        for number, ((recipe, ratio), timings) in enumerate(zip(self._cases, self._timings, strict=True)):
+        for number, (case, timings) in enumerate(zip(self._cases, self._timings, strict=True)):
             times = [timing.ttft_s for timing in timings]
             speedup = ratios(around(self._timed, number, full.fastest, self._full_s[full.fastest]), times)
-            yield TtftSpread(full.context_tokens, recipe.name, ratio, Spread.of(times), speedup)
+            yield TtftSpread(
+                full.context_tokens, case.recipe.name, case.ratio, case.kv_from, Spread.of(times), speedup
+            )
 
     def _time_way(self, name: str) -> None:
         def step() -> None:
@@ -262,7 +261,7 @@ class _Context:
         return _Cost(
             rows=plan.recomputed_tokens + plan.fresh_tokens,
             works=tuple(works),
-            stored_bytes=self._stored_bytes(case[0]),
+            stored_bytes=self._stored_bytes(case.recipe),
             peak_bytes=peak,
         )
 
@@ -275,14 +274,14 @@ class _Context:
             return sum(found.kv.bytes for found in matched if found.kv is not None)
 
     def _run(self, case: Case) -> PrefillResult:
-        recipe, ratio = case
-        if self._cold:
-            self._drop(recipe)
-        return run(recipe, self._adapter, self._stores.of(recipe), self._prompt, ratio=ratio)
+        store = self._stores.of(case.recipe)
+        if case.kv_from == "disk":
+            store.forget_recent()
+        return run(case.recipe, self._adapter, store, self._prompt, ratio=case.ratio)
 
-    def _drop(self, recipe: Recipe) -> None:
-        """Put stored KV out of memory."""
-        self._stores.of(recipe).forget_recent()
+    def _disk_bytes_per_s(self) -> float:
+        self._stores.of(self._cases[0].recipe).forget_recent()
+        return read_bytes_per_s(self._stores.files())
 
 
 def _median(timings: Sequence[Timing], name: str) -> float:

@@ -24,7 +24,7 @@ def ttft_plot(done: TtftBench, theme: Theme = LIGHT) -> bytes:
 
 def _drawn(done: TtftBench, theme: Theme) -> Figure:
     contexts = list(dict.fromkeys(row.context_tokens for row in done.rows))
-    chosen = looks(list(dict.fromkeys(row.recipe for row in done.rows)), theme)
+    chosen = looks(list(dict.fromkeys(map(_series, done.rows))), theme)
     first = done.rows[0]
     figure = sheet(
         _PANEL_IN[0] * len(contexts),
@@ -51,13 +51,17 @@ def _panel(
         pair for pair in zip(done.rows, done.spreads, strict=True) if pair[0].context_tokens == context_tokens
     ]
     axes.axhline(pairs[0][0].full_s, **full_line(theme))
-    for recipe in dict.fromkeys(row.recipe for row, _ in pairs):
-        own = sorted((pair for pair in pairs if pair[0].recipe == recipe), key=lambda pair: pair[0].ratio)
-        _recipe(axes, own, chosen[recipe], theme)
+    for series in dict.fromkeys(_series(row) for row, _ in pairs):
+        own = sorted((pair for pair in pairs if _series(pair[0]) == series), key=lambda pair: pair[0].ratio)
+        _line(axes, own, chosen[series], theme)
     axes.set_ylim(bottom=0)
 
 
-def _recipe(axes: Axes, own: Sequence[tuple[TtftRow, TtftSpread]], look: Look, theme: Theme) -> None:
+def _series(row: TtftRow) -> str:
+    return row.recipe if row.kv_from == "memory" else f"{row.recipe}, from disk"
+
+
+def _line(axes: Axes, own: Sequence[tuple[TtftRow, TtftSpread]], look: Look, theme: Theme) -> None:
     at = [row.ratio for row, _ in own]
     low, high = [spread.ttft_s.low for _, spread in own], [spread.ttft_s.high for _, spread in own]
     axes.fill_between(at, low, high, color=look.color, alpha=0.15, linewidth=0)
@@ -79,5 +83,6 @@ def _legend(rows: Sequence[TtftRow], chosen: Mapping[str, Look], theme: Theme) -
         (Line2D([], [], **full_line(theme)), "full prefill"),
         (Line2D([], [], color=theme.soft, linestyle=":", linewidth=1.2), "limit"),
     ]
-    recipes = dict.fromkeys(row.recipe for row in rows)
-    return entries + [(sign(chosen[name], theme, line=True), name) for name in recipes]
+    return entries + [
+        (sign(chosen[name], theme, line=True), name) for name in dict.fromkeys(map(_series, rows))
+    ]

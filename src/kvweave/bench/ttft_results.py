@@ -1,15 +1,20 @@
 """What `kvweave bench ttft` is asked for and what it finds; `limit.py` says what the limit is."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvweave.bench.spread import Spread
+
+Whence = Literal["memory", "disk"]
+"""Where a request's stored KV comes from."""
 
 
 @dataclass(frozen=True, slots=True)
 class TtftSettings:
     """What is measured: every recipe at every ratio over every context, `rounds` times.
 
-    `cold` drops stored KV from memory before each request, so that it comes from the disk and is verified.
+    `kv_from` the disk drops stored KV from memory before a request, so that it is read and verified; named beside memory,
+    each request is timed both ways.
     """
 
     context_tokens: tuple[int, ...]
@@ -17,7 +22,7 @@ class TtftSettings:
     ratios: tuple[float, ...]
     chunk_tokens: int = 512
     rounds: int = 5
-    cold: bool = False
+    kv_from: tuple[Whence, ...] = ("memory",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class TtftRow:
         context_tokens: of all chunks together, as asked for.
         recipe: its name.
         ratio: share of stale tokens recomputed.
+        kv_from: where stored KV was when the request began.
         rows: prompt tokens that were computed, the question's among them.
         full_s: full prefill, median of all times.
         ttft_s: from chunks known to the first token's logits.
@@ -52,6 +58,7 @@ class TtftRow:
     context_tokens: int
     recipe: str
     ratio: float
+    kv_from: Whence
     rows: int
     full_s: float
     ttft_s: float
@@ -72,6 +79,7 @@ class TtftSpread:
     context_tokens: int
     recipe: str
     ratio: float
+    kv_from: Whence
     ttft_s: Spread
     speedup: Spread
 
@@ -87,7 +95,8 @@ class FullPrefill:
         ways_s: each way's seconds; those that are not the fastest are timed in the first two rounds only.
         gflops_per_s: what the fastest reaches.
         memory_bytes_per_s: measured beside it.
-        read_bytes_per_s: of stored KV, measured beside it.
+        read_bytes_per_s: of stored KV in memory, measured beside it.
+        disk_bytes_per_s: of stored KV on the disk, measured beside it.
         peak_bytes: of the fastest, beyond the weights; None where it is not known.
     """
 
@@ -98,6 +107,7 @@ class FullPrefill:
     gflops_per_s: float
     memory_bytes_per_s: float
     read_bytes_per_s: float
+    disk_bytes_per_s: float
     peak_bytes: int | None
 
 

@@ -3,18 +3,19 @@
 import json as jsons
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from kvweave.cli import bench_options as bench
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing
+from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvweave.bench.ttft_results import TtftBench
+    from kvweave.bench.ttft_results import TtftBench, Whence
 
 CONTEXTS = (4096,)
 RECIPES = ("prophetkv",)
@@ -45,10 +46,12 @@ def ttft(
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="How often everything is timed, in turn.")
     ] = FEW_ROUNDS,
-    cold: Annotated[
-        bool,
-        typer.Option("--cold", help="Drop stored KV from memory before each request: load from the disk."),
-    ] = False,
+    kv_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kv-from", help="Where requests find stored KV: memory or disk; repeatable. Default: memory."
+        ),
+    ] = None,
     folder: bench.Folder = None,
     output: Annotated[
         Path | None, typer.Option("--output", help="Folder for ttft.json and ttft.png.")
@@ -68,7 +71,7 @@ def ttft(
         ratios=tuple(ratio if ratio is not None else RATIOS),
         chunk_tokens=chunk_tokens,
         rounds=rounds,
-        cold=cold,
+        kv_from=_places(kv_from or ["memory"]),
     )
     adapter, name = bench.measured_model(shape, model, dtype, device or "auto")
     with (
@@ -89,6 +92,17 @@ def ttft(
         STDOUT.print(table)
     for file in files:
         STDOUT.print(f"[dim]{file}[/]", soft_wrap=True)
+
+
+def _places(named: list[str]) -> "tuple[Whence, ...]":
+    """Each once, in order."""
+    from kvweave.bench.ttft_results import Whence
+
+    known = {place: place for place in get_args(Whence)}
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        raise InvalidRequest(f"--kv-from {unknown[0]!r} is no place; there are {', '.join(known)}")
+    return tuple(dict.fromkeys(known[name] for name in named))
 
 
 def _content(done: "TtftBench") -> dict[str, Any]:
@@ -121,13 +135,14 @@ def _tables(done: "TtftBench") -> "list[Table]":
     fast.title = f"{first.shape}, {first.dtype}, {first.device}, {first.threads} threads"
     fast.caption = _circumstances(done)
     parts = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    named = ("context", "recipe", "ratio")
+    both = len(done.settings.kv_from) > 1
+    named = ("context", "recipe", "ratio", *(["KV from"] if both else []))
     for name in (*named, "rows", "ttft", "speedup", "range", "limit", "efficiency"):
         fast.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=True)
     for name in (*named, "load", "place", "select", "recompute", "peak"):
         parts.add_column(name, justify="left" if name == "recipe" else "right", no_wrap=True)
     for row, spread in zip(done.rows, done.spreads, strict=True):
-        case = (f"{row.context_tokens:,}", row.recipe, f"{row.ratio:g}")
+        case = (f"{row.context_tokens:,}", row.recipe, f"{row.ratio:g}", *([row.kv_from] if both else []))
         fast.add_row(
             *case,
             f"{row.rows:,}",
@@ -154,7 +169,5 @@ def _circumstances(done: "TtftBench") -> str:
         f"({one.fastest}, {one.gflops_per_s:,.0f} GFLOP/s)"
         for one in done.full
     ]
-    loaded = "from the disk" if done.settings.cold else "warm"
-    return "\n".join(
-        [*full, f"medians and range of {done.settings.rounds} rounds; stored KV loaded {loaded}"]
-    )
+    found = " or ".join(done.settings.kv_from)
+    return "\n".join([*full, f"medians and range of {done.settings.rounds} rounds; stored KV from {found}"])
