@@ -14,7 +14,7 @@ import torch
 from kvweave.models.adapter import Adapter
 
 STORAGES = ("BF16", "F16", "Q8_0")
-"""As GGUF calls them. Vectors are in 32 bits, as in every GGUF file."""
+"""As GGUF calls them. Vectors are in 32 bits, as in every GGUF file; rows that are not made of whole blocks in 16."""
 
 ARCHITECTURES = ("qwen2", "llama")
 
@@ -101,7 +101,9 @@ def write(adapter: Adapter, path: Path, storage: str) -> None:
         if weight.dim() == 1:
             writer.add_tensor(tensor_name(name), numbers)
         else:
-            writer.add_tensor(tensor_name(name), gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+            block, _ = gguf.GGML_QUANT_SIZES[kind]
+            own = gguf.GGMLQuantizationType.F16 if weight.shape[1] % block else kind
+            writer.add_tensor(tensor_name(name), gguf.quants.quantize(numbers, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
