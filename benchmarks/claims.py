@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from measured import circumstances
+from measured import circumstances, started
 from papers import CLAIMS
 from papers.claim import Claim, Setting
 from side_by_side import model
 
-from kvweave.errors import InvalidRequest, KvweaveError
+from kvweave.errors import InvalidRequest
 from kvweave.evaluation.report import first_look
 from kvweave.evaluation.report.sheet import png
 from kvweave.evaluation.report.style import LIGHT, settings
@@ -123,23 +123,20 @@ def main() -> None:
     setting = Setting(args.split, args.samples, args.tuned)
     print("\n".join(estimated(chosen, setting)), file=sys.stderr)
     command = shlex.join(["benchmarks/claims.py", *_said(sys.argv[1:])])
-    try:
-        adapter = model(None)
-        about = {
-            "model": adapter.fingerprint.name,
-            "digest": adapter.fingerprint.digest,
-            "dtype": dtype_of(adapter),
-        }
-        found = kept(args.output, about) if args.output else {}
-        for claim in chosen:
-            found[claim.name] = measured(claim, setting, args.work, args.processes, command)
-            if args.output:
-                ordered = {name: found[name] for name in CLAIMS if name in found}
-                args.output.write_text(text({**about, "claims": ordered}), encoding="utf-8")
-            for verdict in claim.verdicts(found[claim.name]):
-                print(f"{claim.name}: {verdict.held} {verdict.said}")
-    except KvweaveError as error:
-        sys.exit(str(error))
+    adapter = model(None)
+    about = {
+        "model": adapter.fingerprint.name,
+        "digest": adapter.fingerprint.digest,
+        "dtype": dtype_of(adapter),
+    }
+    found = kept(args.output, about) if args.output else {}
+    for claim in chosen:
+        found[claim.name] = measured(claim, setting, args.work, args.processes, command)
+        if args.output:
+            ordered = {name: found[name] for name in CLAIMS if name in found}
+            args.output.write_text(text({**about, "claims": ordered}), encoding="utf-8")
+        for verdict in claim.verdicts(found[claim.name]):
+            print(f"{claim.name}: {verdict.held} {verdict.said}")
     if args.images:
         draw(found, args.images)
     print(first_look(min(found[claim.name]["prompts"] for claim in chosen)) or "", file=sys.stderr)
@@ -151,4 +148,4 @@ def _said(words: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measured import arguments, circumstances, command_of, computed_with, keep, numbers
+from measured import arguments, circumstances, command_of, computed_with, keep, numbers, started
 
 from kvweave.bench.baseline import library_attention, stock_prefill
 from kvweave.bench.masked_attention import Masked
@@ -184,4 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

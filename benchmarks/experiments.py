@@ -30,9 +30,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from measured import started
 from side_by_side import Grid, run
 
-from kvweave.errors import InvalidRequest, KvweaveError
+from kvweave.errors import InvalidRequest
 from kvweave.evaluation.comparison import difference
 from kvweave.evaluation.report import first_look
 from kvweave.evaluation.results import REUSE, Estimate, Outcome, Row
@@ -160,12 +161,9 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = _arguments()
-    try:
-        grid = _grid(args)
-        print(f"{grid.prompts:,} prompts, at most {grid.answers:,} answers", file=sys.stderr)
-        outcomes = run(grid, args.output, args.processes)
-    except KvweaveError as error:
-        sys.exit(str(error))
+    grid = _grid(args)
+    print(f"{grid.prompts:,} prompts, at most {grid.answers:,} answers", file=sys.stderr)
+    outcomes = run(grid, args.output, args.processes)
     for length in args.context_tokens:
         here = [outcome for outcome in outcomes if outcome.context_tokens == length]
         made = rows(here)
@@ -180,4 +178,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from measured import arguments, circumstances, command_of, keep
+from measured import arguments, circumstances, command_of, keep, started
 
 from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate
@@ -125,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from measured import arguments, circumstances, command_of, keep, numbers
+from measured import arguments, circumstances, command_of, keep, numbers, started
 
 from kvweave.bench.spread import Spread, timed
 from kvweave.core import ChunkKV, Making
@@ -195,4 +195,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

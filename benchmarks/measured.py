@@ -3,13 +3,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kvweave.bench import circumstances as told
 from kvweave.bench.spread import Spread
+from kvweave.errors import KvweaveError
 from kvweave.models.adapter import Adapter
 
 
@@ -57,3 +58,11 @@ def computed_with(adapter: Adapter) -> dict[str, str]:
 def numbers(spread: Spread) -> list[float]:
     """Median, smallest, largest."""
     return [spread.median, spread.low, spread.high]
+
+
+def started(main: Callable[[], None]) -> None:
+    """Run a script; what cannot be done is said in one line, as `kvweave` does."""
+    try:
+        main()
+    except (KvweaveError, OSError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from measured import arguments, circumstances, command_of, computed_with, keep, numbers
+from measured import arguments, circumstances, command_of, computed_with, keep, numbers, started
 
 from kvweave.bench.prompts import chunk_text
 from kvweave.bench.spread import Spread, ratios, timed
@@ -98,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -10,7 +10,7 @@ import warnings
 
 import torch
 import transformers
-from measured import arguments, keep
+from measured import arguments, keep, started
 
 from kvweave.core import ChunkKV
 from kvweave.models.canvas import PlacedSpan
@@ -65,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from llama_cpp_peer import STORAGES, LlamaCpp, opened, why_not
-from measured import arguments, circumstances, command_of, computed_with, keep, numbers
+from measured import arguments, circumstances, command_of, computed_with, keep, numbers, started
 from transformers.cache_utils import DynamicCache
 
 from kvweave.bench.baseline import library_attention, stock_prefill
@@ -287,4 +287,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

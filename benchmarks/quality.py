@@ -29,10 +29,10 @@ from typing import Any
 import torch
 import transformers
 from evaluated import read
-from measured import circumstances
+from measured import circumstances, started
 
 import kvweave
-from kvweave.errors import InvalidRequest, KvweaveError
+from kvweave.errors import InvalidRequest
 from kvweave.evaluation.comparison import difference
 from kvweave.evaluation.matrix import matrices
 from kvweave.evaluation.quantisation import storage_costs
@@ -148,13 +148,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--images", type=Path, help="folder for the figures of the methods page")
     args = parser.parse_args()
-    try:
-        result = gather(args.folders)
-        result["reference"] = reference(result)
-        for path in draw(args.folders, args.images) if args.images else ():
-            print(path, file=sys.stderr)
-    except KvweaveError as error:
-        sys.exit(str(error))
+    result = gather(args.folders)
+    result["reference"] = reference(result)
+    for path in draw(args.folders, args.images) if args.images else ():
+        print(path, file=sys.stderr)
     prompts = min(row["samples"] for row in result["rows"] if row["task"] != OVERALL)
     print(first_look(prompts) or f"{prompts} prompts and more behind every figure", file=sys.stderr)
     print(text(result), end="")
@@ -163,4 +160,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

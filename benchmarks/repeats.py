@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from measured import arguments, circumstances, command_of, keep
+from measured import arguments, circumstances, command_of, keep, started
 
 from kvweave.answers.bank import AnswerBank
 from kvweave.answers.records import Circumstances, Provenance, Vector
@@ -97,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -11,7 +11,6 @@ tokens is.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -20,10 +19,9 @@ from typing import Any
 
 import torch
 from evaluated import read
-from measured import arguments, circumstances, computed_with, keep
+from measured import arguments, circumstances, computed_with, keep, started
 
 from kvweave.core import ChunkKV
-from kvweave.errors import KvweaveError
 from kvweave.evaluation.results import FULL, Label, Outcome
 from kvweave.models.adapter import Adapter
 from kvweave.models.canvas import PlacedSpan
@@ -128,11 +126,8 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    try:
-        keep(result(args.folders, args.shape, args.scale, args.repeats), args.output)
-    except KvweaveError as error:
-        sys.exit(str(error))
+    keep(result(args.folders, args.shape, args.scale, args.repeats), args.output)
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

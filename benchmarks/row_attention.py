@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
-from measured import arguments, circumstances, command_of, keep, numbers
+from measured import arguments, circumstances, command_of, keep, numbers, started
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PretrainedConfig
@@ -158,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from measured import circumstances
+from measured import circumstances, started
 
 ARGUMENTS = ("eval", "selection", "--split", "test", "--samples", "50", "--quiet")
 """50 prompts of each of four tasks: 200 behind every figure over all of them."""
@@ -68,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from measured import arguments, circumstances, command_of, computed_with, keep
+from measured import arguments, circumstances, command_of, computed_with, keep, started
 
 import kvweave
 from kvweave.bench.baseline import library_attention, stock_prefill
@@ -132,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

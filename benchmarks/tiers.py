@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from measured import arguments, circumstances, command_of, keep, numbers
+from measured import arguments, circumstances, command_of, keep, numbers, started
 
 from kvweave.bench.spread import Spread, ratios, timed
 from kvweave.core import STORAGES, ChunkKV, Making, ModelFingerprint, Storage
@@ -180,4 +180,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from measured import arguments, circumstances, command_of, computed_with, keep
+from measured import arguments, circumstances, command_of, computed_with, keep, started
 from torch.profiler import ProfilerActivity, profile
 
 from kvweave.bench.prompts import prompt_of_chunks
@@ -153,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    started(main)

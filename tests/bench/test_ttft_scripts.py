@@ -214,6 +214,17 @@ def test_the_documentation_has_a_row_for_every_case(script, adapter, tmp_path):
     assert "past the page cache" in steady
 
 
+@pytest.mark.parametrize(
+    "name", ["components", "layerwise", "offline", "peers", "row_attention", "where_time_goes"]
+)
+def test_a_script_says_in_one_line_what_it_cannot_do(script, name, monkeypatch):
+    monkeypatch.setattr("sys.argv", [f"benchmarks/{name}.py", "--shape", "nothing"])
+    with pytest.raises(SystemExit) as ended:
+        script("measured").started(script(name).main)
+    assert str(ended.value).startswith(f"{name}.py: ")
+    assert "qwen2.5-0.5b" in str(ended.value)
+
+
 def test_what_was_not_measured_is_said(script):
     page = script("ttft_page")
     assert set(page.parts(dict.fromkeys(page.FILES)).values()) == {"Not measured yet."}

@@ -392,7 +392,7 @@ class TestCommand:
                 str(tmp_path / "claims.json"),
             ]
             monkeypatch.setattr("sys.argv", given)
-            module.main()
+            importlib.import_module("measured").started(module.main)
             return json.loads((tmp_path / "claims.json").read_text())
 
         return run
