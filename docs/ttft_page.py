@@ -233,6 +233,13 @@ def peers(told: Result | None) -> str:
         *header("way", "first token", "speed-up over full prefill"),
     ]
     lines += [row(one["way"], f"{one['ttft_s']:.3f} s", f"{one['speedup']:.2f}×") for one in told["rows"]]
+    chunks = told["context_tokens"] // told["chunk_tokens"]
+    whole = [
+        f"{name.partition(' behind ')[0]} {median:.2f} s"
+        for name, (median, _, _) in told["times"].items()
+        if name.endswith(f" behind {chunks}")
+    ]
+    lines += ["", f"A prefix cache that finds all {chunks} chunks: {', '.join(whole)}."]
     return "\n".join([*lines, *(f"\nLeft out: {name} ({why})." for name, why in told["left_out"].items())])
 
 
