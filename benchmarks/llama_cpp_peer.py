@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvweave.models.adapter import Adapter
 
-STORAGES = ("BF16", "F16", "Q8_0")
-"""As GGUF calls them. Vectors are in 32 bits, as in every GGUF file; rows that are not made of whole blocks in 16."""
+FORMATS = ("BF16", "Q8_0")
+"""Of weights, as GGUF calls them: the model's own and the usual 8 bits. Vectors are in 32 bits, as in every GGUF file; rows that are not made of whole blocks in 16."""
 
 ARCHITECTURES = ("qwen2", "llama")
 
@@ -39,8 +40,11 @@ def why_not(adapter: Adapter) -> str | None:
         import llama_cpp  # noqa: F401
     except ImportError as error:
         return f"{error.name} is not installed; pip install 'kvweave[peers]'"
-    kind = adapter.model.config.model_type
-    return None if kind in ARCHITECTURES else f"no GGUF file is written of the architecture {kind}"
+    config = adapter.model.config
+    if config.model_type not in ARCHITECTURES:
+        return f"no GGUF file is written of the architecture {config.model_type}"
+    turning = config.rope_parameters["rope_type"]
+    return None if turning == "default" else f"no GGUF file is written of rotation of the type {turning}"
 
 
 class LlamaCpp:
@@ -51,7 +55,12 @@ class LlamaCpp:
 
         threads = torch.get_num_threads()
         self._llama = Llama(
-            model_path=str(path), n_ctx=tokens, n_threads=threads, n_threads_batch=threads, verbose=False
+            model_path=str(path),
+            n_ctx=tokens,
+            n_threads=threads,
+            n_threads_batch=threads,
+            flash_attn=True,  # as llama.cpp's own programs choose
+            verbose=False,
         )
 
     def prefill(self, token_ids: Sequence[int], kept_tokens: int = 0) -> None:
@@ -59,15 +68,23 @@ class LlamaCpp:
         self._llama.n_tokens = kept_tokens  # what lies behind is dropped by the next call
         self._llama.eval(list(token_ids[kept_tokens:]))
 
+    @property
+    def logits(self) -> Tensor:
+        """Of the last token computed, (vocabulary,)."""
+        from llama_cpp import llama_get_logits_ith
+
+        found = llama_get_logits_ith(self._llama.ctx, -1)
+        return torch.tensor(found[: self._llama.n_vocab()])
+
     def close(self) -> None:
         self._llama.close()
 
 
 @contextmanager
-def opened(adapter: Adapter, folder: Path, storage: str, tokens: int) -> Iterator[LlamaCpp]:
-    """The model as llama.cpp runs it; the file is in `folder` for as long."""
-    path = folder / f"{storage}.gguf"
-    write(adapter, path, storage)
+def opened(adapter: Adapter, folder: Path, weights: str, tokens: int) -> Iterator[LlamaCpp]:
+    """The model as llama.cpp runs it, its weights in a format of GGUF; the file is in `folder` for as long."""
+    path = folder / f"{weights}.gguf"
+    write(adapter, path, weights)
     llama = LlamaCpp(path, tokens)
     try:
         yield llama
@@ -76,7 +93,7 @@ def opened(adapter: Adapter, folder: Path, storage: str, tokens: int) -> Iterato
         path.unlink()
 
 
-def write(adapter: Adapter, path: Path, storage: str) -> None:
+def write(adapter: Adapter, path: Path, weights: str) -> None:
     """The model's weights and shape as a GGUF file."""
     import gguf
 
@@ -92,12 +109,10 @@ def write(adapter: Adapter, path: Path, storage: str) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
-    kind = gguf.GGMLQuantizationType[storage]
-    for (
-        name,
-        weight,
-    ) in adapter.model.named_parameters():  # a head that is tied to the embedding is not among them
-        numbers: Any = weight.detach().float().cpu().numpy()
+    kind = gguf.GGMLQuantizationType[weights]
+    # A head that is tied to the embedding is not among the parameters.
+    for name, weight in adapter.model.named_parameters():
+        numbers: Any = _as_llama_cpp_has_it(name, weight.detach().float(), config).cpu().numpy()
         if weight.dim() == 1:
             writer.add_tensor(tensor_name(name), numbers)
         else:
@@ -108,6 +123,15 @@ def write(adapter: Adapter, path: Path, storage: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _as_llama_cpp_has_it(name: str, weight: Tensor, config: Any) -> Tensor:
+    """Of the architecture llama, queries and keys have the two numbers that are rotated together beside each other."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    turned = heads.get(name.split(".")[-2])
+    if config.model_type != "llama" or turned is None:
+        return weight
+    return weight.view(turned, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def tensor_name(name: str) -> str:

@@ -187,6 +187,21 @@ def test_our_prefix_cache_finds_as_many_chunks_as_it_says(script, adapter, tmp_p
             torch.testing.assert_close(result.logits.view_as(expected), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_llama_cpp_has_the_same_model(script, family, tmp_path):
+    """Logits of a prompt that is computed whole, and of its end behind its beginning; llama.cpp holds KV in 16 bits."""
+    pytest.importorskip("llama_cpp")
+    pytest.importorskip("gguf")
+    peer, adapter = script("llama_cpp_peer"), tiny_adapter(family)
+    assert peer.why_not(adapter) is None
+    ids = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    expected = adapter.compute(adapter.canvas(40), ids, adapter.rows(torch.arange(40)))[0].log_softmax(-1)
+    with peer.opened(adapter, tmp_path, "F32", 64) as llama:
+        for kept in (0, 24):
+            llama.prefill(ids, kept)
+            torch.testing.assert_close(llama.logits.log_softmax(-1), expected, atol=0.06, rtol=0)
+
+
 def test_every_weight_has_a_name_in_llama_cpp(script, adapter):
     names = [script("llama_cpp_peer").tensor_name(name) for name, _ in adapter.model.named_parameters()]
     assert len(set(names)) == len(names)
@@ -212,6 +227,22 @@ def test_the_documentation_has_a_row_for_every_case(script, adapter, tmp_path):
     steady = page.steady(as_json(bench_steady(adapter, "tiny", tmp_path / "steady", few)))
     assert steady.count("×") == 4
     assert "past the page cache" in steady
+
+
+def test_results_of_several_runs_become_one_figure(script, adapter, tmp_path, monkeypatch):
+    """Shorter contexts first, whichever file they are in."""
+    figure, files = script("ttft_figure"), []
+    for context_tokens in (96, 64):
+        settings = TtftSettings((context_tokens,), ("reuse",), (0.0, 1.0), chunk_tokens=32, rounds=1)
+        files.append(tmp_path / f"{context_tokens}.json")
+        done = bench_ttft(adapter, "tiny", tmp_path / str(context_tokens), settings)
+        files[-1].write_text(json.dumps(as_json(done)))
+    merged = figure.read([json.loads(file.read_text()) for file in files])
+    assert [row.context_tokens for row in merged.rows] == [64, 64, 96, 96]
+    image = tmp_path / "ttft.png"
+    monkeypatch.setattr("sys.argv", ["ttft_figure.py", *map(str, files), "--image", str(image)])
+    figure.main()
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -256,6 +287,8 @@ def test_the_readmes_headline_is_of_one_recipe_at_its_ratio(script):
                 ("a", 0.1, faster),
                 ("a", 0.2, 1.0),
                 ("b", 0.1, 99.0),
+                ("x-int8+a", 0.1, 3.0),
+                ("x-int8+a", 0.2, 1.5),
             )
         ]
         spreads = [{"speedup": {"low": one["speedup"] - 1, "high": one["speedup"] + 1}} for one in rows]
@@ -281,6 +314,10 @@ def test_the_readmes_headline_is_of_one_recipe_at_its_ratio(script):
         in made
     )
     assert "2 CPU threads without matrix units" in made
+    assert (
+        "exact; as `kvweave add` stores it by default, in 8 bits, 3.0× at 4,096 and 3.0× at 8,192; the"
+        in made
+    )
     assert (
         "score 0.750 (0.700–0.800), full attention's 0.875, plain reuse's 0.500: the mean over 2 tasks with 400"
         in made
