@@ -22,12 +22,21 @@ def headline(measured: Sequence[Result], scored: Result | None, recipe: str, rat
         return NOT_MEASURED
     (one, speedup, told), *others = chosen
     further = " and ".join(f"{more['speedup']:.1f}× at {more['context_tokens']:,}" for more, _, _ in others)
+    in_8_bits = [
+        f"{row['speedup']:.1f}× at {row['context_tokens']:,}"
+        for told in measured
+        for row in told["rows"]
+        if (row["recipe"].endswith(f"int8+{recipe}"), row["ratio"]) == (True, ratio)
+    ]
+    stored = (
+        f"; as `kvweave add` stores it by default, in 8 bits, {' and '.join(in_8_bits)}" if in_8_bits else ""
+    )
     units = "" if "AMX" in told["machine"] else " without matrix units"
     return (
         f"**{one['speedup']:.1f}× faster to the first token** ({speedup['low']:.1f}–{speedup['high']:.1f}× over {told['settings']['rounds']} interleaved "
         f"rounds): {one['ttft_s']:.1f} s instead of {one['full_s']:.1f} s over {one['context_tokens']:,} tokens of stored chunks, of which {ratio:.0%} are "
         f"recomputed where they are reused (`{recipe}`, the default recipe){f'; {further} tokens' if further else ''}. The shape of {one['shape']}, "
-        f"{one['dtype']}, random weights, {told['threads']} {one['device'].upper()} threads{units}, chunk KV in memory; the baseline, timed beside every "
+        f"{one['dtype']}, random weights, {told['threads']} {one['device'].upper()} threads{units}, chunk KV in memory and exact{stored}; the baseline, timed beside every "
         "request, is the fastest of transformers' own prefill, the same in blocks, and ours without reuse ([commands, other "
         f"recipes and ratios](docs/ttft.md)).{_worth(scored, recipe, ratio)}"
     )
@@ -83,16 +92,24 @@ def limit(told: Result) -> str:
                 f"{one['efficiency']:.2f}",
             )
         )
-    return "\n".join([*lines, "", *map(full_prefill, told["full"])])
+    return "\n".join([*lines, "", *(full_prefill(one, told["rows"]) for one in told["full"])])
 
 
-def full_prefill(one: Result) -> str:
-    """What the rows of one context are compared with."""
+def full_prefill(one: Result, rows: Sequence[Result]) -> str:
+    """What the rows of one context are compared with, and what memory both take."""
     ways = ", ".join(f"{name} {spread['median']:.2f} s" for name, spread in one["ways_s"].items())
     return (
         f"- {one['prompt_tokens']:,} tokens: {ways}; {one['gflops_per_s']:,.0f} GFLOP/s, memory "
-        f"{one['memory_bytes_per_s'] / 1e9:.1f} GB/s, stored KV {one['read_bytes_per_s'] / 1e9:.1f} GB/s"
+        f"{one['memory_bytes_per_s'] / 1e9:.1f} GB/s, stored KV {one['read_bytes_per_s'] / 1e9:.1f} GB/s{_peaks(one, rows)}"
     )
+
+
+def _peaks(one: Result, rows: Sequence[Result]) -> str:
+    """Nothing where the system tells of no peak."""
+    highest = [row["peak_bytes"] for row in rows if row["context_tokens"] == one["context_tokens"]]
+    if None in (one["peak_bytes"], *highest):
+        return ""
+    return f"; memory at the peak {one['peak_bytes'] / 1e6:.0f} MB, requests' at most {max(highest) / 1e6:.0f} MB"
 
 
 def lengths(measured: Sequence[Result | None]) -> str:
@@ -119,10 +136,10 @@ def length(told: Result) -> str:
             "from the disk",
         ),
     ]
-    by_case: dict[tuple[Any, ...], dict[str, Result]] = {}
-    for one in told["rows"]:
+    by_case: dict[tuple[Any, ...], dict[str, tuple[Result, Result]]] = {}
+    for one, speedup in with_ranges(told):
         case = (one["context_tokens"], one["recipe"], one["ratio"], one["full_s"])
-        by_case.setdefault(case, {})[one["kv_from"]] = one
+        by_case.setdefault(case, {})[one["kv_from"]] = one, speedup
     for (context_tokens, recipe, ratio, full_s), both in by_case.items():
         placed = [both["memory"], both["disk"]]
         lines.append(
@@ -131,8 +148,11 @@ def length(told: Result) -> str:
                 f"`{recipe}`",
                 f"{ratio:g}",
                 f"{full_s:.2f} s",
-                *(f"{one['ttft_s']:.3f} s" for one in placed),
-                *(f"{one['speedup']:.2f}×" for one in placed),
+                *(f"{one['ttft_s']:.3f} s" for one, _ in placed),
+                *(
+                    f"{one['speedup']:.2f}× ({speedup['low']:.2f}–{speedup['high']:.2f})"
+                    for one, speedup in placed
+                ),
             )
         )
     return "\n".join(lines)
@@ -204,7 +224,7 @@ def steady(told: Result | None) -> str:
         f"{asked['host_bytes'] / 1e9:.1f} GB in memory, files {reads}. The last quarter's median is **{told['kept']:.2f}** of the second's. "
         + said(told),
         "",
-        *header("questions", "speed-up", "chunks from memory", "stored"),
+        *header("questions", "speed-up", "spans from memory", "stored"),
     ]
     for part, speedup in enumerate(told["quarters"]):
         own = rows[round(part * count / 4) : round((part + 1) * count / 4)]

@@ -14,6 +14,7 @@ from kvweave.evaluation.report.style import LIGHT, Look, Theme, looks, settings
 
 _PANEL_IN = (4.4, 3.3)
 _LEGEND_IN = 0.6
+_HEADING_IN = 5.9  # wide
 
 
 def ttft_plot(done: TtftBench, theme: Theme = LIGHT) -> bytes:
@@ -27,7 +28,7 @@ def _drawn(done: TtftBench, theme: Theme) -> Figure:
     chosen = looks(list(dict.fromkeys(map(_series, done.rows))), theme)
     first = done.rows[0]
     figure = sheet(
-        _PANEL_IN[0] * len(contexts),
+        max(_PANEL_IN[0] * len(contexts), _HEADING_IN),
         _PANEL_IN[1] + _LEGEND_IN,
         "Time to first token by share of stale tokens recomputed",
         f"{first.shape}, {first.dtype}, {first.device}, {first.threads} threads · "
@@ -40,6 +41,8 @@ def _drawn(done: TtftBench, theme: Theme) -> Figure:
         axes.set_title(f"{context_tokens:,} tokens")
         axes.set_xlabel("ratio")
         axes.set_ylabel("seconds" if place == 0 else "")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
     legend_below(figure, _legend(done.rows, chosen, theme))
     return figure
 
@@ -54,7 +57,6 @@ def _panel(
     for series in dict.fromkeys(_series(row) for row, _ in pairs):
         own = sorted((pair for pair in pairs if _series(pair[0]) == series), key=lambda pair: pair[0].ratio)
         _line(axes, own, chosen[series], theme)
-    axes.set_ylim(bottom=0)
 
 
 def _series(row: TtftRow) -> str:
