@@ -4,14 +4,15 @@
 
 Every variant answers the same question over the same chunks, each time from "chunks are known" to the first token's
 logits, tokenizing included; full prefill, the faster of transformers' and ours, starts at the same moment. What a component
-does for the answer's quality is not measured here: weights are random (`benchmarks/claims.py fusionrag-parts`).
+does for the answer's quality is not measured here: weights are random (`benchmarks/claims.py fusionrag-parts`). Variants choose
+different rows, and a row late in the prompt attends to more: `flops` says what each has to compute, as a share of full prefill's.
 """
 
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvweave.bench.masked_attention import Masked
 from kvweave.bench.prompts import prompt_of_chunks
 from kvweave.bench.spread import Spread, ratios, timed
 from kvweave.bench.stores import PreparedStores
+from kvweave.bench.work import WorkCount
 from kvweave.core import Prompt, SpanKind, Timing
 from kvweave.models.adapter import Adapter
 from kvweave.models.shapes import random_model
@@ -85,6 +87,13 @@ def variants(ratio: float) -> list[Variant]:
     ]
 
 
+def flops(count: WorkCount, step: Callable[[], object]) -> float:
+    """Of all passes of a step."""
+    with count.counting() as works:
+        step()
+    return sum(work.flops for work in works)
+
+
 def answered(
     adapter: Adapter, store: ChunkStore, variant: Variant, asked: Prompt, cold: bool
 ) -> tuple[float, Timing]:
@@ -126,20 +135,11 @@ def measure(
     """Everything that is kept but the circumstances."""
     asked = prompt_of_chunks(adapter, context_tokens, chunk_tokens)
     chosen = variants(ratio)
-    cases = [(variant, cold) for cold in (False, True) for variant in chosen]
-    full: list[list[float]] = []
-    times: list[list[tuple[float, Timing]]] = [[] for _ in cases]
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         recipes = [variant.recipe for variant in chosen]
-        stores = stack.enter_context(PreparedStores(adapter, Path(folder), asked.chunks, recipes))
-        for number in range(rounds + 1):  # the first round warms up
-            full.append(full_prefills(adapter, stores.of(chosen[0].recipe), asked))
-            order = list(enumerate(cases))
-            for place, (variant, cold) in order if number % 2 else order[::-1]:
-                store = stores.of(variant.recipe)
-                times[place].append(answered(adapter, store, variant, asked, cold))
-    ways = list(zip(*full[1:], strict=True))
-    fastest = min(ways, key=lambda way: Spread.of(way).median)
+        with PreparedStores(adapter, Path(folder), asked.chunks, recipes) as stores:
+            full, cases = timings(adapter, stores, chosen, asked, rounds)
+    fastest = min(zip(*full, strict=True), key=lambda way: Spread.of(way).median)
     return {
         "shape": shape,
         **computed_with(adapter),
@@ -148,24 +148,57 @@ def measure(
         "ratio": ratio,
         "rounds": rounds,
         "full_s": numbers(Spread.of(fastest)),
-        "rows": [
-            row(variant, cold, own[1:], fastest) for (variant, cold), own in zip(cases, times, strict=True)
-        ],
+        "rows": [row(case, fastest) for case in cases],
     }
 
 
-def row(
-    variant: Variant, cold: bool, times: Sequence[tuple[float, Timing]], full: Sequence[float]
-) -> dict[str, Any]:
+@dataclass(slots=True)
+class Case:
+    """A variant from memory or from the disk: FLOPs as a share of full prefill's, and every round's seconds."""
+
+    variant: Variant
+    cold: bool
+    flops: float
+    times: list[tuple[float, Timing]] = field(default_factory=list)
+
+
+def timings(
+    adapter: Adapter, stores: PreparedStores, chosen: Sequence[Variant], asked: Prompt, rounds: int
+) -> tuple[list[list[float]], list[Case]]:
+    """Full prefill's seconds by round, and the cases; everything runs once before, while its work is counted."""
+    count = WorkCount(adapter)
+
+    def step(variant: Variant, cold: bool) -> tuple[float, Timing]:
+        return answered(adapter, stores.of(variant.recipe), variant, asked, cold)
+
+    def full_step() -> list[float]:
+        return full_prefills(adapter, stores.of(chosen[0].recipe), asked)
+
+    whole = flops(count, full_step)
+    cases = [
+        Case(variant, cold, flops(count, partial(step, variant, cold)) / whole)
+        for cold in (False, True)
+        for variant in chosen
+    ]
+    full = []
+    for number in range(rounds):
+        full.append(full_step())
+        for case in cases if number % 2 else cases[::-1]:
+            case.times.append(step(case.variant, case.cold))
+    return full, cases
+
+
+def row(case: Case, full: Sequence[float]) -> dict[str, Any]:
     """Medians over rounds; the speed-up compares two times of one round."""
-    ttft_s = [seconds for seconds, _ in times]
+    ttft_s = [seconds for seconds, _ in case.times]
     parts = ("match_s", "place_s", "select_s", "recompute_s")
     return {
-        "variant": variant.name,
-        "from": "disk" if cold else "memory",
+        "variant": case.variant.name,
+        "from": "disk" if case.cold else "memory",
+        "flops": case.flops,
         "ttft_s": numbers(Spread.of(ttft_s)),
         "speedup": numbers(ratios(full, ttft_s)),
-        **{part: Spread.of(getattr(timing, part) for _, timing in times).median for part in parts},
+        **{part: Spread.of(getattr(timing, part) for _, timing in case.times).median for part in parts},
     }
 
 
