@@ -166,7 +166,7 @@ def components(told: Result | None) -> str:
         f"{where(told)}, {told['context_tokens']:,} tokens in chunks of {told['chunk_tokens']:,}, ratio {told['ratio']:g}, full prefill "
         f"{told['full_s'][0]:.2f} s, medians of {told['rounds']} rounds. {said(told)}",
         "",
-        *header("variant", "from", "first token", "speed-up", "place", "select", "recompute"),
+        *header("variant", "from", "of the FLOPs", "first token", "speed-up", "place", "select", "recompute"),
     ]
     for one in told["rows"]:
         speedup, low, high = one["speedup"]
@@ -175,6 +175,7 @@ def components(told: Result | None) -> str:
             row(
                 one["variant"],
                 one["from"],
+                f"{one['flops']:.1%}",
                 f"{one['ttft_s'][0]:.3f} s",
                 f"{speedup:.2f}× ({low:.2f}–{high:.2f})",
                 *parts,
