@@ -151,10 +151,11 @@ def test_work_is_that_of_the_computed_rows(adapter):
     linear = layers * (2 * hidden * width + 2 * hidden * kv_width + 3 * hidden * inner)
     head = hidden * config.vocab_size
 
-    def flops(prefixes):
-        return 2 * linear * len(prefixes) + 4 * layers * width * sum(prefixes) + 2 * head
-
-    assert [work.flops for work in works] == [flops([4, 8, 10]), flops(range(1, 11))]
+    prefixes = [4, 8, 10], range(1, 11)
+    attention = [4 * layers * width * sum(each) for each in prefixes]
+    others = [2 * linear * len(each) + 2 * head for each in prefixes]
+    assert [work.attention_flops for work in works] == attention
+    assert [work.flops - work.attention_flops for work in works] == others
     assert {work.weight_bytes for work in works} == {4 * (linear + head)}
 
 
@@ -194,7 +195,7 @@ def _flops(family):
 
 def test_the_limit_takes_the_slower_of_computing_and_reading_weights():
     rates = Rates(flops=100.0, memory_bytes=10.0, read_bytes=5.0)
-    assert rates.limit_s([Work(200, 5), Work(100, 30)], stored_bytes=20) == 2 + 3 + 4
+    assert rates.limit_s([Work(200, 0, 5), Work(100, 0, 30)], stored_bytes=20) == 2 + 3 + 4
 
 
 def test_both_ways_of_full_prefill_give_full_attentions_logits(adapter):

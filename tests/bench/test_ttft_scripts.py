@@ -89,7 +89,11 @@ def test_operations_add_up_to_a_request(script, adapter):
     assert seconds == sorted(seconds, reverse=True)
     parts = made["parts"]
     assert 0 < parts["select_s"] < parts["ttft_s"]
-    assert script("ttft_page").where_time_goes({**made, **TOLD}).count("\n| `") == 6
+    attention, matrices = made["kinds"]
+    for kind in (attention, matrices):
+        assert 0 < kind["flops"] < kind["full_flops"]
+        assert min(kind["seconds"], kind["full_seconds"]) > 0
+    assert script("ttft_page").where_time_goes([{**made, **TOLD}, None]).count("\n| `") == 6
 
 
 @pytest.mark.parametrize("ratio", [0, 0.2])

@@ -36,3 +36,25 @@ def test_looking_at_a_layers_keys_first_changes_no_bit_of_what_follows(looked_at
         assert torch.equal(keys[:, :, :40], plain.layers[layer].keys[:, :, :40])
         assert not keys[:, :, 40:].any()
     assert torch.equal(canvas.held_keys(1, like), plain.layers[1].keys[:, :, :N])
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-dynamic", "phi3-partial", "smollm3"])
+def test_neither_the_order_of_spans_nor_how_many_tokens_rotate_at_a_time_changes_a_bit(family, monkeypatch):
+    adapter = quiet_adapter(family)
+    like = adapter.encode(IDS[:1]).kv[0, 0][None]
+    spans = [PlacedSpan(adapter.encode(IDS[a:b]), a, a) for a, b in ((3, 15), (15, 24), (31, 52))]
+    placed = [adapter.canvas(N, given) for given in (spans, spans[::-1])]
+    monkeypatch.setattr("kvweave.models.canvas.ROTATED_TOKENS", 7)
+    placed.append(adapter.canvas(N, spans))
+    for layer in range(adapter.geometry.layers):
+        whole, *others = [canvas._sheet.lay_out(layer, like) for canvas in placed[::-1]]
+        for keys, values in others:
+            assert torch.equal(keys, whole[0])
+            assert torch.equal(values, whole[1])
+        for span in spans:
+            alone = adapter.canvas(N, [span]).held_keys(layer, like)
+            assert torch.equal(whole[0][:, :, span.start : span.end], alone[:, :, span.start : span.end])
+            assert torch.equal(whole[1][0, :, span.start : span.end], span.kv.layer(layer)[1])
+        for start, end in ((0, 3), (24, 31), (52, N)):
+            assert not whole[0][:, :, start:end].any()
+            assert not whole[1][:, :, start:end].any()

@@ -17,7 +17,7 @@ def test_keys_rotate_without_a_query_as_they_do_beside_one(family):
     cos, sin = how.embedding(keys, positions[None], *how.arguments)
     beside = rotation.apply(query, keys[..., : how.width], cos, sin)[1]
     assert rotation.query_heads == 0
-    alone = rotation.angles((positions,), 10, keys).rotate(0, keys, 0)
+    alone = rotation.angles(positions, 10, keys).rotate(0, keys)
     assert torch.equal(alone, torch.cat([beside, keys[..., how.width :]], dim=-1))
 
 

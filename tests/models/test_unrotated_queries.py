@@ -30,11 +30,11 @@ def test_rotating_them_with_the_models_own_function_gives_the_queries_of_attenti
     layers = range(adapter.geometry.layers)
     unrotated, rotated = UnrotatedQueries(layers), Rotated()
     watched(adapter, unrotated, rotated)
-    angles = adapter.rotation.angles((ROWS,), N, torch.empty(0))
+    angles = adapter.rotation.angles(ROWS, N, torch.empty(0))
     for layer in layers:
         query = unrotated.of(layer)
         assert query.shape == rotated.queries[layer].shape == (1, 4, len(ROWS), adapter.geometry.head_width)
-        assert torch.equal(angles.rotate(layer, query, 0), rotated.queries[layer])
+        assert torch.equal(angles.rotate(layer, query), rotated.queries[layer])
         if adapter.rotation.layers[layer].embedding is not None:
             assert not torch.equal(query, rotated.queries[layer])
 

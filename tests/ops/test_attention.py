@@ -52,8 +52,8 @@ def test_blocks_over_merged_keys_equal_the_definition(
     got = attend_rows(query, given, blocks, scaling=0.3, softcap=softcap)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
-    keys, values = merge(given, length, length + 3)
-    merged = AttentionInput((), KeyRows(keys, values, torch.arange(length + 3)), skip=positions[:0])
+    keys, values = merge(given, length)
+    merged = AttentionInput((), KeyRows(keys, values, torch.arange(length)), skip=positions[:0])
     again = attend_rows(query, merged, blocks, scaling=0.3, softcap=softcap)
     assert torch.equal(again, got)
 
@@ -63,7 +63,7 @@ def test_shared_spans_are_never_written_to() -> None:
     span = random_rows(torch.arange(0, 6), generator)
     before = span.keys.clone(), span.values.clone()
     private = random_rows(torch.tensor([2, 6]), generator)
-    keys, _ = merge(AttentionInput((span,), private, skip=torch.tensor([2])), 7, 9)
+    keys, _ = merge(AttentionInput((span,), private, skip=torch.tensor([2])), 7)
     keys += 1
     assert torch.equal(span.keys, before[0])
     assert torch.equal(span.values, before[1])

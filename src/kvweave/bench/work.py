@@ -19,9 +19,10 @@ from kvweave.models.narrowing import decoder_layers
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one pass: floating-point operations, and bytes of weights that it reads."""
+    """Of one pass: floating-point operations, those of attention among them, and bytes of weights that it reads."""
 
     flops: float
+    attention_flops: float
     weight_bytes: float
 
 
@@ -88,15 +89,16 @@ class WorkCount:
         works.extend(self._work(seen) for seen in passes)
 
     def _work(self, seen: "_Seen") -> Work:
-        flops = weight_bytes = 0.0
+        flops = attention_flops = weight_bytes = 0.0
         for layer in seen.layers if seen.finished else seen.layers[:-1]:
             weights = self._layers[layer.layer]
             flops += 2 * weights.per_row * layer.rows.numel() + layer.attention_flops
+            attention_flops += layer.attention_flops
             weight_bytes += weights.bytes
         if seen.finished:  # logits of the last row
             flops += 2 * self._head.per_row
             weight_bytes += self._head.bytes
-        return Work(flops, weight_bytes)
+        return Work(flops, attention_flops, weight_bytes)
 
 
 class _Seen:

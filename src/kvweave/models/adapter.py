@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvweave.core import ChunkKV, ModelFingerprint, TokenizedPrompt
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models import attention
-from kvweave.models.canvas import Canvas, PlacedSpan, RowCapture
+from kvweave.models.canvas import Canvas, PlacedSpan, RowCapture, rope_positions
 from kvweave.models.continued import Continued
 from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
@@ -134,10 +134,9 @@ class Adapter:
         where = torch.arange(length) if positions is None else positions
         _check_positions(where, length)
         reach = int(where[-1]) + 1 if length else 0
-        placed = tuple(span for span in spans if span.kv.tokens)
-        runs = tuple(span.rope_positions(device) for span in placed)
+        placed = tuple(sorted((span for span in spans if span.kv.tokens), key=lambda span: span.start))
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
-        angles = self.rotation.angles(runs, reach, like)
+        angles = self.rotation.angles(rope_positions(placed).to(device), reach, like)
         return Canvas(self.geometry.layers, length, placed, angles, where.to(device))
 
     def compute(

@@ -9,7 +9,7 @@ more than one layer, and hands each over as the pass goes on to the next. Knows 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +24,10 @@ from kvweave.models.continued import Continued
 from kvweave.models.layer_taker import LayerTaker
 from kvweave.models.rotary import Angles, RotationWatch
 from kvweave.models.updates import Update, UpdateWatch
-from kvweave.ops.attention import AttentionInput, KeyRows, merge
 
 SPARE_TOKENS = 64  # room for the first generated tokens before a layer has to grow
+ROTATED_TOKENS = 4096
+"""Rotated at a time, whatever chunks they are of: a rotation is many small operations, each with a copy of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,27 @@ class PlacedSpan:
     rope_start: int
     offsets: Tensor | None = None
 
-    def rope_positions(self, device: torch.device) -> Tensor:
+    @property
+    def end(self) -> int:
+        """The prompt position behind its last."""
+        return self.start + self.kv.tokens
+
+    @property
+    def rope_positions(self) -> Tensor:
         """(tokens,): where each token is rotated to."""
         offsets = torch.arange(self.kv.tokens) if self.offsets is None else self.offsets
-        return (self.rope_start + offsets).to(device)
+        return self.rope_start + offsets
+
+
+def rope_positions(spans: Sequence[PlacedSpan]) -> Tensor:
+    """Where each prompt position from the first span's beginning to the last one's end is rotated to, (S,); 0 between spans."""
+    if not spans:
+        return torch.empty(0, dtype=torch.long)
+    first = spans[0].start
+    positions = torch.zeros(spans[-1].end - first, dtype=torch.long)
+    for span in spans:
+        positions[span.start - first : span.end - first] = span.rope_positions
+    return positions
 
 
 class RowCapture:
@@ -97,13 +115,21 @@ class Sheet:
         if not self._to_lay_out:
             raise InvalidRequest("this canvas has handed its KV over; prefill the prompt again")
         started = time.perf_counter()
-        nothing = torch.empty(0, dtype=torch.long, device=like.device)
-        given = AttentionInput(
-            shared=self.shared_rows(layer, like),
-            private=KeyRows(like[:, :, :0], like[:, :, :0], nothing),
-            skip=nothing,
-        )
-        keys, values = merge(given, self.length, self.length + SPARE_TOKENS)
+        capacity = self.length + SPARE_TOKENS
+        keys, values = (like.new_empty(1, like.shape[1], capacity, like.shape[3]) for _ in range(2))
+        covered = 0  # up to here, everything is written
+        for span in self.spans:
+            stored = span.kv.layer(layer).to(like.device)  # (2, G, S, D)
+            for laid, own in zip((keys[0], values[0]), stored, strict=True):
+                laid[:, covered : span.start] = 0
+                laid[:, span.start : span.end] = own
+            covered = span.end
+        keys[:, :, covered:] = 0
+        values[:, :, covered:] = 0
+        placed = keys[:, :, self.spans[0].start if self.spans else 0 : covered]
+        for start in range(0, placed.shape[2], ROTATED_TOKENS):
+            some = placed[:, :, start : start + ROTATED_TOKENS]
+            some.copy_(self._angles.rotate(layer, some, start))
         if self.taker is None:
             self._to_lay_out -= 1
             if not self._to_lay_out:
@@ -114,15 +140,6 @@ class Sheet:
     def let_go(self) -> None:
         """Let go of the stored tensors: no layer will be laid out any more."""
         self._to_lay_out, self.spans = 0, ()
-
-    def shared_rows(self, layer: int, like: Tensor) -> tuple[KeyRows, ...]:
-        """The placed spans of a layer, keys rotated; values stay views of the stored tensors."""
-        found = []
-        for number, span in enumerate(self.spans):
-            keys, values = span.kv.layer(layer).to(like.device)[:, None]  # each (1, G, S, D)
-            positions = torch.arange(span.start, span.start + span.kv.tokens, device=like.device)
-            found.append(KeyRows(self._angles.rotate(layer, keys, number), values, positions))
-        return tuple(found)
 
 
 class CanvasLayer(CacheLayerMixin):
@@ -239,9 +256,9 @@ class CanvasLayer(CacheLayerMixin):
 class Canvas(Continued):
     """A request's KV over a prompt of `length` tokens.
 
-    `spans` are placed before the first pass; positions they do not cover must be computed by a pass before
-    any row attends to them; `angles` holds their rotary positions as runs, in the same order. `positions` (N,) are
-    the rotary positions of all prompt tokens, the last one the largest.
+    `spans`, in prompt order and none over another, are placed before the first pass; positions they do not cover must be
+    computed by a pass before any row attends to them. `angles` are those of all positions from the first span's beginning
+    to the last one's end. `positions` (N,) are the rotary positions of all prompt tokens, the last one the largest.
 
     The adapter sets `rows` and, where they are wanted, `capture` for the length of a pass.
     """

@@ -204,7 +204,7 @@ def _rotation(
 def _compare(model: PreTrainedModel, rotation: Rotation, seen: _Seen) -> None:
     """Rotating what was seen before rotation must give what the cache got, to the bit."""
     positions = torch.arange(PROBE_TOKENS, device=seen.updates[0].keys.device)
-    angles = rotation.angles((positions,), PROBE_TOKENS, seen.updates[0].keys)
+    angles = rotation.angles(positions, PROBE_TOKENS, seen.updates[0].keys)
     for index, update in seen.updates.items():
         if update.unrotated is None:
             continue
@@ -213,7 +213,7 @@ def _compare(model: PreTrainedModel, rotation: Rotation, seen: _Seen) -> None:
                 f"{type(model).__name__} rotates keys in another layout than it caches them"
             )
         rest = update.keys[..., update.unrotated.shape[-1] :]
-        again = angles.rotate(index, torch.cat([update.unrotated, rest], dim=-1), 0)
+        again = angles.rotate(index, torch.cat([update.unrotated, rest], dim=-1))
         if not torch.equal(again, update.keys):
             raise UnsupportedModel(
                 f"{type(model).__name__} changes keys after rotating them (layer {index}); stored keys could not "

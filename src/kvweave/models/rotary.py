@@ -105,13 +105,13 @@ class Rotation:
         with _PATCH_LOCK:  # no other thread's watch may stand in the function's place
             self.apply: Callable[..., tuple[Tensor, Tensor]] = getattr(module, APPLY_NAME)
 
-    def angles(self, runs: tuple[Tensor, ...], prompt_tokens: int, like: Tensor) -> "Angles":
-        """Prepare cos and sin for several runs of positions, each (S,), in a prompt `prompt_tokens` long.
+    def angles(self, positions: Tensor, prompt_tokens: int, like: Tensor) -> "Angles":
+        """Prepare cos and sin for positions (S,) in a prompt `prompt_tokens` long.
 
         The length matters to families that change frequencies with it (dynamic, longrope). `like` gives
         dtype and device.
         """
-        return Angles(self, runs, prompt_tokens, like)
+        return Angles(self, positions, prompt_tokens, like)
 
     def reset_lengths(self) -> None:
         """Forget the longest prompt a dynamic scaling has seen, so that a pass depends on its own length alone.
@@ -126,36 +126,33 @@ class Rotation:
 
 
 class Angles:
-    """cos and sin for runs of positions, made on first use and shared by the layers that agree on them."""
+    """cos and sin for a run of positions, made on first use and shared by the layers that agree on them."""
 
-    def __init__(
-        self, rotation: Rotation, runs: tuple[Tensor, ...], prompt_tokens: int, like: Tensor
-    ) -> None:
+    def __init__(self, rotation: Rotation, positions: Tensor, prompt_tokens: int, like: Tensor) -> None:
         self._rotation = rotation
-        self._lengths = [run.numel() for run in runs]
         last = torch.tensor([max(prompt_tokens - 1, 0)], device=like.device)
-        self._positions = torch.cat([*runs, last])[None]  # the last one only tells the length
+        self._positions = torch.cat([positions, last])[None]  # the last one only tells the length
         self._like = like
-        self._made: dict[tuple[int, tuple[Any, ...]], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+        self._made: dict[tuple[int, tuple[Any, ...]], tuple[Tensor, Tensor]] = {}
 
-    def rotate(self, layer: int, keys: Tensor, run: int) -> Tensor:
-        """Keys (B, G, S, D) of a layer, rotated to a run's positions; a new tensor (or `keys` itself for NoPE)."""
+    def rotate(self, layer: int, keys: Tensor, start: int = 0) -> Tensor:
+        """Keys (B, G, S, D) of a layer, rotated to the positions from the run's `start` on; a new tensor (or `keys` itself for NoPE)."""
         how = self._rotation.layers[layer]
         if how.embedding is None or keys.shape[2] == 0:
             return keys
-        cos, sin = self._cos_sin(how)
         turning = keys[..., : how.width]
         query = turning[:, : self._rotation.query_heads]
-        _, turned = self._rotation.apply(query, turning, cos[run], sin[run])
+        cos, sin = (each[:, start : start + keys.shape[2]] for each in self._cos_sin(how))
+        _, turned = self._rotation.apply(query, turning, cos, sin)
         return turned if how.width == keys.shape[-1] else torch.cat([turned, keys[..., how.width :]], dim=-1)
 
-    def _cos_sin(self, how: LayerRotation) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _cos_sin(self, how: LayerRotation) -> tuple[Tensor, Tensor]:
         key = (id(how.embedding), how.arguments)
         if key not in self._made:
             assert how.embedding is not None
             self._rotation.reset_lengths()
             cos, sin = how.embedding(self._like, self._positions, *how.arguments)
-            self._made[key] = cos[:, :-1].split(self._lengths, 1), sin[:, :-1].split(self._lengths, 1)
+            self._made[key] = cos[:, :-1], sin[:, :-1]
         return self._made[key]
 
 

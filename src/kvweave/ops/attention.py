@@ -150,7 +150,7 @@ def contiguous(given: AttentionInput) -> tuple[Tensor, Tensor]:
     length = 1 + max(
         int(rows.positions.max()) for rows in (*given.shared, given.private) if rows.positions.numel()
     )
-    return merge(given, length, length)
+    return merge(given, length)
 
 
 def rows_whole(tensor: Tensor) -> Tensor:
@@ -158,17 +158,16 @@ def rows_whole(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def merge(given: AttentionInput, length: int, capacity: int) -> tuple[Tensor, Tensor]:
+def merge(given: AttentionInput, length: int) -> tuple[Tensor, Tensor]:
     """Lay keys and values out contiguously in prompt order.
 
-    Returns fresh (B, G, capacity, D) tensors owned by the caller whose first `length` rows are valid:
-    private rows stand in place of the shared rows they replace. Positions that no span covers are zero and
-    must be written before any row attends to them.
+    Returns fresh (B, G, length, D) tensors owned by the caller: private rows stand in place of the shared rows they
+    replace. Positions that nothing covers are zero.
     """
     private = given.private
     batch, heads, _, width = private.keys.shape
-    keys = private.keys.new_empty(batch, heads, capacity, width)
-    values = private.values.new_empty(batch, heads, capacity, private.values.shape[-1])
+    keys = private.keys.new_empty(batch, heads, length, width)
+    values = private.values.new_empty(batch, heads, length, private.values.shape[-1])
     filled = [span for span in given.shared if span.positions.numel()]
     covered = 0  # up to here, everything is written
     for span in sorted(filled, key=lambda span: int(span.positions[0])):
