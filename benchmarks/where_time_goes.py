@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/where_time_goes.py --output benchmarks/results/where_time_goes.json
 
 Parts are seconds without a profiler. Operations are counted by PyTorch's own, which slows everything down a little, so that
-their shares say more than their seconds; `wasted` is what an operation takes beyond its share of full prefill's time, if it
-took as much per computed row there as here.
+their shares say more than their seconds; `wasted` is what an operation takes beyond its share of full prefill's time: the share
+of attention's FLOPs that the request has to compute, or, of everything else, the share of rows. `kinds` are attention and
+products of matrices, each with its FLOPs, counted as for the limit of `kvweave bench ttft`.
 """
 
 import tempfile
@@ -17,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from kvweave.bench.prompts import prompt_of_chunks
 from kvweave.bench.spread import Spread
+from kvweave.bench.work import WorkCount
 from kvweave.core import Timing
 from kvweave.models.adapter import Adapter
 from kvweave.models.shapes import random_model
@@ -28,6 +30,8 @@ from kvweave.store.chunk_store import ChunkStore
 
 PARTS = ("match_s", "place_s", "select_s", "recompute_s", "ttft_s")
 OTHER = "other"
+KINDS = {"attention": ("scaled_dot_product", "flash"), "matrices": ("aten::mm", "aten::addmm", "gemm")}
+"""What the names of their operations contain."""
 
 
 def operations(adapter: Adapter, step: Callable[[], object], rounds: int) -> dict[str, tuple[float, float]]:
@@ -82,6 +86,8 @@ def measure(
             timings.append(ours().timing)
             full_s.append(everything().timing.ttft_s)
         seen, seen_full = operations(adapter, ours, rounds), operations(adapter, everything, rounds)
+        count = WorkCount(adapter)
+        flops, full_flops = flops_by_kind(count, ours), flops_by_kind(count, everything)
     rows = plan.recomputed_tokens + plan.fresh_tokens
     return {
         "shape": shape,
@@ -94,8 +100,37 @@ def measure(
         "rounds": rounds,
         "full_s": Spread.of(full_s).median,
         "parts": {part: median(timings, part) for part in PARTS},
-        "operations": table(seen, seen_full, rows / prompt.tokens, top),
+        "kinds": [
+            {
+                "kind": kind,
+                "seconds": seconds_of(seen, kind),
+                "flops": flops[kind],
+                "full_seconds": seconds_of(seen_full, kind),
+                "full_flops": full_flops[kind],
+            }
+            for kind in KINDS
+        ],
+        "operations": table(
+            seen, seen_full, rows / prompt.tokens, flops["attention"] / full_flops["attention"], top
+        ),
     }
+
+
+def flops_by_kind(count: WorkCount, step: Callable[[], object]) -> dict[str, float]:
+    """Of all passes of a step."""
+    with count.counting() as works:
+        step()
+    attention = sum(work.attention_flops for work in works)
+    return {"attention": attention, "matrices": sum(work.flops for work in works) - attention}
+
+
+def kind_of(operation: str) -> str | None:
+    return next((kind for kind, parts in KINDS.items() if any(part in operation for part in parts)), None)
+
+
+def seconds_of(seen: Mapping[str, tuple[float, float]], kind: str) -> float:
+    """Of all operations of a kind."""
+    return sum(seconds for name, (seconds, _) in seen.items() if kind_of(name) == kind)
 
 
 def median(timings: list[Timing], part: str) -> float:
@@ -106,6 +141,7 @@ def table(
     seen: Mapping[str, tuple[float, float]],
     seen_full: Mapping[str, tuple[float, float]],
     row_share: float,
+    attention_share: float,
     top: int,
 ) -> list[dict[str, Any]]:
     """The operations that take longest, longest first, and what the rest takes together."""
@@ -121,7 +157,7 @@ def table(
             "share": seconds / whole_s,
             "calls": calls,
             "full_seconds": full_s,
-            "wasted_s": seconds - row_share * full_s,
+            "wasted_s": seconds - (attention_share if kind_of(name) == "attention" else row_share) * full_s,
         }
         for name, seconds, calls, full_s in [*named, ("all others", rest_s, 0.0, rest_full_s)]
     ]

@@ -264,10 +264,13 @@ def peers(told: Result | None) -> str:
     return "\n".join([*lines, *(f"\nLeft out: {name} ({why})." for name, why in told["left_out"].items())])
 
 
-def where_time_goes(told: Result | None) -> str:
-    """A request's parts, and the operations that take longest."""
-    if told is None:
-        return NOT_MEASURED
+def where_time_goes(measured: Sequence[Result | None]) -> str:
+    """A table for each measurement."""
+    return "\n\n".join(map(_where_time_goes, filter(None, measured))) or NOT_MEASURED
+
+
+def _where_time_goes(told: Result) -> str:
+    """A request's parts, its kinds of work, and the operations that take longest."""
     took = told["parts"]
     named = ("match_s", "place_s", "select_s", "recompute_s")
     lines = [
@@ -276,9 +279,24 @@ def where_time_goes(told: Result | None) -> str:
         + ", ".join(f"{part.removesuffix('_s')} {took[part]:.3f} s" for part in named)
         + f"; full prefill {told['full_s']:.2f} s. {said(told)}",
         "",
-        *header(
-            "operation", "seconds", "share", "calls", "in full prefill", "more than its rows' share of that"
-        ),
+        *header("work", "TFLOP", "of full prefill's", "seconds", "GFLOP/s", "full prefill's", "at that rate"),
+    ]
+    for one in told["kinds"]:
+        rate, full_rate = one["flops"] / one["seconds"], one["full_flops"] / one["full_seconds"]
+        lines.append(
+            row(
+                one["kind"],
+                f"{one['flops'] / 1e12:.3f}",
+                f"{one['flops'] / one['full_flops']:.1%}",
+                f"{one['seconds']:.3f}",
+                f"{rate / 1e9:,.0f}",
+                f"{full_rate / 1e9:,.0f}",
+                f"{one['flops'] / full_rate:.3f} s",
+            )
+        )
+    lines += [
+        "",
+        *header("operation", "seconds", "share", "calls", "in full prefill", "more than its share of that"),
     ]
     for one in told["operations"]:
         lines.append(
@@ -337,7 +355,7 @@ def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
         "steady": steady(found["steady.json"]),
         "peers": peers(found["peers.json"]),
         "one-layer": one_layer(found["row_attention.json"]),
-        "where-time-goes": where_time_goes(found["where_time_goes.json"]),
+        "where-time-goes": where_time_goes([found[name] for name in PROFILES]),
     }
 
 
@@ -347,14 +365,16 @@ LIMITS = ("ttft_limit_4k.json", "ttft_limit_8k.json", "ttft_limit_16k.json")
 LENGTHS = ("ttft_lengths.json", "ttft_longest.json")
 """The longest apart from the others, in fewer rounds."""
 
+PROFILES = ("where_time_goes.json", "where_time_goes_8k.json")
+
 FILES: Sequence[str] = (
     *LIMITS,
     *LENGTHS,
+    *PROFILES,
     "components.json",
     "offline.json",
     "steady.json",
     "peers.json",
     "row_attention.json",
-    "where_time_goes.json",
 )
 """What `parts` is told of."""
