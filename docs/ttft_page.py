@@ -150,7 +150,8 @@ def length(told: Result) -> str:
                 f"{full_s:.2f} s",
                 *(f"{one['ttft_s']:.3f} s" for one, _ in placed),
                 *(
-                    f"{one['speedup']:.2f}× ({speedup['low']:.2f}–{speedup['high']:.2f})"
+                    f"{one['speedup']:.2f}×"
+                    + (f" ({speedup['low']:.2f}–{speedup['high']:.2f})" if rounds > 1 else "")
                     for one, speedup in placed
                 ),
             )

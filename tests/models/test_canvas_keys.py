@@ -5,6 +5,7 @@ import torch
 from prompts import IDS, N, quiet_adapter, stale_canvas
 
 from kvweave.core import ChunkKV
+from kvweave.errors import InvalidRequest
 from kvweave.models.canvas import PlacedSpan
 
 
@@ -38,23 +39,42 @@ def test_looking_at_a_layers_keys_first_changes_no_bit_of_what_follows(looked_at
     assert torch.equal(canvas.held_keys(1, like), plain.layers[1].keys[:, :, :N])
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-dynamic", "phi3-partial", "smollm3"])
+FAMILIES = ["llama", "llama-dynamic", "phi3-partial", "phi3-longrope", "smollm3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_neither_the_order_of_spans_nor_how_many_tokens_rotate_at_a_time_changes_a_bit(family, monkeypatch):
     adapter = quiet_adapter(family)
-    like = adapter.encode(IDS[:1]).kv[0, 0][None]
-    spans = [PlacedSpan(adapter.encode(IDS[a:b]), a, a) for a, b in ((3, 15), (15, 24), (31, 52))]
-    placed = [adapter.canvas(N, given) for given in (spans, spans[::-1])]
+    layers = range(adapter.geometry.layers)
+    some, offsets = adapter.encode(IDS[3:15]), torch.tensor([0, 1, 5, *range(7, 16)])
+    spans = [
+        PlacedSpan(some, 3, 3, offsets),
+        PlacedSpan(adapter.encode(IDS[15:24]), 15, 4),  # where others are rotated to, as in APE
+        PlacedSpan(adapter.encode(IDS[31:52]), 31, 40),
+    ]
+
+    def laid_out(given):
+        canvas = adapter.canvas(N, given)
+        return [canvas._sheet.lay_out(layer, some.kv[0, 0][None]) for layer in layers]
+
+    whole, backwards = laid_out(spans), laid_out(spans[::-1])
+    alone = [laid_out([span]) for span in spans]
     monkeypatch.setattr("kvweave.models.canvas.ROTATED_TOKENS", 7)
-    placed.append(adapter.canvas(N, spans))
-    for layer in range(adapter.geometry.layers):
-        whole, *others = [canvas._sheet.lay_out(layer, like) for canvas in placed[::-1]]
-        for keys, values in others:
-            assert torch.equal(keys, whole[0])
-            assert torch.equal(values, whole[1])
-        for span in spans:
-            alone = adapter.canvas(N, [span]).held_keys(layer, like)
-            assert torch.equal(whole[0][:, :, span.start : span.end], alone[:, :, span.start : span.end])
-            assert torch.equal(whole[1][0, :, span.start : span.end], span.kv.layer(layer)[1])
-        for start, end in ((0, 3), (24, 31), (52, N)):
-            assert not whole[0][:, :, start:end].any()
-            assert not whole[1][:, :, start:end].any()
+    in_pieces = laid_out(spans)
+    for layer in layers:
+        for kind in (0, 1):
+            placed = whole[layer][kind]
+            assert torch.equal(placed, backwards[layer][kind])
+            assert torch.equal(placed, in_pieces[layer][kind])
+            for span, by_itself in zip(spans, alone, strict=True):
+                at = slice(span.start, span.end)
+                assert torch.equal(placed[:, :, at], by_itself[layer][kind][:, :, at])
+            for start, end in ((0, 3), (24, 31), (52, N)):
+                assert not placed[:, :, start:end].any()
+
+
+def test_spans_over_one_another_are_refused():
+    adapter = quiet_adapter("llama")
+    kv = adapter.encode(IDS[:20])
+    with pytest.raises(InvalidRequest, match="positions 0 to 19 and again at 19"):
+        adapter.canvas(N, [PlacedSpan(kv, 19, 19), PlacedSpan(kv, 0, 0)])

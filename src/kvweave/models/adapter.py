@@ -128,7 +128,8 @@ class Adapter:
         """A canvas over `length` prompt positions with stored spans placed on it.
 
         `positions` (length,) are the rotary positions of all prompt tokens where these are not 0 … length − 1. The
-        last must be the largest, since generated tokens continue behind it; else raises InvalidRequest.
+        last must be the largest, since generated tokens continue behind it. Raises InvalidRequest where it is not, and for
+        spans over one another.
         """
         device = self.geometry.device
         where = torch.arange(length) if positions is None else positions

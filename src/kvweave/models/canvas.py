@@ -1,8 +1,8 @@
 """The KV of one request, as a transformers Cache that chosen rows can be written into in place.
 
 A canvas starts as a list of placed spans: stored chunk KV, unrotated and read-only, each with the prompt
-position it stands at. At a layer's first update the spans are rotated to their positions and laid out in
-prompt order. Every pass writes its rows in place, over stale ones too. Stored tensors are never written to.
+position it stands at. At a layer's first update the spans are laid out in prompt order and rotated to
+their positions. Every pass writes its rows in place, over stale ones too. Stored tensors are never written to.
 
 After prefill the canvas turns to append mode and any transformers `generate` continues on it; or it never holds
 more than one layer, and hands each over as the pass goes on to the next. Knows nothing about stores or methods.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from kvweave.models.updates import Update, UpdateWatch
 
 SPARE_TOKENS = 64  # room for the first generated tokens before a layer has to grow
 ROTATED_TOKENS = 4096
-"""Rotated at a time, whatever chunks they are of: a rotation is many small operations, each with a copy of its own."""
+"""Rotated at a time, whatever chunks they are of: a rotation is many small operations, too many for each chunk, and makes copies
+of what it is given, too large of a whole layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,18 @@ class PlacedSpan:
 
 
 def rope_positions(spans: Sequence[PlacedSpan]) -> Tensor:
-    """Where each prompt position from the first span's beginning to the last one's end is rotated to, (S,); 0 between spans."""
+    """Where each prompt position from the first span's beginning to the last one's end is rotated to, (S,); 0 between spans.
+
+    `spans` are in prompt order; raises InvalidRequest if one stands over another.
+    """
     if not spans:
         return torch.empty(0, dtype=torch.long)
+    for before, after in pairwise(spans):
+        if after.start < before.end:
+            raise InvalidRequest(
+                f"stored KV is placed at positions {before.start} to {before.end - 1} and again at {after.start}; place each "
+                "span behind the one before"
+            )
     first = spans[0].start
     positions = torch.zeros(spans[-1].end - first, dtype=torch.long)
     for span in spans:

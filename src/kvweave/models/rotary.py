@@ -136,7 +136,7 @@ class Angles:
         self._made: dict[tuple[int, tuple[Any, ...]], tuple[Tensor, Tensor]] = {}
 
     def rotate(self, layer: int, keys: Tensor, start: int = 0) -> Tensor:
-        """Keys (B, G, S, D) of a layer, rotated to the positions from the run's `start` on; a new tensor (or `keys` itself for NoPE)."""
+        """Keys (B, G, S, D) of a layer, rotated to the run's positions from its `start` on: a new tensor, `keys` itself for NoPE."""
         how = self._rotation.layers[layer]
         if how.embedding is None or keys.shape[2] == 0:
             return keys
