@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tables import NOT_MEASURED, header, row
+from ttft_targets import targets
 
 from kvweave.evaluation.summary import OVERALL
 
@@ -34,8 +35,8 @@ def headline(measured: Sequence[Result], scored: Result | None, recipe: str, rat
     units = "" if "AMX" in told["machine"] else " without matrix units"
     return (
         f"**{one['speedup']:.1f}× faster to the first token** ({speedup['low']:.1f}–{speedup['high']:.1f}× over {told['settings']['rounds']} interleaved "
-        f"rounds): {one['ttft_s']:.1f} s instead of {one['full_s']:.1f} s over {one['context_tokens']:,} tokens of stored chunks, of which {ratio:.0%} are "
-        f"recomputed where they are reused (`{recipe}`, the default recipe){f'; {further} tokens' if further else ''}. The shape of {one['shape']}, "
+        f"rounds): {one['ttft_s']:.1f} s instead of {one['full_s']:.1f} s over {one['context_tokens']:,} tokens of stored chunks, with {ratio:.0%} "
+        f"recomputed of what stands behind the first chunk (`{recipe}`, the default recipe){f'; {further} tokens' if further else ''}. The shape of {one['shape']}, "
         f"{one['dtype']}, random weights, {told['threads']} {one['device'].upper()} threads{units}, chunk KV in memory and exact{stored}; the baseline, timed beside every "
         "request, is the fastest of transformers' own prefill, the same in blocks, and ours without reuse ([commands, other "
         f"recipes and ratios](docs/ttft.md)).{_worth(scored, recipe, ratio)}"
@@ -76,7 +77,15 @@ def limit(told: Result) -> str:
         + said(told),
         "",
         *header(
-            "context", "recipe", "ratio", "full prefill", "first token", "speed-up", "at best", "efficiency"
+            "context",
+            "recipe",
+            "ratio",
+            "rows",
+            "full prefill",
+            "first token",
+            "speed-up",
+            "at best",
+            "efficiency",
         ),
     ]
     for one, speedup in with_ranges(told):
@@ -85,6 +94,7 @@ def limit(told: Result) -> str:
                 f"{one['context_tokens']:,}",
                 f"`{one['recipe']}`",
                 f"{one['ratio']:g}",
+                f"{one['rows']:,}",
                 f"{one['full_s']:.2f} s",
                 f"{one['ttft_s']:.3f} s",
                 f"{one['speedup']:.2f}× ({speedup['low']:.2f}–{speedup['high']:.2f})",
@@ -134,6 +144,8 @@ def length(told: Result) -> str:
             "from the disk",
             "speed-up",
             "from the disk",
+            "efficiency",
+            "from the disk",
         ),
     ]
     by_case: dict[tuple[Any, ...], dict[str, tuple[Result, Result]]] = {}
@@ -154,6 +166,7 @@ def length(told: Result) -> str:
                     + (f" ({speedup['low']:.2f}–{speedup['high']:.2f})" if rounds > 1 else "")
                     for one, speedup in placed
                 ),
+                *(f"{one['efficiency']:.2f}" for one, _ in placed),
             )
         )
     return "\n".join(lines)
@@ -349,6 +362,7 @@ def said(told: Result) -> str:
 def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
     """Every part of the page by its marker; `found` are results by file name, None where there are none."""
     return {
+        "targets": targets([found[name] for name in (*LIMITS, *LENGTHS)]),
         "limits": limits([found[name] for name in LIMITS]),
         "lengths": lengths([found[name] for name in LENGTHS]),
         "components": components(found["components.json"]),

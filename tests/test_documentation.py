@@ -179,6 +179,29 @@ class TestFiguresOfTheEvaluation:
         assert table == ["| 2,048 | `reuse` | 1,041 | 40 | 0.050 s | 0.500 s | 0.100 (0.090–0.120) |"]
         assert source == "`replay a`, 2026-01-02."
 
+    def test_a_row_that_misses_what_was_aimed_at_is_named(self, build):
+        rows = [
+            {
+                "context_tokens": tokens,
+                "recipe": recipe,
+                "ratio": 0.15,
+                "kv_from": kv_from,
+                "efficiency": efficiency,
+                "speedup": 6.0,
+            }
+            for tokens, recipe, kv_from, efficiency in (
+                (4096, "weave", "memory", 0.86),
+                (8192, "weave", "memory", 0.91),
+                (8192, "prophetkv", "memory", 0.88),
+                (8192, "prophetkv", "disk", 0.5),
+                (8192, "cacheblend", "memory", 0.5),
+            )
+        ]
+        told = sys.modules["ttft_targets"].targets([None, {"rows": rows}]).splitlines()
+        assert told[3].endswith("| 0.86 to 0.86 | 1 of 1 |  |")
+        assert told[4].endswith("| 0.880 to 0.910 | 1 of 2 | `prophetkv` at 0.15 over 8,192: 0.880 |")
+        assert told[6].endswith("| not measured | 0 of 0 |  |")
+
     def test_a_page_without_its_markers_is_noticed(self, build, tmp_path):
         page = tmp_path / "page.md"
         page.write_text("a\n<!-- one:begin -->\nold\n<!-- one:end -->\nz\n")
