@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from answers_part import told_apart
+from decoding_page import FILES as DECODING_FILES
+from decoding_page import parts as decoding_parts
 from methods_page import headings, methods_page, tasks_page
 from personas_page import whole_systems
 from selection_part import selection_part
@@ -306,6 +308,9 @@ def main() -> None:
         prediction: with_parts(prediction, **{"giving-way": giving_way()}),
         docs / "ttft.md": with_parts(
             docs / "ttft.md", **ttft_parts({name: results(name) for name in TTFT_FILES})
+        ),
+        docs / "decoding.md": with_parts(
+            docs / "decoding.md", **decoding_parts({name: results(name) for name in DECODING_FILES})
         ),
         docs / "personas.md": with_parts(
             docs / "personas.md", personas=whole_systems(results("personas.json"))

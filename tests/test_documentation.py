@@ -202,6 +202,49 @@ class TestFiguresOfTheEvaluation:
         assert told[4].endswith("| 0.880 to 0.910 | 1 of 2 | `prophetkv` at 0.15 over 8,192: 0.880 |")
         assert told[6].endswith("| not measured | 0 of 0 |  |")
 
+    def test_what_decoding_misses_and_reads_stands_beside_the_others(self, build):
+        rows = [
+            {
+                "task": "story",
+                "strategy": strategy,
+                "decode_tokens": tokens,
+                "budget": 0.15,
+                "dense_score": 0.8,
+                "pages_read_per_token": pages,
+                "reads_per_token": pages / 2,
+                "mean_run_entries": 4.0,
+                "hit_rate": 0.5,
+                "cluster_variance": None,
+                "clusters": None,
+            }
+            | {
+                name: value
+                for named in ("recall", "attended_mass", "output_error", "score")
+                for name, value in ((named, found), (f"{named}_interval", [found, found]))
+            }
+            | {"dense_score_interval": [0.8, 0.8]}
+            for tokens, strategy, found, pages in (
+                (512, "dynakv", 0.9, 10.0),
+                (1024, "dense", 1.0, 0.0),
+                (1024, "dynakv", 0.7, 30.0),
+                (1024, "static", 0.5, 40.0),
+                (1024, "entries", 1.0, 120.0),
+            )
+        ]
+        about = {"texts": 1, "split": "dev", "seeds": [0], "prompt_tokens": 64, "resident_bytes": 1e6}
+        about |= {"model": "m", "dtype": "float32", "command": "c", "date": "d", "retrieved_after_steps": [1]}
+        returns = [{"strategy": "dynakv", "updated": [0.5], "any": [0.25]}]
+        page = sys.modules["decoding_page"]
+        told = page.strategies({"rows": rows, "about": about, "returns": returns})
+        assert (
+            "At 1,024 tokens `dynakv` scores 0.87 of dense decoding; of recall it misses 0.60 times what `static` misses; "
+            "it reads 0.25 times the pages of `entries`; it reads 0.25 times the reads of `entries`." in told
+        )
+        assert told.index("| 512 | `dynakv`") < told.index("| 1,024 | `dynakv`")
+        assert "| `dynakv` | updated | 50% |" in told
+        assert "| 512 |" not in page.ablated({"rows": rows, "about": about})
+        assert page.costs(None) == "Not measured yet."
+
     def test_a_page_without_its_markers_is_noticed(self, build, tmp_path):
         page = tmp_path / "page.md"
         page.write_text("a\n<!-- one:begin -->\nold\n<!-- one:end -->\nz\n")

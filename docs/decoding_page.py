@@ -1,0 +1,216 @@
+"""The generated parts of docs/decoding.md: what `kvweave eval decode` and `kvweave bench decode` measured."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tables import NOT_MEASURED, header
+from tables import row as line
+
+from kvweave.evaluation.decoding.rows import OVERALL
+
+Row = Mapping[str, Any]
+DENSE, OURS, ENTRIES, WITHOUT_ENTRIES = "dense", "dynakv", "entries", "window"
+"""Strategies that stand apart: what all are compared with, DynaKV's, and two that have no clusters."""
+
+FILES = ("decoding.json", "decoding_ablations.json", "decode_cost.json")
+"""What `parts` is told of: every strategy, every ablation, and what a token costs in a real shape."""
+
+
+def parts(found: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
+    """Every part of the page by its marker; `found` are results by file name, None where there are none."""
+    quality, ablations, cost = (found[name] for name in FILES)
+    return {
+        "decoding-quality": strategies(quality),
+        "decoding-ablations": ablated(ablations),
+        "decoding-cost": costs(cost),
+    }
+
+
+def strategies(told: Mapping[str, Any] | None) -> str:
+    """Every strategy at every length over all kinds of text, by kind at the last, and how soon clusters come back."""
+    if told is None:
+        return NOT_MEASURED
+    rows = told["rows"]
+    last = max(row["decode_tokens"] for row in rows)
+    kinds = [row for row in rows if row["task"] != OVERALL and row["decode_tokens"] == last]
+    return "\n\n".join(
+        [
+            _circumstances(told),
+            "\n".join(_found(sorted(_over_all(rows), key=lambda row: int(row["decode_tokens"])))),
+            f"At {last:,} tokens {_missed(_over_all(rows), last)}",
+            f"At {last:,} tokens by kind of text:",
+            "\n".join(_answers(kinds)),
+            "Share of clusters that are retrieved again within so many steps, of those that were just updated and of any:",
+            "\n".join(_returns(told)),
+        ]
+    )
+
+
+def ablated(told: Mapping[str, Any] | None) -> str:
+    """Every variant at the last length."""
+    if told is None:
+        return NOT_MEASURED
+    rows = _over_all(told["rows"])
+    last = max(row["decode_tokens"] for row in rows)
+    return "\n\n".join(
+        [_circumstances(told), "\n".join(_found(row for row in rows if row["decode_tokens"] == last))]
+    )
+
+
+def costs(told: Mapping[str, Any] | None) -> str:
+    """A token's time and reads, by length, budget and strategy."""
+    if told is None:
+        return NOT_MEASURED
+    lines = [
+        f"{told['model']}, {told['dtype']}: medians of {told['rows'][0]['steps']} steps (smallest – largest). `{told['command']}`, "
+        f"{told['machine']}, {told['threads']} threads, {told['commit']}, {told['date']}.",
+        "",
+        *header(
+            "length",
+            "strategy",
+            "budget",
+            "stored as",
+            "per token",
+            "reads",
+            "pages",
+            "read",
+            "run",
+            "hits",
+            "memory",
+            "of all KV",
+        ),
+    ]
+    for row in told["rows"]:
+        time = row["latency_s_per_token"]
+        dense = row["strategy"] == DENSE
+        held = row["dense_kv_bytes"] if dense else row["resident_bytes"]
+        lines.append(
+            line(
+                f"{row['decode_tokens']:,}",
+                f"`{row['strategy']}`",
+                "" if dense else _budget(row),
+                "" if dense else f"`{row['storage']}`",
+                f"{1e3 * time['median']:,.0f} ms ({1e3 * time['low']:,.0f} – {1e3 * time['high']:,.0f})",
+                *([""] * 5 if dense else _read(row)),
+                f"{held / 1e6:,.1f} MB",
+                f"{held / row['dense_kv_bytes']:.1%}",
+            )
+        )
+    return "\n".join(lines)
+
+
+def _circumstances(told: Mapping[str, Any]) -> str:
+    about = told["about"]
+    return (
+        f"{about['texts']} texts of the `{about['split']}` split, seeds {', '.join(map(str, about['seeds']))}, decoded behind a prompt of "
+        f"{about['prompt_tokens']} tokens by {about['model']} ({about['dtype']}), at most {about['resident_bytes'] / 1e6:,.1f} MB of KV in memory; "
+        f"95 % intervals over texts; a row's steps are those since the length before. `{about['command']}`, {about['date']}."
+    )
+
+
+def _over_all(rows: Sequence[Row]) -> list[Row]:
+    """Those over all kinds of text, or all where there is one kind."""
+    return [row for row in rows if row["task"] == OVERALL] or list(rows)
+
+
+def _found(rows: Iterable[Row]) -> Iterable[str]:
+    yield from header(
+        "length",
+        "strategy",
+        "budget",
+        "recall",
+        "attended mass",
+        "output error",
+        "score",
+        "of dense's",
+        "pages",
+        "reads",
+        "run",
+        "hits",
+        "variance",
+        "clusters",
+    )
+    for row in rows:
+        if row["strategy"] == DENSE:
+            continue
+        yield line(
+            f"{row['decode_tokens']:,}",
+            f"`{row['strategy']}`",
+            _budget(row),
+            *(_told(row, name) for name in ("recall", "attended_mass", "output_error", "score")),
+            _of_dense(row),
+            f"{row['pages_read_per_token']:,.0f}",
+            f"{row['reads_per_token']:,.0f}",
+            f"{row['mean_run_entries']:.0f}",
+            f"{row['hit_rate']:.0%}",
+            *("" if row[name] is None else f"{row[name]:,.0f}" for name in ("cluster_variance", "clusters")),
+        )
+
+
+def _answers(rows: Sequence[Row]) -> Iterable[str]:
+    kinds = list(dict.fromkeys(row["task"] for row in rows))
+    yield from header(
+        "strategy", *(f"{kind}: {what}" for kind in kinds for what in ("recall", "score", "dense"))
+    )
+    for strategy in dict.fromkeys(row["strategy"] for row in rows):
+        own = {row["task"]: row for row in rows if row["strategy"] == strategy}
+        yield line(
+            f"`{strategy}`",
+            *(_told(own[kind], name) for kind in kinds for name in ("recall", "score", "dense_score")),
+        )
+
+
+def _missed(rows: Sequence[Row], last: int) -> str:
+    """How much of what matters DynaKV's clusters miss beside others', and what is read for it beside single entries."""
+    by_name = {row["strategy"]: row for row in rows if row["decode_tokens"] == last}
+    ours = by_name.get(OURS)
+    if ours is None:
+        return "`dynakv` was not among them."
+    others = [row for name, row in by_name.items() if name not in (OURS, DENSE, ENTRIES, WITHOUT_ENTRIES)]
+    said = [
+        f"of recall it misses {(1 - ours['recall']) / (1 - row['recall']):.2f} times what `{row['strategy']}` misses"
+        for row in others
+        if row["recall"] < 1
+    ]
+    if ENTRIES in by_name:
+        entries = by_name[ENTRIES]
+        said += [
+            f"it reads {ours[f'{what}_per_token'] / entries[f'{what}_per_token']:.2f} times the {name} of `{ENTRIES}`"
+            for name, what in (("pages", "pages_read"), ("reads", "reads"))
+            if entries[f"{what}_per_token"]
+        ]
+    return "; ".join([f"`{OURS}` scores {_of_dense(ours)} of dense decoding", *said]) + "."
+
+
+def _returns(told: Mapping[str, Any]) -> Iterable[str]:
+    yield from header("strategy", "clusters", *map(str, told["about"]["retrieved_after_steps"]))
+    for row in told["returns"]:
+        for kind in ("updated", "any"):
+            yield line(f"`{row['strategy']}`", kind, *(f"{share:.0%}" for share in row[kind]))
+
+
+def _read(row: Row) -> Sequence[str]:
+    return (
+        f"{row['reads_per_token']:,.0f}",
+        f"{row['pages_read_per_token']:,.0f}",
+        f"{row['bytes_per_token'] / 1e6:,.2f} MB",
+        f"{row['mean_run_entries']:.0f}",
+        f"{row['hit_rate']:.0%}",
+    )
+
+
+def _budget(row: Row) -> str:
+    return f"{row['budget']:.0%}" if row["budget"] <= 1 else f"{row['budget']:,.0f}"
+
+
+def _told(row: Row, name: str) -> str:
+    if row[name] is None:
+        return ""
+    low, high = row[f"{name}_interval"]
+    return f"{row[name]:.3f} ({low:.3f}–{high:.3f})"
+
+
+def _of_dense(row: Row) -> str:
+    return (
+        f"{row['score'] / row['dense_score']:.2f}" if row["score"] is not None and row["dense_score"] else ""
+    )
