@@ -9,20 +9,30 @@ from tables import row as line
 from kvweave.evaluation.decoding.rows import OVERALL
 
 Row = Mapping[str, Any]
-DENSE, OURS, ENTRIES, WITHOUT_ENTRIES = "dense", "dynakv", "entries", "window"
-"""Strategies that stand apart: what all are compared with, DynaKV's, and two that have no clusters."""
+DENSE, OURS, ENTRIES, CLUSTERED = "dense", "dynakv", "entries", ("static", "local")
+"""Strategies that stand apart: what all are compared with, DynaKV's, one without clusters, and the others with them."""
+TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
+"""What a token costs between flash and memory."""
 
-FILES = ("decoding.json", "decoding_ablations.json", "decode_cost.json")
-"""What `parts` is told of: every strategy, every ablation, and what a token costs in a real shape."""
+QUALITY, ABLATIONS = "decoding.json", "decoding_ablations.json"
+COSTS = (
+    "decode_cost.json",
+    "decode_cost_absolute.json",
+    "decode_cost_plenty.json",
+    "decode_cost_limited.json",
+)
+"""In real shapes: within a share of all KV, within so many bytes, with memory for all of it, and under a limit of the system."""
+
+FILES: Sequence[str] = (QUALITY, ABLATIONS, *COSTS)
+"""What `parts` is told of."""
 
 
 def parts(found: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
     """Every part of the page by its marker; `found` are results by file name, None where there are none."""
-    quality, ablations, cost = (found[name] for name in FILES)
     return {
-        "decoding-quality": strategies(quality),
-        "decoding-ablations": ablated(ablations),
-        "decoding-cost": costs(cost),
+        "decoding-quality": strategies(found[QUALITY]),
+        "decoding-ablations": ablated(found[ABLATIONS]),
+        "decoding-cost": costs([found[name] for name in COSTS]),
     }
 
 
@@ -52,17 +62,27 @@ def ablated(told: Mapping[str, Any] | None) -> str:
         return NOT_MEASURED
     rows = _over_all(told["rows"])
     last = max(row["decode_tokens"] for row in rows)
+    own = {row["strategy"]: row for row in rows if row["decode_tokens"] == last}
     return "\n\n".join(
-        [_circumstances(told), "\n".join(_found(row for row in rows if row["decode_tokens"] == last))]
+        [
+            _circumstances(told),
+            "\n".join(_found(own.values())),
+            f"At {last:,} tokens {_saved(own)}",
+            "\n".join(_moved(own.values())),
+        ]
     )
 
 
-def costs(told: Mapping[str, Any] | None) -> str:
+def costs(measured: Sequence[Mapping[str, Any] | None]) -> str:
+    """A table for each measurement."""
+    return "\n\n".join(map(_cost, filter(None, measured))) or NOT_MEASURED
+
+
+def _cost(told: Mapping[str, Any]) -> str:
     """A token's time and reads, by length, budget and strategy."""
-    if told is None:
-        return NOT_MEASURED
+    limit = told["memory_limit_bytes"]
     lines = [
-        f"{told['model']}, {told['dtype']}: medians of {told['rows'][0]['steps']} steps (smallest – largest). `{told['command']}`, "
+        f"{told['model']}, {told['dtype']}: medians of {told['rows'][0]['steps']} steps (smallest – largest){'' if limit is None else f', under a memory limit of {limit / 1e9:.1f} GB, page cache included'}. `{told['command']}`, "
         f"{told['machine']}, {told['threads']} threads, {told['commit']}, {told['date']}.",
         "",
         *header(
@@ -91,7 +111,7 @@ def costs(told: Mapping[str, Any] | None) -> str:
                 "" if dense else _budget(row),
                 "" if dense else f"`{row['storage']}`",
                 f"{1e3 * time['median']:,.0f} ms ({1e3 * time['low']:,.0f} – {1e3 * time['high']:,.0f})",
-                *([""] * 5 if dense else _read(row)),
+                *([""] * 6 if dense else _read(row)),
                 f"{held / 1e6:,.1f} MB",
                 f"{held / row['dense_kv_bytes']:.1%}",
             )
@@ -127,6 +147,7 @@ def _found(rows: Iterable[Row]) -> Iterable[str]:
         "reads",
         "run",
         "hits",
+        "fetched ahead",
         "variance",
         "clusters",
     )
@@ -143,6 +164,7 @@ def _found(rows: Iterable[Row]) -> Iterable[str]:
             f"{row['reads_per_token']:,.0f}",
             f"{row['mean_run_entries']:.0f}",
             f"{row['hit_rate']:.0%}",
+            f"{row['ahead_rate']:.0%}",
             *("" if row[name] is None else f"{row[name]:,.0f}" for name in ("cluster_variance", "clusters")),
         )
 
@@ -166,7 +188,7 @@ def _missed(rows: Sequence[Row], last: int) -> str:
     ours = by_name.get(OURS)
     if ours is None:
         return "`dynakv` was not among them."
-    others = [row for name, row in by_name.items() if name not in (OURS, DENSE, ENTRIES, WITHOUT_ENTRIES)]
+    others = [row for name, row in by_name.items() if name in CLUSTERED]
     said = [
         f"of recall it misses {(1 - ours['recall']) / (1 - row['recall']):.2f} times what `{row['strategy']}` misses"
         for row in others
@@ -180,6 +202,34 @@ def _missed(rows: Sequence[Row], last: int) -> str:
             if entries[f"{what}_per_token"]
         ]
     return "; ".join([f"`{OURS}` scores {_of_dense(ours)} of dense decoding", *said]) + "."
+
+
+def _moved(rows: Iterable[Row]) -> Iterable[str]:
+    yield from header(
+        "strategy", "read", "for splits", "written", "of it at another place", "in memory at most"
+    )
+    for row in rows:
+        if row["strategy"] != DENSE:
+            yield line(
+                f"`{row['strategy']}`",
+                *(f"{row[f'{name}_per_token'] / 1e3:,.1f} kB" for name in TRANSFERS),
+                f"{row['resident_bytes'] / 1e6:,.1f} MB",
+            )
+
+
+def _saved(rows: Mapping[str, Row]) -> str:
+    """What delayed splits and pools of two save beside what they take the place of."""
+    said = []
+    for name, what, change in (
+        ("immediate-split", "split_bytes", "reads {} times as much for splits as delayed splits"),
+        ("immediate-split", "bytes", "reads {} times as much in all"),
+        ("packed", "moved_bytes", "moves {} times as much as pools of two clusters"),
+    ):
+        other = rows.get(f"{OURS}/{name}")
+        if OURS in rows and other is not None and rows[OURS][f"{what}_per_token"]:
+            times = other[f"{what}_per_token"] / rows[OURS][f"{what}_per_token"]
+            said.append(f"`{name}` {change.format(f'{times:,.2f}')}")
+    return f"{'; '.join(said)}." if said else "nothing that delayed splits or pools save was measured."
 
 
 def _returns(told: Mapping[str, Any]) -> Iterable[str]:
@@ -196,6 +246,7 @@ def _read(row: Row) -> Sequence[str]:
         f"{row['bytes_per_token'] / 1e6:,.2f} MB",
         f"{row['mean_run_entries']:.0f}",
         f"{row['hit_rate']:.0%}",
+        f"{row['ahead_rate']:.0%}",
     )
 
 

@@ -214,6 +214,12 @@ class TestFiguresOfTheEvaluation:
                 "reads_per_token": pages / 2,
                 "mean_run_entries": 4.0,
                 "hit_rate": 0.5,
+                "ahead_rate": 0.25,
+                "resident_bytes": 2e6,
+                "bytes_per_token": 4e3,
+                "written_bytes_per_token": 1e3,
+                "split_bytes_per_token": split_bytes,
+                "moved_bytes_per_token": split_bytes / 10,
                 "cluster_variance": None,
                 "clusters": None,
             }
@@ -223,12 +229,14 @@ class TestFiguresOfTheEvaluation:
                 for name, value in ((named, found), (f"{named}_interval", [found, found]))
             }
             | {"dense_score_interval": [0.8, 0.8]}
-            for tokens, strategy, found, pages in (
-                (512, "dynakv", 0.9, 10.0),
-                (1024, "dense", 1.0, 0.0),
-                (1024, "dynakv", 0.7, 30.0),
-                (1024, "static", 0.5, 40.0),
-                (1024, "entries", 1.0, 120.0),
+            for tokens, strategy, found, pages, split_bytes in (
+                (512, "dynakv", 0.9, 10.0, 100.0),
+                (1024, "dense", 1.0, 0.0, 0.0),
+                (1024, "dynakv", 0.7, 30.0, 100.0),
+                (1024, "static", 0.5, 40.0, 0.0),
+                (1024, "entries", 1.0, 120.0, 0.0),
+                (1024, "dynakv/immediate-split", 0.7, 30.0, 250.0),
+                (1024, "dynakv/packed", 0.7, 30.0, 30_000.0),
             )
         ]
         about = {"texts": 1, "split": "dev", "seeds": [0], "prompt_tokens": 64, "resident_bytes": 1e6}
@@ -242,8 +250,13 @@ class TestFiguresOfTheEvaluation:
         )
         assert told.index("| 512 | `dynakv`") < told.index("| 1,024 | `dynakv`")
         assert "| `dynakv` | updated | 50% |" in told
-        assert "| 512 |" not in page.ablated({"rows": rows, "about": about})
-        assert page.costs(None) == "Not measured yet."
+        ablated = page.ablated({"rows": rows, "about": about})
+        assert "| 512 |" not in ablated
+        assert (
+            "`immediate-split` reads 2.50 times as much for splits as delayed splits; `immediate-split` reads 1.00 times as "
+            "much in all; `packed` moves 300.00 times as much as pools of two clusters." in ablated
+        )
+        assert page.costs([None]) == "Not measured yet."
 
     def test_a_page_without_its_markers_is_noticed(self, build, tmp_path):
         page = tmp_path / "page.md"

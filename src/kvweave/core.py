@@ -374,7 +374,8 @@ class Decoding:
 
     `attended_per_token`: entries attended to, summed over layers and KV heads. `pages_read_per_token`,
     `bytes_per_token`, `reads_per_token`: from flash, in so many reads, which bring `mean_run_entries` each.
-    `hit_rate` 0..1: clusters that were in memory when they were asked for. `resident_bytes`: most KV in memory.
+    `hit_rate` 0..1: clusters that were in memory when they were asked for, since they had been asked for before;
+    `ahead_rate` 0..1: since they had been fetched ahead. `resident_bytes`: most KV in memory.
     """
 
     attended_per_token: float
@@ -383,6 +384,7 @@ class Decoding:
     reads_per_token: float
     mean_run_entries: float
     hit_rate: float
+    ahead_rate: float
     resident_bytes: int
 
 

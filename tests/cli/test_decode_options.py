@@ -40,7 +40,11 @@ def test_the_bench_reports_by_the_names_of_all_reports(command):
         )
         assert set(names.split()) <= set(row)
         assert row["latency_s_per_token"]["median"] > 0
+    assert told["rows"][1]["resident_bound_bytes"] == 20_000_000
     assert told["command"].startswith("kvweave bench decode")
+    alone = command.json(*bench, "--resident-bytes", "20MB", "--strategy", "dynakv", "--no-dense")
+    assert [row["strategy"] for row in alone["rows"]] == ["dynakv"]
+    assert [row["strategy"] for row in command.json(*bench, "--strategy", "dense")["rows"]] == ["dense"]
     unknown = command(*bench, "--strategy", "quest", code=1)
     assert "'quest'" in unknown.stderr
 

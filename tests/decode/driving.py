@@ -41,18 +41,24 @@ class Text:
     """A text of random entries that drift, as keys do, decoded on `held`."""
 
     def __init__(
-        self, held: RetrievedKV, seed: int = 0, layers: int = 1, marked: bool = True, steady: bool = False
+        self,
+        held: RetrievedKV,
+        seed: int = 0,
+        layers: int = 1,
+        marked: bool = True,
+        steady: bool = False,
+        heads: int = HEADS,
     ) -> None:
-        self.held, self.layers, self._marked = held, layers, marked
+        self.held, self.layers, self._marked, self._heads = held, layers, marked, heads
         self._steady = (
-            torch.randn(1, HEADS * GROUP, 1, WIDTH, generator=torch.Generator().manual_seed(seed))
+            torch.randn(1, self._heads * GROUP, 1, WIDTH, generator=torch.Generator().manual_seed(seed))
             if steady
             else None
         )
         self._random = torch.Generator().manual_seed(seed)
-        self._centres = torch.randn(5, HEADS, WIDTH, generator=self._random) * 3
-        self.keys = torch.zeros(HEADS, 0, WIDTH)
-        self.values = torch.zeros(HEADS, 0, WIDTH)
+        self._centres = torch.randn(5, self._heads, WIDTH, generator=self._random) * 3
+        self.keys = torch.zeros(self._heads, 0, WIDTH)
+        self.values = torch.zeros(self._heads, 0, WIDTH)
 
     @property
     def length(self) -> int:
@@ -60,7 +66,7 @@ class Text:
 
     def begin(self, count: int, rows: int = 4) -> None:
         keys, values = self._entries(count)
-        queries = torch.randn(HEADS * GROUP, rows, WIDTH, generator=self._random)
+        queries = torch.randn(self._heads * GROUP, rows, WIDTH, generator=self._random)
         for layer in range(self.layers):
             self.held.fill(layer, keys, values, queries, None)
 
@@ -68,7 +74,7 @@ class Text:
         """One pass of so many rows: its query and its output (1, H, T, D), those of the last layer."""
         start = self.length
         keys, values = self._entries(rows)
-        query = torch.randn(1, HEADS * GROUP, rows, WIDTH, generator=self._random)
+        query = torch.randn(1, self._heads * GROUP, rows, WIDTH, generator=self._random)
         if self._steady is not None:  # what is asked for changes little from row to row
             query = self._steady + 0.1 * query
         for layer in range(self.layers):
@@ -89,8 +95,10 @@ class Text:
     def _entries(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._centres += torch.randn(self._centres.shape, generator=self._random) * 0.1 * count**0.5
         which = torch.randint(0, 5, (count,), generator=self._random)
-        keys = self._centres[which].transpose(0, 1) + torch.randn(HEADS, count, WIDTH, generator=self._random)
-        values = torch.randn(HEADS, count, WIDTH, generator=self._random)
+        keys = self._centres[which].transpose(0, 1) + torch.randn(
+            self._heads, count, WIDTH, generator=self._random
+        )
+        values = torch.randn(self._heads, count, WIDTH, generator=self._random)
         if self._marked:
             values[:, :, 0] = torch.arange(self.length, self.length + count).float()
         self.keys = torch.cat([self.keys, keys], dim=1)

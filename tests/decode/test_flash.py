@@ -80,16 +80,23 @@ def test_clusters_asked_for_together_follow_each_other():
 
 
 def test_growing_moves_nothing_in_pools_and_all_behind_it_when_packed():
-    moved = {}
-    for layout in ("dual-head", "packed"):
-        with RetrievedKV(geometry(), settings(flash={"layout": layout})) as held:
-            text = Text(held)
-            text.begin(200)
-            for _ in range(100):
-                text.step()
-            moved[layout] = held.counts.moved_bytes
-    assert moved["dual-head"] == 0
-    assert moved["packed"] > 100 * 256
+    moved, splits = {}, {}
+    for strategy in ("static", "dynakv"):
+        for layout in ("dual-head", "packed"):
+            with RetrievedKV(geometry(), settings(strategy=strategy, flash={"layout": layout})) as held:
+                text = Text(held)
+                text.begin(200)
+                for _ in range(100):
+                    text.step()
+                moved[strategy, layout] = held.counts.moved_bytes
+                splits[strategy, layout] = held.counts.splits
+    assert moved["static", "dual-head"] == splits["static", "dual-head"] == 0
+    assert moved["static", "packed"] > 100 * 256
+    halves = splits[
+        "dynakv", "dual-head"
+    ]  # each at least a page, at most half of the largest cluster and a newcomer
+    assert 0 < 256 * halves <= moved["dynakv", "dual-head"] <= 256 * 5 * halves
+    assert moved["dynakv", "packed"] > 10 * moved["dynakv", "dual-head"]
 
 
 def test_a_packed_home_is_right_behind_the_one_before():

@@ -21,6 +21,7 @@ from kvweave.decode.residency.residents import Residents
 from kvweave.decode.retrieved_kv import RetrievedKV
 from kvweave.decode.settings import ResidencySettings
 from kvweave.errors import InvalidRequest
+from kvweave.models.probe import Geometry
 
 
 def known(used_at, updated_at, uses, pages, now=100, frames=100) -> Known:
@@ -114,7 +115,8 @@ def test_prefetch_changes_when_clusters_are_read_and_not_what_is_attended_to():
     assert ahead.prefetched > 0 == alone.prefetched
     assert ahead.attended == alone.attended
     torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
-    assert ahead.hit_rate > 1.5 * alone.hit_rate
+    assert ahead.ahead_rate > 0 == alone.ahead_rate
+    assert ahead.hit_rate + ahead.ahead_rate > 1.5 * alone.hit_rate
 
 
 @pytest.mark.parametrize("replacement", sorted(REPLACEMENTS))
@@ -150,3 +152,28 @@ def test_memory_is_flat_in_the_length_under_an_absolute_budget():
             assert held.resident_bytes <= 60_000
         dense = text.length * 2 * 2 * 8 * 4
         assert held.counts.peak_resident_bytes < dense
+
+
+WIDE = Geometry(2, 8, 8, 4096, torch.float32, torch.device("cpu"))
+FEW_LARGE = {"mean_entries": 16, "max_entries": 16}
+
+
+@pytest.mark.parametrize("bound", range(80_000, 140_000, 10_000))
+def test_half_filled_pages_give_way_where_room_is_needed(bound):
+    """Eight heads of two layers would have all frames full of them; a bound that the prompt fits in lasts."""
+    with RetrievedKV(WIDE, settings(kv_budget=1.0, resident_bytes=bound, clusters=FEW_LARGE)) as held:
+        text = Text(held, layers=2, heads=8)
+        text.begin(300)
+        for _ in range(20):
+            query, output = text.step()
+            torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)
+            assert held.resident_bytes <= bound
+        assert held.counts.partial_pages > 0
+
+
+def test_a_bound_that_the_prompt_leaves_too_little_of_is_refused_with_the_prompt():
+    with (
+        RetrievedKV(WIDE, settings(kv_budget=1.0, resident_bytes=60_000, clusters=FEW_LARGE)) as held,
+        pytest.raises(InvalidRequest, match=r"one per head: allow [0-9]+ bytes more"),
+    ):
+        Text(held, layers=2, heads=8).begin(300)

@@ -35,7 +35,7 @@ class DecodeCost:
 
     `strategy` names a variant, see `decode.ablations`. `budget` None for dense; `decode_tokens` is the length decoded at,
     `steps` how many were timed. `dense_kv_bytes` is what all KV takes at that length. `direct`: past the page cache.
-    `decoding` None for dense. Per token: bytes written, read for splits alone, and written again only to make room.
+    `resident_bound_bytes`: what was allowed. `decoding` None for dense. Per token: bytes written, read for splits alone, and written again only to make room.
     """
 
     strategy: str
@@ -46,6 +46,7 @@ class DecodeCost:
     latency_s_per_token: Spread
     dense_kv_bytes: int
     direct: bool = False
+    resident_bound_bytes: int | None = None
     decoding: Decoding | None = None
     written_bytes_per_token: float = 0.0
     split_bytes_per_token: float = 0.0
@@ -60,22 +61,26 @@ def bench_decode(
     *,
     steps: int = 64,
     seed: int = 0,
+    dense: bool = True,
     progress: Progress = lambda stage, done, total: None,
 ) -> Iterator[DecodeCost]:
     """Rows for every length: dense first, then each of `settings`, a variant's name and what it is, with its files in `folder`.
 
+    Without `dense` there is room for lengths whose whole KV memory does not hold.
     Raises InvalidRequest if a length and the steps do not fit the model's context, or memory is too little.
     """
     if steps < 1:
         raise InvalidRequest(f"steps is {steps}; at least 1 is needed")
-    total = len(lengths) * (len(settings) + 1)
+    each = len(settings) + dense
+    total = len(lengths) * each
     for number, length in enumerate(lengths):
         adapter.check_length(length, WARM_UP + steps)
         stage = f"{length:,} tokens"
-        done = number * (len(settings) + 1)
+        done = number * each
         progress(stage, done, total)
-        yield _dense(adapter, length, steps, seed)
-        for count, (name, chosen) in enumerate(settings, start=1):
+        if dense:
+            yield _dense(adapter, length, steps, seed)
+        for count, (name, chosen) in enumerate(settings, start=dense):
             progress(stage, done + count, total)
             yield _retrieved(adapter, name, replace(chosen, folder=folder), length, steps, seed)
     progress("done", total, total)
@@ -104,6 +109,7 @@ def _dense(adapter: Adapter, length: int, steps: int, seed: int) -> DecodeCost:
         )
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
+    _timed_steps(adapter, canvas, WARM_UP)
     return DecodeCost(
         strategy=DENSE,
         storage="exact",
@@ -140,6 +146,7 @@ def _retrieved(
             latency_s_per_token=latency,
             dense_kv_bytes=length * adapter.geometry.token_bytes,
             direct=held.parts.store.pages.file.direct,
+            resident_bound_bytes=settings.resident_bytes,
             decoding=counts.per_token(),
             written_bytes_per_token=counts.bytes_written / steps,
             split_bytes_per_token=counts.split_bytes_read / steps,

@@ -30,7 +30,8 @@ def decode(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            "--strategy", help="A strategy, or dynakv/ABLATION; repeatable. Default: all that use flash."
+            "--strategy",
+            help="A strategy, or dynakv/ABLATION, beside dense; repeatable. Default: all that use flash.",
         ),
     ] = None,
     length: Annotated[
@@ -51,6 +52,9 @@ def decode(
         ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Tokens timed at each length.")] = 64,
+    no_dense: Annotated[
+        bool, typer.Option("--no-dense", help="Leave out dense decoding, which needs memory for all KV.")
+    ] = False,
     page_cache: Annotated[
         bool, typer.Option("--page-cache", help="Let the system keep pages in memory: no direct reads.")
     ] = False,
@@ -78,7 +82,9 @@ def decode(
         for tokens in length or LENGTHS:
             memory = bound or int(MEMORY_SHARE * tokens * adapter.geometry.token_bytes)
             chosen = _settings(strategy, budget or BUDGETS, storages, memory, direct=not page_cache)
-            rows += bench_decode(adapter, Path(place), chosen, [tokens], steps=steps, progress=report)
+            rows += bench_decode(
+                adapter, Path(place), chosen, [tokens], steps=steps, dense=not no_dense, progress=report
+            )
     limit = memory_limit_bytes()
     if json:
         about = {
@@ -104,7 +110,7 @@ def _settings(
     from kvweave.decode.settings import ClusteredKV, FlashSettings
     from kvweave.decode.strategies import STRATEGIES
 
-    names = strategies or [name for name in STRATEGIES if name != "dense"]
+    names = [name for name in strategies or STRATEGIES if name != "dense"]
     flash = FlashSettings(direct=direct)
     return [
         (name, variant_named(name, ClusteredKV(budget, resident_bytes, storage=storage, flash=flash)))

@@ -14,9 +14,11 @@ class DecodeCounts:
 
     `pages_read`, `bytes_read`, `reads`: from flash, representatives and index scans included; `entries_read`: useful
     entries among them, clusters' alone, in `cluster_reads` reads. `retrieved`, `hits`: clusters asked for, and those of
-    them in memory when they were asked for. `prefetched`, `prefetch_unused`: clusters fetched ahead, and those of them
+    them that were in memory because they had been asked for before; `hits_ahead`: because they had been fetched ahead, or
+    were on their way. `prefetched`, `prefetch_unused`: clusters fetched ahead, and those of them
     that went without being used. `pages_written`, `bytes_written`, `writes`; `partial_pages`: pages written before
-    they were full. `split_bytes_read`: read for splits alone. `moved_bytes`: written again only to make room.
+    they were full. `split_bytes_read`: read for splits alone. `moved_bytes`: written again at
+    another place, as the half of a split cluster that leaves and, in a packed layout, what stands behind it.
     `copied_bytes`: to the device's memory that `device_bytes` sets aside. `attended`: entries attended, summed over layers
     and KV heads. `splits`, `forced_splits` of them for a full buffer, `rows`: new rows. `peak_resident_bytes`: the most KV
     held in memory at any time.
@@ -26,6 +28,7 @@ class DecodeCounts:
     attended: int = 0
     retrieved: int = 0
     hits: int = 0
+    hits_ahead: int = 0
     prefetched: int = 0
     prefetch_unused: int = 0
     pages_read: int = 0
@@ -52,8 +55,13 @@ class DecodeCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of retrieved clusters that were in memory already, 0..1."""
+        """Share of retrieved clusters that had stayed in memory since they were asked for before, 0..1."""
         return self.hits / self.retrieved if self.retrieved else 0.0
+
+    @property
+    def ahead_rate(self) -> float:
+        """Share of retrieved clusters that had been fetched ahead, 0..1."""
+        return self.hits_ahead / self.retrieved if self.retrieved else 0.0
 
     def hold(self, resident_bytes: int) -> None:
         """Note what is held in memory now."""
@@ -82,5 +90,6 @@ class DecodeCounts:
             reads_per_token=self.reads / rows,
             mean_run_entries=self.mean_run_entries,
             hit_rate=self.hit_rate,
+            ahead_rate=self.ahead_rate,
             resident_bytes=self.peak_resident_bytes,
         )

@@ -93,9 +93,7 @@ class RetrievedKV(Continued):
             where = torch.empty(0, dtype=torch.long) if positions is None else positions
             super().__init__(layers, where.to(geometry.device))
             self.continuation = partial(RetrievedPlan, own, dtype=geometry.dtype)
-            self.hold_to_bound()
-            if settings.strategy not in ("dense", "window"):
-                self.parts.store.check_room()
+            self._check_room()
         except BaseException:
             self.close()
             raise
@@ -133,7 +131,7 @@ class RetrievedKV(Continued):
         """Take in one layer of that prompt, keys and values (G, N, D); see `RetrievedLayer.extend`."""
         with self._usable():
             self.layers[layer].extend(keys, values, sliding)
-            self.hold_to_bound()
+            self._check_room()
 
     def before_layer(self, layer: int) -> None:
         """Start reading the layer's centroids while the model projects its query."""
@@ -147,7 +145,7 @@ class RetrievedKV(Continued):
         """Take in one layer of a prompt, keys and values (G, N, D); see `RetrievedLayer.fill`."""
         with self._usable():
             self.layers[layer].fill(keys, values, queries, sliding)
-            self.hold_to_bound()
+            self._check_room()
 
     @property
     def resident_bytes(self) -> int:
@@ -178,6 +176,12 @@ class RetrievedKV(Continued):
                 self.parts.store.residents.make_free(surplus)
                 frames.withdraw(surplus)
         self.counts.hold(self.resident_bytes)
+
+    def _check_room(self) -> None:
+        """Hold to the bound, and refuse it now if it leaves too little for the steps that come."""
+        self.hold_to_bound()
+        if self.settings.strategy not in ("dense", "window"):
+            self.parts.store.check_room()
 
     def close(self) -> None:
         """Close the files, waiting for reads under way; closing twice is fine. Nothing can be computed here afterwards."""

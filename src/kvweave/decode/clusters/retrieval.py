@@ -171,7 +171,9 @@ class ClusterRetriever(ABC):
         store, counts, device = self.store, self.parts.counts, attention.query.device
         keys = self._keys(self.chosen)
         counts.retrieved += len(keys)
-        counts.hits += sum(map(store.holds, keys))
+        stayed = sum(map(store.stayed, keys))
+        counts.hits += stayed
+        counts.hits_ahead += sum(map(store.holds, keys)) - stayed
         store.wait_for_layer(self.layer)
         batches = self._batches()
         for batch in batches:
@@ -188,7 +190,10 @@ class ClusterRetriever(ABC):
         """The chosen clusters in portions that are laid out together, and those in batches that fit into memory."""
         heads = self.table.heads
         capacity = self.store.room()
-        portion_pages = max(1, min(self.parts.portion_pages, capacity // (2 * heads)))
+        fitting = (
+            capacity // heads - self.store.pages.largest_pages + 1
+        )  # a portion ends with a whole cluster
+        portion_pages = max(1, min(self.parts.portion_pages, capacity // (2 * heads), fitting))
         portions: list[list[list[int]]] = []
         for head, clusters in enumerate(self.chosen):
             pages = -(-self.table.sizes[head, clusters] // self.store.form.per_page)

@@ -9,10 +9,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from kvweave.decode.flash.cluster_pages import ClusterPages
 from kvweave.decode.flash.entry_format import EntryFormat
 from kvweave.decode.flash.page_file import PageFile, finish
 from kvweave.decode.flash.pools import Extent, Places
-from kvweave.decode.flash.runs import PageMemory, joined
+from kvweave.decode.flash.runs import PageMemory
 
 
 class SequencePages:
@@ -70,9 +71,9 @@ class SequencePages:
 
 
 def read_pages(
-    file: PageFile, memory: PageMemory, wanted: Sequence[tuple[Sequence[Extent], Sequence[int]]]
+    pages: ClusterPages, memory: PageMemory, wanted: Sequence[tuple[Sequence[Extent], Sequence[int]]]
 ) -> None:
     """Read pages into frames and wait: for each sequence its pages' extents and their frames. Raises StoreError."""
     extents = list(chain.from_iterable(own for own, _ in wanted))
     frames = [[frame] for frame in chain.from_iterable(own for _, own in wanted)]
-    finish(file.read(joined(extents, frames, memory, memoryview(b""), 0)))
+    finish(pages.file.read(pages.runs(extents, frames, memory)))

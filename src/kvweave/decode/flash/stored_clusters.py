@@ -65,6 +65,7 @@ class StoredClusters:
         own = weakref.proxy(self)  # this holds the residents: one that they hold would keep all frames alive
         residents.outside = lambda: sum(map(len, own._tails.values()))
         residents.finish_reads = lambda: own._finish_all()
+        residents.give_outside = lambda: own._flush_any_tail()
 
     # Making clusters
 
@@ -144,6 +145,10 @@ class StoredClusters:
     def holds(self, key: Key) -> bool:
         """Whether a cluster can be attended to without being read."""
         return key in self.residents or (self.device is not None and key in self.device.residents)
+
+    def stayed(self, key: Key) -> bool:
+        """Whether a cluster can be attended to because it was asked for before, and not only fetched ahead."""
+        return self.residents.asked_for(key) or (self.device is not None and key in self.device.residents)
 
     def bring(self, keys: Sequence[Key]) -> None:
         """Have these clusters where they are attended to, pinned until `let_go`; as `ensure` in all else."""
@@ -260,7 +265,10 @@ class StoredClusters:
         if not missing:
             return
         counts = [self._flash_pages(key) for key in missing]
-        frames = self.residents.room(sum(counts))
+        while self._frames.free < sum(counts):
+            self.residents.make_free(sum(counts))
+            counts = [self._flash_pages(key) for key in missing]  # more if a last page had to leave for it
+        frames = self._frames.take(sum(counts))
         extents: list[Extent] = []
         places: list[list[int]] = []
         at = 0
@@ -352,6 +360,14 @@ class StoredClusters:
         self.pages.write(key, self._frames, [frame], page)
         self._keep_clean(key, frame)
 
+    def _flush_any_tail(self) -> bool:
+        """Write one half filled page of whoever has the most, the oldest; False if there is none."""
+        owner = max(self._tails, key=lambda own: len(self._tails[own]), default=None)
+        if owner is None or not self._tails[owner]:
+            return False
+        self._flush_tail(owner, next(iter(self._tails[owner])))
+        return True
+
     def _keep_clean(self, key: Key, frame: int) -> None:
         """A last page that flash holds now: part of the cluster where that is in memory, else let go."""
         if key in self.residents:
@@ -403,14 +419,15 @@ class StoredClusters:
         return 2 * self.pages.largest_pages + 2
 
     def check_room(self) -> None:
-        """Raise InvalidRequest unless the largest cluster can be split."""
-        needed = self._split_pages
+        """Raise InvalidRequest unless the largest cluster can be split, and one of every head attended to."""
+        heads = self.tables[0].heads
+        needed = max(self._split_pages, heads * self.pages.largest_pages)
         if self._frames.count < needed:
             raise InvalidRequest(
-                f"resident_bytes leaves {self._frames.count} pages for clusters; {needed} are needed to split one: allow "
-                f"{(needed - self._frames.count) * self.form.page_bytes} bytes more"
+                f"resident_bytes leaves {self._frames.count} pages for clusters; {needed} are needed to split one and to attend"
+                f" to one per head: allow {(needed - self._frames.count) * self.form.page_bytes} bytes more"
             )
-        least = 2 * self.tables[0].heads * self.pages.largest_pages  # the largest portion of all heads
+        least = 2 * heads * self.pages.largest_pages  # the largest portion of all heads
         if self.device is not None and len(self.device.pages) < least:
             raise InvalidRequest(
                 f"device_bytes holds {len(self.device.pages)} pages; {least} are needed to attend to one cluster per head:"

@@ -32,6 +32,9 @@ class Residents(Generic[F]):
         self.busy: set[Key] = set()  # being read: their frames must not be given to others
         self.outside: Callable[[], int] = lambda: 0  # frames in use that hold no whole cluster
         self.finish_reads: Callable[[], None] = lambda: None  # waits until nothing is busy
+        self.give_outside: Callable[[], bool] = lambda: (
+            False
+        )  # lets one of `outside` leave; False if none is left
         self._order = REPLACEMENTS[replacement]
         self._counts = counts
         self._place: dict[Key, int] = {}
@@ -44,6 +47,10 @@ class Residents(Generic[F]):
 
     def __contains__(self, key: Key) -> bool:
         return key in self._place
+
+    def asked_for(self, key: Key) -> bool:
+        """Whether a cluster is here because it was asked for before, and not only fetched ahead."""
+        return key in self._place and key not in self._unused
 
     def frames_of(self, key: Key) -> list[int]:
         """The frames of a cluster in memory, in the order of its pages; the caller may append to it."""
@@ -120,6 +127,8 @@ class Residents(Generic[F]):
             self._make_room(max(number, self.frames.count // _BATCH))
         if self.frames.free < number and self.busy:
             self.finish_reads()
+            self._make_room(number)
+        while self.frames.free < number and self.give_outside():
             self._make_room(number)
         if self.frames.free < number:
             held = self.frames.count - self.frames.free

@@ -75,3 +75,4 @@ class Adaptive(ClusterRetriever):
             self.store.replace(self.layer, head, number, entries[part])
             self.describe(head, number, keys[part])
         counts.splits += 1
+        counts.moved_bytes += self.store.form.pages(int(side.sum())) * self.store.form.page_bytes

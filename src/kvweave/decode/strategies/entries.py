@@ -89,7 +89,7 @@ class SingleEntries:
             held = [self._parts.store.residents.room(len(some)) for _ in self._keys]
             extents = [sequence.extents(some) for sequence in self._keys]
             try:
-                read_pages(self._parts.store.pages.file, frames, list(zip(extents, held, strict=True)))
+                read_pages(self._parts.store.pages, frames, list(zip(extents, held, strict=True)))
                 keys = self._vectors(frames.pages[torch.tensor(held)])
                 found.append(attention.logits(keys.to(attention.query.device)))
             finally:
@@ -152,7 +152,7 @@ class SingleEntries:
         held = [residents.room(len(pages)) for pages in missing]
         extents = [self._values[head].extents(pages) for head, pages in enumerate(missing)]
         before = counts.reads
-        read_pages(self._parts.store.pages.file, residents.frames, list(zip(extents, held, strict=True)))
+        read_pages(self._parts.store.pages, residents.frames, list(zip(extents, held, strict=True)))
         counts.cluster_reads += counts.reads - before
         for head, pages in enumerate(missing):
             for page, frame in zip(pages, held[head], strict=True):

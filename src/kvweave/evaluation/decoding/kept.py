@@ -14,7 +14,7 @@ import kvweave
 from kvweave.errors import InvalidRequest
 from kvweave.store.atomic_file import write_atomically
 
-VERSION = 1
+VERSION = 2
 """What results mean; raised with every change after which older ones would mislead."""
 
 

@@ -44,6 +44,7 @@ class Row:
     reads_per_token: float
     mean_run_entries: float
     hit_rate: float
+    ahead_rate: float
     prefetched_per_token: float
     prefetch_unused: float
     written_bytes_per_token: float
@@ -110,6 +111,7 @@ def _row(task: str, groups: Sequence[Sequence[_Part]]) -> Row:
         reads_per_token=per_token("reads"),
         mean_run_entries=ratio("entries_read", "cluster_reads"),
         hit_rate=ratio("hits", "retrieved"),
+        ahead_rate=ratio("hits_ahead", "retrieved"),
         prefetched_per_token=per_token("prefetched"),
         prefetch_unused=ratio("prefetch_unused", "prefetched"),
         written_bytes_per_token=per_token("bytes_written"),

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.entering import MOST_QUERY_ROWS
 from kvweave.decode.retrieved_kv import RetrievedKV
 from kvweave.decode.settings import ClusteredKV
@@ -147,7 +146,7 @@ class _Course:
             right=sum(right),
             nll=None if self._text.free_tokens else statistics.fmean(losses),
             watched=self._seen.take(),
-            counts=_numbers(counts),
+            counts=asdict(counts),
             latency_s=statistics.median(latencies),
             clusters=grouped and grouped[1],
             variance=grouped and grouped[0],
@@ -178,9 +177,3 @@ class _Course:
         shift = self._text.free_tokens - self._text.prompt_tokens
         said = self.greedy[reply.judged + shift : reply.end + shift]
         return tuple(said) == self._text.token_ids[reply.judged : reply.end]
-
-
-def _numbers(counts: DecodeCounts) -> dict[str, float]:
-    """A stretch's counts, with the two rates that are no sums."""
-    told: dict[str, float] = asdict(counts)
-    return told | {"mean_run_entries": counts.mean_run_entries, "hit_rate": counts.hit_rate}
