@@ -314,7 +314,7 @@ def test_the_readmes_headline_is_of_one_recipe_at_its_ratio(script):
         "**4.0× faster to the first token** (3.0–5.0× over 5 interleaved rounds): 2.0 s instead of 8.0 s"
     )
     assert (
-        "of which 10% are recomputed where they are reused (`a`, the default recipe); 5.0× at 8,192 tokens."
+        "with 10% recomputed of what stands behind the first chunk (`a`, the default recipe); 5.0× at 8,192 tokens."
         in made
     )
     assert "2 CPU threads without matrix units" in made
