@@ -16,15 +16,21 @@ from kvweave.store.chunk_store import ChunkStore
 from kvweave.store.tiers.opening import open_shared
 
 KILLS = 8
+TIGHT_BYTES, TIGHT_SHARED_BYTES = 40_000, 60_000
+ROOMY_BYTES = 100_000_000  # where nothing has to go
 
 
 def publish_forever(
-    folder: str, namespace: str, url: str, first_seed: int, acknowledgements: Connection
+    folder: str,
+    namespace: str,
+    url: str,
+    limits: tuple[int, int],
+    first_seed: int,
+    acknowledgements: Connection,
 ) -> None:
     torch.set_num_threads(1)
-    with ChunkStore(
-        folder, namespace=namespace, shared=url, limit_bytes=40_000, shared_bytes=60_000
-    ) as store:
+    disk, there = limits
+    with ChunkStore(folder, namespace=namespace, shared=url, limit_bytes=disk, shared_bytes=there) as store:
         for seed in range(first_seed, first_seed + 100_000):
             if put(store, chunk(seed)):
                 acknowledgements.send(seed)
@@ -41,41 +47,55 @@ def use_together(folder: str, namespace: str, url: str, seeds: list[int]) -> Non
                 assert found is None or same(found, chunk(earlier))
 
 
+def acknowledged_until_killed(
+    folder: Path, namespace: str, url: str, limits: tuple[int, int], first_seed: int, after_s: float
+) -> list[int]:
+    """The seeds of what a process had stored when it was killed, some seconds after its first."""
+    context = child_processes()
+    ours, theirs = context.Pipe(duplex=False)
+    arguments = (str(folder), namespace, url, limits, first_seed, theirs)
+    child = context.Process(target=publish_forever, args=arguments)
+    child.start()
+    theirs.close()
+    seeds = [ours.recv()]
+    time.sleep(after_s)
+    child.kill()
+    child.join()
+    with suppress(EOFError, OSError):
+        while True:
+            seeds.append(ours.recv())
+    ours.close()
+    child.close()
+    return seeds
+
+
 def test_killed_at_any_moment_nothing_half_written_is_read_and_the_rest_is_made_up_for(
     redis: Server, tmp_path: Path
 ) -> None:
     namespace, url = secrets.token_hex(8), f"redis://127.0.0.1:{redis.port}/0"
-    context, moments = child_processes(), random.Random(5)
-    last = 0
+    one, moments = tmp_path / "one", random.Random(5)
+    tight = (TIGHT_BYTES, TIGHT_SHARED_BYTES)
     for kill in range(KILLS):
-        ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(
-            target=publish_forever, args=(str(tmp_path / "one"), namespace, url, kill * 100_000, theirs)
-        )
-        child.start()
-        theirs.close()
-        last = ours.recv()
-        time.sleep(moments.uniform(0, 0.2))
-        child.kill()
-        child.join()
-        with suppress(EOFError, OSError):
-            while True:
-                last = ours.recv()
-        ours.close()
-        child.close()
-        with ChunkStore(tmp_path / "one") as store:  # the catalogue holds, whatever was under way
+        seeds = acknowledged_until_killed(one, namespace, url, tight, kill * 100_000, moments.uniform(0, 0.2))
+        with ChunkStore(one) as store:  # the catalogue holds, whatever was under way
             assert store.verify().sound
-            assert store.used_bytes <= 40_000
-    with ChunkStore(tmp_path / "one", namespace=namespace, shared=url) as store:
-        assert listed(store, chunk(last)) == [True]  # acknowledged, and the last to be evicted
+            assert store.used_bytes <= TIGHT_BYTES
     with ChunkStore(tmp_path / "two", namespace=namespace, shared=url) as other:
         report = other.verify()
         assert report.sound
         assert report.shared_checked > 0
-        assert same(get(other, chunk(last)), chunk(last))
+        found = [get(other, chunk(seed)) for seed in seeds]
+        assert all(kv is None or same(kv, chunk(seed)) for seed, kv in zip(seeds, found, strict=True))
     tier = open_shared(url, namespace)
-    assert sum(tier.sizes().values()) <= 60_000
+    assert sum(tier.sizes().values()) <= TIGHT_SHARED_BYTES
     tier.close()
+    # Where nothing is evicted, everything that was acknowledged is there, and the next process sends what was not sent.
+    roomy = (ROOMY_BYTES, ROOMY_BYTES)
+    seeds = acknowledged_until_killed(one, namespace, url, roomy, KILLS * 100_000, 0.1)
+    with ChunkStore(one, namespace=namespace, shared=url) as store:
+        assert listed(store, *map(chunk, seeds)) == [True] * len(seeds)
+    with ChunkStore(tmp_path / "two", namespace=namespace, shared=url) as other:
+        assert all(same(get(other, chunk(seed)), chunk(seed)) for seed in seeds)
 
 
 def test_two_processes_on_one_folder_and_one_tier_agree(redis: Server, tmp_path: Path) -> None:
