@@ -14,6 +14,9 @@ FUSED_FROM = (
     4000  # tokens of context from which on the fused kernel attends: it holds no logits for the way back
 )
 
+# A CPU without any of these units is several times faster in float32.
+_BFLOAT16_ON_CPU = any(torch.cpu.get_capabilities().get(unit) for unit in ("amx_bf16", "avx512_bf16", "bf16"))
+
 HINTED = 5  # layers after which a referring sentence should hold what it refers to
 
 
@@ -24,12 +27,17 @@ def rotation(length: int, width: int, theta: float) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
+def product_dtype(device: torch.device) -> torch.dtype:
+    """What matrix products are computed in: bfloat16 where there are units for it, else float32."""
+    return torch.float32 if device.type == "cpu" and not _BFLOAT16_ON_CPU else torch.bfloat16
+
+
 def hidden_states(
     model: LlamaForCausalLM, ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, context: int
 ) -> tuple[Tensor, Tensor]:
     """Hidden states (B, T, hidden) after the last layer and after layer HINTED, both normalised.
 
-    Matrix products in bfloat16, the residual stream in float32.
+    Matrix products in `product_dtype`, the residual stream in float32.
     `cos`, `sin` are (B, 1, T, D / 2). Tokens before `context` attend causally to what is before them; later ones to
     the context and to earlier tokens of their own segment.
     """
@@ -75,7 +83,7 @@ def _masks(segments: Tensor, context: int) -> tuple[Tensor | None, Tensor]:
     asked = segments[:, context:, None]
     seen = (segments[:, None, :] == 0) | (asked == segments[:, None, :])
     visible = seen & (order[context:, None] >= order)
-    mask = torch.zeros(visible.shape, dtype=torch.bfloat16, device=segments.device)
+    mask = torch.zeros(visible.shape, dtype=product_dtype(segments.device), device=segments.device)
     mask = mask.masked_fill(~visible, float("-inf"))[:, None]
     if context >= FUSED_FROM:
         return None, mask
@@ -94,7 +102,7 @@ def _layer(
     """One decoder layer over the residual stream (B, T, hidden)."""
     batch, total, _ = x.shape
     context = total - mask.shape[2]
-    feed, half = layer.mlp, torch.bfloat16
+    feed, half = layer.mlp, product_dtype(x.device)
     q, k, v = _project(model, layer, x, cos, sin)
     parts = []
     if causal is None:
@@ -121,7 +129,7 @@ def _project(
     config, attention = model.config, layer.self_attn
     heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     batch, total, _ = x.shape
-    h = _normalised(model, x, layer.input_layernorm.weight).to(torch.bfloat16)
+    h = _normalised(model, x, layer.input_layernorm.weight).to(product_dtype(x.device))
     packed = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]).to(
         h.dtype
     )

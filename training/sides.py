@@ -14,7 +14,7 @@ from kvweave.evaluation.draft import Question
 from kvweave.models.adapter import Adapter
 from kvweave.ops.crossing import Offsets, carry
 from training.documents import Document
-from training.network import hidden_states, question_attention, rotation
+from training.network import hidden_states, product_dtype, question_attention, rotation
 from training.plan import CONTEXT, THETA
 from training.rows import question_ids
 
@@ -109,8 +109,9 @@ class Side:
         states = self._read(*self._stacked(rows)).flatten(0, 1)
         places = torch.cat([row.answers for row in rows]).nonzero()[:, 0]
         ids = torch.cat([row.ids for row in rows])
-        embedding = self.model.model.embed_tokens.weight.to(torch.bfloat16)
-        logits = F.linear(states[places - 1].to(torch.bfloat16), embedding).float()
+        dtype = product_dtype(states.device)
+        embedding = self.model.model.embed_tokens.weight.to(dtype)
+        logits = F.linear(states[places - 1].to(dtype), embedding).float()
         return F.cross_entropy(logits, ids[places])
 
     def _stacked(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from training.folder import export, log, save, saved, smoothed
-from training.network import hidden_states, rotation
+from training.network import hidden_states, product_dtype, rotation
 from training.plan import PLAN, VOCABULARY, Stage, drawn, new_model
 from training.rows import COPY, COUNTED, RowMaker, Rows, Shape
 from training.vocabulary import learn
@@ -163,9 +163,10 @@ class Trainer:
                 ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, places: Tensor, hinted: Tensor
             ) -> tuple[Tensor, Tensor]:
                 last, middle = hidden_states(self.model, ids, cos, sin, segments, shape.context)
-                embedding = self.model.model.embed_tokens.weight.to(torch.bfloat16)
+                dtype = product_dtype(ids.device)
+                embedding = self.model.model.embed_tokens.weight.to(dtype)
                 read = last.flatten(0, 1)[places], middle.flatten(0, 1)[hinted]
-                logits, hints = (F.linear(states.to(torch.bfloat16), embedding).float() for states in read)
+                logits, hints = (F.linear(states.to(dtype), embedding).float() for states in read)
                 return logits, hints
 
             self.compiled[shape] = torch.compile(forward, dynamic=False)
