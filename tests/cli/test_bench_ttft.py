@@ -62,7 +62,7 @@ def test_without_json_there_is_a_table_and_a_word_on_few_rounds(invoke):
         (("--shape", "qwen2.5-0.5b"), "give one of them"),
         (("--chunk-tokens", "60"), "not made of chunks of 60"),
         (("--recipe", "reuse", "--ratio", "0.5"), "selects no tokens"),
-        (("--kv-from", "tape"), "there are memory, disk"),
+        (("--kv-from", "tape"), "there is no place of KV 'tape'; choose one of memory, disk"),
     ],
 )
 def test_what_cannot_be_measured_is_said(invoke, flags, said):

@@ -1,12 +1,13 @@
 """What `kvweave bench ttft` is asked for and what it finds; `limit.py` says what the limit is."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from kvweave.bench.spread import Spread
 
 Whence = Literal["memory", "disk"]
 """Where a request's stored KV comes from."""
+WHENCE: tuple[Whence, ...] = get_args(Whence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,18 @@
 import json as jsons
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvweave.cli import bench_options as bench
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing
-from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvweave.bench.ttft_results import TtftBench, Whence
+    from kvweave.bench.ttft_results import TtftBench
 
 CONTEXTS = (4096,)
 RECIPES = ("prophetkv",)
@@ -61,7 +60,7 @@ def ttft(
 ) -> None:
     """Time to first token by context, recipe and ratio, beside full prefill and the least it could take."""
     from kvweave.bench.ttft import bench_ttft
-    from kvweave.bench.ttft_results import TtftSettings
+    from kvweave.bench.ttft_results import WHENCE, TtftSettings
     from kvweave.cli.show import STDERR, STDOUT, print_json, progress_bar
 
     opt.quiet_libraries()
@@ -71,7 +70,7 @@ def ttft(
         ratios=tuple(ratio if ratio is not None else RATIOS),
         chunk_tokens=chunk_tokens,
         rounds=rounds,
-        kv_from=_places(kv_from or ["memory"]),
+        kv_from=tuple(dict.fromkeys(opt.chosen(kv_from or ["memory"], WHENCE, "place of KV"))),
     )
     adapter, name = bench.measured_model(shape, model, dtype, device or "auto")
     with (
@@ -92,17 +91,6 @@ def ttft(
         STDOUT.print(table)
     for file in files:
         STDOUT.print(f"[dim]{file}[/]", soft_wrap=True)
-
-
-def _places(named: list[str]) -> "tuple[Whence, ...]":
-    """Each once, in order."""
-    from kvweave.bench.ttft_results import Whence
-
-    known = {place: place for place in get_args(Whence)}
-    unknown = [name for name in named if name not in known]
-    if unknown:
-        raise InvalidRequest(f"--kv-from {unknown[0]!r} is no place; there are {', '.join(known)}")
-    return tuple(dict.fromkeys(known[name] for name in named))
 
 
 def _content(done: "TtftBench") -> dict[str, Any]:

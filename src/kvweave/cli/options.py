@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from kvweave.core import Storage as StorageName
     from kvweave.engine.engine import KnowledgeBase
     from kvweave.store.reports import TierName
+
+Choice = TypeVar("Choice", bound=str)
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -146,26 +148,29 @@ def one_budget(
     return ratio, coverage
 
 
+def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Choice]:
+    """Each of these names as one of those that there are; raises InvalidRequest for another, naming them."""
+    from kvweave.errors import InvalidRequest
+
+    by_name = {str(one): one for one in known}
+    for name in names:
+        if name not in by_name:
+            raise InvalidRequest(f"there is no {what} {name!r}; choose one of {', '.join(by_name)}")
+    return [by_name[name] for name in names]
+
+
 def tier_named(name: str) -> "TierName":
     """The tier of this name; raises InvalidRequest if there is none."""
-    from kvweave.errors import InvalidRequest
     from kvweave.store.reports import TIERS
 
-    for tier in TIERS:
-        if tier == name:
-            return tier
-    raise InvalidRequest(f"there is no tier {name!r}; choose one of {', '.join(TIERS)}")
+    return chosen([name], TIERS, "tier")[0]
 
 
 def storages_named(names: Sequence[str]) -> "list[StorageName]":
     """The storages of these names; raises InvalidRequest for one that there is not."""
     from kvweave.core import STORAGES
-    from kvweave.errors import InvalidRequest
 
-    for name in names:
-        if name not in STORAGES:
-            raise InvalidRequest(f"there is no storage {name!r}; choose one of {', '.join(STORAGES)}")
-    return [STORAGES[name] for name in names]
+    return chosen(names, list(STORAGES.values()), "storage")
 
 
 def size_bytes(text: str) -> int:
