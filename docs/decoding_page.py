@@ -9,8 +9,8 @@ from tables import row as line
 from kvweave.evaluation.decoding.rows import OVERALL
 
 Row = Mapping[str, Any]
-DENSE, OURS, ENTRIES, CLUSTERED = "dense", "dynakv", "entries", ("static", "local")
-"""Strategies that stand apart: what all are compared with, DynaKV's, one without clusters, and the others with them."""
+DENSE, OURS = "dense", "dynakv"
+"""Strategies that stand apart: what all are compared with, and DynaKV's."""
 TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
 """What a token costs between flash and memory."""
 
@@ -36,6 +36,19 @@ def parts(found: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
     }
 
 
+def dense_scores(told: Mapping[str, Any] | None) -> str:
+    """For the card of the model that was trained for long texts: its answers with all KV in memory."""
+    if told is None:
+        return NOT_MEASURED
+    dense = [row for row in told["rows"] if row["strategy"] == DENSE]
+    kinds = list(dict.fromkeys(row["task"] for row in dense))
+    lines = header("tokens decoded", *(f"`{kind}`" if kind != OVERALL else kind for kind in kinds))
+    for length in sorted({row["decode_tokens"] for row in dense}):
+        own = {row["task"]: row for row in dense if row["decode_tokens"] == length}
+        lines.append(line(f"{length:,}", *(_told(own[kind], "score") for kind in kinds)))
+    return "\n".join([*lines, "", _circumstances(told)])
+
+
 def strategies(told: Mapping[str, Any] | None) -> str:
     """Every strategy at every length over all kinds of text, by kind at the last, and how soon clusters come back."""
     if told is None:
@@ -47,7 +60,8 @@ def strategies(told: Mapping[str, Any] | None) -> str:
         [
             _circumstances(told),
             "\n".join(_found(sorted(_over_all(rows), key=lambda row: int(row["decode_tokens"])))),
-            f"At {last:,} tokens {_missed(_over_all(rows), last)}",
+            "What `dynakv` misses of recall and reads, as shares of what another strategy does on the same texts:",
+            "\n".join(_beside(_over_all(told["beside"]))),
             f"At {last:,} tokens by kind of text:",
             "\n".join(_answers(kinds)),
             "Share of clusters that are retrieved again within so many steps, of those that were just updated and of any:",
@@ -159,7 +173,7 @@ def _found(rows: Iterable[Row]) -> Iterable[str]:
             f"`{row['strategy']}`",
             _budget(row),
             *(_told(row, name) for name in ("recall", "attended_mass", "output_error", "score")),
-            _of_dense(row),
+            _told(row, "score_of_dense"),
             f"{row['pages_read_per_token']:,.0f}",
             f"{row['reads_per_token']:,.0f}",
             f"{row['mean_run_entries']:.0f}",
@@ -182,26 +196,14 @@ def _answers(rows: Sequence[Row]) -> Iterable[str]:
         )
 
 
-def _missed(rows: Sequence[Row], last: int) -> str:
-    """How much of what matters DynaKV's clusters miss beside others', and what is read for it beside single entries."""
-    by_name = {row["strategy"]: row for row in rows if row["decode_tokens"] == last}
-    ours = by_name.get(OURS)
-    if ours is None:
-        return "`dynakv` was not among them."
-    others = [row for name, row in by_name.items() if name in CLUSTERED]
-    said = [
-        f"of recall it misses {(1 - ours['recall']) / (1 - row['recall']):.2f} times what `{row['strategy']}` misses"
-        for row in others
-        if row["recall"] < 1
-    ]
-    if ENTRIES in by_name:
-        entries = by_name[ENTRIES]
-        said += [
-            f"it reads {ours[f'{what}_per_token'] / entries[f'{what}_per_token']:.2f} times the {name} of `{ENTRIES}`"
-            for name, what in (("pages", "pages_read"), ("reads", "reads"))
-            if entries[f"{what}_per_token"]
-        ]
-    return "; ".join([f"`{OURS}` scores {_of_dense(ours)} of dense decoding", *said]) + "."
+def _beside(rows: Iterable[Row]) -> Iterable[str]:
+    yield from header("length", "beside", "missed recall", "pages", "reads")
+    for row in sorted(rows, key=lambda row: int(row["decode_tokens"])):
+        yield line(
+            f"{row['decode_tokens']:,}",
+            f"`{row['strategy']}`",
+            *(_told(row, name) for name in ("missed", "pages", "reads")),
+        )
 
 
 def _moved(rows: Iterable[Row]) -> Iterable[str]:
@@ -259,9 +261,3 @@ def _told(row: Row, name: str) -> str:
         return ""
     low, high = row[f"{name}_interval"]
     return f"{row[name]:.3f} ({low:.3f}–{high:.3f})"
-
-
-def _of_dense(row: Row) -> str:
-    return (
-        f"{row['score'] / row['dense_score']:.2f}" if row["score"] is not None and row["dense_score"] else ""
-    )

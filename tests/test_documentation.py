@@ -225,7 +225,7 @@ class TestFiguresOfTheEvaluation:
             }
             | {
                 name: value
-                for named in ("recall", "attended_mass", "output_error", "score")
+                for named in ("recall", "attended_mass", "output_error", "score", "score_of_dense")
                 for name, value in ((named, found), (f"{named}_interval", [found, found]))
             }
             | {"dense_score_interval": [0.8, 0.8]}
@@ -243,10 +243,15 @@ class TestFiguresOfTheEvaluation:
         about |= {"model": "m", "dtype": "float32", "command": "c", "date": "d", "retrieved_after_steps": [1]}
         returns = [{"strategy": "dynakv", "updated": [0.5], "any": [0.25]}]
         page = sys.modules["decoding_page"]
-        told = page.strategies({"rows": rows, "about": about, "returns": returns})
+        beside = [
+            {"task": "story", "strategy": "static", "decode_tokens": tokens}
+            | {"missed": missed, "missed_interval": [0.4, 0.9], "pages": None, "reads": None}
+            for tokens, missed in ((1024, 0.6), (512, 0.5))
+        ]
+        told = page.strategies({"rows": rows, "about": about, "returns": returns, "beside": beside})
         assert (
-            "At 1,024 tokens `dynakv` scores 0.87 of dense decoding; of recall it misses 0.60 times what `static` misses; "
-            "it reads 0.25 times the pages of `entries`; it reads 0.25 times the reads of `entries`." in told
+            "| 512 | `static` | 0.500 (0.400–0.900) |  |  |\n| 1,024 | `static` | 0.600 (0.400–0.900) |  |  |"
+            in told
         )
         assert told.index("| 512 | `dynakv`") < told.index("| 1,024 | `dynakv`")
         assert "| `dynakv` | updated | 50% |" in told

@@ -14,6 +14,7 @@ from kvweave.evaluation.decoding.files import write
 from kvweave.evaluation.decoding.measure import Request, evaluate_decoding
 from kvweave.evaluation.decoding.partition import global_variance
 from kvweave.evaluation.decoding.returning import Returns
+from kvweave.evaluation.decoding.rows import beside_of
 from kvweave.evaluation.decoding.run import Prefilled, decode
 from kvweave.evaluation.decoding.tables import content
 from kvweave.evaluation.haystack import Haystack
@@ -194,6 +195,23 @@ class TestAnEvaluation:
             if row.strategy == "dense":
                 assert row.agreement.value == 1
                 assert row.bytes_per_token == 0
+
+    def test_sets_dynakv_beside_others_text_by_text(self, done):
+        by_name = {(run.variant, run.text): run for run in done.runs}
+        found = list(beside_of(done.runs))
+        assert [(row.strategy, row.decode_tokens, row.task) for row in found] == [
+            ("static", n, task) for n in (32, 64) for task in ("dialogue", "story", "overall")
+        ]
+        stories = [name for variant, name in by_name if variant == "static" and "story" in name]
+        ours, theirs = (
+            [by_name[variant, name].stretches[1] for name in stories] for variant in ("dynakv", "static")
+        )
+        missed, pages = (
+            sum(map(of, ours)) / sum(map(of, theirs))
+            for of in (lambda part: 1 - part.watched.recall, lambda part: part.counts["pages_read"])
+        )
+        assert (found[4].missed.value, found[4].pages.value) == pytest.approx((missed, pages))
+        assert found[4].missed.low <= missed <= found[4].missed.high
 
     def test_writes_json_figures_and_a_page(self, done, tmp_path):
         about = {"command": "kvweave eval decode", "version": "1", "date": "today"}

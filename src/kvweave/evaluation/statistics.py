@@ -70,6 +70,23 @@ def ratio_over_tasks(tasks: Sequence[Scores], *, resamples: int = 2000, seed: in
     return _estimate(float(value), above[usable] / below[usable])  # Eq. 11
 
 
+def quotient_over_tasks(
+    above: Sequence[ArrayLike], below: Sequence[ArrayLike], *, resamples: int = 2000, seed: int = 0
+) -> Estimate | None:
+    """One run's mean over tasks divided by another's of the same prompts; None where the second's is 0.
+
+    A resample in which it is 0 has no quotient and is left out.
+    """
+    ours, others = [_array(values) for values in above], [_array(values) for values in below]
+    under = np.mean([column.mean() for column in others])
+    if under <= 0:
+        return None
+    value = np.mean([column.mean() for column in ours]) / under
+    upper, lower = _resampled(ours, resamples, seed), _resampled(others, resamples, seed)
+    usable = lower > 0
+    return _estimate(float(value), upper[usable] / lower[usable])
+
+
 def _array(values: ArrayLike) -> Array:
     array = np.asarray(values, dtype=np.float64)
     assert array.shape > (0,), f"an estimate needs at least one value, not shape {array.shape}"

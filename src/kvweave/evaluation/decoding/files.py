@@ -13,7 +13,15 @@ from kvweave.errors import InvalidRequest
 from kvweave.evaluation.decoding.measure import Quality
 from kvweave.evaluation.decoding.outcome import AFTER_STEPS
 from kvweave.evaluation.decoding.plots import figures
-from kvweave.evaluation.decoding.tables import COLUMNS, cells, content, return_rows, summary
+from kvweave.evaluation.decoding.tables import (
+    BESIDE_COLUMNS,
+    COLUMNS,
+    beside_cells,
+    cells,
+    content,
+    return_rows,
+    summary,
+)
 from kvweave.evaluation.longtext.telling import MIN_DISTANCE
 from kvweave.store.atomic_file import write_atomically
 
@@ -52,6 +60,7 @@ def _page(done: Quality, about: Mapping[str, Any], drawn: Mapping[str, bytes]) -
         ),
         figures="\n".join(_figure(name, data) for name, data in drawn.items()),
         rows=_table(COLUMNS, [cells(row) for row in summary(done.rows)]),
+        beside=_table(BESIDE_COLUMNS, beside_cells(done)),
         returns=_table(
             ("strategy", "clusters", *map(str, AFTER_STEPS)),
             [

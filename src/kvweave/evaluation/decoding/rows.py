@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from kvweave.decode.ablations import ABLATED
+from kvweave.decode.strategies import STRATEGIES
 from kvweave.evaluation.decoding.outcome import Run, Stretch
 from kvweave.evaluation.results import Estimate
-from kvweave.evaluation.statistics import interval_over_tasks
+from kvweave.evaluation.statistics import interval_over_tasks, quotient_over_tasks
 
 OVERALL = "overall"
 _DENSE = "dense"
@@ -17,7 +19,8 @@ class Row:
     """All texts of a task under one variant, in the stretch that ends `decode_tokens` behind the prompt.
 
     What counts per token is over all layers and heads. `score`: share of the judged answers that greedy decoding gets
-    right, `dense_score` the same answers' under dense decoding, both None where nothing is judged; `agreement`: share of
+    right, `dense_score` the same answers' under dense decoding, `score_of_dense` the one divided by the other, None where nothing is
+    judged; `agreement`: share of
     tokens that greedy decoding would choose as dense decoding does on the same text; `recall`, `attended_mass`, `output_error` as
     `watching` defines them. Estimates are means over texts with 95 % intervals by bootstrap; a text whose answers are
     none in this stretch counts for no score. `prefetch_unused`: of the clusters that were fetched ahead, the share that
@@ -37,6 +40,7 @@ class Row:
     output_error: Estimate | None
     score: Estimate | None
     dense_score: Estimate | None
+    score_of_dense: Estimate | None
     agreement: Estimate | None
     nll: float | None
     pages_read_per_token: float
@@ -56,7 +60,22 @@ class Row:
     cluster_variance: float | None
 
 
-_Part = tuple[Run, Stretch, Run, Stretch]  # a run's stretch, and dense decoding's of the same text
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What `dynakv` comes to beside another strategy on the same texts: `missed` recall, `pages` and `reads` as shares of the other's."""
+
+    strategy: str
+    task: str
+    decode_tokens: int
+    budget: float
+    storage: str
+    missed: Estimate | None
+    pages: Estimate | None
+    reads: Estimate | None
+
+
+_Part = tuple[Run, Stretch, Run, Stretch]  # a run's stretch, and that of another run of the same text
+_Value = Callable[[_Part], float | None]
 
 
 def rows_of(runs: Sequence[Run]) -> Iterator[Row]:
@@ -64,15 +83,49 @@ def rows_of(runs: Sequence[Run]) -> Iterator[Row]:
     dense = {run.text: run for run in runs if run.variant == _DENSE}
     for storage, budget, variant in dict.fromkeys((run.storage, run.budget, run.variant) for run in runs):
         own = [run for run in runs if (run.storage, run.budget, run.variant) == (storage, budget, variant)]
-        tasks = list(dict.fromkeys(run.task for run in own))
         for place in range(len(own[0].stretches)):
             parts = [
                 (run, run.stretches[place], dense[run.text], dense[run.text].stretches[place]) for run in own
             ]
-            for task in tasks:
-                yield _row(task, [[part for part in parts if part[0].task == task]])
-            if len(tasks) > 1:
-                yield _row(OVERALL, [[part for part in parts if part[0].task == task] for task in tasks])
+            for task, groups in _grouped(parts):
+                yield _row(task, groups)
+
+
+def beside_of(runs: Sequence[Run]) -> Iterator[Beside]:
+    """What `dynakv` comes to beside every other strategy of the same storage and budget, by length and task."""
+    ours = {(run.storage, run.budget, run.text): run for run in runs if run.variant == ABLATED}
+    for storage, budget, variant in dict.fromkeys((run.storage, run.budget, run.variant) for run in runs):
+        own = [run for run in runs if (run.storage, run.budget, run.variant) == (storage, budget, variant)]
+        if (
+            variant not in STRATEGIES
+            or variant in (_DENSE, ABLATED)
+            or (storage, budget, own[0].text) not in ours
+        ):
+            continue
+        for place, stretch in enumerate(own[0].stretches):
+            mine = [(ours[storage, budget, run.text], run) for run in own]
+            parts = [(our, our.stretches[place], run, run.stretches[place]) for our, run in mine]
+            for task, groups in _grouped(parts):
+                yield Beside(
+                    variant,
+                    task,
+                    stretch.decode_tokens,
+                    budget,
+                    storage,
+                    missed=_quotient(groups, lambda part: _missed(part[1]), lambda part: _missed(part[3])),
+                    pages=_quotient(groups, lambda part: _pages(part[1]), lambda part: _pages(part[3])),
+                    reads=_quotient(groups, lambda part: _reads(part[1]), lambda part: _reads(part[3])),
+                )
+
+
+def _grouped(parts: Sequence[_Part]) -> Iterator[tuple[str, list[list[_Part]]]]:
+    """Each task's parts, and where there are several all of them by task."""
+    tasks = list(dict.fromkeys(part[0].task for part in parts))
+    groups = [[part for part in parts if part[0].task == task] for task in tasks]
+    for task, group in zip(tasks, groups, strict=True):
+        yield task, [group]
+    if len(tasks) > 1:
+        yield OVERALL, groups
 
 
 def _row(task: str, groups: Sequence[Sequence[_Part]]) -> Row:
@@ -104,6 +157,7 @@ def _row(task: str, groups: Sequence[Sequence[_Part]]) -> Row:
         output_error=_estimate(groups, _watched("output_error")),
         score=_estimate(groups, lambda part: _score(part[1])),
         dense_score=_estimate(groups, lambda part: _score(part[3])),
+        score_of_dense=_quotient(groups, lambda part: _score(part[1]), lambda part: _score(part[3])),
         agreement=_estimate(groups, _agreement),
         nll=_mean([own.nll for _, own, _, _ in parts]),
         pages_read_per_token=per_token("pages_read"),
@@ -124,14 +178,44 @@ def _row(task: str, groups: Sequence[Sequence[_Part]]) -> Row:
     )
 
 
-def _estimate(groups: Sequence[Sequence[_Part]], value: Callable[[_Part], float | None]) -> Estimate | None:
+def _estimate(groups: Sequence[Sequence[_Part]], value: _Value) -> Estimate | None:
     """Mean over tasks of the means over texts that have a value; None if none has."""
     columns = [[found for part in group if (found := value(part)) is not None] for group in groups]
     filled = [column for column in columns if column]
     return interval_over_tasks(filled) if filled else None
 
 
-def _watched(name: str) -> Callable[[_Part], float | None]:
+def _quotient(groups: Sequence[Sequence[_Part]], above: _Value, below: _Value) -> Estimate | None:
+    """The mean over tasks of one value divided by that of another, over texts that have both."""
+    pairs = [
+        [
+            (one, other)
+            for part in group
+            if (one := above(part)) is not None and (other := below(part)) is not None
+        ]
+        for group in groups
+    ]
+    filled = [group for group in pairs if group]
+    if not filled:
+        return None
+    return quotient_over_tasks(
+        [[one for one, _ in group] for group in filled], [[other for _, other in group] for group in filled]
+    )
+
+
+def _missed(stretch: Stretch) -> float | None:
+    return None if stretch.watched is None else 1 - stretch.watched.recall
+
+
+def _pages(stretch: Stretch) -> float:
+    return stretch.counts["pages_read"] / stretch.steps
+
+
+def _reads(stretch: Stretch) -> float:
+    return stretch.counts["reads"] / stretch.steps
+
+
+def _watched(name: str) -> _Value:
     def value(part: _Part) -> float | None:
         return None if part[1].watched is None else float(getattr(part[1].watched, name))
 

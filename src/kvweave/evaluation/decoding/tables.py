@@ -10,7 +10,7 @@ from kvweave.engine.facts import facts
 from kvweave.evaluation.decoding.measure import Quality
 from kvweave.evaluation.decoding.outcome import AFTER_STEPS, Again
 from kvweave.evaluation.decoding.returning import together
-from kvweave.evaluation.decoding.rows import OVERALL, Row
+from kvweave.evaluation.decoding.rows import OVERALL, Beside, Row, beside_of
 from kvweave.evaluation.results import Estimate
 
 
@@ -53,12 +53,13 @@ def content(done: Quality, about: dict[str, Any]) -> dict[str, Any]:
     return {
         "about": told | about,
         "rows": [plain(row) for row in done.rows],
+        "beside": [plain(row) for row in beside_of(done.runs)],
         "returns": facts(return_rows(done)),
         "shift": facts(done.shift),
     }
 
 
-def plain(row: Row) -> dict[str, Any]:
+def plain(row: Row | Beside) -> dict[str, Any]:
     """A row as JSON has it."""
     told: dict[str, Any] = {}
     for field in fields(row):
@@ -99,11 +100,10 @@ COLUMNS = (
 
 def cells(row: Row) -> list[str]:
     """A row for people."""
-    budget = f"{row.budget:.0%}" if row.budget <= 1 else f"{row.budget:,.0f}"
     return [
         f"{row.decode_tokens:,}",
         row.strategy if row.storage == "exact" else f"{row.strategy}, {row.storage}",
-        budget,
+        _share(row.budget),
         _told(row.recall),
         _told(row.output_error),
         _told(row.score),
@@ -133,6 +133,40 @@ def quality_table(done: Quality) -> Table:
     return table
 
 
+BESIDE_COLUMNS = ("length", "beside", "budget", "missed", "pages", "reads")
+"""Headings of what `beside_cells` gives."""
+
+
+def beside_cells(done: Quality) -> list[list[str]]:
+    """What `dynakv` comes to beside other strategies over all tasks, for people."""
+    rows = list(beside_of(done.runs))
+    return [
+        [
+            f"{row.decode_tokens:,}",
+            row.strategy if row.storage == "exact" else f"{row.strategy}, {row.storage}",
+            _share(row.budget),
+            _told(row.missed),
+            _told(row.pages),
+            _told(row.reads),
+        ]
+        for row in [row for row in rows if row.task == OVERALL] or rows
+    ]
+
+
+def beside_table(done: Quality) -> Table:
+    """The same for a terminal."""
+    caption = "missed recall, pages and reads of dynakv as shares of the other strategy's"
+    table = Table(
+        box=None, header_style="bold", title="dynakv beside others", title_justify="left", caption=caption
+    )
+    table.caption_justify = "left"
+    for name in BESIDE_COLUMNS:
+        table.add_column(name, justify="left" if name == "beside" else "right", no_wrap=True)
+    for cells_of_row in beside_cells(done):
+        table.add_row(*cells_of_row)
+    return table
+
+
 def return_table(done: Quality) -> Table:
     """How often clusters are retrieved again, updated ones beside any."""
     table = Table(box=None, header_style="bold", title="retrieved within so many steps", title_justify="left")
@@ -148,6 +182,10 @@ def return_table(done: Quality) -> Table:
 
 def _shares(again: Again) -> tuple[float, ...]:
     return tuple(count / again.seen for count in again.retrieved)
+
+
+def _share(budget: float) -> str:
+    return f"{budget:.0%}" if budget <= 1 else f"{budget:,.0f}"
 
 
 def _told(estimate: Estimate | None) -> str:
