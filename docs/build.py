@@ -17,6 +17,8 @@ from typing import Any
 
 from answers_part import told_apart
 from decoding_page import FILES as DECODING_FILES
+from decoding_page import QUALITY as DECODING_QUALITY
+from decoding_page import dense_scores
 from decoding_page import parts as decoding_parts
 from methods_page import headings, methods_page, tasks_page
 from personas_page import whole_systems
@@ -34,7 +36,9 @@ from kvweave.recipes.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-CARD = ROOT / "src" / "kvweave" / "models" / "reference" / "README.md"
+CARD, LONGER_CARD = (
+    ROOT / "src" / "kvweave" / "models" / name / "README.md" for name in ("reference", "longer")
+)
 
 BASELINES = {"full": 1.0, "naive": 0.0, "direct": 0.0, "reuse": 0.0}
 """The recipes, each with its ratio, that stand in these tables; others have pages of their own."""
@@ -316,6 +320,7 @@ def main() -> None:
             docs / "personas.md", personas=whole_systems(results("personas.json"))
         ),
         CARD: with_parts(CARD, quality=scores_of_the_model()),
+        LONGER_CARD: with_parts(LONGER_CARD, longer=dense_scores(results(DECODING_QUALITY))),
     }
     stale = [
         path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text

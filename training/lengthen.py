@@ -23,9 +23,9 @@ DOCUMENTS = 0.3  # share of steps on documents once rows are long texts
 _DOCUMENTS = Stage(0, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.25, 1.5), 6, 0.04, 0.0)
 
 LONG_PLAN = (
-    Stage(800, Shape(2176, 512, (12, 27), (48, 128), 0.5, 0.0, 0.5, 1.0, 0.25, 1.5), 2, 0.04, 3e-4),
-    Stage(1200, of_length(4096), 2, 0.04, 3e-4),
-    Stage(800, of_length(POSITIONS), 2, 0.04, 3e-4),
+    Stage(120, Shape(2176, 512, (12, 27), (48, 128), 0.5, 0.0, 0.5, 1.0, 0.25, 1.5), 2, 0.04, 3e-4),
+    Stage(460, of_length(4096), 2, 0.04, 3e-4),
+    Stage(120, of_length(POSITIONS), 2, 0.04, 3e-4),
 )
 _START = "start"
 

@@ -8,14 +8,15 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from kvweave.ops.cpu_units import multiplies
+
 BLOCK = 512  # context rows that attend together: what lies behind a block is not computed
 
 FUSED_FROM = (
     4000  # tokens of context from which on the fused kernel attends: it holds no logits for the way back
 )
 
-# A CPU without any of these units is several times faster in float32.
-_BFLOAT16_ON_CPU = any(torch.cpu.get_capabilities().get(unit) for unit in ("amx_bf16", "avx512_bf16", "bf16"))
+_BFLOAT16_ON_CPU = multiplies(torch.bfloat16)
 
 HINTED = 5  # layers after which a referring sentence should hold what it refers to
 

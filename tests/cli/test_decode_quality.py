@@ -10,8 +10,9 @@ def test_the_evaluation_reports_rows_and_goes_on_where_it_stopped(command, tmp_p
     assert told["about"]["command"].startswith("kvweave eval decode")
     assert (tmp_path / "out" / "decoding.html").exists()
     assert command.json(*words)["rows"] == told["rows"]  # latencies too: nothing ran again
-    beyond = command("eval", "decode", "--length", "5000", code=1)
-    assert "more than the 4,096 positions of reference" in beyond.stderr
+    assert told["about"]["model"] == "longer"
+    beyond = command("eval", "decode", "--length", "9000", code=1)
+    assert "more than the 8,704 positions of longer" in beyond.stderr
 
 
 def test_a_conversation_goes_on_in_another_process(command, documents):

@@ -1,9 +1,11 @@
 """From names to models, and one clear reason when that fails."""
 
 import pytest
+import torch
 
 import kvweave
 from kvweave.errors import InvalidRequest, ModelNotFound
+from kvweave.models import loading
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 
@@ -22,6 +24,30 @@ def test_a_local_folder_loads_and_computes_what_the_model_did(folder):
 
 def test_the_reference_model_is_the_default():
     assert kvweave.load_model().fingerprint.name == "reference"
+
+
+def test_the_model_for_longer_texts():
+    longer, reference = kvweave.load_model("longer"), kvweave.load_model()
+    assert longer.geometry.context_tokens == 8704
+    text = "The password of Glorric is walnut."
+    assert longer.template.text_ids(text) == reference.template.text_ids(text)
+
+
+def test_a_dtype_that_this_cpu_has_no_units_for_is_told_of_once_it_is_felt(tmp_path, monkeypatch, caplog):
+    tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert kvweave.load_model(str(tmp_path), device="cpu").geometry.dtype == torch.bfloat16
+    assert not caplog.records  # a tiny model
+    monkeypatch.setattr(loading, "_SLOW_FROM", 0)
+    kvweave.load_model(str(tmp_path), device="cpu", dtype="bfloat16")
+    assert not caplog.records  # asked for
+    kvweave.load_model(str(tmp_path), device="cpu")
+    assert "is in bfloat16, for which this CPU has no units: dtype float32" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    kvweave.load_model(str(tmp_path), device="cpu")
+    assert not caplog.records
 
 
 def test_a_folder_without_weights(folder):

@@ -24,7 +24,7 @@ def decode(
         typer.Option(
             "--model",
             envvar="KVWEAVE_MODEL",
-            help="Hub id or local folder. Default: the shipped reference model.",
+            help="Hub id or local folder. Default: longer, the shipped model that was trained on texts of 8K tokens.",
         ),
     ] = None,
     dtype: opt.Dtype = None,
@@ -104,12 +104,12 @@ def decode(
     from kvweave.decode.strategies import STRATEGIES
     from kvweave.evaluation.decoding.files import write
     from kvweave.evaluation.decoding.measure import Request, evaluate_decoding
-    from kvweave.evaluation.decoding.tables import content, quality_table, return_table
+    from kvweave.evaluation.decoding.tables import beside_table, content, quality_table, return_table
     from kvweave.evaluation.longtext import LONG_TASKS
-    from kvweave.models.loading import load_model
+    from kvweave.models.loading import LONGER_NAME, load_model
 
     opt.quiet_libraries()
-    adapter = load_model(model, dtype=dtype or "auto", device=device or "auto")
+    adapter = load_model(model or LONGER_NAME, dtype=dtype or "auto", device=device or "auto")
     lengths = tuple(length or LENGTHS)
     request = Request(
         tasks=() if file else tuple(task or LONG_TASKS),
@@ -136,6 +136,7 @@ def decode(
         print_json(content(done, about))
         return
     STDOUT.print(quality_table(done))
+    STDOUT.print(beside_table(done))
     STDOUT.print(return_table(done))
     for path in files:
         STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)

@@ -1,5 +1,6 @@
 """From a name to a model ready to compute: the shipped reference model, a local folder, or a hub id."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -10,9 +11,13 @@ from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
+from kvweave.ops.cpu_units import multiplies
 
-REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
-_SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
+_LOG = logging.getLogger(__name__)
+
+REFERENCE_NAME, AUXILIARY_NAME, LONGER_NAME = "reference", "auxiliary", "longer"
+_SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME, LONGER_NAME)}
+_SLOW_FROM = 50_000_000  # parameters from which on slow products are felt
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -22,8 +27,8 @@ def load_model(
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
     `name` is a local folder or a hub id; None or "reference" is the small model that ships with kvweave, "auxiliary"
-    the even smaller one that looks where the reference model looks.
-    `dtype` auto takes the checkpoint's; `device` auto takes a GPU if there is one. `home` is where
+    the even smaller one that looks where the reference model looks, "longer" the reference model trained on for texts of 8K tokens.
+    `dtype` auto takes the checkpoint's, with a warning where this CPU is slow at it; `device` auto takes a GPU if there is one. `home` is where
     `kvweave profile-layers` left what it found about the model; None is the default home folder. Raises ModelNotFound when
     there is nothing to load, UnsupportedModel when its KV cannot be represented, InvalidRequest for an
     unknown dtype or device.
@@ -90,4 +95,16 @@ def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         raise ModelNotFound(f"cannot load the model {name!r}: {why}") from error
+    stored = model.dtype
+    if (
+        dtype == "auto"
+        and device.type == "cpu"
+        and not multiplies(stored)
+        and model.num_parameters() >= _SLOW_FROM
+    ):
+        _LOG.warning(
+            "%s is in %s, for which this CPU has no units: dtype float32 computes several times faster, in twice the memory",
+            name,
+            str(stored).removeprefix("torch."),
+        )
     return Adapter(model.to(device), tokenizer, name=name)
