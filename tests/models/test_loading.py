@@ -5,7 +5,7 @@ import torch
 
 import kvweave
 from kvweave.errors import InvalidRequest, ModelNotFound
-from kvweave.models import loading
+from kvweave.models import loading, shapes
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 
@@ -86,3 +86,11 @@ def test_unknown_dtype_and_device():
         kvweave.load_model(dtype="float8")
     with pytest.raises(InvalidRequest, match="abacus"):
         kvweave.load_model(device="abacus")
+
+
+@pytest.mark.parametrize(("units", "dtype"), [({"amx_bf16": True}, torch.bfloat16), ({}, torch.float32)])
+def test_a_model_of_a_shape_is_in_what_this_cpu_computes_fast(monkeypatch, units, dtype):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
+    monkeypatch.setattr(shapes, "shape_config", lambda name: tiny_model().config)
+    assert shapes.random_model("any").geometry.dtype == dtype
+    assert shapes.random_model("any", dtype="float16").geometry.dtype == torch.float16

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import device_named, dtype_named, reference_tokenizer
+from kvweave.ops.cpu_units import multiplies
 
 _FOLDER = Path(__file__).parent
 
@@ -32,11 +33,13 @@ def shape_config(shape: str) -> PretrainedConfig:
 def random_model(shape: str, *, dtype: str = "auto", device: str = "cpu", seed: int = 0) -> Adapter:
     """A model of a real shape with seeded random weights, and the reference model's tokenizer.
 
-    `dtype` auto is bfloat16, `device` auto a GPU if there is one. Raises InvalidRequest for an unknown shape, dtype or
+    `dtype` auto is bfloat16, on a CPU without units for it float32, `device` auto a GPU if there is one. Raises InvalidRequest for an unknown shape, dtype or
     device. Its answers mean nothing; its times are the shape's.
     """
     config = shape_config(shape)
-    numbers, place = dtype_named(dtype) or torch.bfloat16, device_named(device)
+    place = device_named(device)
+    slow = place.type == "cpu" and not multiplies(torch.bfloat16)
+    numbers = dtype_named(dtype) or (torch.float32 if slow else torch.bfloat16)
     torch.manual_seed(seed)
     with place:  # large shapes are made where they run
         model = AutoModelForCausalLM.from_config(config, dtype=numbers)
