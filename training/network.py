@@ -16,7 +16,7 @@ FUSED_FROM = (
     4000  # tokens of context from which on the fused kernel attends: it holds no logits for the way back
 )
 
-_BFLOAT16_ON_CPU = multiplies(torch.bfloat16)
+_BFLOAT16_ON_CPU = multiplies(torch.device("cpu"), torch.bfloat16)
 
 HINTED = 5  # layers after which a referring sentence should hold what it refers to
 

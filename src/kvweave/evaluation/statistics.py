@@ -64,10 +64,7 @@ def ratio_over_tasks(tasks: Sequence[Scores], *, resamples: int = 2000, seed: in
             gains.append(full - reuse)
     if not gains:
         return None
-    value = np.mean([part.mean() for part in restored]) / np.mean([part.mean() for part in gains])
-    above, below = _resampled(restored, resamples, seed), _resampled(gains, resamples, seed)
-    usable = below > 0
-    return _estimate(float(value), above[usable] / below[usable])  # Eq. 11
+    return quotient_over_tasks(restored, gains, resamples=resamples, seed=seed)  # Eq. 11
 
 
 def quotient_over_tasks(

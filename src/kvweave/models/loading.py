@@ -96,12 +96,7 @@ def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         raise ModelNotFound(f"cannot load the model {name!r}: {why}") from error
     stored = model.dtype
-    if (
-        dtype == "auto"
-        and device.type == "cpu"
-        and not multiplies(stored)
-        and model.num_parameters() >= _SLOW_FROM
-    ):
+    if dtype == "auto" and not multiplies(device, stored) and model.num_parameters() >= _SLOW_FROM:
         _LOG.warning(
             "%s is in %s, for which this CPU has no units: dtype float32 computes several times faster, in twice the memory",
             name,

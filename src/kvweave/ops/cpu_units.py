@@ -1,4 +1,4 @@
-"""What this machine's CPU has units for: without them, products of half precision are several times slower than float32."""
+"""What a CPU has units for: without them, products of half precision are several times slower than float32."""
 
 import torch
 
@@ -8,7 +8,9 @@ _UNITS = {
 }
 
 
-def multiplies(dtype: torch.dtype) -> bool:
-    """Whether matrix products of this dtype are no slower than those of float32."""
+def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrix products of this dtype are no slower there than those of float32; of other devices than a CPU, always."""
+    if device.type != "cpu" or dtype not in _UNITS:
+        return True
     has = torch.cpu.get_capabilities()
-    return dtype not in _UNITS or any(has.get(unit) for unit in _UNITS[dtype])
+    return any(has.get(unit) for unit in _UNITS[dtype])

@@ -12,7 +12,7 @@ from kvweave.engine.records import Progress
 from kvweave.errors import InvalidRequest
 from kvweave.evaluation.decoding.kept import KeptResults
 from kvweave.evaluation.decoding.outcome import Run
-from kvweave.evaluation.decoding.rows import Row, rows_of
+from kvweave.evaluation.decoding.rows import Beside, Row, beside_of, rows_of
 from kvweave.evaluation.decoding.run import Prefilled, decode
 from kvweave.evaluation.decoding.shift import Shift, measure_shift
 from kvweave.evaluation.haystack import Haystack
@@ -72,6 +72,7 @@ class Quality:
     dtype: str
     resident_bytes: int
     rows: tuple[Row, ...]
+    beside: tuple[Beside, ...]
     runs: tuple[Run, ...]
     shift: Shift | None
 
@@ -96,7 +97,14 @@ def evaluate_decoding(
         base = _grouped(request, ClusteredKV(request.budgets[0], bound, folder=request.folder))
         shift = measure_shift(adapter, texts[0], base, request.lengths, kept)
     return Quality(
-        request, adapter.fingerprint.name, dtype_of(adapter), bound, tuple(rows_of(runs)), runs, shift
+        request,
+        adapter.fingerprint.name,
+        dtype_of(adapter),
+        bound,
+        tuple(rows_of(runs)),
+        tuple(beside_of(runs)),
+        runs,
+        shift,
     )
 
 

@@ -1,8 +1,8 @@
 """The evaluation of decoding as plain values for programs and tables for a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.table import Table
 
@@ -10,8 +10,10 @@ from kvweave.engine.facts import facts
 from kvweave.evaluation.decoding.measure import Quality
 from kvweave.evaluation.decoding.outcome import AFTER_STEPS, Again
 from kvweave.evaluation.decoding.returning import together
-from kvweave.evaluation.decoding.rows import OVERALL, Beside, Row, beside_of
+from kvweave.evaluation.decoding.rows import OVERALL, Beside, Row
 from kvweave.evaluation.results import Estimate
+
+Summed = TypeVar("Summed", Row, Beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def content(done: Quality, about: dict[str, Any]) -> dict[str, Any]:
     return {
         "about": told | about,
         "rows": [plain(row) for row in done.rows],
-        "beside": [plain(row) for row in beside_of(done.runs)],
+        "beside": [plain(row) for row in done.beside],
         "returns": facts(return_rows(done)),
         "shift": facts(done.shift),
     }
@@ -72,7 +74,7 @@ def plain(row: Row | Beside) -> dict[str, Any]:
     return told
 
 
-def summary(rows: Sequence[Row]) -> list[Row]:
+def summary(rows: Sequence[Summed]) -> list[Summed]:
     """The rows over all tasks, or all of them where there is one task."""
     return [row for row in rows if row.task == OVERALL] or list(rows)
 
@@ -124,13 +126,7 @@ def quality_table(done: Quality) -> Table:
     """Every variant at every length, over all tasks."""
     texts = len({run.text for run in done.runs})
     caption = f"{texts:,} texts, {len(done.request.seeds)} seeds · ± half of a 95 % interval · a row's steps are those since the row before"
-    table = Table(box=None, header_style="bold", title=done.model, title_justify="left", caption=caption)
-    table.caption_justify = "left"
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
-    for row in summary(done.rows):
-        table.add_row(*cells(row))
-    return table
+    return _table(done.model, caption, COLUMNS, "strategy", map(cells, summary(done.rows)))
 
 
 BESIDE_COLUMNS = ("length", "beside", "budget", "missed", "pages", "reads")
@@ -139,7 +135,6 @@ BESIDE_COLUMNS = ("length", "beside", "budget", "missed", "pages", "reads")
 
 def beside_cells(done: Quality) -> list[list[str]]:
     """What `dynakv` comes to beside other strategies over all tasks, for people."""
-    rows = list(beside_of(done.runs))
     return [
         [
             f"{row.decode_tokens:,}",
@@ -149,22 +144,14 @@ def beside_cells(done: Quality) -> list[list[str]]:
             _told(row.pages),
             _told(row.reads),
         ]
-        for row in [row for row in rows if row.task == OVERALL] or rows
+        for row in summary(done.beside)
     ]
 
 
 def beside_table(done: Quality) -> Table:
     """The same for a terminal."""
     caption = "missed recall, pages and reads of dynakv as shares of the other strategy's"
-    table = Table(
-        box=None, header_style="bold", title="dynakv beside others", title_justify="left", caption=caption
-    )
-    table.caption_justify = "left"
-    for name in BESIDE_COLUMNS:
-        table.add_column(name, justify="left" if name == "beside" else "right", no_wrap=True)
-    for cells_of_row in beside_cells(done):
-        table.add_row(*cells_of_row)
-    return table
+    return _table("dynakv beside others", caption, BESIDE_COLUMNS, "beside", beside_cells(done))
 
 
 def return_table(done: Quality) -> Table:
@@ -177,6 +164,19 @@ def return_table(done: Quality) -> Table:
     for row in return_rows(done):
         for kind, shares in (("updated", row.updated), ("any", row.any)):
             table.add_row(f"{row.strategy} {row.budget:g}", kind, *(f"{share:.0%}" for share in shares))
+    return table
+
+
+def _table(
+    title: str, caption: str, columns: Sequence[str], named: str, rows: Iterable[Sequence[str]]
+) -> Table:
+    """`named` is the column of names."""
+    table = Table(box=None, header_style="bold", title=title, title_justify="left", caption=caption)
+    table.caption_justify = "left"
+    for name in columns:
+        table.add_column(name, justify="left" if name == named else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

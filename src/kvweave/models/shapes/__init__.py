@@ -38,8 +38,8 @@ def random_model(shape: str, *, dtype: str = "auto", device: str = "cpu", seed: 
     """
     config = shape_config(shape)
     place = device_named(device)
-    slow = place.type == "cpu" and not multiplies(torch.bfloat16)
-    numbers = dtype_named(dtype) or (torch.float32 if slow else torch.bfloat16)
+    fast = torch.bfloat16 if multiplies(place, torch.bfloat16) else torch.float32
+    numbers = dtype_named(dtype) or fast
     torch.manual_seed(seed)
     with place:  # large shapes are made where they run
         model = AutoModelForCausalLM.from_config(config, dtype=numbers)
