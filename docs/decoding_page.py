@@ -6,7 +6,7 @@ from typing import Any
 from tables import NOT_MEASURED, header
 from tables import row as line
 
-from kvweave.evaluation.decoding.rows import OVERALL
+from kvweave.evaluation.decoding.rows import OVERALL, budget_text
 
 Row = Mapping[str, Any]
 DENSE, OURS = "dense", "dynakv"
@@ -122,7 +122,7 @@ def _cost(told: Mapping[str, Any]) -> str:
             line(
                 f"{row['decode_tokens']:,}",
                 f"`{row['strategy']}`",
-                "" if dense else _budget(row),
+                "" if dense else budget_text(row["budget"]),
                 "" if dense else f"`{row['storage']}`",
                 f"{1e3 * time['median']:,.0f} ms ({1e3 * time['low']:,.0f} – {1e3 * time['high']:,.0f})",
                 *([""] * 6 if dense else _read(row)),
@@ -171,7 +171,7 @@ def _found(rows: Iterable[Row]) -> Iterable[str]:
         yield line(
             f"{row['decode_tokens']:,}",
             f"`{row['strategy']}`",
-            _budget(row),
+            budget_text(row["budget"]),
             *(_told(row, name) for name in ("recall", "attended_mass", "output_error", "score")),
             _told(row, "score_of_dense"),
             f"{row['pages_read_per_token']:,.0f}",
@@ -250,10 +250,6 @@ def _read(row: Row) -> Sequence[str]:
         f"{row['hit_rate']:.0%}",
         f"{row['ahead_rate']:.0%}",
     )
-
-
-def _budget(row: Row) -> str:
-    return f"{row['budget']:.0%}" if row["budget"] <= 1 else f"{row['budget']:,.0f}"
 
 
 def _told(row: Row, name: str) -> str:

@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.axes import Axes
 
 from kvweave.evaluation.decoding.measure import DENSE, Quality
-from kvweave.evaluation.decoding.rows import Row
+from kvweave.evaluation.decoding.rows import Row, budget_text
 from kvweave.evaluation.decoding.shift import GLOBAL, UPDATES, Shift
 from kvweave.evaluation.decoding.tables import summary
 from kvweave.evaluation.report.sheet import legend_below, png, sheet, sign
@@ -82,8 +82,7 @@ def _named(label: Label) -> str:
     variant, storage, budget = label
     if variant == DENSE:
         return variant
-    share = f"{budget:.0%}" if budget <= 1 else f"{budget:,.0f}"
-    return " ".join([variant, share, *([] if storage == "exact" else [storage])])
+    return " ".join([variant, budget_text(budget), *([] if storage == "exact" else [storage])])
 
 
 def _variance(shift: Shift, model: str) -> bytes:

@@ -78,6 +78,11 @@ _Part = tuple[Run, Stretch, Run, Stretch]  # a run's stretch, and that of anothe
 _Value = Callable[[_Part], float | None]
 
 
+def budget_text(budget: float) -> str:
+    """A budget for people: a share, or a number of entries."""
+    return f"{budget:.0%}" if budget <= 1 else f"{budget:,.0f}"
+
+
 def rows_of(runs: Sequence[Run]) -> Iterator[Row]:
     """Rows in the order in which runs come, by storage, budget, variant, then length and task."""
     dense = {run.text: run for run in runs if run.variant == _DENSE}

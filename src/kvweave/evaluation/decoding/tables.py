@@ -10,7 +10,7 @@ from kvweave.engine.facts import facts
 from kvweave.evaluation.decoding.measure import Quality
 from kvweave.evaluation.decoding.outcome import AFTER_STEPS, Again
 from kvweave.evaluation.decoding.returning import together
-from kvweave.evaluation.decoding.rows import OVERALL, Beside, Row
+from kvweave.evaluation.decoding.rows import OVERALL, Beside, Row, budget_text
 from kvweave.evaluation.results import Estimate
 
 Summed = TypeVar("Summed", Row, Beside)
@@ -105,7 +105,7 @@ def cells(row: Row) -> list[str]:
     return [
         f"{row.decode_tokens:,}",
         row.strategy if row.storage == "exact" else f"{row.strategy}, {row.storage}",
-        _share(row.budget),
+        budget_text(row.budget),
         _told(row.recall),
         _told(row.output_error),
         _told(row.score),
@@ -139,7 +139,7 @@ def beside_cells(done: Quality) -> list[list[str]]:
         [
             f"{row.decode_tokens:,}",
             row.strategy if row.storage == "exact" else f"{row.strategy}, {row.storage}",
-            _share(row.budget),
+            budget_text(row.budget),
             _told(row.missed),
             _told(row.pages),
             _told(row.reads),
@@ -182,10 +182,6 @@ def _table(
 
 def _shares(again: Again) -> tuple[float, ...]:
     return tuple(count / again.seen for count in again.retrieved)
-
-
-def _share(budget: float) -> str:
-    return f"{budget:.0%}" if budget <= 1 else f"{budget:,.0f}"
 
 
 def _told(estimate: Estimate | None) -> str:
