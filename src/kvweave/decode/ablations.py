@@ -27,7 +27,7 @@ ABLATIONS: Mapping[str, Callable[[ClusteredKV], ClusteredKV]] = MappingProxyType
     {
         "immediate-split": lambda kv: _clusters(kv, split="immediate"),
         **{f"buffer-{n}": partial(_clusters, buffer_entries=n) for n in (0, 2, 4, 8)},
-        **{f"spread-{c:g}": partial(_clusters, spread=c) for c in (0.5, 0.7, 1.0, 2.0, 3.0)},
+        **{f"spread-{c:g}": partial(_clusters, spread=c) for c in (0.5, 1.0, 1.5, 2.0, 3.0)},
         "made-order": lambda kv: _flash(kv, order="made"),
         "packed": lambda kv: _flash(kv, layout="packed"),
         "one-tail-page": lambda kv: _flash(kv, tail_pages=1),
@@ -38,7 +38,7 @@ ABLATIONS: Mapping[str, Callable[[ClusteredKV], ClusteredKV]] = MappingProxyType
         "resident-centroids": lambda kv: _residency(kv, representatives="resident"),
     }
 )
-"""Changes of settings by name; the buffer as it comes holds 16, the spread is 1.5."""
+"""Changes of settings by name; the buffer as it comes holds 16, the spread is 0.7."""
 
 
 def all_variants() -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class ClusterSettings:
 
     mean_entries: int = 32
     max_entries: int = 128
-    spread: float = 1.5
+    spread: float = 0.7
     buffer_entries: int = 16
     split: Literal["delayed", "immediate"] = "delayed"
     local_entries: int = 128
