@@ -63,7 +63,7 @@ class ClusterPages:
         for number, half in enumerate(self.tables[layer].halves(head, cluster)):
             first, last = max(start - number * half_pages, 0), min(end - number * half_pages, half_pages)
             if first < last:
-                found.append(_behind(self.places.extent(half, last), first))
+                found.append(self.places.extent(half, last).behind(first))
         return found
 
     def reserve(self, key: Key, pages: int) -> list[Move]:
@@ -125,9 +125,3 @@ class ClusterPages:
                 self.file.write(start - move.first + move.to, [part])
                 self._counts.moved_bytes += len(part)
                 end = start
-
-
-def _behind(extent: Extent, skip: int) -> Extent:
-    """An extent without its first `skip` pages, in the cluster's order."""
-    first = extent.first if extent.backward else extent.first + skip
-    return Extent(first, extent.pages - skip, extent.backward)

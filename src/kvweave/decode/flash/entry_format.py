@@ -5,6 +5,7 @@ An entry is `bytes` long, a multiple of 8, and never straddles two pages. Knows 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from kvweave.ops.quantise_rows import SCALE_BYTES, quantise_rows, restore_rows
 _GROUP = {8: 128, 4: 32}  # numbers that share a scale
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EntryFormat:
     """How a key and a value of width D and of the model's `dtype` become bytes; see `settings.ClusteredKV.storage`."""
 
@@ -25,7 +26,7 @@ class EntryFormat:
     storage: Storage = "exact"
     flash_page_bytes: int = 4096
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Length of an entry."""
         if self.storage == "exact":
@@ -34,12 +35,12 @@ class EntryFormat:
             plain = 2 * (self.width * BITS[self.storage] // 8 + self.width // self._group * SCALE_BYTES)
         return -(-plain // 8) * 8
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Length of a page: the flash's own, or as many of them as an entry needs."""
         return -(-self.bytes // self.flash_page_bytes) * self.flash_page_bytes
 
-    @property
+    @cached_property
     def per_page(self) -> int:
         """Entries in a page."""
         return self.page_bytes // self.bytes

@@ -18,6 +18,11 @@ class Extent:
     pages: int
     backward: bool
 
+    def behind(self, skip: int) -> "Extent":
+        """Without the first `skip` pages, in the cluster's order."""
+        first = self.first if self.backward else self.first + skip
+        return Extent(first, self.pages - skip, self.backward)
+
 
 @dataclass(frozen=True, slots=True)
 class Move:

@@ -4,8 +4,8 @@ The last, half filled page stays in memory. Knows nothing of queries.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,13 +53,20 @@ class SequencePages:
         return self._tail[: self.count % self.form.per_page]
 
     def extents(self, pages: Sequence[int]) -> list[Extent]:
-        """Where these pages lie, one extent each."""
-        return [self._place(page) for page in pages]
+        """Where these pages, ascending, lie: those that follow each other in a half as one extent."""
+        numbers = np.asarray(pages, np.int64)
+        half_pages = self._pools.half_pages
+        starts = np.flatnonzero((np.diff(numbers, prepend=-2) != 1) | (numbers % half_pages == 0))
+        lengths = np.diff(starts, append=len(numbers))
+        return [
+            self._place(first, count)
+            for first, count in zip(numbers[starts].tolist(), lengths.tolist(), strict=True)
+        ]
 
-    def _place(self, page: int) -> Extent:
+    def _place(self, page: int, count: int) -> Extent:
+        """Pages from `page` on, all of one half."""
         number, at = divmod(page, self._pools.half_pages)
-        whole = self._pools.extent(self._halves[number], at + 1)
-        return Extent(whole.first if whole.backward else whole.first + at, 1, backward=False)
+        return self._pools.extent(self._halves[number], at + count).behind(at)
 
     def _write(self, page: int) -> None:
         if page // self._pools.half_pages == len(self._halves):
@@ -67,13 +74,19 @@ class SequencePages:
         self._pools.reserve(self._halves[-1], page % self._pools.half_pages + 1)
         laid = torch.zeros(self.form.page_bytes, dtype=torch.uint8)
         laid[: self._tail.numel()] = self._tail.flatten()
-        self._file.write_copied(self._place(page).first, laid)
+        self._file.write_copied(self._place(page, 1).first, laid)
 
 
 def read_pages(
     pages: ClusterPages, memory: PageMemory, wanted: Sequence[tuple[Sequence[Extent], Sequence[int]]]
 ) -> None:
-    """Read pages into frames and wait: for each sequence its pages' extents and their frames. Raises StoreError."""
-    extents = list(chain.from_iterable(own for own, _ in wanted))
-    frames = [[frame] for frame in chain.from_iterable(own for _, own in wanted)]
+    """Read pages into frames and wait: for each sequence its pages' extents and the pages' frames. Raises StoreError."""
+    extents: list[Extent] = []
+    frames: list[Sequence[int]] = []
+    for places, own in wanted:
+        at = 0
+        for extent in places:
+            extents.append(extent)
+            frames.append(own[at : at + extent.pages])
+            at += extent.pages
     finish(pages.file.read(pages.runs(extents, frames, memory)))

@@ -4,7 +4,7 @@ The mapping is touched, and so takes memory, only as frames are used. Knows noth
 """
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -35,9 +35,9 @@ class FrameNumbers:
         self._untouched += number - again
         return [*taken[::-1], *range(first, self._untouched)]
 
-    def give(self, frames: Iterable[int]) -> None:
-        """Take frames back; their content is lost."""
-        self._returned.extend(frames)
+    def give(self, frames: Sequence[int]) -> None:
+        """Take frames back; their content is lost. They are taken again in the order in which they are given."""
+        self._returned.extend(reversed(frames))
 
 
 class Frames(FrameNumbers):

@@ -138,9 +138,11 @@ class Residents(Generic[F]):
             )
 
     def _make_room(self, number: int) -> None:
-        stay = self._pinned | self.busy
-        places = [place for key, place in self._place.items() if key not in stay]
-        if not places:
+        leaving = np.ones(len(self._keys), np.bool_)
+        leaving[[self._place[key] for key in self._pinned | self.busy if key in self._place]] = False
+        places = np.fromiter(self._place.values(), np.int64, len(self._place))
+        places = places[leaving[places]]
+        if not places.size:
             return
         used_at, updated_at, uses, pages = self._facts[:, places]
         last = self._order(Known(used_at, updated_at, uses, pages, self.row, self.frames.count))
