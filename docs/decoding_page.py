@@ -14,7 +14,8 @@ DENSE, OURS = "dense", "dynakv"
 TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
 """What a token costs between flash and memory."""
 
-QUALITY, ABLATIONS = "decoding.json", "decoding_ablations.json"
+QUALITY, ENTRIES, ABLATIONS = "decoding.json", "decoding_entries.json", "decoding_ablations.json"
+"""All kinds of text without single entries, which take long; those on one kind; one technique after the other."""
 COSTS = (
     "decode_cost.json",
     "decode_cost_absolute.json",
@@ -23,7 +24,11 @@ COSTS = (
 )
 """In real shapes: within a share of all KV, within so many bytes, with memory for all of it, and under a limit of the system."""
 
-FILES: Sequence[str] = (QUALITY, ABLATIONS, *COSTS)
+_SHARES = (
+    "What `dynakv` misses of recall and reads, as shares of what another strategy does on the same texts:"
+)
+
+FILES: Sequence[str] = (QUALITY, ENTRIES, ABLATIONS, *COSTS)
 """What `parts` is told of."""
 
 
@@ -31,6 +36,7 @@ def parts(found: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
     """Every part of the page by its marker; `found` are results by file name, None where there are none."""
     return {
         "decoding-quality": strategies(found[QUALITY]),
+        "decoding-entries": beside_entries(found[ENTRIES]),
         "decoding-ablations": ablated(found[ABLATIONS]),
         "decoding-cost": costs([found[name] for name in COSTS]),
     }
@@ -60,12 +66,26 @@ def strategies(told: Mapping[str, Any] | None) -> str:
         [
             _circumstances(told),
             "\n".join(_found(sorted(_over_all(rows), key=lambda row: int(row["decode_tokens"])))),
-            "What `dynakv` misses of recall and reads, as shares of what another strategy does on the same texts:",
+            _SHARES,
             "\n".join(_beside(_over_all(told["beside"]))),
             f"At {last:,} tokens by kind of text:",
             "\n".join(_answers(kinds)),
             "Share of clusters that are retrieved again within so many steps, of those that were just updated and of any:",
             "\n".join(_returns(told)),
+        ]
+    )
+
+
+def beside_entries(told: Mapping[str, Any] | None) -> str:
+    """Single entries at every length, and what `dynakv` comes to beside them."""
+    if told is None:
+        return NOT_MEASURED
+    return "\n\n".join(
+        [
+            _circumstances(told),
+            "\n".join(_found(sorted(_over_all(told["rows"]), key=lambda row: int(row["decode_tokens"])))),
+            _SHARES,
+            "\n".join(_beside(_over_all(told["beside"]))),
         ]
     )
 
