@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvweave.decode.flash.neighbours import chain, together
 from kvweave.decode.flash.packed import PackedRegions
-from kvweave.decode.flash.pools import DualHeadPools, Extent
+from kvweave.decode.flash.pools import DualHeadPools
 from kvweave.decode.flash.runs import joined
 from kvweave.decode.residency.frames import Frames
 from kvweave.decode.retrieved_kv import RetrievedKV
@@ -21,10 +21,13 @@ from kvweave.ops.partial_attention import PartialAttention
 def test_a_pair_grows_inward_and_neighbours_the_next_pool():
     pools = DualHeadPools(4)
     first, second, third = (pools.take((0, 0)) for _ in range(3))
-    assert pools.extent(first, 2) == Extent(0, 2, backward=False)
-    assert pools.extent(second, 3) == Extent(5, 3, backward=True)
-    assert pools.extent(third, 1) == Extent(8, 1, backward=False)  # right behind the second
-    assert pools.extent(first, 4).first + 4 == pools.extent(second, 4).first  # both full: they meet
+    pages = np.arange(4)
+    lie = [pools.numbers(np.full(4, half), pages).tolist() for half in (first, second, third)]
+    assert lie == [
+        [0, 1, 2, 3],
+        [7, 6, 5, 4],
+        [8, 9, 10, 11],
+    ]  # the first two meet, the third is right behind
 
 
 def test_heads_do_not_share_pools_and_a_place_given_back_is_taken_again():
@@ -36,22 +39,14 @@ def test_heads_do_not_share_pools_and_a_place_given_back_is_taken_again():
 
 
 @how(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 5), st.booleans()), max_size=12), st.integers(0, 3)
-)
-def test_runs_bring_every_page_to_its_frame(drawn, gap):
+@given(st.lists(st.integers(0, 60), unique=True, max_size=30), st.randoms(), st.integers(0, 3))
+def test_runs_bring_every_page_to_its_frame(numbers, shuffled, gap):
     """Read by hand from a file of numbered pages: what frame holds which page."""
-    extents, taken = [], set()
-    for first, pages, backward in drawn:
-        span = set(range(first, first + pages))
-        if pages and not span & taken:
-            taken |= span
-            extents.append(Extent(first, pages, backward))
     memory, waste = Frames(200, 8), memoryview(bytearray(8 * gap))
-    frames = [memory.take(extent.pages) for extent in extents]
-    for frame in memory.take(30):
-        memory.give([frame])
-    runs = joined(extents, frames, memory, waste, gap)
+    frames = memory.take(len(numbers))
+    if shuffled.random() < 0.5:
+        shuffled.shuffle(frames)
+    runs = joined(np.array(numbers, np.int64), np.array(frames, np.int64), memory, waste, gap)
     for run in runs:
         at = run.first
         for part in run.parts:
@@ -59,12 +54,9 @@ def test_runs_bring_every_page_to_its_frame(drawn, gap):
                 part[start : start + 8] = at.to_bytes(8, "little")
                 at += 1
         assert at == run.first + run.pages
-    for extent, own in zip(extents, frames, strict=True):
-        pages = list(range(extent.first, extent.first + extent.pages))
-        for page, frame in zip(pages[::-1] if extent.backward else pages, own, strict=True):
-            assert int(memory.pages[frame].view(torch.int64)) == page
-    ordered = sorted(runs, key=lambda run: run.first)
-    for one, following in pairwise(ordered):
+    for page, frame in zip(numbers, frames, strict=True):
+        assert int(memory.pages[frame].view(torch.int64)) == page
+    for one, following in pairwise(runs):
         assert following.first - (one.first + one.pages) > gap  # else they were one run
 
 
@@ -107,7 +99,7 @@ def test_a_packed_home_is_right_behind_the_one_before():
     assert regions.reserve(first, 3) == regions.reserve(second, 2) == []
     (move,) = regions.reserve(first, 5)
     assert (move.first, move.pages, move.to) == (3, 2, 5)
-    assert regions.extent(second, 2).first == 5
+    assert regions.numbers(np.array([second, second, first]), np.array([0, 1, 4])).tolist() == [5, 6, 4]
 
 
 def test_flash_sees_whole_pages_while_few_clusters_grow():

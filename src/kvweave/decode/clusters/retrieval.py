@@ -171,9 +171,9 @@ class ClusterRetriever(ABC):
         store, counts, device = self.store, self.parts.counts, attention.query.device
         keys = self._keys(self.chosen)
         counts.retrieved += len(keys)
-        stayed = sum(map(store.stayed, keys))
+        stayed, ahead = store.ready(keys)
         counts.hits += stayed
-        counts.hits_ahead += sum(map(store.holds, keys)) - stayed
+        counts.hits_ahead += ahead
         store.wait_for_layer(self.layer)
         batches = self._batches()
         for batch in batches:
@@ -194,9 +194,10 @@ class ClusterRetriever(ABC):
             capacity // heads - self.store.pages.largest_pages + 1
         )  # a portion ends with a whole cluster
         portion_pages = max(1, min(self.parts.portion_pages, capacity // (2 * heads), fitting))
+        all_pages = -(-self.table.sizes // self.store.form.per_page)  # (G, C)
         portions: list[list[list[int]]] = []
         for head, clusters in enumerate(self.chosen):
-            pages = -(-self.table.sizes[head, clusters] // self.store.form.per_page)
+            pages = all_pages[head, clusters]
             for cluster, number in zip(
                 clusters, ((np.cumsum(pages) - 1) // portion_pages).tolist(), strict=True
             ):
@@ -206,7 +207,7 @@ class ClusterRetriever(ABC):
         batches: list[list[list[list[int]]]] = [[]]  # one at least, even of nothing
         room = capacity
         for portion in filter(any, portions):  # a cluster longer than a portion leaves empty ones
-            needed = sum(map(self.store.pages.pages_of, self._keys(portion)))
+            needed = sum(int(pages[own].sum()) for pages, own in zip(all_pages, portion, strict=True))
             if batches[-1] and needed > room:
                 batches.append([])
                 room = capacity

@@ -4,6 +4,8 @@ Rows are KV heads, columns clusters in the order they were made. The update form
 (DynaKV §4.2). Tensor letters: G KV heads, C room for clusters. Knows nothing of keys, files or budgets.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,3 +84,13 @@ class ClusterTable:
         for name in ("sizes", "variances", "flagged", "checksums", "homes"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros((self.heads, more), array.dtype)], axis=1))
+
+
+def column(name: str, tables: Sequence[ClusterTable], keys: Sequence[Key]) -> NDArray[np.int64]:
+    """`sizes`, `checksums` or `homes` of clusters, (n,); `tables` are the layers'."""
+    layers, heads, clusters = np.array(keys, np.int64).reshape(-1, 3).T
+    found = np.empty(len(keys), np.int64)
+    for layer in dict.fromkeys(layers.tolist()):
+        own = layers == layer
+        found[own] = getattr(tables[layer], name)[heads[own], clusters[own]]
+    return found

@@ -5,15 +5,19 @@ A cluster is a list of pages in homes that the layout gives out. Knows nothing o
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import ClusterTable, Key
+from kvweave.decode.clusters.table import ClusterTable, Key, column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.entry_format import EntryFormat
 from kvweave.decode.flash.page_file import AlignedBuffer, PageFile, Run, finish
-from kvweave.decode.flash.pools import Extent, Move, Places
+from kvweave.decode.flash.pools import Move, Places
 from kvweave.decode.flash.runs import PageMemory, joined
+
+_NOTHING = memoryview(b"")
 
 
 class ClusterPages:
@@ -55,16 +59,19 @@ class ClusterPages:
         layer, head, cluster = key
         return self.form.pages(int(self.tables[layer].sizes[head, cluster]))
 
-    def extents(self, key: Key, start: int, end: int) -> list[Extent]:
-        """Where pages `start` … `end` − 1 of a cluster lie, in the cluster's order."""
-        layer, head, cluster = key
-        found = []
+    def numbers(self, keys: Sequence[Key], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the first `counts` (n,) pages of clusters lie in the file, one cluster after the other."""
+        pages = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        homes = np.repeat(column("homes", self.tables, keys), counts)
         half_pages = self.places.half_pages
-        for number, half in enumerate(self.tables[layer].halves(head, cluster)):
-            first, last = max(start - number * half_pages, 0), min(end - number * half_pages, half_pages)
-            if first < last:
-                found.append(self.places.extent(half, last).behind(first))
-        return found
+        if counts.max(initial=0) > half_pages:
+            ends = np.cumsum(counts)
+            for index in np.flatnonzero(counts > half_pages).tolist():  # those that outgrew their first home
+                layer, head, cluster = keys[index]
+                own = np.array(self.tables[layer].halves(head, cluster))
+                some = slice(ends[index] - counts[index], ends[index])
+                homes[some] = own[pages[some] // half_pages]
+        return self.places.numbers(homes, pages % half_pages)
 
     def reserve(self, key: Key, pages: int) -> list[Move]:
         """Have as many homes as so many pages need, no more. What is returned must be moved before they are written."""
@@ -83,33 +90,36 @@ class ClusterPages:
     def write_new(self, key: Key, entries: Tensor) -> None:
         """Write all of a cluster's entries (n, E) straight to flash; there must be room."""
         staging = torch.frombuffer(self._buffer.view, dtype=torch.uint8).view(-1, self.form.page_bytes)
-        for start in range(0, self.form.pages(entries.shape[0]), self.largest_pages):
+        numbers = self._of(key, 0, self.form.pages(entries.shape[0]))
+        for start in range(0, len(numbers), self.largest_pages):
             some = entries[start * self.form.per_page : (start + self.largest_pages) * self.form.per_page]
-            pages = self.form.pages(some.shape[0])
-            self.form.lay_out(staging, range(pages), some)
-            (extent,) = self.extents(key, start, start + pages)
-            if extent.backward:
-                staging[:pages] = staging[:pages].flip(0)
-            self.file.write(extent.first, [self._buffer.view[: pages * self.form.page_bytes]])
+            own = numbers[start : start + self.largest_pages]
+            self.form.lay_out(
+                staging, (own - own.min()).tolist(), some
+            )  # in the file's order: pages of one home
+            self.file.write(int(own.min()), [self._buffer.view[: len(own) * self.form.page_bytes]])
 
     def write(self, key: Key, memory: PageMemory, frames: Sequence[int], page: int) -> None:
         """Write frames as a cluster's pages from `page` on."""
-        at = 0
-        for extent in self.extents(key, page, page + len(frames)):
-            own = frames[at : at + extent.pages]
-            self.file.write(extent.first, memory.views(own[::-1] if extent.backward else own))
-            at += extent.pages
+        numbers = self._of(key, page, page + len(frames))
+        for run in joined(numbers, np.array(frames, np.int64), memory, _NOTHING, 0):
+            self.file.write(run.first, run.parts)
 
     def read(self, key: Key, memory: PageMemory, page: int, frame: int) -> None:
         """Read one page and wait for it."""
-        runs = joined(self.extents(key, page, page + 1), [[frame]], memory, self._waste, 0)
-        finish(self.file.read(runs))
+        self.read_all(self._of(key, page, page + 1), np.array([frame]), memory)
 
-    def runs(
-        self, extents: Sequence[Extent], frames: Sequence[Sequence[int]], memory: PageMemory
-    ) -> list[Run]:
-        """The runs that bring extents into frames, gaps read through."""
-        return joined(extents, frames, memory, self._waste, self.gap_pages)
+    def read_all(self, numbers: NDArray[np.int64], frames: NDArray[np.int64], memory: PageMemory) -> None:
+        """Read pages of the file into frames and wait. Raises StoreError."""
+        finish(self.file.read(self.runs(numbers, frames, memory)))
+
+    def runs(self, numbers: NDArray[np.int64], frames: NDArray[np.int64], memory: PageMemory) -> list[Run]:
+        """The runs that bring pages of the file into frames, gaps read through."""
+        return joined(numbers, frames, memory, self._waste, self.gap_pages)
+
+    def _of(self, key: Key, start: int, end: int) -> NDArray[np.int64]:
+        """Where pages `start` … `end` − 1 of a cluster lie."""
+        return self.numbers([key], np.array([end]))[start:]
 
     def move(self, moves: Sequence[Move]) -> None:
         """Move pages on, the last ones first, through the write buffer; nothing may be read meanwhile."""

@@ -6,7 +6,10 @@ a sparse file to itself. Knows nothing of memory or of what clusters hold.
 
 from collections import defaultdict
 
-from kvweave.decode.flash.pools import Extent, Move
+import numpy as np
+from numpy.typing import NDArray
+
+from kvweave.decode.flash.pools import Move
 from kvweave.errors import InvalidRequest
 
 REGION_PAGES = 2**18
@@ -36,9 +39,11 @@ class PackedRegions:
     def give(self, owner: tuple[int, int], half: int) -> None:
         """A home once taken is kept: its cluster has but one."""
 
-    def extent(self, half: int, pages: int) -> Extent:
-        """Where the first `pages` pages of a home lie."""
-        return Extent(self._start(half), pages, backward=False)
+    def numbers(self, halves: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where pages (n,) of homes (n,) lie."""
+        own, place = np.unique(halves, return_inverse=True)
+        starts = np.fromiter(map(self._start, own.tolist()), np.int64, len(own))
+        return starts[place] + pages
 
     def reserve(self, half: int, pages: int) -> list[Move]:
         """Make a home so long; what must move for it, in order. Raises InvalidRequest if the stretch is full."""

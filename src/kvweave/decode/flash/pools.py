@@ -9,19 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Pages `first` … `first + pages` − 1; `backward` if the cluster's own order runs against them."""
-
-    first: int
-    pages: int
-    backward: bool
-
-    def behind(self, skip: int) -> "Extent":
-        """Without the first `skip` pages, in the cluster's order."""
-        first = self.first if self.backward else self.first + skip
-        return Extent(first, self.pages - skip, self.backward)
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +39,8 @@ class Places(Protocol):
         """Have room for so many pages; what must move for it."""
         ...
 
-    def extent(self, half: int, pages: int) -> Extent:
-        """Where the first `pages` pages of a home lie."""
+    def numbers(self, halves: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where pages (n,) of homes (n,) lie in the file; a home's first page is 0."""
         ...
 
     def state(self) -> dict[str, object]:
@@ -92,12 +81,10 @@ class DualHeadPools:
         """A half has all its room from the start: nothing moves."""
         return []
 
-    def extent(self, half: int, pages: int) -> Extent:
-        """Where the first `pages` pages of a half's cluster lie."""
-        pool = half // 2 * 2 * self.half_pages
-        if half % 2 == 0:
-            return Extent(pool, pages, backward=False)
-        return Extent(pool + 2 * self.half_pages - pages, pages, backward=True)
+    def numbers(self, halves: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where pages (n,) of halves' clusters (n,) lie: from the pool's front, or from its back."""
+        inward = np.where(halves % 2 == 0, pages, 2 * self.half_pages - 1 - pages)
+        return halves // 2 * 2 * self.half_pages + inward
 
     def state(self) -> dict[str, object]:
         """What `restore` needs, as JSON values."""

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.flash.cluster_pages import ClusterPages
 from kvweave.decode.flash.entry_format import EntryFormat
-from kvweave.decode.flash.page_file import PageFile, finish
-from kvweave.decode.flash.pools import Extent, Places
-from kvweave.decode.flash.runs import PageMemory
+from kvweave.decode.flash.page_file import PageFile
+from kvweave.decode.flash.pools import Places
 
 
 class SequencePages:
@@ -52,21 +51,12 @@ class SequencePages:
         """The vectors (n, E) of the last page, which is not full; to be read only."""
         return self._tail[: self.count % self.form.per_page]
 
-    def extents(self, pages: Sequence[int]) -> list[Extent]:
-        """Where these pages, ascending, lie: those that follow each other in a half as one extent."""
-        numbers = np.asarray(pages, np.int64)
-        half_pages = self._pools.half_pages
-        starts = np.flatnonzero((np.diff(numbers, prepend=-2) != 1) | (numbers % half_pages == 0))
-        lengths = np.diff(starts, append=len(numbers))
-        return [
-            self._place(first, count)
-            for first, count in zip(numbers[starts].tolist(), lengths.tolist(), strict=True)
-        ]
-
-    def _place(self, page: int, count: int) -> Extent:
-        """Pages from `page` on, all of one half."""
-        number, at = divmod(page, self._pools.half_pages)
-        return self._pools.extent(self._halves[number], at + count).behind(at)
+    def numbers(self, pages: Sequence[int]) -> NDArray[np.int64]:
+        """Where these pages lie in the file."""
+        wanted, half_pages = np.asarray(pages, np.int64), self._pools.half_pages
+        return self._pools.numbers(
+            np.asarray(self._halves, np.int64)[wanted // half_pages], wanted % half_pages
+        )
 
     def _write(self, page: int) -> None:
         if page // self._pools.half_pages == len(self._halves):
@@ -74,19 +64,4 @@ class SequencePages:
         self._pools.reserve(self._halves[-1], page % self._pools.half_pages + 1)
         laid = torch.zeros(self.form.page_bytes, dtype=torch.uint8)
         laid[: self._tail.numel()] = self._tail.flatten()
-        self._file.write_copied(self._place(page, 1).first, laid)
-
-
-def read_pages(
-    pages: ClusterPages, memory: PageMemory, wanted: Sequence[tuple[Sequence[Extent], Sequence[int]]]
-) -> None:
-    """Read pages into frames and wait: for each sequence its pages' extents and the pages' frames. Raises StoreError."""
-    extents: list[Extent] = []
-    frames: list[Sequence[int]] = []
-    for places, own in wanted:
-        at = 0
-        for extent in places:
-            extents.append(extent)
-            frames.append(own[at : at + extent.pages])
-            at += extent.pages
-    finish(pages.file.read(pages.runs(extents, frames, memory)))
+        self._file.write_copied(int(self.numbers([page])[0]), laid)

@@ -15,14 +15,14 @@ from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import Key
+from kvweave.decode.clusters.table import Key, column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.cluster_pages import ClusterPages
-from kvweave.decode.flash.pools import Extent
 from kvweave.decode.residency.device_pages import DevicePages
-from kvweave.decode.residency.frames import Frames
+from kvweave.decode.residency.frames import Frames, rows_of
 from kvweave.decode.residency.residents import Residents
 from kvweave.errors import InvalidRequest, StoreError
 
@@ -121,34 +121,27 @@ class StoredClusters:
     def fetch_ahead(self, keys: Sequence[Key]) -> None:
         """Start reading as many of these clusters as there is room for, in this order, without waiting."""
         room = self._frames.free + self.residents.evictable()
-        missing = []
-        for key in keys:
-            if self.holds(key):
-                continue
-            room -= self._flash_pages(key)
-            if room < 0:
-                break
-            missing.append(key)
-        self._counts.prefetched += len(missing)
-        self._fetch(missing, ahead=True)
+        missing = self.residents.missing(keys if self.device is None else self.device.residents.missing(keys))
+        counts = self._on_flash(missing, column("sizes", self.tables, missing))
+        fitting = missing[: int((np.cumsum(counts) <= room).sum())]
+        self._counts.prefetched += len(fitting)
+        self._fetch(fitting, ahead=True)
 
     def ensure(self, keys: Sequence[Key]) -> None:
         """Have these clusters in memory, pinned until `residents.release`; reads what is missing and waits for it.
 
         Raises StoreError if something cannot be read or is not what was written.
         """
-        missing = [key for key in keys if key not in self.residents]
+        missing = self.residents.missing(keys)
         self.residents.pin(keys)
         self._fetch(missing, ahead=False)
         self.wait(keys)
 
-    def holds(self, key: Key) -> bool:
-        """Whether a cluster can be attended to without being read."""
-        return key in self.residents or (self.device is not None and key in self.device.residents)
-
-    def stayed(self, key: Key) -> bool:
-        """Whether a cluster can be attended to because it was asked for before, and not only fetched ahead."""
-        return self.residents.asked_for(key) or (self.device is not None and key in self.device.residents)
+    def ready(self, keys: Sequence[Key]) -> tuple[int, int]:
+        """How many clusters need not be read since they were asked for before, and how many as they were fetched ahead."""
+        away = keys if self.device is None else self.device.residents.missing(keys)
+        stayed, ahead = self.residents.present(away)
+        return len(keys) - len(away) + stayed, ahead
 
     def bring(self, keys: Sequence[Key]) -> None:
         """Have these clusters where they are attended to, pinned until `let_go`; as `ensure` in all else."""
@@ -164,7 +157,7 @@ class StoredClusters:
 
     def let_go(self, keys: Sequence[Key]) -> None:
         """These have been attended to, and nothing needs to stay."""
-        self.residents.use([key for key in keys if key in self.residents])
+        self.residents.use(keys)
         self.residents.release()
         if self.device is not None:
             self.device.residents.row = self.residents.row
@@ -193,7 +186,7 @@ class StoredClusters:
     def entries(self, layer: int, head: int, cluster: int) -> Tensor:
         """A copy of a cluster's entries (n, E); it must be in memory."""
         key = (layer, head, cluster)
-        pages = self._frames.pages[self._frames_of(key)]
+        pages = rows_of(self._frames.pages, torch.tensor(self._frames_of(key), dtype=torch.long))
         size = int(self.tables[layer].sizes[head, cluster])
         return self.form.entries_in(pages).reshape(-1, self.form.bytes)[:size]
 
@@ -201,19 +194,21 @@ class StoredClusters:
         """Keys and values (G, n, D) of each head's `chosen` clusters, all brought, and which are entries (G, 1, n)."""
         pages = self._frames.pages if self.device is None else self.device.pages
         frames_of = self._frames_of if self.device is None else self.device.residents.frames_of
-        frames: list[list[int]] = []
-        filled: list[list[int]] = []
-        for head, clusters in enumerate(chosen):
-            frames.append(list(chain.from_iterable(frames_of((layer, head, c)) for c in clusters)))
-            sizes = self.tables[layer].sizes[head, list(clusters)].tolist()
-            filled.append(list(chain.from_iterable(map(self._filled, sizes))))
+        frames = [
+            list(chain.from_iterable(frames_of((layer, head, c)) for c in clusters))
+            for head, clusters in enumerate(chosen)
+        ]
         most = max(map(len, frames))
         filler = next(
             (own[0] for own in frames if own), 0
         )  # any that holds numbers: hidden, but multiplied by 0
-        index = torch.tensor([own + [filler] * (most - len(own)) for own in frames])  # (G, P)
-        valid = torch.tensor([own + [0] * (most - len(own)) for own in filled])
-        entries = self.form.entries_in(pages[index.to(pages.device)])  # (G, P, per page, E)
+        padded = [own + [filler] * (most - len(own)) for own in frames]
+        index = torch.tensor(padded, dtype=torch.long)  # (G, P)
+        valid = torch.zeros(len(frames), most, dtype=torch.long)
+        for head, clusters in enumerate(chosen):
+            filled = self._filled(self.tables[layer].sizes[head, list(clusters)])
+            valid[head, : len(filled)] = torch.from_numpy(filled)
+        entries = self.form.entries_in(rows_of(pages, index))  # (G, P, per page, E)
         keys, values = self.form.decode(entries.flatten(1, 2))
         visible = torch.arange(self.form.per_page) < valid[..., None]  # (G, P, per page)
         return keys, values, visible.flatten(1)[:, None]
@@ -264,32 +259,21 @@ class StoredClusters:
     def _fetch(self, missing: Sequence[Key], *, ahead: bool) -> None:
         if not missing:
             return
-        counts = [self._flash_pages(key) for key in missing]
-        while self._frames.free < sum(counts):
-            self.residents.make_free(sum(counts))
-            counts = [self._flash_pages(key) for key in missing]  # more if a last page had to leave for it
-        frames = self._frames.take(sum(counts))
-        extents: list[Extent] = []
-        places: list[list[int]] = []
+        sizes = column("sizes", self.tables, missing)
+        counts = self._on_flash(missing, sizes)
+        while self._frames.free < counts.sum():
+            self.residents.make_free(int(counts.sum()))
+            counts = self._on_flash(missing, sizes)  # more if a last page had to leave for it
+        frames = self._frames.take(int(counts.sum()))
         at = 0
-        for key, count in zip(missing, counts, strict=True):
-            own = frames[at : at + count]
+        for key, count in zip(missing, counts.tolist(), strict=True):
+            self.residents.put(key, frames[at : at + count], ahead=ahead)
             at += count
-            self.residents.put(key, own, ahead=ahead)
-            done = 0
-            for extent in self.pages.extents(key, 0, count):
-                extents.append(extent)
-                places.append(own[done : done + extent.pages])
-                done += extent.pages
-        runs = self.pages.runs(extents, places, self._frames)
+        runs = self.pages.runs(self.pages.numbers(missing, counts), np.array(frames, np.int64), self._frames)
         loading = _Loading(tuple(missing), tuple(self.pages.file.read(runs)))
         self._counts.cluster_reads += len(runs)
-        self._counts.entries_read += sum(
-            min(int(self.tables[layer].sizes[head, cluster]), count * self.form.per_page)
-            for (layer, head, cluster), count in zip(missing, counts, strict=True)
-        )
-        for key in missing:
-            self._loading[key] = loading
+        self._counts.entries_read += int(np.minimum(sizes, counts * self.form.per_page).sum())
+        self._loading.update(dict.fromkeys(missing, loading))
         self.residents.busy.update(missing)
 
     def _finish_all(self) -> None:
@@ -314,17 +298,14 @@ class StoredClusters:
     def _damaged(self, keys: Sequence[Key]) -> Key | None:
         """The first cluster whose pages do not sum up to its checksum."""
         held = [self._frames_of(key) for key in keys]
-        pages = self._frames.pages[list(chain.from_iterable(held))]
-        sums = pages.view(torch.int64).sum(1).numpy()  # unused room in a page is zero
-        at = 0
-        for key, frames in zip(keys, held, strict=True):
-            layer, head, cluster = key
-            with np.errstate(over="ignore"):
-                found = int(np.add.reduce(sums[at : at + len(frames)], dtype=np.int64)) if frames else 0
-            if found != int(self.tables[layer].checksums[head, cluster]):
-                return key
-            at += len(frames)
-        return None
+        frames = torch.tensor(list(chain.from_iterable(held)), dtype=torch.long)
+        pages = rows_of(self._frames.pages, frames)
+        sums = pages.view(torch.int64).numpy().sum(1)  # unused room in a page is zero
+        running = np.concatenate([[0], np.cumsum(sums)])  # modulo 2⁶⁴, as their differences are
+        ends = np.cumsum(np.fromiter(map(len, held), np.int64, len(held)))
+        found = running[ends] - running[np.concatenate([[0], ends[:-1]])]
+        wrong = np.flatnonzero(found != column("checksums", self.tables, keys))
+        return keys[wrong[0]] if wrong.size else None
 
     def _tail_of(self, key: Key, page: int, *, fresh: bool) -> int:
         """The frame of a cluster's last page, to be written to; `fresh`: the page does not exist yet."""
@@ -397,9 +378,18 @@ class StoredClusters:
         layer, head, cluster = key
         return self.pages.pages_of(key) - (cluster in self._tails[layer, head])
 
-    def _filled(self, size: int) -> list[int]:
-        whole, rest = divmod(size, self.form.per_page)
-        return [self.form.per_page] * whole + ([rest] if rest else [])
+    def _on_flash(self, keys: Sequence[Key], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`_flash_pages` of clusters of these sizes."""
+        waiting = [cluster in self._tails[layer, head] for layer, head, cluster in keys]
+        return -(-sizes // self.form.per_page) - np.array(waiting, np.int64)
+
+    def _filled(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Entries on each page of clusters of these sizes, one after the other."""
+        pages = -(-sizes // self.form.per_page)
+        filled = np.full(int(pages.sum()), self.form.per_page)
+        some = pages > 0
+        filled[np.cumsum(pages)[some] - 1] = (sizes - (pages - 1) * self.form.per_page)[some]
+        return filled
 
     def _reserve(self, key: Key, pages: int) -> None:
         """Have room on flash for so many pages of a cluster."""

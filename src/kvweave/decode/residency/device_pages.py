@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvweave.decode.clusters.table import Key
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.residency.frames import FrameNumbers
+from kvweave.decode.residency.frames import FrameNumbers, rows_of
 from kvweave.decode.residency.residents import Residents
 
 
@@ -24,12 +24,12 @@ class DevicePages:
     def missing(self, keys: Sequence[Key]) -> list[Key]:
         """Those that are not here; the others stay until the residents' `release`."""
         self.residents.pin(keys)
-        return [key for key in keys if key not in self.residents]
+        return self.residents.missing(keys)
 
     def copy(self, key: Key, memory: Tensor, frames: Sequence[int]) -> None:
         """Bring a cluster here from these frames of `memory` (n, page bytes); it stays until the residents' `release`."""
         own = self.residents.room(len(frames))
-        self.pages[own] = memory[list(frames)].to(self.pages.device)
+        self.pages[own] = rows_of(memory, torch.tensor(frames, dtype=torch.long)).to(self.pages.device)
         self.residents.put(key, own)
 
     def forget(self, key: Key) -> None:

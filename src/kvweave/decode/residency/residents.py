@@ -48,9 +48,15 @@ class Residents(Generic[F]):
     def __contains__(self, key: Key) -> bool:
         return key in self._place
 
-    def asked_for(self, key: Key) -> bool:
-        """Whether a cluster is here because it was asked for before, and not only fetched ahead."""
-        return key in self._place and key not in self._unused
+    def missing(self, keys: Sequence[Key]) -> list[Key]:
+        """Those that are not here."""
+        return [key for key in keys if key not in self._place]
+
+    def present(self, keys: Sequence[Key]) -> tuple[int, int]:
+        """How many are here because they were asked for before, and how many are only fetched ahead."""
+        here = self._place.keys() & keys
+        ahead = len(here & self._unused)
+        return len(here) - ahead, ahead
 
     def frames_of(self, key: Key) -> list[int]:
         """The frames of a cluster in memory, in the order of its pages; the caller may append to it."""
@@ -79,8 +85,8 @@ class Residents(Generic[F]):
         return frames
 
     def use(self, keys: Sequence[Key]) -> None:
-        """Note that these clusters, all in memory, are attended to now."""
-        places = [self._place[key] for key in keys]
+        """Note that those of these clusters that are in memory are attended to now."""
+        places = [place for key in keys if (place := self._place.get(key)) is not None]
         self._facts[0, places] = self.row
         self._facts[2, places] += 1
         self._unused.difference_update(keys)
@@ -110,8 +116,9 @@ class Residents(Generic[F]):
 
     def evictable(self) -> int:
         """Frames of clusters that may leave; does not look at each of them."""
-        staying = sum(len(self.frames_of(key)) for key in self._pinned | self.busy if key in self._place)
-        return self.frames.count - self.frames.free - self.outside() - staying
+        staying = self._place.keys() & (self._pinned | self.busy)
+        held = sum(len(self._held[self._place[key]]) for key in staying)
+        return self.frames.count - self.frames.free - self.outside() - held
 
     def room(self, number: int) -> list[int]:
         """So many free frames, for which other clusters leave if need be.
@@ -139,7 +146,7 @@ class Residents(Generic[F]):
 
     def _make_room(self, number: int) -> None:
         leaving = np.ones(len(self._keys), np.bool_)
-        leaving[[self._place[key] for key in self._pinned | self.busy if key in self._place]] = False
+        leaving[[self._place[key] for key in self._place.keys() & (self._pinned | self.busy)]] = False
         places = np.fromiter(self._place.values(), np.int64, len(self._place))
         places = places[leaving[places]]
         if not places.size:

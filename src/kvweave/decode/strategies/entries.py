@@ -4,15 +4,18 @@ Paper: DynaKV §8.1, the naive baseline. Keys and values lie apart, in sequence 
 and no key twice. Pages of values stay in memory as clusters do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvweave.decode.budget import Allowance
 from kvweave.decode.clusters.retrieval import ClusterParts
 from kvweave.decode.flash.entry_format import EntryFormat
-from kvweave.decode.flash.sequence import SequencePages, read_pages
+from kvweave.decode.flash.sequence import SequencePages
+from kvweave.decode.residency.frames import rows_of
 from kvweave.ops.partial_attention import PartialAttention
 
 
@@ -87,10 +90,9 @@ class SingleEntries:
         for start in range(0, pages, step):
             some = range(start, min(start + step, pages))
             held = [self._parts.store.residents.room(len(some)) for _ in self._keys]
-            extents = [sequence.extents(some) for sequence in self._keys]
             try:
-                read_pages(self._parts.store.pages, frames, list(zip(extents, held, strict=True)))
-                keys = self._vectors(frames.pages[torch.tensor(held)])
+                self._read_into(held, self._keys, [some for _ in self._keys])
+                keys = self._vectors(rows_of(frames.pages, torch.tensor(held)))
                 found.append(attention.logits(keys.to(attention.query.device)))
             finally:
                 for own in held:
@@ -138,7 +140,7 @@ class SingleEntries:
             frames[head, len(held) :] = residents.frames_of(self._any(asked))[0]
             places[head, : len(pages)] = torch.tensor(pages, dtype=torch.long)
             residents.use([(self.layer, head, page) for page in pages])
-        values = self._vectors(residents.frames.pages[frames])  # (G, pages · per page, D)
+        values = self._vectors(rows_of(residents.frames.pages, frames))  # (G, pages · per page, D)
         columns = (places.clamp(min=0)[..., None] * per_page + torch.arange(per_page)).flatten(1)
         own = logits.gather(2, columns.to(logits.device)[:, None].expand(-1, logits.shape[1], -1))
         absent_pages = (places < 0).repeat_interleave(per_page, dim=1)[:, None].to(logits.device)
@@ -150,13 +152,22 @@ class SingleEntries:
         if not any(missing):
             return
         held = [residents.room(len(pages)) for pages in missing]
-        extents = [self._values[head].extents(pages) for head, pages in enumerate(missing)]
         before = counts.reads
-        read_pages(self._parts.store.pages, residents.frames, list(zip(extents, held, strict=True)))
+        self._read_into(held, self._values, missing)
         counts.cluster_reads += counts.reads - before
         for head, pages in enumerate(missing):
             for page, frame in zip(pages, held[head], strict=True):
                 residents.put((self.layer, head, page), [frame])
+
+    def _read_into(
+        self, frames: list[list[int]], sequences: list[SequencePages], wanted: Sequence[Sequence[int]]
+    ) -> None:
+        """Read the pages wanted of each head's sequence, together."""
+        numbers = [sequence.numbers(pages) for sequence, pages in zip(sequences, wanted, strict=True)]
+        store = self._parts.store
+        store.pages.read_all(
+            np.concatenate(numbers), np.array(list(chain.from_iterable(frames))), store.residents.frames
+        )
 
     def _any(self, asked: list[list[int]]) -> tuple[int, int, int]:
         """A page in memory to stand where a head has none: hidden, but multiplied by zero."""
