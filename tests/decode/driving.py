@@ -136,16 +136,14 @@ def members(held: RetrievedKV, layer: int, head: int, cluster: int):
 def watched_attention(monkeypatch):
     """Collects, per head, the positions that are attended to while it lasts."""
     seen = [Counter() for _ in range(HEADS)]
-    original = PartialAttention.add
+    original = PartialAttention.add_weighed
 
-    def add(self, keys, values, visible=None):
-        original(self, keys, values, visible)
-        shown = torch.ones(HEADS, values.shape[1], dtype=torch.bool)
-        if visible is not None:
-            shown &= visible[:, -1].expand(HEADS, -1)
+    def add_weighed(self, logits, values):
+        shown = logits[:, -1].isfinite()  # (G, n): what the last row sees
         for head in range(HEADS):
             seen[head].update(values[head, shown[head], 0].int().tolist())
+        original(self, logits, values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PartialAttention, "add", add)
+        patch.setattr(PartialAttention, "add_weighed", add_weighed)
         yield seen

@@ -75,8 +75,7 @@ def test_growing_moves_nothing_in_pools_and_all_behind_it_when_packed():
     moved, splits = {}, {}
     for strategy in ("static", "dynakv"):
         for layout in ("dual-head", "packed"):
-            clusters = {"spread": 1.5}  # growing rather than splitting
-            kv = settings(strategy=strategy, clusters=clusters, flash={"layout": layout})
+            kv = settings(strategy=strategy, flash={"layout": layout})
             with RetrievedKV(geometry(), kv) as held:
                 text = Text(held)
                 text.begin(200)

@@ -7,11 +7,11 @@ import torch
 from driving import HEADS, Text, geometry, settings, stored, watched_attention
 
 from kvweave.decode.retrieved_kv import RetrievedKV
-from kvweave.decode.strategies import STRATEGIES
+from kvweave.decode.strategies import CLUSTERED, STRATEGIES
 from kvweave.errors import InvalidRequest
 
 KEEPING = sorted(set(STRATEGIES) - {"window"})
-CLUSTERED = ["dynakv", "static", "local"]
+
 SMALL = 60_000  # bytes: holds some of the clusters below, not all
 
 
@@ -56,8 +56,10 @@ def test_a_step_attends_to_no_more_than_the_budget(strategy, budget, monkeypatch
                 assert {0, 1, 2, 3, text.length - 1} <= set(seen[head])  # sinks and the row itself
 
 
-def test_single_entries_are_those_with_the_largest_weights(monkeypatch):
-    held = RetrievedKV(geometry(), settings(kv_budget=40, strategy="entries"))
+@pytest.mark.parametrize("strategy", ["entries", "static", "local"])
+def test_the_best_entries_of_all_are_those_with_the_largest_weights(strategy):
+    """Single entries look at every key, and so do clusters that are all looked through."""
+    held = RetrievedKV(geometry(), settings(kv_budget=40, strategy=strategy, clusters={"candidates": 1000.0}))
     text = Text(held)
     text.begin(200)
     query, output = text.step()
@@ -65,8 +67,8 @@ def test_single_entries_are_those_with_the_largest_weights(monkeypatch):
         2
     ] ** -0.5
     between = slice(4, text.length - 8)  # behind the sinks, before the window
-    weights = logits[:, :, between].softmax(-1).sum(1)
-    best = weights.topk(40 - 4 - 8).indices + 4
+    of_all = logits[:, :, between].softmax(-1) if strategy == "entries" else logits.softmax(-1)[:, :, between]
+    best = of_all.sum(1).topk(40 - 4 - 8).indices + 4
     for head in range(HEADS):
         kept = [*range(4), *best[head].tolist(), *range(text.length - 8, text.length)]
         shares = logits[head][:, kept].softmax(-1)
@@ -75,6 +77,20 @@ def test_single_entries_are_those_with_the_largest_weights(monkeypatch):
             output[0].unflatten(0, (HEADS, -1))[head, :, 0], expected, atol=1e-4, rtol=1e-4
         )
     held.close()
+
+
+def test_no_more_is_looked_through_than_memory_holds_at_once():
+    """Else what left to make room would be read again: whole clusters are attended to instead."""
+    outputs = []
+    for candidates in (1.0, 1000.0):
+        given = settings(kv_budget=60, resident_bytes=26_000, clusters={"candidates": candidates})
+        with RetrievedKV(geometry(), given) as held:
+            text = Text(held)
+            text.begin(600)
+            outputs.append([text.step()[1] for _ in range(20)])
+            assert held.counts.peak_resident_bytes <= 26_000
+    for whole, looked in zip(*outputs, strict=True):
+        torch.testing.assert_close(looked, whole, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("strategy", CLUSTERED)

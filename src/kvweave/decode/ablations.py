@@ -1,6 +1,6 @@
 """Decoding with one technique switched off or one setting swept, by name: what evaluation and bench compare.
 
-A variant is a strategy's name, or `dynakv/NAME` for the adaptive one with the change that NAME stands for.
+A variant is a strategy's name, or STRATEGY/NAME for one that makes clusters with the change that NAME stands for.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvweave.decode.settings import ClusteredKV
-from kvweave.decode.strategies import STRATEGIES, strategy_named
+from kvweave.decode.strategies import CLUSTERED, STRATEGIES, strategy_named
 from kvweave.errors import InvalidRequest
 
 ABLATED = "dynakv"
@@ -27,7 +27,9 @@ ABLATIONS: Mapping[str, Callable[[ClusteredKV], ClusteredKV]] = MappingProxyType
     {
         "immediate-split": lambda kv: _clusters(kv, split="immediate"),
         **{f"buffer-{n}": partial(_clusters, buffer_entries=n) for n in (0, 2, 4, 8)},
-        **{f"spread-{c:g}": partial(_clusters, spread=c) for c in (0.5, 1.0, 1.5, 2.0, 3.0)},
+        **{f"spread-{c:g}": partial(_clusters, spread=c) for c in (0.5, 0.7, 1.0, 2.0, 3.0)},
+        "whole-clusters": lambda kv: _clusters(kv, candidates=1.0),
+        **{f"candidates-{c:g}": partial(_clusters, candidates=c) for c in (1.4, 1.8, 2.5)},
         "made-order": lambda kv: _flash(kv, order="made"),
         "packed": lambda kv: _flash(kv, layout="packed"),
         "one-tail-page": lambda kv: _flash(kv, tail_pages=1),
@@ -38,7 +40,7 @@ ABLATIONS: Mapping[str, Callable[[ClusteredKV], ClusteredKV]] = MappingProxyType
         "resident-centroids": lambda kv: _residency(kv, representatives="resident"),
     }
 )
-"""Changes of settings by name; the buffer as it comes holds 16, the spread is 0.7."""
+"""Changes of settings by name; the buffer as it comes holds 16, the spread is 1.5, and 1.8 times as much is looked through as is attended to."""
 
 
 def all_variants() -> tuple[str, ...]:
@@ -53,7 +55,7 @@ def variant_named(name: str, settings: ClusteredKV) -> ClusteredKV:
     chosen = replace(settings, strategy=strategy)
     if not ablation:
         return chosen
-    if strategy != ABLATED or ablation not in ABLATIONS:
+    if strategy not in CLUSTERED or ablation not in ABLATIONS:
         raise InvalidRequest(
             f"there is no variant {name!r} of a decoding strategy; choose one of {', '.join(all_variants())}"
         )

@@ -27,12 +27,15 @@ class ClusterSettings:
     beyond is split. `spread`: a cluster may vary this many times as much as the head's clusters do on the mean when
     they are made (c in τ = c · mean; the paper leaves it open). `buffer_entries`: how many newcomers of flagged
     clusters a head holds back until the cluster is in memory (Bmax, the paper's 16); `split` "immediate" loads the
-    cluster at once instead. `local_entries`: how many newcomers the local strategy gathers before it clusters them.
+    cluster at once instead. `candidates`: clusters are retrieved until they hold this many times what may be attended to,
+    and the best of their entries are attended to; 1 attends to whole clusters, None is the strategy's own (1.8 for
+    dynakv, 1 for others). `local_entries`: how many newcomers the local strategy gathers before it clusters them.
     """
 
     mean_entries: int = 32
     max_entries: int = 128
-    spread: float = 0.7
+    spread: float = 1.5
+    candidates: float | None = None
     buffer_entries: int = 16
     split: Literal["delayed", "immediate"] = "delayed"
     local_entries: int = 128
@@ -138,6 +141,10 @@ class ClusteredKV:
                 "the first must be at least 1 and not above the second",
             ),
             (self.clusters.max_entries >= 2, f"max_entries is {self.clusters.max_entries}; a split needs 2"),
+            (
+                self.clusters.candidates is None or self.clusters.candidates >= 1,
+                f"candidates is {self.clusters.candidates}; clusters hold at least 1 times what is attended to",
+            ),
             (self.clusters.buffer_entries >= 0, f"buffer_entries is {self.clusters.buffer_entries}"),
             (self.flash.tail_pages >= 1, f"tail_pages is {self.flash.tail_pages}; at least 1 is needed"),
             (self.flash.readers >= 1, f"readers is {self.flash.readers}; at least 1 is needed"),

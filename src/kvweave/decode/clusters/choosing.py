@@ -1,4 +1,4 @@
-"""Which clusters a query asks for: scored by their centroids, taken whole until the budget is used up.
+"""What a query asks for: clusters scored by their centroids, and of what they hold the entries that weigh most.
 
 Tensor letters: G KV heads, R query rows of a head's group, C clusters, D head width. Knows nothing of files.
 """
@@ -41,6 +41,20 @@ def choose(scores: Tensor, sizes: NDArray[np.int64], left: NDArray[np.int64]) ->
         taken |= now
         room -= np.where(now, ranked, 0).sum(1)
     return [order[head, taken[head]].tolist() for head in range(len(order))]
+
+
+def best_entries(logits: Tensor, log_mass: Tensor, left: NDArray[np.int64]) -> Tensor:
+    """Which entries weigh most, (G, n) bool, at most `left` (G,) of each head, summed over the rows that share it.
+
+    `logits` (G, R, n), −inf for what is hidden; `log_mass` (G, R) of all that is attended to besides.
+    """
+    whole = torch.logaddexp(logits.logsumexp(-1), log_mass)
+    weights = (
+        (logits - whole[..., None]).exp().nan_to_num(0.0).sum(1)
+    )  # (G, n); rows that see nothing count for nothing
+    order = weights.topk(min(int(left.max()), weights.shape[1]), dim=-1).indices
+    within = torch.arange(order.shape[1]) < torch.from_numpy(left)[:, None]
+    return torch.zeros_like(weights, dtype=torch.bool).scatter_(1, order, within.to(order.device))
 
 
 def sizes_tensor(sizes: NDArray[np.int64]) -> Tensor:

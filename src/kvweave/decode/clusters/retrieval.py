@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvweave.decode.budget import Allowance
 from kvweave.decode.clusters.buffers import WaitingEntries
-from kvweave.decode.clusters.choosing import choose, score, sizes_tensor
+from kvweave.decode.clusters.choosing import best_entries, choose, score, sizes_tensor
 from kvweave.decode.clusters.representatives import Representatives
 from kvweave.decode.clusters.table import ClusterTable, Key
 from kvweave.decode.counters import DecodeCounts
@@ -57,6 +58,9 @@ class ClusterRetriever(ABC):
         self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(heads)
         self.chosen: list[list[int]] = [[] for _ in range(heads)]
         self.when_read: Callable[[], None] = lambda: None
+        self.candidates = (
+            1.0 if parts.settings.clusters.candidates is None else parts.settings.clusters.candidates
+        )
 
     # What strategies differ in
 
@@ -148,9 +152,15 @@ class ClusterRetriever(ABC):
         sizes = self.table.sizes[:, : centroids.shape[1]]
         scores = score(attention.query.cpu(), centroids, sizes_tensor(sizes), attention.softcap)
         room = np.maximum(left - self.waiting.count, 0)
-        self.chosen = [self._by_place(head, own) for head, own in enumerate(choose(scores, sizes, room))]
-        self._attend_chosen(attention)
-        return attended + sum(int(sizes[head, own].sum()) for head, own in enumerate(self.chosen))
+        found = self._choose(scores, sizes, (room * self.candidates).astype(np.int64))
+        batches = self._batches()
+        if (
+            len(batches) > 1 and (found > room).any()
+        ):  # to look through more than fits would be to read it twice
+            found = self._choose(scores, sizes, room)
+            batches = self._batches()
+        self._attend_chosen(attention, batches, room, looking=bool((found > room).any()))
+        return attended + int(np.minimum(found, room).sum())
 
     def settle(self, allowed: Allowance) -> None:
         """Strategies' deferred work; then the centroids may go."""
@@ -167,7 +177,22 @@ class ClusterRetriever(ABC):
             attention.add(keys.to(device), values.to(device), there.to(device))
         return int(self.waiting.count.sum())
 
-    def _attend_chosen(self, attention: PartialAttention) -> None:
+    def _choose(
+        self, scores: Tensor, sizes: NDArray[np.int64], entries: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Choose clusters of at most so many `entries` (G,); how many they hold."""
+        chosen = choose(scores, sizes, entries)
+        self.chosen = [self._by_place(head, own) for head, own in enumerate(chosen)]
+        return np.array([sizes[head, own].sum() for head, own in enumerate(self.chosen)])
+
+    def _attend_chosen(
+        self,
+        attention: PartialAttention,
+        batches: list[list[list[list[int]]]],
+        room: NDArray[np.int64],
+        *,
+        looking: bool,
+    ) -> None:
         store, counts, device = self.store, self.parts.counts, attention.query.device
         keys = self._keys(self.chosen)
         counts.retrieved += len(keys)
@@ -175,16 +200,35 @@ class ClusterRetriever(ABC):
         counts.hits += stayed
         counts.hits_ahead += ahead
         store.wait_for_layer(self.layer)
-        batches = self._batches()
         for batch in batches:
             own = [key for portion in batch for key in self._keys(portion)]
             store.bring(own)
             if batch is batches[-1]:
                 self.when_read()
-            for portion in batch:
-                rows, values, visible = store.gather(self.layer, portion)
-                attention.add(rows.to(device), values.to(device), visible.to(device))
+            if looking:
+                self._attend_best(attention, batch, room)
+            else:
+                for portion in batch:
+                    index, visible = store.place(self.layer, portion)
+                    rows, values = store.gather(index)
+                    attention.add(rows.to(device), values.to(device), visible.to(device))
             store.let_go(own)
+
+    def _attend_best(
+        self, attention: PartialAttention, batch: list[list[list[int]]], room: NDArray[np.int64]
+    ) -> None:
+        """Attend to the entries that weigh most, `room` (G,) of them, of clusters that are all in memory."""
+        device, places, found = attention.query.device, [], []
+        for portion in batch:
+            index, visible = self.store.place(self.layer, portion)
+            logits = attention.logits(self.store.gather(index)[0].to(device))  # (G, R, n)
+            places.append(index)
+            found.append(logits.masked_fill_(~visible.to(device), float("-inf")))
+        best = best_entries(torch.cat(found, dim=-1), attention.log_mass, room)
+        parts = best[:, None].split([logits.shape[-1] for logits in found], dim=-1)
+        for index, logits, own in zip(places, found, parts, strict=True):
+            values = self.store.gather(index)[1].to(device)
+            attention.add_weighed(logits.masked_fill_(~own, float("-inf")), values)
 
     def _batches(self) -> list[list[list[list[int]]]]:
         """The chosen clusters in portions that are laid out together, and those in batches that fit into memory."""

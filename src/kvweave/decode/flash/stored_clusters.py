@@ -190,9 +190,9 @@ class StoredClusters:
         size = int(self.tables[layer].sizes[head, cluster])
         return self.form.entries_in(pages).reshape(-1, self.form.bytes)[:size]
 
-    def gather(self, layer: int, chosen: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values (G, n, D) of each head's `chosen` clusters, all brought, and which are entries (G, 1, n)."""
-        pages = self._frames.pages if self.device is None else self.device.pages
+    def place(self, layer: int, chosen: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """The frames (G, P) of each head's `chosen` clusters, all brought, for `gather`, and which of what that gathers
+        are entries (G, 1, n)."""
         frames_of = self._frames_of if self.device is None else self.device.residents.frames_of
         frames = [
             list(chain.from_iterable(frames_of((layer, head, c)) for c in clusters))
@@ -208,10 +208,14 @@ class StoredClusters:
         for head, clusters in enumerate(chosen):
             filled = self._filled(self.tables[layer].sizes[head, list(clusters)])
             valid[head, : len(filled)] = torch.from_numpy(filled)
-        entries = self.form.entries_in(rows_of(pages, index))  # (G, P, per page, E)
-        keys, values = self.form.decode(entries.flatten(1, 2))
         visible = torch.arange(self.form.per_page) < valid[..., None]  # (G, P, per page)
-        return keys, values, visible.flatten(1)[:, None]
+        return index, visible.flatten(1)[:, None]
+
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (G, n, D) in the frames that `place` gave."""
+        pages = self._frames.pages if self.device is None else self.device.pages
+        entries = self.form.entries_in(rows_of(pages, index))  # (G, P, per page, E)
+        return self.form.decode(entries.flatten(1, 2))
 
     def flush(self) -> None:
         """Write all half filled pages and wait until everything is on the disk."""

@@ -19,6 +19,9 @@ STRATEGIES: Mapping[str, Callable[[int, ClusterParts], Retriever]] = {
     "dense": lambda layer, parts: KeepsAll(),
 }
 
+CLUSTERED = ("dynakv", "static", "local")
+"""Those that make clusters."""
+
 
 def strategy_named(name: str) -> Callable[[int, ClusterParts], Retriever]:
     """What makes a layer's retriever; raises InvalidRequest for an unknown name."""

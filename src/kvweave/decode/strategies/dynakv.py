@@ -4,7 +4,8 @@ Paper: DynaKV, Algorithm 1. A cluster that would vary beyond its head's threshol
 flagged; it is split as soon as it is in memory, and until then its newcomers wait, attended to in every step. When a
 head's buffer is full, the cluster that most wait for is read for its split.
 
-Differs from the paper: the buffer is a head's, as the thresholds are; the variance is tentative until an entry has
+Differs from the paper: of the clusters retrieved, which hold more than may be attended to, the best entries are attended
+to; the buffer is a head's, as the thresholds are; the variance is tentative until an entry has
 joined; a cluster counts as in memory wherever it is resident, not only when this step retrieved it.
 """
 
@@ -13,12 +14,20 @@ from torch import Tensor
 
 from kvweave.decode.budget import Allowance
 from kvweave.decode.clusters.joining import join, nearest_clusters
-from kvweave.decode.clusters.retrieval import ClusterRetriever
+from kvweave.decode.clusters.retrieval import ClusterParts, ClusterRetriever
 from kvweave.ops.kmeans import halve
+
+CANDIDATES = 1.8
+"""Entries looked through for each that is attended to."""
 
 
 class Adaptive(ClusterRetriever):
     """Append, buffer or split, by the variance that the newcomer would bring."""
+
+    def __init__(self, layer: int, parts: ClusterParts) -> None:
+        super().__init__(layer, parts)
+        if parts.settings.clusters.candidates is None:
+            self.candidates = CANDIDATES
 
     def newcomers(self, keys: Tensor, entries: Tensor, allowed: Allowance) -> None:
         """Take in one entry per head."""

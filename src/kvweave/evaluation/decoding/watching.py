@@ -155,6 +155,11 @@ class _Shown(PartialAttention):
         self.query, self.softcap = to.query, to.softcap
         self._to, self._see = to, see
 
+    @property
+    def log_mass(self) -> Tensor:
+        """The other's."""
+        return self._to.log_mass
+
     def add_weighed(self, logits: Tensor, values: Tensor) -> None:
         """Show the logits, then add."""
         self._see(logits)
