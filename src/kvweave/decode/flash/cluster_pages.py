@@ -94,9 +94,8 @@ class ClusterPages:
         for start in range(0, len(numbers), self.largest_pages):
             some = entries[start * self.form.per_page : (start + self.largest_pages) * self.form.per_page]
             own = numbers[start : start + self.largest_pages]
-            self.form.lay_out(
-                staging, (own - own.min()).tolist(), some
-            )  # in the file's order: pages of one home
+            # Pages of one home, which may run backward: laid out as they lie in the file.
+            self.form.lay_out(staging, (own - own.min()).tolist(), some)
             self.file.write(int(own.min()), [self._buffer.view[: len(own) * self.form.page_bytes]])
 
     def write(self, key: Key, memory: PageMemory, frames: Sequence[int], page: int) -> None:
@@ -117,10 +116,6 @@ class ClusterPages:
         """The runs that bring pages of the file into frames, gaps read through."""
         return joined(numbers, frames, memory, self._waste, self.gap_pages)
 
-    def _of(self, key: Key, start: int, end: int) -> NDArray[np.int64]:
-        """Where pages `start` … `end` − 1 of a cluster lie."""
-        return self.numbers([key], np.array([end]))[start:]
-
     def move(self, moves: Sequence[Move]) -> None:
         """Move pages on, the last ones first, through the write buffer; nothing may be read meanwhile."""
         page_bytes = self.form.page_bytes
@@ -135,3 +130,7 @@ class ClusterPages:
                 self.file.write(start - move.first + move.to, [part])
                 self._counts.moved_bytes += len(part)
                 end = start
+
+    def _of(self, key: Key, start: int, end: int) -> NDArray[np.int64]:
+        """Where pages `start` … `end` − 1 of a cluster lie."""
+        return self.numbers([key], np.array([end]))[start:]
