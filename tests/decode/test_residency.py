@@ -25,8 +25,9 @@ from kvweave.models.probe import Geometry
 
 
 def known(used_at, updated_at, uses, pages, now=100, frames=100) -> Known:
-    arrays = (np.array(values, np.int64) for values in (used_at, updated_at, uses, pages))
-    return Known(*arrays, now, frames)
+    """Of one layer, which has attended in the current row."""
+    arrays = [np.array(values, np.int64) for values in (used_at, updated_at, uses, pages)]
+    return Known(*arrays, now - arrays[0], np.zeros(len(pages)), now, frames)
 
 
 def leaving(order) -> list[int]:
@@ -41,6 +42,25 @@ def test_lru_and_lfu_are_what_their_names_say():
 
 def test_of_clusters_used_alike_the_large_ones_leave_first():
     assert leaving(large_and_settled(known([90] * 3, [0] * 3, [1] * 3, [2, 8, 1]))) == [1, 0, 2]
+
+
+def test_layers_attend_in_turn_so_that_age_is_how_often_a_layer_did_without_a_cluster():
+    residents = Residents(Frames(4, 64), "cluster", DecodeCounts())
+    for layer in range(4):
+        residents.turn = layer
+        residents.put((layer, 0, 0), residents.room(1))
+    residents.next_row()
+    for layer in range(2):
+        residents.turn = layer
+        residents.use([(layer, 0, 0)] if layer else [])
+    # The first layer did without its own; of the others, all used when last they could be, the second comes last again.
+    gone = []
+    for number in range(1, 4):
+        before = {(layer, 0, 0) for layer in range(4) if (layer, 0, 0) in residents}
+        residents.pin([(1, 0, number)])
+        residents.put((1, 0, number), residents.room(1))
+        gone += [key[0] for key in before if key not in residents]
+    assert gone == [0, 1, 3]
 
 
 def test_recently_updated_clusters_stay_while_they_take_a_quarter():

@@ -212,7 +212,7 @@ class RetrievedKV(Continued):
             if self._before_change is not None:
                 self._before_change()
                 self._before_change = None
-            self.parts.store.residents.row += 1
+            self.parts.store.residents.next_row()
 
     def _count(self, layer: int, rows: int, seen: int) -> None:
         self.counts.rows += rows * (layer == 0)

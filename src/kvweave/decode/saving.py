@@ -28,7 +28,7 @@ from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.models.adapter import Adapter
 from kvweave.store.atomic_file import write_atomically
 
-FORMAT = 2
+FORMAT = 3
 _INDEX = "index"
 _PARTS = {"clusters": ClusterSettings, "flash": FlashSettings, "residency": ResidencySettings}
 
@@ -75,6 +75,7 @@ def keep(held: RetrievedKV, folder: Path, token_ids: Sequence[int], model: str) 
         "places": store.pages.places.state(),
         "resident": resident,
         "row": store.residents.row,
+        "turn": store.residents.turn,
         "frames": store.residents.frames.count,
         "bytes": [path.stat().st_size for path in _files(folder)],
     }
@@ -144,7 +145,8 @@ def _restore(held: RetrievedKV, facts: dict[str, Any], tensors: dict[str, Tensor
             max(0, frames.count - facts["frames"])
         )  # what windows and centroids took at their largest
     held.hold_to_bound()
-    held.parts.store.residents.row = facts["row"]
+    residents = held.parts.store.residents
+    residents.row, residents.turn = facts["row"], facts["turn"]
     held.parts.store.restore_resident(facts["resident"])
 
 

@@ -199,7 +199,7 @@ class ClusterRetriever(ABC):
         stayed, ahead = store.ready(keys)
         counts.hits += stayed
         counts.hits_ahead += ahead
-        store.wait_for_layer(self.layer)
+        store.come_to(self.layer)
         for batch in batches:
             own = [key for portion in batch for key in self._keys(portion)]
             store.bring(own)

@@ -160,7 +160,6 @@ class StoredClusters:
         self.residents.use(keys)
         self.residents.release()
         if self.device is not None:
-            self.device.residents.row = self.residents.row
             self.device.residents.use(keys)
             self.device.residents.release()
 
@@ -174,8 +173,11 @@ class StoredClusters:
         for loading in {self._loading[key] for key in keys if key in self._loading}:
             self._finish(loading)
 
-    def wait_for_layer(self, layer: int) -> None:
-        """Wait for all that is being read of a layer, wanted or not: what is being read can make room for nothing."""
+    def come_to(self, layer: int) -> None:
+        """A layer attends now. Waits for all that is being read of it, wanted or not: that can make room for nothing."""
+        self.residents.turn = layer
+        if self.device is not None:
+            self.device.residents.row, self.device.residents.turn = self.residents.row, layer
         self.wait([key for key in self._loading if key[0] == layer])
 
     def in_memory(self, layer: int, head: int, cluster: int) -> bool:

@@ -22,13 +22,16 @@ UPDATED_SHARE = 0.25
 @dataclass(frozen=True, slots=True)
 class Known:
     """About clusters in memory, (n,) each: the row at which each was last used and last updated, how often it was
-    used, how many pages it takes. `now` is the current row, `frames` how many there are in all.
+    used, how many pages it takes, how often its layer attended without it since, and how much of a row it is until
+    its layer attends again, in [0, 1). `now` is the current row, `frames` how many there are in all.
     """
 
     used_at: NDArray[np.int64]
     updated_at: NDArray[np.int64]
     uses: NDArray[np.int64]
     pages: NDArray[np.int64]
+    missed: NDArray[np.int64]
+    until: NDArray[np.float64]
     now: int
     frames: int
 
@@ -48,9 +51,10 @@ def least_frequently_used(known: Known) -> Order:
 def large_and_settled(known: Known) -> Order:
     """Large clusters not used of late leave first; recently updated ones stay while they take a quarter at most.
 
-    Size weighs as age does: what is twice as large must have been used twice as recently to stay.
+    Size weighs as age does: what is twice as large must have been used twice as recently to stay. Layers attend in
+    turn, so age is how often a cluster's own layer did without it; of two alike the one leaves whose layer comes later.
     """
-    last = ((known.now - known.used_at + 1) * known.pages).astype(np.float64)
+    last = (1 + known.missed + known.until / 2) * known.pages
     since = known.now - known.updated_at
     latest = np.argsort(since, kind="stable")
     within = np.cumsum(known.pages[latest]) <= UPDATED_SHARE * known.frames

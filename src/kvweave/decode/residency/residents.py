@@ -24,11 +24,12 @@ _BATCH = (
 
 
 class Residents(Generic[F]):
-    """Clusters in memory by key. `row` is the clock, set by whoever steps."""
+    """Clusters in memory by key. `row` is the clock and `turn` the layer that attends, set by whoever steps."""
 
     def __init__(self, frames: F, replacement: str, counts: DecodeCounts) -> None:
         self.frames = frames
         self.row = 0
+        self.turn = -1
         self.busy: set[Key] = set()  # being read: their frames must not be given to others
         self.outside: Callable[[], int] = lambda: 0  # frames in use that hold no whole cluster
         self.finish_reads: Callable[[], None] = lambda: None  # waits until nothing is busy
@@ -43,7 +44,7 @@ class Residents(Generic[F]):
         self._free: list[int] = []
         self._pinned: set[Key] = set()
         self._unused: set[Key] = set()  # fetched ahead and not asked for yet
-        self._facts: NDArray[np.int64] = np.zeros((4, 0), np.int64)  # used_at, updated_at, uses, pages
+        self._facts: NDArray[np.int64] = np.zeros((5, 0), np.int64)  # used_at, updated_at, uses, pages, layer
 
     def __contains__(self, key: Key) -> bool:
         return key in self._place
@@ -68,7 +69,7 @@ class Residents(Generic[F]):
             self._grow()
         place = self._free.pop()
         self._place[key], self._keys[place], self._held[place] = place, key, frames
-        self._facts[:, place] = (self.row, _NEVER, 0, len(frames))
+        self._facts[:, place] = (self.row, _NEVER, 0, len(frames), key[0])
         if ahead:
             self._unused.add(key)
 
@@ -109,6 +110,11 @@ class Residents(Generic[F]):
     def pin(self, keys: Iterable[Key]) -> None:
         """Keep these in memory until `release`."""
         self._pinned.update(keys)
+
+    def next_row(self) -> None:
+        """A pass begins: no layer has attended yet."""
+        self.row += 1
+        self.turn = -1
 
     def release(self) -> None:
         """Let go of all that is pinned."""
@@ -151,8 +157,14 @@ class Residents(Generic[F]):
         places = places[leaving[places]]
         if not places.size:
             return
-        used_at, updated_at, uses, pages = self._facts[:, places]
-        last = self._order(Known(used_at, updated_at, uses, pages, self.row, self.frames.count))
+        used_at, updated_at, uses, pages, layer = self._facts[:, places]
+        attended_at = self.row - (layer > self.turn)  # when its layer last did
+        missed = np.maximum(attended_at - used_at, 0)
+        layers = int(layer.max()) + 1
+        until = (layer - self.turn - 1) % layers / layers
+        last = self._order(
+            Known(used_at, updated_at, uses, pages, missed, until, self.row, self.frames.count)
+        )
         for index in np.argsort(-last, kind="stable"):
             if self.frames.free >= number:
                 return
@@ -165,4 +177,4 @@ class Residents(Generic[F]):
         self._free.extend(range(len(self._keys) + more - 1, len(self._keys) - 1, -1))
         self._keys += [None] * more
         self._held += [[] for _ in range(more)]
-        self._facts = np.concatenate([self._facts, np.zeros((4, more), np.int64)], axis=1)
+        self._facts = np.concatenate([self._facts, np.zeros((5, more), np.int64)], axis=1)

@@ -69,6 +69,7 @@ class SingleEntries:
         count = min(left, stored)
         if count == 0:
             return 0
+        self._parts.store.come_to(self.layer)
         logits = self._scan(attention)  # (G, R, n)
         best = logits.softmax(-1).sum(1).topk(count, dim=-1).indices  # (G, k)
         chosen = torch.zeros(best.shape[0], stored, dtype=torch.bool, device=best.device).scatter_(
