@@ -85,12 +85,12 @@ def test_no_more_is_looked_through_than_memory_holds_at_once():
     for candidates in (1.0, 1000.0):
         given = settings(kv_budget=60, resident_bytes=26_000, clusters={"candidates": candidates})
         with RetrievedKV(geometry(), given) as held:
-            text = Text(held)
+            text = Text(held, marked=False)
             text.begin(600)
             outputs.append([text.step()[1] for _ in range(20)])
             assert held.counts.peak_resident_bytes <= 26_000
     for whole, looked in zip(*outputs, strict=True):
-        torch.testing.assert_close(looked, whole, atol=0, rtol=0)
+        torch.testing.assert_close(looked, whole, atol=1e-5, rtol=1e-5)  # clusters lie elsewhere
 
 
 @pytest.mark.parametrize("strategy", CLUSTERED)

@@ -57,6 +57,7 @@ def variant_named(name: str, settings: ClusteredKV) -> ClusteredKV:
         return chosen
     if strategy not in CLUSTERED or ablation not in ABLATIONS:
         raise InvalidRequest(
-            f"there is no variant {name!r} of a decoding strategy; choose one of {', '.join(all_variants())}"
+            f"there is no variant {name!r} of a decoding strategy; choose one of {', '.join(all_variants())}; "
+            f"{' and '.join(CLUSTERED[1:])} may be changed as {ABLATED} is"
         )
     return ABLATIONS[ablation](chosen)

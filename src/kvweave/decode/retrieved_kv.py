@@ -280,14 +280,14 @@ def _build(
         count = settings.resident_bytes // form.page_bytes
         laid_out = heads * (form.page_bytes + form.per_page * form.width * 8)
         portion_pages = max(1, min(PORTION_PAGES, settings.resident_bytes // _WORKSPACE_SHARE // laid_out))
-    residents = Residents(Frames(count, form.page_bytes), settings.residency.replacement, counts)
+    residents = Residents(Frames(count, form.page_bytes), settings.residency.replacement, counts, layers)
     pages = ClusterPages(
         entries, form, pools, tables, counts, largest_pages=largest_pages, gap_pages=flash.gap_pages
     )
     device = None
     if settings.device_bytes is not None:
         there = settings.device_bytes // form.page_bytes
-        device = DevicePages(geometry.device, there, form.page_bytes, settings.residency.replacement)
+        device = DevicePages(geometry.device, there, form.page_bytes, settings.residency.replacement, layers)
     store = StoredClusters(pages, residents, counts, tail_pages=flash.tail_pages, device=device)
     paged = settings.residency.representatives == "paged"
     representatives = Representatives(layers, heads, geometry.head_width, centroids, paged=paged)

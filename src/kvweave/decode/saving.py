@@ -75,7 +75,6 @@ def keep(held: RetrievedKV, folder: Path, token_ids: Sequence[int], model: str) 
         "places": store.pages.places.state(),
         "resident": resident,
         "row": store.residents.row,
-        "turn": store.residents.turn,
         "frames": store.residents.frames.count,
         "bytes": [path.stat().st_size for path in _files(folder)],
     }
@@ -145,8 +144,7 @@ def _restore(held: RetrievedKV, facts: dict[str, Any], tensors: dict[str, Tensor
             max(0, frames.count - facts["frames"])
         )  # what windows and centroids took at their largest
     held.hold_to_bound()
-    residents = held.parts.store.residents
-    residents.row, residents.turn = facts["row"], facts["turn"]
+    held.parts.store.residents.row = facts["row"]
     held.parts.store.restore_resident(facts["resident"])
 
 

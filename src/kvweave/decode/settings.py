@@ -4,6 +4,7 @@ Every technique can be switched off by itself, which is how its worth is measure
 values where it gives any (DynaKV, arXiv 2511.07427).
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -142,7 +143,7 @@ class ClusteredKV:
             ),
             (self.clusters.max_entries >= 2, f"max_entries is {self.clusters.max_entries}; a split needs 2"),
             (
-                self.clusters.candidates is None or self.clusters.candidates >= 1,
+                self.clusters.candidates is None or 1 <= self.clusters.candidates < math.inf,
                 f"candidates is {self.clusters.candidates}; clusters hold at least 1 times what is attended to",
             ),
             (self.clusters.buffer_entries >= 0, f"buffer_entries is {self.clusters.buffer_entries}"),

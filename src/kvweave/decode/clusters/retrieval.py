@@ -43,10 +43,13 @@ class ClusterParts:
 
 
 class ClusterRetriever(ABC):
-    """Entries of one layer in clusters (DynaKV §2.1): the best clusters of a query are attended to.
+    """Entries of one layer in clusters (DynaKV §2.1): a query attends to the best clusters, or to the best of their entries.
 
     `when_read` is called in every pass as soon as this layer needs nothing more from flash, before it attends.
+    `own_candidates`: entries that chosen clusters hold for each that may be attended to, unless settings say otherwise.
     """
+
+    own_candidates = 1.0
 
     def __init__(self, layer: int, parts: ClusterParts) -> None:
         self.layer = layer
@@ -58,9 +61,7 @@ class ClusterRetriever(ABC):
         self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(heads)
         self.chosen: list[list[int]] = [[] for _ in range(heads)]
         self.when_read: Callable[[], None] = lambda: None
-        self.candidates = (
-            1.0 if parts.settings.clusters.candidates is None else parts.settings.clusters.candidates
-        )
+        self.candidates = parts.settings.clusters.candidates or self.own_candidates
 
     # What strategies differ in
 
@@ -152,11 +153,13 @@ class ClusterRetriever(ABC):
         sizes = self.table.sizes[:, : centroids.shape[1]]
         scores = score(attention.query.cpu(), centroids, sizes_tensor(sizes), attention.softcap)
         room = np.maximum(left - self.waiting.count, 0)
-        found = self._choose(scores, sizes, (room * self.candidates).astype(np.int64))
+        self.store.come_to(self.layer)
+        few_rows = attention.query.shape[1] <= attention.query.shape[2]
+        candidates = self.candidates if few_rows else 1.0  # the logits of more would outweigh the entries
+        found = self._choose(scores, sizes, (room * candidates).astype(np.int64))
         batches = self._batches()
-        if (
-            len(batches) > 1 and (found > room).any()
-        ):  # to look through more than fits would be to read it twice
+        if len(batches) > 1 and (found > room).any():
+            # What does not fit at once would be read twice, to be looked through and to be attended to.
             found = self._choose(scores, sizes, room)
             batches = self._batches()
         self._attend_chosen(attention, batches, room, looking=bool((found > room).any()))
@@ -199,7 +202,6 @@ class ClusterRetriever(ABC):
         stayed, ahead = store.ready(keys)
         counts.hits += stayed
         counts.hits_ahead += ahead
-        store.come_to(self.layer)
         for batch in batches:
             own = [key for portion in batch for key in self._keys(portion)]
             store.bring(own)
@@ -210,7 +212,7 @@ class ClusterRetriever(ABC):
             else:
                 for portion in batch:
                     index, visible = store.place(self.layer, portion)
-                    rows, values = store.gather(index)
+                    rows, values = store.form.decode(store.gather(index))
                     attention.add(rows.to(device), values.to(device), visible.to(device))
             store.let_go(own)
 
@@ -221,14 +223,15 @@ class ClusterRetriever(ABC):
         device, places, found = attention.query.device, [], []
         for portion in batch:
             index, visible = self.store.place(self.layer, portion)
-            logits = attention.logits(self.store.gather(index)[0].to(device))  # (G, R, n)
+            keys = self.store.form.keys(self.store.gather(index))
+            logits = attention.logits(keys.to(device))  # (G, R, n)
             places.append(index)
             found.append(logits.masked_fill_(~visible.to(device), float("-inf")))
         best = best_entries(torch.cat(found, dim=-1), attention.log_mass, room)
         parts = best[:, None].split([logits.shape[-1] for logits in found], dim=-1)
         for index, logits, own in zip(places, found, parts, strict=True):
-            values = self.store.gather(index)[1].to(device)
-            attention.add_weighed(logits.masked_fill_(~own, float("-inf")), values)
+            values = self.store.form.values(self.store.gather(index))
+            attention.add_weighed(logits.masked_fill_(~own, float("-inf")), values.to(device))
 
     def _batches(self) -> list[list[list[list[int]]]]:
         """The chosen clusters in portions that are laid out together, and those in batches that fit into memory."""
@@ -301,7 +304,7 @@ class ClusterRetriever(ABC):
     def _asked(self, queries: Tensor, centroids: Tensor, sizes: Tensor, stored: int) -> Tensor:
         """Which clusters each row's queries (H/G, T, D) would retrieve, (T, K) bool."""
         budget = self.parts.settings.kv_budget
-        left = np.array([budget * stored if budget <= 1 else budget], np.int64)
+        left = np.array([self.candidates * (budget * stored if budget <= 1 else budget)], np.int64)
         asked = torch.zeros(queries.shape[1], len(centroids), dtype=torch.bool)
         scaled = queries / queries.shape[-1] ** 0.5
         for row in range(queries.shape[1]):

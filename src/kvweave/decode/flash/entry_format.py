@@ -63,18 +63,25 @@ class EntryFormat:
 
     def decode(self, entries: Tensor) -> tuple[Tensor, Tensor]:
         """Entries (…, bytes) as keys and values (…, D) in `dtype`; exact ones are views."""
+        return self.keys(entries), self.values(entries)
+
+    def keys(self, entries: Tensor) -> Tensor:
+        """The keys alone."""
+        return self._half(entries, 0)
+
+    def values(self, entries: Tensor) -> Tensor:
+        """The values alone."""
+        return self._half(entries, 1)
+
+    def _half(self, entries: Tensor, half: int) -> Tensor:
         if self.storage == "exact":
             rows = entries[..., : 2 * self.width * self.dtype.itemsize].view(self.dtype)
-            return rows[..., : self.width], rows[..., self.width :]
+            return rows[..., half * self.width : (half + 1) * self.width]
         bits = BITS[self.storage]
         codes, scales = self.width * bits // 8, self.width // self._group * SCALE_BYTES
-        found, at = [], 0
-        for _ in range(2):
-            middle, end = at + codes, at + codes + scales
-            of_scales = entries[..., middle:end].contiguous().view(torch.float16)
-            found.append(restore_rows(entries[..., at:middle], of_scales, bits, self.dtype))
-            at = end
-        return found[0], found[1]
+        at = half * (codes + scales)
+        of_scales = entries[..., at + codes : at + codes + scales].contiguous().view(torch.float16)
+        return restore_rows(entries[..., at : at + codes], of_scales, bits, self.dtype)
 
     def lay_out(self, memory: Tensor, pages: Sequence[int], entries: Tensor) -> None:
         """Fill these pages of `memory` (count, page bytes) with entries (n, bytes); what is left of them is zero."""

@@ -12,7 +12,7 @@ from kvweave.decode.flash.page_file import Run
 
 
 class PageMemory(Protocol):
-    """Frames that pages are read into."""
+    """Frames that pages are read into, or written from."""
 
     def view(self, first: int, count: int) -> memoryview:
         """The memory of `count` frames from `first` on."""

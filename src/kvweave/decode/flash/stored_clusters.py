@@ -27,6 +27,7 @@ from kvweave.decode.residency.residents import Residents
 from kvweave.errors import InvalidRequest, StoreError
 
 _WORD = 2**64
+_CHECKED_PAGES = 64  # that are copied at once to be checked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,11 +214,10 @@ class StoredClusters:
         visible = torch.arange(self.form.per_page) < valid[..., None]  # (G, P, per page)
         return index, visible.flatten(1)[:, None]
 
-    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (G, n, D) in the frames that `place` gave."""
+    def gather(self, index: Tensor) -> Tensor:
+        """The entries (G, n, E) in the frames that `place` gave, and what fills pages up."""
         pages = self._frames.pages if self.device is None else self.device.pages
-        entries = self.form.entries_in(rows_of(pages, index))  # (G, P, per page, E)
-        return self.form.decode(entries.flatten(1, 2))
+        return self.form.entries_in(rows_of(pages, index)).flatten(1, 2)
 
     def flush(self) -> None:
         """Write all half filled pages and wait until everything is on the disk."""
@@ -305,9 +305,13 @@ class StoredClusters:
         """The first cluster whose pages do not sum up to its checksum."""
         held = [self._frames_of(key) for key in keys]
         frames = torch.tensor(list(chain.from_iterable(held)), dtype=torch.long)
-        pages = rows_of(self._frames.pages, frames)
-        sums = pages.view(torch.int64).numpy().sum(1)  # unused room in a page is zero
-        running = np.concatenate([[0], np.cumsum(sums)])  # modulo 2⁶⁴, as their differences are
+        pages = self._frames.pages
+        sums = [  # unused room in a page is zero
+            rows_of(pages, some).view(torch.int64).numpy().sum(1) for some in frames.split(_CHECKED_PAGES)
+        ]
+        running = np.concatenate(
+            [[0], np.cumsum(np.concatenate(sums))]
+        )  # modulo 2⁶⁴, as their differences are
         ends = np.cumsum(np.fromiter(map(len, held), np.int64, len(held)))
         found = running[ends] - running[np.concatenate([[0], ends[:-1]])]
         wrong = np.flatnonzero(found != column("checksums", self.tables, keys))

@@ -17,9 +17,11 @@ from kvweave.decode.residency.residents import Residents
 class DevicePages:
     """`count` pages on `device`, `pages` (count, page bytes) uint8, and the clusters that lie in them."""
 
-    def __init__(self, device: torch.device, count: int, page_bytes: int, replacement: str) -> None:
+    def __init__(
+        self, device: torch.device, count: int, page_bytes: int, replacement: str, layers: int
+    ) -> None:
         self.pages = torch.zeros(count, page_bytes, dtype=torch.uint8, device=device)
-        self.residents = Residents(FrameNumbers(count, page_bytes), replacement, DecodeCounts())
+        self.residents = Residents(FrameNumbers(count, page_bytes), replacement, DecodeCounts(), layers)
 
     def missing(self, keys: Sequence[Key]) -> list[Key]:
         """Those that are not here; the others stay until the residents' `release`."""

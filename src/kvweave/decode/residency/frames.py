@@ -75,4 +75,4 @@ class Frames(FrameNumbers):
 
 def rows_of(pages: Tensor, index: Tensor) -> Tensor:
     """Copies of pages `index` (…) of (count, page bytes), (…, page bytes); indexing bytes by a tensor takes ten times as long."""
-    return pages.index_select(0, index.to(pages.device).flatten()).view(*index.shape, -1)
+    return pages.index_select(0, index.to(pages.device).flatten()).view(*index.shape, pages.shape[1])

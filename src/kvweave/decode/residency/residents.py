@@ -16,6 +16,7 @@ from kvweave.decode.residency.replacement import REPLACEMENTS, Known
 from kvweave.errors import InvalidRequest
 
 F = TypeVar("F", bound=FrameNumbers)
+Layers = TypeVar("Layers", int, NDArray[np.int64])
 
 _NEVER = -(2**40)  # a row long before the first
 _BATCH = (
@@ -26,8 +27,9 @@ _BATCH = (
 class Residents(Generic[F]):
     """Clusters in memory by key. `row` is the clock and `turn` the layer that attends, set by whoever steps."""
 
-    def __init__(self, frames: F, replacement: str, counts: DecodeCounts) -> None:
+    def __init__(self, frames: F, replacement: str, counts: DecodeCounts, layers: int) -> None:
         self.frames = frames
+        self._layers = layers
         self.row = 0
         self.turn = -1
         self.busy: set[Key] = set()  # being read: their frames must not be given to others
@@ -44,7 +46,9 @@ class Residents(Generic[F]):
         self._free: list[int] = []
         self._pinned: set[Key] = set()
         self._unused: set[Key] = set()  # fetched ahead and not asked for yet
-        self._facts: NDArray[np.int64] = np.zeros((5, 0), np.int64)  # used_at, updated_at, uses, pages, layer
+        self._facts: NDArray[np.int64] = np.zeros(
+            (6, 0), np.int64
+        )  # used_at, updated_at, uses, pages, layer, asked_at
 
     def __contains__(self, key: Key) -> bool:
         return key in self._place
@@ -69,7 +73,8 @@ class Residents(Generic[F]):
             self._grow()
         place = self._free.pop()
         self._place[key], self._keys[place], self._held[place] = place, key, frames
-        self._facts[:, place] = (self.row, _NEVER, 0, len(frames), key[0])
+        asked_at = self._attended_at(key[0])  # as if: its layer has not done without it yet
+        self._facts[:, place] = (self.row, _NEVER, 0, len(frames), key[0], asked_at)
         if ahead:
             self._unused.add(key)
 
@@ -88,7 +93,7 @@ class Residents(Generic[F]):
     def use(self, keys: Sequence[Key]) -> None:
         """Note that those of these clusters that are in memory are attended to now."""
         places = [place for key in keys if (place := self._place.get(key)) is not None]
-        self._facts[0, places] = self.row
+        self._facts[0, places] = self._facts[5, places] = self.row
         self._facts[2, places] += 1
         self._unused.difference_update(keys)
 
@@ -157,11 +162,9 @@ class Residents(Generic[F]):
         places = places[leaving[places]]
         if not places.size:
             return
-        used_at, updated_at, uses, pages, layer = self._facts[:, places]
-        attended_at = self.row - (layer > self.turn)  # when its layer last did
-        missed = np.maximum(attended_at - used_at, 0)
-        layers = int(layer.max()) + 1
-        until = (layer - self.turn - 1) % layers / layers
+        used_at, updated_at, uses, pages, layer, asked_at = self._facts[:, places]
+        missed = self._attended_at(layer) - asked_at
+        until = (layer - self.turn - 1) % self._layers / self._layers
         last = self._order(
             Known(used_at, updated_at, uses, pages, missed, until, self.row, self.frames.count)
         )
@@ -172,9 +175,13 @@ class Residents(Generic[F]):
             assert key is not None
             self.frames.give(self.drop(key))
 
+    def _attended_at(self, layer: Layers) -> Layers:
+        """The row at which a layer last attended, or attends."""
+        return self.row - (layer > self.turn)
+
     def _grow(self) -> None:
         more = max(64, len(self._keys))
         self._free.extend(range(len(self._keys) + more - 1, len(self._keys) - 1, -1))
         self._keys += [None] * more
         self._held += [[] for _ in range(more)]
-        self._facts = np.concatenate([self._facts, np.zeros((5, more), np.int64)], axis=1)
+        self._facts = np.concatenate([self._facts, np.zeros((6, more), np.int64)], axis=1)

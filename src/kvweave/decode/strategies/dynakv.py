@@ -14,20 +14,14 @@ from torch import Tensor
 
 from kvweave.decode.budget import Allowance
 from kvweave.decode.clusters.joining import join, nearest_clusters
-from kvweave.decode.clusters.retrieval import ClusterParts, ClusterRetriever
+from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.ops.kmeans import halve
-
-CANDIDATES = 1.8
-"""Entries looked through for each that is attended to."""
 
 
 class Adaptive(ClusterRetriever):
     """Append, buffer or split, by the variance that the newcomer would bring."""
 
-    def __init__(self, layer: int, parts: ClusterParts) -> None:
-        super().__init__(layer, parts)
-        if parts.settings.clusters.candidates is None:
-            self.candidates = CANDIDATES
+    own_candidates = 1.8
 
     def newcomers(self, keys: Tensor, entries: Tensor, allowed: Allowance) -> None:
         """Take in one entry per head."""
