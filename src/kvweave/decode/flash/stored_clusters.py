@@ -1,16 +1,12 @@
 """Clusters' entries on flash and in memory: written, grown, fetched ahead, gathered for attention.
 
-A cluster is a list of pages. Those on flash may be in frames too; the last, half filled one is kept in a frame until
-it is full or colder than the others of its head, so that flash sees whole pages. What is read is checked against the
-cluster's checksum. Knows nothing of centroids, queries or of why a cluster grows.
+A cluster is a list of pages, on flash (`cluster_pages.py`), in frames, or both; the last, half filled one of a cluster that
+grows is in a frame alone (`tails.py`). What is read is checked (`cluster_reads.py`). Knows nothing of centroids, queries
+or of why a cluster grows.
 """
 
 import weakref
-from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future
-from copy import copy
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -21,21 +17,14 @@ from torch import Tensor
 from kvweave.decode.clusters.table import Key, column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.cluster_pages import ClusterPages
+from kvweave.decode.flash.cluster_reads import ClusterReads
+from kvweave.decode.flash.tails import Tails
 from kvweave.decode.residency.device_pages import DevicePages
 from kvweave.decode.residency.frames import Frames, rows_of
 from kvweave.decode.residency.residents import Residents
-from kvweave.errors import InvalidRequest, StoreError
+from kvweave.errors import InvalidRequest
 
 _WORD = 2**64
-_CHECKED_PAGES = 64  # that are copied at once to be checked
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Loading:
-    """Clusters being read together."""
-
-    keys: tuple[Key, ...]
-    reads: "tuple[Future[None], ...]"
 
 
 class StoredClusters:
@@ -60,13 +49,13 @@ class StoredClusters:
         self.residents = residents
         self._frames = residents.frames
         self._counts = counts
-        self._tail_pages = tail_pages
-        self._tails: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # owner → cluster → frame
-        self._loading: dict[Key, _Loading] = {}
-        own = weakref.proxy(self)  # this holds the residents: one that they hold would keep all frames alive
-        residents.outside = lambda: sum(map(len, own._tails.values()))
-        residents.finish_reads = lambda: own._finish_all()
-        residents.give_outside = lambda: own._flush_any_tail()
+        self._tails = Tails(pages, residents, counts, tail_pages)
+        self._reads = ClusterReads(pages, residents, self._tails, counts)
+        # These hold the residents: were they held by them, all frames would stay alive.
+        tails, reads = weakref.proxy(self._tails), weakref.proxy(self._reads)
+        residents.outside = lambda: len(tails)
+        residents.finish_reads = lambda: reads.wait_for_all()
+        residents.give_outside = lambda: tails.write_any()
 
     # Making clusters
 
@@ -97,7 +86,7 @@ class StoredClusters:
         self.residents.put(key, frames[:whole])
         self.residents.update(key)
         if whole < pages:
-            self._keep_tail(key, frames[-1])
+            self._tails.keep(key, frames[-1])
 
     def append(self, layer: int, head: int, cluster: int, entry: Tensor) -> None:
         """Add one entry (E,) to a cluster."""
@@ -110,9 +99,9 @@ class StoredClusters:
             int(table.checksums[head, cluster]) + self.form.checksum(entry)
         )
         if slot + 1 == self.form.per_page:
-            del self._tails[layer, head][cluster]
+            self._tails.take(key)
             self.pages.write(key, self._frames, [frame], page)
-            self._keep_clean(key, frame)
+            self._tails.let_go(key, frame)
         self.residents.update(key)
         if self.device is not None:
             self.device.forget(key)
@@ -123,10 +112,10 @@ class StoredClusters:
         """Start reading as many of these clusters as there is room for, in this order, without waiting."""
         room = self._frames.free + self.residents.evictable()
         missing = self.residents.missing(keys if self.device is None else self.device.residents.missing(keys))
-        counts = self._on_flash(missing, column("sizes", self.tables, missing))
+        counts = self._tails.on_flash(missing, column("sizes", self.tables, missing))
         fitting = missing[: int((np.cumsum(counts) <= room).sum())]
         self._counts.prefetched += len(fitting)
-        self._fetch(fitting, ahead=True)
+        self._reads.start(fitting, ahead=True)
 
     def ensure(self, keys: Sequence[Key]) -> None:
         """Have these clusters in memory, pinned until `residents.release`; reads what is missing and waits for it.
@@ -135,7 +124,7 @@ class StoredClusters:
         """
         missing = self.residents.missing(keys)
         self.residents.pin(keys)
-        self._fetch(missing, ahead=False)
+        self._reads.start(missing, ahead=False)
         self.wait(keys)
 
     def ready(self, keys: Sequence[Key]) -> tuple[int, int]:
@@ -152,7 +141,7 @@ class StoredClusters:
         missing = self.device.missing(keys)
         self.ensure(missing)
         for key in missing:
-            frames = self._frames_of(key)
+            (frames,) = self._tails.frames_of([key])
             self.device.copy(key, self._frames.pages, frames)
             self._counts.copied_bytes += len(frames) * self.form.page_bytes
 
@@ -171,40 +160,38 @@ class StoredClusters:
 
     def wait(self, keys: Sequence[Key]) -> None:
         """Wait until what is being read of these clusters is there, and check it."""
-        for loading in {self._loading[key] for key in keys if key in self._loading}:
-            self._finish(loading)
+        self._reads.wait(keys)
 
     def come_to(self, layer: int) -> None:
         """A layer attends now. Waits for all that is being read of it, wanted or not: that can make room for nothing."""
         self.residents.turn = layer
         if self.device is not None:
             self.device.residents.row, self.device.residents.turn = self.residents.row, layer
-        self.wait([key for key in self._loading if key[0] == layer])
+        self._reads.wait_for_layer(layer)
 
     def in_memory(self, layer: int, head: int, cluster: int) -> bool:
         """Whether all of a cluster is in memory, or on its way there."""
         key = (layer, head, cluster)
-        return key in self.residents or not self._flash_pages(key)
+        return key in self.residents or not self._pages_on_flash(key)
 
     def entries(self, layer: int, head: int, cluster: int) -> Tensor:
         """A copy of a cluster's entries (n, E); it must be in memory."""
         key = (layer, head, cluster)
-        pages = rows_of(self._frames.pages, torch.tensor(self._frames_of(key), dtype=torch.long))
+        (frames,) = self._tails.frames_of([key])
+        pages = rows_of(self._frames.pages, torch.tensor(frames, dtype=torch.long))
         size = int(self.tables[layer].sizes[head, cluster])
         return self.form.entries_in(pages).reshape(-1, self.form.bytes)[:size]
 
     def place(self, layer: int, chosen: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """The frames (G, P) of each head's `chosen` clusters, all brought, for `gather`, and which of what that gathers
         are entries (G, 1, n)."""
-        frames_of = self._frames_of if self.device is None else self.device.residents.frames_of
         frames = [
-            list(chain.from_iterable(frames_of((layer, head, c)) for c in clusters))
+            list(chain.from_iterable(self._attended([(layer, head, cluster) for cluster in clusters])))
             for head, clusters in enumerate(chosen)
         ]
         most = max(map(len, frames))
-        filler = next(
-            (own[0] for own in frames if own), 0
-        )  # any that holds numbers: hidden, but multiplied by 0
+        # Hidden, but multiplied by 0: any that holds numbers.
+        filler = next((own[0] for own in frames if own), 0)
         padded = [own + [filler] * (most - len(own)) for own in frames]
         index = torch.tensor(padded, dtype=torch.long)  # (G, P)
         valid = torch.zeros(len(frames), most, dtype=torch.long)
@@ -221,16 +208,13 @@ class StoredClusters:
 
     def flush(self) -> None:
         """Write all half filled pages and wait until everything is on the disk."""
-        for owner, tails in self._tails.items():
-            for cluster in list(tails):
-                self._flush_tail(owner, cluster)
+        self._tails.write_all()
         self.pages.file.sync()
 
     def resident_state(self) -> dict[str, object]:
         """What is in memory, for `restore_resident`, as JSON values; waits for reads under way."""
-        self._finish_all()
-        tails = [[*owner, cluster] for owner, own in self._tails.items() for cluster in own]
-        return {"clusters": self.residents.state(), "tails": tails}
+        self._reads.wait_for_all()
+        return {"clusters": self.residents.state(), "tails": self._tails.keys()}
 
     def restore_resident(self, state: dict[str, object]) -> None:
         """Read back what was in memory, as far as there is room: all of it is on flash too. Raises StoreError."""
@@ -240,158 +224,61 @@ class StoredClusters:
             (frame,) = self.residents.room(1)
             key = (layer, head, cluster)
             self.pages.read(key, self._frames, self.pages.pages_of(key) - 1, frame)
-            self._keep_tail(key, frame)
+            self._tails.keep(key, frame)
         known = [(tuple(key), facts) for key, facts in state["clusters"]]  # type: ignore[attr-defined]
         fitting, room = [], self._frames.free
         for key, facts in known:
-            room -= self._flash_pages(key)
+            room -= self._pages_on_flash(key)
             if room >= 0:
                 fitting.append((key, facts))
         keys = [key for key, _ in fitting]
-        self._fetch(keys, ahead=False)
+        self._reads.start(keys, ahead=False)
         self.wait(keys)
         for key, facts in fitting:
             self.residents.recall(key, facts)
 
     def close(self) -> None:
         """Stop reading and close the file."""
-        for loading in set(self._loading.values()):
-            for read in loading.reads:
-                read.cancel()
+        self._reads.cancel()
         self.pages.file.close()
 
     # Pages and frames
 
-    def _fetch(self, missing: Sequence[Key], *, ahead: bool) -> None:
-        if not missing:
-            return
-        sizes = column("sizes", self.tables, missing)
-        counts = self._on_flash(missing, sizes)
-        while self._frames.free < counts.sum():
-            self.residents.make_free(int(counts.sum()))
-            counts = self._on_flash(missing, sizes)  # more if a last page had to leave for it
-        frames = self._frames.take(int(counts.sum()))
-        at = 0
-        for key, count in zip(missing, counts.tolist(), strict=True):
-            self.residents.put(key, frames[at : at + count], ahead=ahead)
-            at += count
-        runs = self.pages.runs(self.pages.numbers(missing, counts), np.array(frames, np.int64), self._frames)
-        loading = _Loading(tuple(missing), tuple(self.pages.file.read(runs)))
-        self._counts.cluster_reads += len(runs)
-        self._counts.entries_read += int(np.minimum(sizes, counts * self.form.per_page).sum())
-        self._loading.update(dict.fromkeys(missing, loading))
-        self.residents.busy.update(missing)
-
-    def _finish_all(self) -> None:
-        self.wait(list(self._loading))
-
-    def _finish(self, loading: _Loading) -> None:
-        failure: BaseException | None = None
-        for read in loading.reads:
-            failure = read.exception() or failure  # all must have ended before frames are given to others
-        for key in loading.keys:
-            self._loading.pop(key, None)
-        self.residents.busy.difference_update(loading.keys)
-        damaged = None if failure else self._damaged(loading.keys)
-        if failure is None and damaged is None:
-            return
-        for key in loading.keys:
-            self._frames.give(self.residents.drop(key))
-        if failure is not None:
-            raise copy(failure) from failure  # see `page_file.finish`
-        raise StoreError(f"cluster {damaged} was read and is not what was written; start again from the text")
-
-    def _damaged(self, keys: Sequence[Key]) -> Key | None:
-        """The first cluster whose pages do not sum up to its checksum."""
-        held = [self._frames_of(key) for key in keys]
-        frames = torch.tensor(list(chain.from_iterable(held)), dtype=torch.long)
-        pages = self._frames.pages
-        sums = [  # unused room in a page is zero
-            rows_of(pages, some).view(torch.int64).numpy().sum(1) for some in frames.split(_CHECKED_PAGES)
-        ]
-        running = np.concatenate(
-            [[0], np.cumsum(np.concatenate(sums))]
-        )  # modulo 2⁶⁴, as their differences are
-        ends = np.cumsum(np.fromiter(map(len, held), np.int64, len(held)))
-        found = running[ends] - running[np.concatenate([[0], ends[:-1]])]
-        wrong = np.flatnonzero(found != column("checksums", self.tables, keys))
-        return keys[wrong[0]] if wrong.size else None
-
     def _tail_of(self, key: Key, page: int, *, fresh: bool) -> int:
         """The frame of a cluster's last page, to be written to; `fresh`: the page does not exist yet."""
-        layer, head, cluster = key
-        tails = self._tails[layer, head]
         if fresh:
             self._reserve(key, page + 1)
             (frame,) = self.residents.room(1)
             self._frames.pages[frame] = 0
-        elif cluster in tails:
-            frame = tails.pop(cluster)
+        elif key in self._tails:
+            frame = self._tails.take(key)
         elif key in self.residents:
             self.wait([key])
             frame = self.residents.frames_of(key).pop()
         else:
             (frame,) = self.residents.room(1)
             self.pages.read(key, self._frames, page, frame)
-        self._keep_tail(key, frame)
+        self._tails.keep(key, frame)
         return frame
 
-    def _keep_tail(self, key: Key, frame: int) -> None:
-        layer, head, cluster = key
-        tails = self._tails[layer, head]
-        tails[cluster] = frame  # the latest stands last
-        if len(tails) > self._tail_pages:
-            self._flush_tail((layer, head), next(iter(tails)))
-
-    def _flush_tail(self, owner: tuple[int, int], cluster: int) -> None:
-        key = (*owner, cluster)
-        frame = self._tails[owner].pop(cluster)
-        page = self.pages.pages_of(key) - 1
-        self._counts.partial_pages += 1
-        self.pages.write(key, self._frames, [frame], page)
-        self._keep_clean(key, frame)
-
-    def _flush_any_tail(self) -> bool:
-        """Write one half filled page of whoever has the most, the oldest; False if there is none."""
-        owner = max(self._tails, key=lambda own: len(self._tails[own]), default=None)
-        if owner is None or not self._tails[owner]:
-            return False
-        self._flush_tail(owner, next(iter(self._tails[owner])))
-        return True
-
-    def _keep_clean(self, key: Key, frame: int) -> None:
-        """A last page that flash holds now: part of the cluster where that is in memory, else let go."""
-        if key in self.residents:
-            self.residents.frames_of(key).append(frame)
-            self.residents.update(key)
-        else:
-            self._frames.give([frame])
-
     def _forget(self, key: Key) -> None:
-        layer, head, cluster = key
         self.wait([key])
         if key in self.residents:
             self._frames.give(self.residents.drop(key))
         if self.device is not None:
             self.device.forget(key)
-        if cluster in self._tails[layer, head]:
-            self._frames.give([self._tails[layer, head].pop(cluster)])
+        if key in self._tails:
+            self._frames.give([self._tails.take(key)])
 
-    def _frames_of(self, key: Key) -> list[int]:
-        layer, head, cluster = key
-        own = self.residents.frames_of(key) if key in self.residents else []
-        tail = self._tails[layer, head].get(cluster)
-        return own if tail is None else [*own, tail]
+    def _attended(self, keys: Sequence[Key]) -> list[list[int]]:
+        """Frames of clusters where they are attended to."""
+        if self.device is None:
+            return self._tails.frames_of(keys)
+        return list(map(self.device.residents.frames_of, keys))
 
-    def _flash_pages(self, key: Key) -> int:
+    def _pages_on_flash(self, key: Key) -> int:
         """Pages of a cluster that lie on flash as they should be."""
-        layer, head, cluster = key
-        return self.pages.pages_of(key) - (cluster in self._tails[layer, head])
-
-    def _on_flash(self, keys: Sequence[Key], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`_flash_pages` of clusters of these sizes."""
-        waiting = [cluster in self._tails[layer, head] for layer, head, cluster in keys]
-        return -(-sizes // self.form.per_page) - np.array(waiting, np.int64)
+        return self.pages.pages_of(key) - (key in self._tails)
 
     def _filled(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Entries on each page of clusters of these sizes, one after the other."""
@@ -405,7 +292,7 @@ class StoredClusters:
         """Have room on flash for so many pages of a cluster."""
         moves = self.pages.reserve(key, pages)
         if moves:
-            self._finish_all()
+            self._reads.wait_for_all()
             self.pages.move(moves)
 
     def _note(self, layer: int, head: int, cluster: int, entries: Tensor) -> None:

@@ -19,9 +19,7 @@ F = TypeVar("F", bound=FrameNumbers)
 Layers = TypeVar("Layers", int, NDArray[np.int64])
 
 _NEVER = -(2**40)  # a row long before the first
-_BATCH = (
-    16  # room is made for a sixteenth of all frames at once, since looking for it costs more than a frame
-)
+_BATCH = 16  # room is made for one of so many frames at once: to look for it costs more than a frame
 
 
 class Residents(Generic[F]):
@@ -35,9 +33,7 @@ class Residents(Generic[F]):
         self.busy: set[Key] = set()  # being read: their frames must not be given to others
         self.outside: Callable[[], int] = lambda: 0  # frames in use that hold no whole cluster
         self.finish_reads: Callable[[], None] = lambda: None  # waits until nothing is busy
-        self.give_outside: Callable[[], bool] = lambda: (
-            False
-        )  # lets one of `outside` leave; False if none is left
+        self.give_outside: Callable[[], bool] = lambda: False  # one of `outside` leaves; False if none does
         self._order = REPLACEMENTS[replacement]
         self._counts = counts
         self._place: dict[Key, int] = {}
@@ -46,9 +42,8 @@ class Residents(Generic[F]):
         self._free: list[int] = []
         self._pinned: set[Key] = set()
         self._unused: set[Key] = set()  # fetched ahead and not asked for yet
-        self._facts: NDArray[np.int64] = np.zeros(
-            (6, 0), np.int64
-        )  # used_at, updated_at, uses, pages, layer, asked_at
+        # Of each place: used_at, updated_at, uses, pages, layer, asked_at
+        self._facts: NDArray[np.int64] = np.zeros((6, 0), np.int64)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._place
