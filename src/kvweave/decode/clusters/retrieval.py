@@ -241,7 +241,7 @@ class ClusterRetriever(ABC):
             capacity // heads - self.store.pages.largest_pages + 1
         )  # a portion ends with a whole cluster
         portion_pages = max(1, min(self.parts.portion_pages, capacity // (2 * heads), fitting))
-        all_pages = -(-self.table.sizes // self.store.form.per_page)  # (G, C)
+        all_pages = self.store.form.pages(self.table.sizes)  # (G, C)
         portions: list[list[list[int]]] = []
         for head, clusters in enumerate(self.chosen):
             pages = all_pages[head, clusters]

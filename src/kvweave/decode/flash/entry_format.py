@@ -6,13 +6,18 @@ An entry is `bytes` long, a multiple of 8, and never straddles two pages. Knows 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvweave.core import Storage
 from kvweave.ops.quantise import BITS
 from kvweave.ops.quantise_rows import SCALE_BYTES, quantise_rows, restore_rows
+
+Count = TypeVar("Count", int, NDArray[np.int64])
 
 _GROUP = {8: 128, 4: 32}  # numbers that share a scale
 
@@ -45,8 +50,8 @@ class EntryFormat:
         """Entries in a page."""
         return self.page_bytes // self.bytes
 
-    def pages(self, entries: int) -> int:
-        """Pages that so many entries of one cluster take."""
+    def pages(self, entries: Count) -> Count:
+        """Pages that so many entries of one cluster take; of an array of numbers, each its own."""
         return -(-entries // self.per_page)
 
     def encode(self, keys: Tensor, values: Tensor) -> Tensor:

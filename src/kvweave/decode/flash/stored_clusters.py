@@ -282,7 +282,7 @@ class StoredClusters:
 
     def _filled(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Entries on each page of clusters of these sizes, one after the other."""
-        pages = -(-sizes // self.form.per_page)
+        pages = self.form.pages(sizes)
         filled = np.full(int(pages.sum()), self.form.per_page)
         some = pages > 0
         filled[np.cumsum(pages)[some] - 1] = (sizes - (pages - 1) * self.form.per_page)[some]

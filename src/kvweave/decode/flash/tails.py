@@ -97,4 +97,4 @@ class Tails:
     def on_flash(self, keys: Sequence[Key], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Pages of clusters of these sizes that lie on flash as they should be."""
         here = np.fromiter((key in self for key in keys), np.int64, len(keys))
-        return -(-sizes // self._pages.form.per_page) - here
+        return self._pages.form.pages(sizes) - here
