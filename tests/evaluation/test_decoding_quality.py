@@ -216,7 +216,9 @@ class TestAnEvaluation:
     def test_writes_json_figures_and_a_page(self, done, tmp_path):
         about = {"command": "kvweave eval decode", "version": "1", "date": "today"}
         names = {path.name for path in write(tmp_path, done, about)}
-        assert {"decoding.json", "decoding.html", "decoding-missed.png", "decoding-shift.png"} <= names
+        assert {"decoding.json", "decoding.html", "decoding-missed.png"} <= names
+        assert done.shift is None  # `local` does not run
+        assert "decoding-shift.png" not in names
         assert "kvweave eval decode" in (tmp_path / "decoding.html").read_text()
         (row, *_) = [row for row in content(done, about)["rows"] if row["strategy"] == "dynakv"]
         names = (
@@ -232,7 +234,21 @@ class TestAnEvaluation:
         monkeypatch.setattr(measure, "Prefilled", None)
         again = evaluate_decoding(adapter, done.request)
         assert again.rows == done.rows
-        assert again.shift == done.shift
+
+    def test_shows_the_shift_of_keys_where_all_strategies_run_that_it_compares(self, done, adapter, tmp_path):
+        variants = ("static", "local", "dynakv")
+        request = replace(done.request, tasks=("story",), seeds=(0,), variants=variants)
+        compared = evaluate_decoding(adapter, request)
+        assert {(part.update, part.decode_tokens) for part in compared.shift.groupings} == {
+            (name, n) for name in variants for n in request.lengths
+        }
+        assert {
+            path.name for path in write(tmp_path, compared, {"command": "", "version": "", "date": ""})
+        } >= {
+            "decoding-shift.png",
+            "decoding-variance.png",
+        }
+        assert evaluate_decoding(adapter, request).shift == compared.shift
 
     def test_of_another_model_is_refused_in_the_same_folder(self, done):
         with pytest.raises(InvalidRequest, match="differ in model"):

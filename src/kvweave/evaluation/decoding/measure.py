@@ -14,7 +14,7 @@ from kvweave.evaluation.decoding.kept import KeptResults
 from kvweave.evaluation.decoding.outcome import Run
 from kvweave.evaluation.decoding.rows import Beside, Row, beside_of, rows_of
 from kvweave.evaluation.decoding.run import Prefilled, decode
-from kvweave.evaluation.decoding.shift import Shift, measure_shift
+from kvweave.evaluation.decoding.shift import UPDATES, Shift, measure_shift
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.longtext import LONG_TASKS
 from kvweave.evaluation.longtext.telling import LongText, long_text
@@ -65,7 +65,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A whole evaluation; `shift` None where texts are of files."""
+    """A whole evaluation; `shift` None where texts are of files, or not all strategies run that it compares."""
 
     request: Request
     model: str
@@ -93,7 +93,7 @@ def evaluate_decoding(
     kept = KeptResults(request.output, _subject(adapter, request, bound))
     runs = tuple(_runs(adapter, request, texts, bound, kept, progress))
     shift = None
-    if not request.texts:
+    if not request.texts and set(UPDATES) <= set(request.variants):
         base = _grouped(request, ClusteredKV(request.budgets[0], bound, folder=request.folder))
         shift = measure_shift(adapter, texts[0], base, request.lengths, kept)
     return Quality(

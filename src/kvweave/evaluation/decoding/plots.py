@@ -113,7 +113,6 @@ def _shift(shift: Shift, model: str) -> bytes:
         drawn = figure.subplots(1, len(panels), sharex=True, sharey=True)
         for axes, (name, title) in zip(drawn, panels.items(), strict=True):
             points = shift.points.get(name, ())
-            clusters = len({number for *_, number in points})
             axes.scatter(
                 [x for x, _, _ in points],
                 [y for _, y, _ in points],
@@ -121,6 +120,6 @@ def _shift(shift: Shift, model: str) -> bytes:
                 s=3,
                 linewidths=0,
             )
-            axes.set_title(f"{title}: {clusters} clusters")
+            axes.set_title(title)
             axes.tick_params(labelbottom=False, labelleft=False)
         return png(figure)

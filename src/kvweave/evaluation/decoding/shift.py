@@ -123,7 +123,7 @@ def _points(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[Point, ..
     return {
         name: _thinned(
             [
-                (float(x), float(y), number)
+                (round(x, 2), round(y, 2), number)  # as fine as a picture shows
                 for number, part in enumerate(own)
                 for x, y in ((part - mean) @ axes.T).tolist()
             ]
