@@ -88,7 +88,9 @@ def evaluate_decoding(
     _check(adapter, request)
     texts = _texts(adapter, request)
     _check_positions(adapter, request, texts)
-    longest = max(text.prompt_tokens for text in texts) + request.lengths[-1]
+    # As many tokens for all seeds, though prompts end a token earlier or later: results of more seeds may join them.
+    prompt = max(text.prompt_tokens for text in request.texts) if request.texts else request.prompt_tokens
+    longest = prompt + request.lengths[-1]
     bound = request.resident_bytes or int(MEMORY_SHARE * longest * adapter.geometry.token_bytes)
     kept = KeptResults(request.output, _subject(adapter, request, bound))
     runs = tuple(_runs(adapter, request, texts, bound, kept, progress))
