@@ -148,9 +148,8 @@ def test_a_ready_request_does_not_wait_for_one_whose_layers_come_slowly(
 def test_a_server_that_dies_in_the_middle_leaves_the_answer_that_would_be_computed_without_it(
     tmp_path: Path, adapter: Adapter, away: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        guarded, "FIRST_REST_S", 60.0
-    )  # not tried again while the test runs, however slow it is
+    # Not tried again while the test runs, however slow it is.
+    monkeypatch.setattr(guarded, "FIRST_REST_S", 60.0)
     ratio = 0.0 if recipe == "reuse" else 0.3
     with ChunkStore(tmp_path / "nothing") as store:
         expected = prefilled(adapter, store, recipe, ratio)

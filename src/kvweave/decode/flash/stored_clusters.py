@@ -112,8 +112,7 @@ class StoredClusters:
         """Start reading as many of these clusters as there is room for, in this order, without waiting."""
         room = self._frames.free + self.residents.evictable()
         missing = self.residents.missing(keys if self.device is None else self.device.residents.missing(keys))
-        counts = self._tails.on_flash(missing, column("sizes", self.tables, missing))
-        fitting = missing[: int((np.cumsum(counts) <= room).sum())]
+        fitting = missing[: self._fitting(missing, room)]
         self._counts.prefetched += len(fitting)
         self._reads.start(fitting, ahead=True)
 
@@ -172,7 +171,7 @@ class StoredClusters:
     def in_memory(self, layer: int, head: int, cluster: int) -> bool:
         """Whether all of a cluster is in memory, or on its way there."""
         key = (layer, head, cluster)
-        return key in self.residents or not self._pages_on_flash(key)
+        return key in self.residents or self.pages.pages_of(key) == int(key in self._tails)
 
     def entries(self, layer: int, head: int, cluster: int) -> Tensor:
         """A copy of a cluster's entries (n, E); it must be in memory."""
@@ -226,15 +225,11 @@ class StoredClusters:
             self.pages.read(key, self._frames, self.pages.pages_of(key) - 1, frame)
             self._tails.keep(key, frame)
         known = [(tuple(key), facts) for key, facts in state["clusters"]]  # type: ignore[attr-defined]
-        fitting, room = [], self._frames.free
-        for key, facts in known:
-            room -= self._pages_on_flash(key)
-            if room >= 0:
-                fitting.append((key, facts))
-        keys = [key for key, _ in fitting]
-        self._reads.start(keys, ahead=False)
-        self.wait(keys)
-        for key, facts in fitting:
+        keys = [key for key, _ in known]
+        fitting = self._fitting(keys, self._frames.free)
+        self._reads.start(keys[:fitting], ahead=False)
+        self.wait(keys[:fitting])
+        for key, facts in known[:fitting]:
             self.residents.recall(key, facts)
 
     def close(self) -> None:
@@ -276,9 +271,10 @@ class StoredClusters:
             return self._tails.frames_of(keys)
         return list(map(self.device.residents.frames_of, keys))
 
-    def _pages_on_flash(self, key: Key) -> int:
-        """Pages of a cluster that lie on flash as they should be."""
-        return self.pages.pages_of(key) - (key in self._tails)
+    def _fitting(self, keys: Sequence[Key], room: int) -> int:
+        """How many of these clusters, from the first on, find room in so many frames."""
+        counts = self._tails.on_flash(keys, column("sizes", self.tables, keys))
+        return int((np.cumsum(counts) <= room).sum())
 
     def _filled(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Entries on each page of clusters of these sizes, one after the other."""
