@@ -16,13 +16,14 @@ TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
 
 QUALITY, ENTRIES, ABLATIONS = "decoding.json", "decoding_entries.json", "decoding_ablations.json"
 """All kinds of text without single entries, which take long; those on one kind; one technique after the other."""
-COSTS = (
-    "decode_cost.json",
-    "decode_cost_absolute.json",
-    "decode_cost_plenty.json",
-    "decode_cost_limited.json",
-)
-"""In real shapes: within a share of all KV, within so many bytes, with memory for all of it, and under a limit of the system."""
+COSTS = {
+    "decode_cost.json": "Memory for 30 % of all KV, every strategy",
+    "decode_cost_storages.json": "The same in fewer bits",
+    "decode_cost_plenty.json": "Memory for all KV",
+    "decode_cost_absolute.json": "A number of entries, and so many bytes at every length",
+    "decode_cost_limited.json": "Where all KV does not fit",
+}
+"""In real shapes, and what each measurement shows."""
 
 _SHARES = (
     "What `dynakv` misses of recall and reads, as shares of what another strategy does on the same texts:"
@@ -109,7 +110,8 @@ def ablated(told: Mapping[str, Any] | None) -> str:
 
 def costs(measured: Sequence[Mapping[str, Any] | None]) -> str:
     """A table for each measurement."""
-    return "\n\n".join(map(_cost, filter(None, measured))) or NOT_MEASURED
+    shown = zip(COSTS.values(), measured, strict=True)
+    return "\n\n".join(f"**{what}.** {_cost(told)}" for what, told in shown if told) or NOT_MEASURED
 
 
 def _cost(told: Mapping[str, Any]) -> str:
@@ -125,6 +127,8 @@ def _cost(told: Mapping[str, Any]) -> str:
             "budget",
             "stored as",
             "per token",
+            "of dense's",
+            "growth of dense's",
             "reads",
             "pages",
             "read",
@@ -145,12 +149,19 @@ def _cost(told: Mapping[str, Any]) -> str:
                 "" if dense else budget_text(row["budget"]),
                 "" if dense else f"`{row['storage']}`",
                 f"{1e3 * time['median']:,.0f} ms ({1e3 * time['low']:,.0f} – {1e3 * time['high']:,.0f})",
+                *(_share(row[name]) for name in ("of_dense", "growth_of_dense")),
                 *([""] * 6 if dense else _read(row)),
                 f"{held / 1e6:,.1f} MB",
                 f"{held / row['dense_kv_bytes']:.1%}",
             )
         )
     return "\n".join(lines)
+
+
+def _share(spread: Mapping[str, float] | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread['median']:.2f} ({spread['low']:.2f} – {spread['high']:.2f})"
 
 
 def _circumstances(told: Mapping[str, Any]) -> str:

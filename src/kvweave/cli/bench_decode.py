@@ -67,24 +67,26 @@ def decode(
     from kvweave.bench.decode import bench_decode
     from kvweave.bench.memory_limit import memory_limit_bytes
     from kvweave.cli.show import STDOUT, print_json, progress_bar
-    from kvweave.decode.settings import MEMORY_SHARE
     from kvweave.engine.facts import facts
 
     opt.quiet_libraries()
     bound = None if resident_bytes is None else opt.size_bytes(resident_bytes)
     storages = opt.storages_named(storage or ["exact"])
+    chosen = _settings(strategy, budget or BUDGETS, storages, bound, direct=not page_cache)
     adapter, _ = bench.measured_model(shape, model, dtype, "cpu")
-    rows: list[DecodeCost] = []
     with (
         tempfile.TemporaryDirectory(prefix="kvweave-bench-", dir=folder) as place,
         progress_bar(quiet or json) as report,
     ):
-        for tokens in length or LENGTHS:
-            memory = bound or int(MEMORY_SHARE * tokens * adapter.geometry.token_bytes)
-            chosen = _settings(strategy, budget or BUDGETS, storages, memory, direct=not page_cache)
-            rows += bench_decode(
-                adapter, Path(place), chosen, [tokens], steps=steps, dense=not no_dense, progress=report
-            )
+        rows = bench_decode(
+            adapter,
+            Path(place),
+            chosen,
+            length or LENGTHS,
+            steps=steps,
+            dense=not no_dense,
+            progress=report,
+        )
     limit = memory_limit_bytes()
     if json:
         about = {
@@ -102,7 +104,7 @@ def _settings(
     strategies: Sequence[str] | None,
     budgets: Sequence[float],
     storages: "Sequence[Storage]",
-    resident_bytes: int,
+    resident_bytes: int | None,
     *,
     direct: bool,
 ) -> "list[tuple[str, ClusteredKV]]":
@@ -143,6 +145,7 @@ def _table(model: str, rows: "Sequence[DecodeCost]", limit_bytes: int | None) ->
         "budget",
         "storage",
         "per token",
+        "of dense",
         "reads",
         "pages",
         "read",
@@ -156,6 +159,7 @@ def _table(model: str, rows: "Sequence[DecodeCost]", limit_bytes: int | None) ->
         cells = [f"{row.decode_tokens:,}", row.strategy]
         budget = "" if row.budget is None else share(row.budget) if row.budget <= 1 else f"{row.budget:,.0f}"
         cells += [budget, row.storage, seconds(row.latency_s_per_token.median)]
+        cells.append("" if row.of_dense is None else f"{row.of_dense.median:.2f}")
         if told is None:
             cells += ["", "", "", "", "", amount(row.dense_kv_bytes)]
         else:
