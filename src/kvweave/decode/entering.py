@@ -101,6 +101,30 @@ def enter(
     return entering.held
 
 
+def computed(
+    adapter: Adapter,
+    token_ids: Sequence[int],
+    settings: ClusteredKV,
+    files: tuple[Path, Path] | None = None,
+) -> tuple[RetrievedKV, Tensor]:
+    """All of a text computed by one pass with plain causal attention; also the logits (1, vocab) behind it.
+
+    Close what is returned. Raises as `Entering`.
+    """
+    canvas = adapter.canvas(len(token_ids))
+    entering = Entering(adapter.geometry, settings, files)
+    try:
+        canvas.hand_over(entering)
+        plan = adapter.rows(torch.arange(len(token_ids)))
+        plan.watches.append(entering)
+        logits = adapter.compute(canvas, token_ids, plan)
+        canvas.let_go()
+    except BaseException:
+        entering.close()
+        raise
+    return entering.held, logits
+
+
 def entered(canvas: Canvas) -> RetrievedKV | None:
     """What a canvas has handed its layers over to, if it has."""
     return canvas.taker.held if isinstance(canvas.taker, Entering) else None

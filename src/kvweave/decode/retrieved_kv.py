@@ -32,7 +32,7 @@ from kvweave.decode.residency.frames import Frames
 from kvweave.decode.residency.residents import Residents
 from kvweave.decode.settings import ClusteredKV
 from kvweave.decode.strategies import strategy_named
-from kvweave.errors import InvalidRequest, KvweaveError, StoreError
+from kvweave.errors import InvalidRequest, StoreError
 from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.continued import Continued
 from kvweave.models.probe import Geometry
@@ -161,6 +161,19 @@ class RetrievedKV(Continued):
         """Call this once, before the next pass changes anything."""
         self._before_change = then
 
+    def flush(self) -> dict[str, object]:
+        """Bring all of it to the disk itself; what is in memory besides, for `StoredClusters.restore_resident`.
+
+        Raises StoreError and StoreFull; nothing can be computed here afterwards.
+        """
+        with self._usable():
+            resident = self.parts.store.resident_state()
+            self.parts.store.flush()
+            for layer in range(len(self.layers)):
+                self.parts.representatives.end(layer, write=True)
+            self.parts.representatives.sync()
+        return resident
+
     def hold_to_bound(self) -> None:
         """Give frames up for what windows and centroids have come to need; raises InvalidRequest if that is all there is."""
         bound, frames = self.settings.resident_bytes, self.parts.store.residents.frames
@@ -202,8 +215,8 @@ class RetrievedKV(Continued):
             raise StoreError(f"this text's KV cannot be used any more: {self._failure}")
         try:
             yield
-        except KvweaveError as error:
-            self._failure = str(error)
+        except BaseException as error:  # an interruption too
+            self._failure = str(error) or f"it was stopped by {type(error).__name__}"
             raise
 
     def _begin(self, layer: int) -> None:

@@ -60,11 +60,7 @@ def keep(held: RetrievedKV, folder: Path, token_ids: Sequence[int], model: str) 
             f"{len(token_ids)} tokens were given for KV of {held.get_seq_length()}; they must be those it was made of"
         )
     store = held.parts.store
-    resident = store.resident_state()
-    store.flush()
-    for layer in range(len(held.layers)):
-        held.parts.representatives.end(layer, write=True)
-    held.parts.representatives.sync()
+    resident = held.flush()
     facts = {
         "format": FORMAT,
         "model": model,
@@ -129,7 +125,8 @@ def _restore(held: RetrievedKV, facts: dict[str, Any], tensors: dict[str, Tensor
     held.parts.representatives.restore(facts["centroids"])
     for index, layer in enumerate(held.layers):
         seen, sliding = facts["layers"][index]
-        layer.resume(_named(tensors, f"{index}.recent."), seen, sliding)
+        recent = _named(tensors, f"{index}.recent.")
+        layer.resume({name: part.to(held.geometry.device) for name, part in recent.items()}, seen, sliding)
         own = layer.retriever
         if isinstance(own, ClusterRetriever):
             own.table.restore(

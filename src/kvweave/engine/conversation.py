@@ -13,13 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from kvweave.config import GenerationConfig
 from kvweave.core import Prompt, TokenizedPrompt
 from kvweave.decode.appending import Appending
-from kvweave.decode.entering import Entering, enter
+from kvweave.decode.entering import Entering, computed
 from kvweave.decode.retrieved_kv import RetrievedKV
 from kvweave.decode.saving import keep, new_files, resume
 from kvweave.decode.settings import ClusteredKV
@@ -229,23 +228,10 @@ class Conversation:
             held.close()
 
     def _computed_again(self, token_ids: Sequence[int]) -> tuple[RetrievedKV, Tensor]:
-        """Hold these tokens instead of what is held, computed anew; also returns the logits (1, vocab) behind them."""
+        """Hold these tokens instead of what is held, computed anew, each attending to all before; also the logits behind them."""
         self._let_go()
-        adapter, kv, files = self._adapter, self._manner.kv, new_files(self._folder)
-        if adapter.outgrows(len(token_ids), 1):
-            # Appended block by block, the first ones would be computed under the short frequencies.
-            canvas = adapter.canvas(len(token_ids))
-            logits = adapter.compute(canvas, token_ids, adapter.rows(torch.arange(len(token_ids))))
-            self._held = enter(adapter, canvas, token_ids, kv, len(token_ids), files)
-            return self._held, logits
-        held = RetrievedKV(adapter.geometry, kv, files=files)
-        try:
-            logits = adapter.extend(held, token_ids)
-        except BaseException:
-            held.close()
-            raise
-        self._held = held
-        return held, logits
+        self._held, logits = computed(self._adapter, token_ids, self._manner.kv, new_files(self._folder))
+        return self._held, logits
 
     def _note(self) -> None:
         """Write down what was said, from which everything else can be computed again."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvweave.core import Decoding
-from kvweave.decode.entering import Entering, enter, entered
+from kvweave.decode.entering import computed, enter, entered
 from kvweave.decode.retrieved_kv import RetrievedKV
 from kvweave.decode.settings import ClusteredKV
 from kvweave.errors import InvalidRequest
@@ -52,15 +52,12 @@ class Holding:
             held = self.canvas if self._retrieved is None else self._retrieved
             return self._adapter.step(held, token_ids[-1])
         self.close()
+        if self._kv is not None:
+            self._retrieved, logits = computed(self._adapter, token_ids, self._kv)
+            return logits
         self.canvas = self._adapter.canvas(len(token_ids))
         every_row = self._adapter.rows(torch.arange(len(token_ids)))
-        if self._kv is not None:
-            entering = Entering(self._adapter.geometry, self._kv)
-            self.canvas.hand_over(entering)
-            every_row.watches.append(entering)
-        logits = self._adapter.compute(self.canvas, token_ids, every_row)
-        self._retrieved = entered(self.canvas)
-        return logits
+        return self._adapter.compute(self.canvas, token_ids, every_row)
 
     def outgrown(self, tokens: int) -> bool:
         """Whether a text of that length is computed again, since its last token needs other rotary frequencies.

@@ -25,7 +25,7 @@ from kvweave.decode.settings import ClusteredKV
 from kvweave.ops.kmeans import halve, k_means
 from kvweave.ops.partial_attention import PartialAttention
 
-PORTION_PAGES = 64
+PORTION_PAGES = 256
 """Pages of a head that are attended to at once, at most."""
 FIRST_CLUSTERS = 4
 """How many clusters a text without a prompt begins with, if the budget lets so many entries wait."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvweave.decode.flash.entry_format import EntryFormat
 from kvweave.decode.flash.page_file import PageFile
 from kvweave.decode.flash.pools import Places
+from kvweave.errors import StoreError
 
 
 class SequencePages:
@@ -23,6 +24,7 @@ class SequencePages:
         self.count = 0
         self._file, self._pools, self._owner = file, pools, owner
         self._halves: list[int] = []
+        self._sums: list[int] = []  # of each full page's words, as a signed 64-bit number
         self._tail = torch.zeros(form.per_page, form.bytes, dtype=torch.uint8)
 
     @property
@@ -58,10 +60,21 @@ class SequencePages:
             np.asarray(self._halves, np.int64)[wanted // half_pages], wanted % half_pages
         )
 
+    def check(self, pages: Sequence[int], read: Tensor) -> None:
+        """Raise StoreError unless `read` (n, page bytes) is what was written as these pages."""
+        sums = read.view(torch.int64).sum(1)
+        wrong = torch.nonzero(sums != torch.tensor([self._sums[page] for page in pages], dtype=torch.int64))
+        if wrong.numel():
+            raise StoreError(
+                f"page {pages[int(wrong[0])]} of layer {self._owner[0]}, head {self._owner[1]} was read and is not what was"
+                " written; start again from the text"
+            )
+
     def _write(self, page: int) -> None:
         if page // self._pools.half_pages == len(self._halves):
             self._halves.append(self._pools.take(self._owner))
         self._pools.reserve(self._halves[-1], page % self._pools.half_pages + 1)
         laid = torch.zeros(self.form.page_bytes, dtype=torch.uint8)
         laid[: self._tail.numel()] = self._tail.flatten()
+        self._sums.append(int(laid.view(torch.int64).sum()))
         self._file.write_copied(int(self.numbers([page])[0]), laid)

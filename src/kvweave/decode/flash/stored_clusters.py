@@ -64,11 +64,16 @@ class StoredClusters:
         return self.tables[layer].open(head, self.pages.places.take((layer, head)))
 
     def create(self, layer: int, head: int, entries: Tensor) -> int:
-        """A new cluster of entries (n, E), written to flash and not kept in memory; returns its number."""
+        """A new cluster of entries (n, E), written to flash and kept in memory if nothing has to leave for it; its number."""
         cluster = self.open(layer, head)
-        self._reserve((layer, head, cluster), self.form.pages(entries.shape[0]))
-        self.pages.write_new((layer, head, cluster), entries)
+        key, pages = (layer, head, cluster), self.form.pages(entries.shape[0])
+        self._reserve(key, pages)
+        self.pages.write_new(key, entries)
         self._note(layer, head, cluster, entries)
+        if pages + self._split_pages <= self._frames.free:
+            frames = self._frames.take(pages)
+            self.form.lay_out(self._frames.pages, frames, entries)
+            self.residents.put(key, frames)
         return cluster
 
     def replace(self, layer: int, head: int, cluster: int, entries: Tensor) -> None:

@@ -54,11 +54,11 @@ class Tails:
         return self._frames[key[:2]].pop(key[2])
 
     def write(self, key: Key) -> None:
-        """Write a cluster's last page as it is and let it go."""
-        frame = self.take(key)
-        self._counts.partial_pages += 1
+        """Write a cluster's last page as it is and let it go; it stays where it cannot be written."""
+        frame = self._frames[key[:2]][key[2]]
         self._pages.write(key, self._residents.frames, [frame], self._pages.pages_of(key) - 1)
-        self.let_go(key, frame)
+        self._counts.partial_pages += 1
+        self.let_go(key, self.take(key))
 
     def let_go(self, key: Key, frame: int) -> None:
         """A last page that flash holds now: resident with the cluster where that is, else out of memory."""

@@ -163,12 +163,14 @@ class SingleEntries:
     def _read_into(
         self, frames: list[list[int]], sequences: list[SequencePages], wanted: Sequence[Sequence[int]]
     ) -> None:
-        """Read the pages wanted of each head's sequence, together."""
+        """Read the pages wanted of each head's sequence, together, and check them."""
         numbers = [sequence.numbers(pages) for sequence, pages in zip(sequences, wanted, strict=True)]
         store = self._parts.store
         store.pages.read_all(
             np.concatenate(numbers), np.array(list(chain.from_iterable(frames))), store.residents.frames
         )
+        for sequence, pages, own in zip(sequences, wanted, frames, strict=True):
+            sequence.check(pages, rows_of(store.residents.frames.pages, torch.tensor(own, dtype=torch.long)))
 
     def _any(self, asked: list[list[int]]) -> tuple[int, int, int]:
         """A page in memory to stand where a head has none: hidden, but multiplied by zero."""
