@@ -134,7 +134,7 @@ def test_neighbours_are_read_in_fewer_reads_than_clusters_in_the_order_made():
     reads = {}
     for order in ("together", "made"):
         held = RetrievedKV(
-            geometry(), settings(kv_budget=60, resident_bytes=26_000, flash={"order": order, "gap_pages": 0})
+            geometry(), settings(kv_budget=60, resident_bytes=30_000, flash={"order": order, "gap_pages": 0})
         )
         with held:
             text = Text(held, seed=5)

@@ -83,12 +83,14 @@ def test_no_more_is_looked_through_than_memory_holds_at_once():
     """Else what left to make room would be read again: whole clusters are attended to instead."""
     outputs = []
     for candidates in (1.0, 1000.0):
-        given = settings(kv_budget=60, resident_bytes=26_000, clusters={"candidates": candidates})
+        given = settings(
+            kv_budget=60, resident_bytes=30_000, strategy="static", clusters={"candidates": candidates}
+        )  # clusters that are never split: when they are depends on what memory holds
         with RetrievedKV(geometry(), given) as held:
             text = Text(held, marked=False)
             text.begin(600)
             outputs.append([text.step()[1] for _ in range(20)])
-            assert held.counts.peak_resident_bytes <= 26_000
+            assert held.counts.peak_resident_bytes <= 30_000
     for whole, looked in zip(*outputs, strict=True):
         torch.testing.assert_close(looked, whole, atol=1e-5, rtol=1e-5)  # clusters lie elsewhere
 

@@ -23,7 +23,10 @@ _ROWS_AT_ONCE = 256  # that are in the window before the oldest leave it
 
 
 class RetrievedLayer(CacheLayerMixin):
-    """`retriever` keeps what leaves the window; `allow` says how many entries a step attends to, given those stored."""
+    """`retriever` keeps what leaves the window; `allow` says how many entries a step attends to, given those stored.
+
+    `before_growth` is called with the bytes that the layer is about to take more.
+    """
 
     is_sliding = False
     is_croppable = False
@@ -33,6 +36,7 @@ class RetrievedLayer(CacheLayerMixin):
         self.recent = RecentWindow(sinks)
         self.retriever = retriever
         self.sliding: int | None = None
+        self.before_growth: Callable[[int], None] = lambda more_bytes: None
         self._allow = allow
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -51,7 +55,7 @@ class RetrievedLayer(CacheLayerMixin):
             )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.recent.append(key_states[0], value_states[0])
+        self._take_in(key_states[0], value_states[0])
         return key_states, value_states
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None, sliding: int | None) -> None:
@@ -68,9 +72,9 @@ class RetrievedLayer(CacheLayerMixin):
                 middle = first
             else:
                 self.retriever.fill(keys[:, between], values[:, between], queries)
-        self.recent.append(keys[:, :first], values[:, :first])
+        self._take_in(keys[:, :first], values[:, :first])
         self.recent.skip(middle - first)
-        self.recent.append(keys[:, middle:], values[:, middle:])
+        self._take_in(keys[:, middle:], values[:, middle:])
 
     def attend(self, call: AttentionCall, rows: Tensor) -> tuple[Tensor, int]:
         """The attention output (1, H, T, D) of new rows (T,), and how many entries they saw, summed over KV heads."""
@@ -91,8 +95,8 @@ class RetrievedLayer(CacheLayerMixin):
     def extend(self, keys: Tensor, values: Tensor, sliding: int | None) -> None:
         """Take in further rows (G, N, D) of the text that have been attended from."""
         self._slides(sliding)
-        for some in torch.stack([keys, values]).split(_ROWS_AT_ONCE, dim=2):
-            self.recent.append(some[0], some[1])
+        for some in zip(keys.split(_ROWS_AT_ONCE, 1), values.split(_ROWS_AT_ONCE, 1), strict=True):
+            self._take_in(*some)
             self._let_go(self._allow(self.recent.seen))
 
     def resume(self, state: dict[str, Tensor], seen: int, sliding: int | None) -> None:
@@ -149,11 +153,17 @@ class RetrievedLayer(CacheLayerMixin):
             return min(held, self.sliding - 1)
         return min(held, self._allow(self.recent.seen or held).window - 1)
 
+    def _take_in(self, keys: Tensor, values: Tensor) -> None:
+        """New rows (G, T, D) join the window."""
+        self.before_growth(self.recent.growth_bytes(keys, keys.shape[1]))
+        self.recent.append(keys, values)
+
     def _let_go(self, allowed: Allowance) -> None:
         kept = self._kept(self.recent.held)
         leaving = self.retriever.wanted(self.recent.held - kept, allowed) if self.recent.held > kept else 0
         if leaving:
             keys, values = self.recent.leave(leaving)
             self.retriever.add(keys, values, allowed)
+            self.recent.trim()
         if self.sliding is None:
             self.retriever.settle(allowed)

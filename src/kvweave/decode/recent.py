@@ -52,6 +52,17 @@ class RecentWindow:
         self._rows[:, :, self._end : self._end + count] = rows
         self._end += count
 
+    def growth_bytes(self, like: Tensor, count: int) -> int:
+        """What buffers take more while `count` rows are taken in, each as wide as `like` (G, T, D): old ones go afterwards."""
+        if self._rows is not None and self._end + count <= self._rows.shape[2]:
+            return 0
+        return 2 * like.shape[0] * _capacity(self.held + count) * like.shape[2] * like.itemsize
+
+    def trim(self) -> None:
+        """Give back what a window that has shrunk does not need any more."""
+        if self._rows is not None and self._rows.shape[2] > 2 * _capacity(self.held):
+            self._move(self._rows, _capacity(self.held))
+
     def skip(self, count: int) -> None:
         """Count positions that are kept elsewhere from the start."""
         self.seen += count
@@ -94,11 +105,16 @@ class RecentWindow:
     def _make_room(self, like: Tensor, count: int) -> None:
         if self._rows is not None and self._end + count <= self._rows.shape[2]:
             return
+        self._move(like, _capacity(self.held + count))
+
+    def _move(self, like: Tensor, capacity: int) -> None:
         held = self.held
-        needed = held + count
-        # Room for half as much again, so that entries are moved seldom; a window that has shrunk gives its room back.
-        capacity = needed + max(16, needed // 2)
         moved = like.new_empty(2, like.shape[1], capacity, like.shape[3])
         if self._rows is not None:
             moved[:, :, :held] = self._rows[:, :, self._start : self._end]
         self._rows, self._start, self._end = moved, 0, held
+
+
+def _capacity(entries: int) -> int:
+    """Room for half as many again, so that entries are moved seldom."""
+    return entries + max(16, entries // 2)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvweave.decode.budget import allowance
-from kvweave.decode.clusters.representatives import Representatives
+from kvweave.decode.clusters.representatives import SPARE_COLUMNS, Representatives
 from kvweave.decode.clusters.retrieval import PORTION_PAGES, ClusterParts
 from kvweave.decode.clusters.table import ClusterTable
 from kvweave.decode.counters import DecodeCounts
@@ -39,6 +39,9 @@ from kvweave.models.probe import Geometry
 
 _MOST_TOKENS = 2**17  # frames without a bound are made for so long a text; a longer one evicts
 _ROWS_AT_ONCE = 256  # of a prompt, which share what is retrieved
+_BACK_FROM = (
+    16  # frames come back when they are more than 1/16 of those there are, so that none go to and fro
+)
 _WORKSPACE_SHARE = 8  # at most 1/8 of the bound is what a portion is laid out in
 
 
@@ -76,6 +79,8 @@ class RetrievedKV(Continued):
         form = EntryFormat(geometry.head_width, geometry.dtype, settings.storage, settings.flash.page_bytes)
         self._failure: str | None = None  # in words: its traceback would hold this very text
         self._before_change: Callable[[], None] | None = None
+        self._expected_bytes = 0
+        self._layer_bytes = [0] * geometry.layers  # what each has beside frames and centroids
         self.parts = _build(geometry, settings, form, self.counts, files)
         try:
             layers = [
@@ -87,13 +92,16 @@ class RetrievedKV(Continued):
             own = cast(
                 RetrievedKV, weakref.proxy(self)
             )  # nothing holds itself: frames go with the last reference
+            self.parts.store.residents.more_frames = partial(RetrievedKV._take_back, own)
+            for index, layer in enumerate(layers):
+                layer.before_growth = layer.retriever.before_growth = partial(RetrievedKV._grow, own, index)
             if settings.residency.prefetch:
                 for index, layer in enumerate(layers):
                     layer.retriever.when_read = partial(RetrievedKV._fetch_after, own, index)
             where = torch.empty(0, dtype=torch.long) if positions is None else positions
             super().__init__(layers, where.to(geometry.device))
             self.continuation = partial(RetrievedPlan, own, dtype=geometry.dtype)
-            self._check_room()
+            self._check_room(*range(geometry.layers))
         except BaseException:
             self.close()
             raise
@@ -131,7 +139,7 @@ class RetrievedKV(Continued):
         """Take in one layer of that prompt, keys and values (G, N, D); see `RetrievedLayer.extend`."""
         with self._usable():
             self.layers[layer].extend(keys, values, sliding)
-            self._check_room()
+            self._check_room(layer)
 
     def before_layer(self, layer: int) -> None:
         """Start reading the layer's centroids while the model projects its query."""
@@ -145,7 +153,7 @@ class RetrievedKV(Continued):
         """Take in one layer of a prompt, keys and values (G, N, D); see `RetrievedLayer.fill`."""
         with self._usable():
             self.layers[layer].fill(keys, values, queries, sliding)
-            self._check_room()
+            self._check_room(layer)
 
     @property
     def resident_bytes(self) -> int:
@@ -174,27 +182,50 @@ class RetrievedKV(Continued):
             self.parts.representatives.sync()
         return resident
 
-    def hold_to_bound(self) -> None:
-        """Give frames up for what windows and centroids have come to need; raises InvalidRequest if that is all there is."""
+    def look_at(self, *changed: int) -> None:
+        """Note what these layers take now."""
+        for index in changed:
+            layer: RetrievedLayer = self.layers[index]
+            self._layer_bytes[index] = layer.recent.resident_bytes + layer.retriever.resident_bytes
+
+    def hold_to_bound(self, more_bytes: int = 0) -> None:
+        """Give frames up for what windows and centroids have come to need.
+
+        `more_bytes` are about to be needed. Raises InvalidRequest if frames are not enough.
+        """
         bound, frames = self.settings.resident_bytes, self.parts.store.residents.frames
+        self.counts.hold(self.resident_bytes)
+        self._expected_bytes = more_bytes
         if bound is not None:
-            allowed = (bound - self._besides_frames()) // frames.page_bytes
+            besides = self._besides_frames() + more_bytes
+            allowed = (bound - besides) // frames.page_bytes
             if allowed < 0:
                 raise InvalidRequest(
-                    f"resident_bytes is {bound}; windows, buffers and centroids alone take {self._besides_frames()}: allow "
-                    f"{self._besides_frames() - bound} bytes more, and some for clusters"
+                    f"resident_bytes is {bound}; windows, buffers and centroids alone take {besides}: allow "
+                    f"{besides - bound} bytes more, and some for clusters"
                 )
-            if allowed < frames.count:
-                surplus = frames.count - allowed
+            surplus = frames.count - allowed
+            if surplus > 0:
                 self.parts.store.residents.make_free(surplus)
                 frames.withdraw(surplus)
-        self.counts.hold(self.resident_bytes)
 
-    def _check_room(self) -> None:
-        """Hold to the bound, and refuse it now if it leaves too little for the steps that come."""
+    def _take_back(self) -> None:
+        """Have frames again that windows and centroids need no more."""
+        bound, frames = self.settings.resident_bytes, self.parts.store.residents.frames
+        if bound is not None and frames.withdrawn:
+            unused = (
+                bound - self._besides_frames() - self._expected_bytes
+            ) // frames.page_bytes - frames.count
+            frames.give_back(max(0, min(unused, frames.withdrawn)))
+
+    def _check_room(self, *changed: int) -> None:
+        """Hold to the bound as these layers have come to be; refuse it if it leaves too little for the steps that come."""
+        self.look_at(*changed)
         self.hold_to_bound()
+        self._take_back()
         if self.settings.strategy not in ("dense", "window"):
-            self.parts.store.check_room()
+            growth, layers = self.parts.representatives.growth_bytes, range(len(self.layers))
+            self.parts.store.check_room(max(growth(index, SPARE_COLUMNS + 1, 2) for index in layers))
 
     def close(self) -> None:
         """Close the files, waiting for reads under way; closing twice is fine. Nothing can be computed here afterwards."""
@@ -227,9 +258,17 @@ class RetrievedKV(Continued):
                 self._before_change = None
             self.parts.store.residents.next_row()
 
+    def _grow(self, index: int, more_bytes: int) -> None:
+        """A layer is about to take so many bytes more."""
+        if more_bytes:
+            with self._usable():
+                self.look_at(index)
+                self.hold_to_bound(more_bytes)
+
     def _count(self, layer: int, rows: int, seen: int) -> None:
         self.counts.rows += rows * (layer == 0)
         self.counts.attended += seen
+        self.look_at(layer)
         self.hold_to_bound()
 
     def _fetch_after(self, index: int) -> None:
@@ -240,12 +279,9 @@ class RetrievedKV(Continued):
                 return
 
     def _besides_frames(self) -> int:
-        layers: int = sum(
-            layer.recent.resident_bytes + layer.retriever.resident_bytes for layer in self.layers
-        )
         parts = self.parts
         return (
-            layers
+            sum(self._layer_bytes)
             + parts.representatives.resident_bytes
             + parts.store.pages.buffer_bytes
             + self._workspace_bytes

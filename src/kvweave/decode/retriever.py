@@ -16,10 +16,12 @@ from kvweave.ops.partial_attention import PartialAttention
 class Retriever(Protocol):
     """One layer's entries behind its window. Tensor letters: G KV heads, n entries, D head width.
 
-    `when_read` is to be called in every pass as soon as the layer needs nothing more from flash.
+    `when_read` is to be called in every pass as soon as the layer needs nothing more from flash, `before_growth` with the
+    bytes that it and its centroids are about to take more.
     """
 
     when_read: Callable[[], None]
+    before_growth: Callable[[int], None]
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Take in a prompt's entries (G, n, D) at once; `queries` (H, T, D) are those of its last rows, if known."""
@@ -62,6 +64,7 @@ class Forgets:
 
     def __init__(self) -> None:
         self.when_read: Callable[[], None] = lambda: None
+        self.before_growth: Callable[[int], None] = lambda more_bytes: None
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Nothing is kept."""

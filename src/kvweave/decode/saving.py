@@ -140,6 +140,7 @@ def _restore(held: RetrievedKV, facts: dict[str, Any], tensors: dict[str, Tensor
         frames.withdraw(
             max(0, frames.count - facts["frames"])
         )  # what windows and centroids took at their largest
+    held.look_at(*range(len(held.layers)))
     held.hold_to_bound()
     held.parts.store.residents.row = facts["row"]
     held.parts.store.restore_resident(facts["resident"])

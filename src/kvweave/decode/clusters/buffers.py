@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_LEAST = 4  # entries more, when there is no room
 UNGROUPED = -1
 """Owner of entries that belong to no cluster yet."""
 
@@ -26,11 +27,17 @@ class WaitingEntries:
         """What the entries' memory takes."""
         return self._entries.nbytes
 
+    def growth_bytes(self, count: int) -> int:
+        """What the entries' memory takes more while so many more are put for each head: the old one goes afterwards."""
+        heads, capacity, length = self._entries.shape
+        needed = int(self.count.max()) + count
+        return 0 if needed <= capacity else heads * (capacity + max(_LEAST, capacity)) * length
+
     def put(self, head: int, owner: int, entry: Tensor) -> None:
         """Keep an entry (E,)."""
         at = int(self.count[head])
         if at == self._entries.shape[1]:
-            more = max(4, at)
+            more = max(_LEAST, at)
             self._entries = torch.nn.functional.pad(self._entries, (0, 0, 0, more))
             self._owners = np.pad(self._owners, ((0, 0), (0, more)))
         self._entries[head, at] = entry

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvweave.decode.flash.page_file import AlignedBuffer, PageFile, Run, finish
 from kvweave.errors import StoreError
 
-_SPARE_COLUMNS = 32  # room for clusters made while a layer's centroids are in memory
+SPARE_COLUMNS = 32  # room for clusters made while a layer's centroids are in memory
 _KEPT_COLUMNS = 8  # changed rows held back, in units of one row per head
 
 
@@ -58,6 +58,17 @@ class Representatives:
         held = sum(own.memory.nbytes for own in self._layers if own.memory is not None)
         largest = max((self._room(own.columns)[1] for own in self._layers), default=0)
         return rows * self._width * 4 + max(held, largest)
+
+    def growth_bytes(self, layer: int, clusters: int, rows: int) -> int:
+        """What memory takes more when a layer has come to have so many `clusters` more and so many `rows` have changed."""
+        own = self._layers[layer]
+        spare = max(0, (_KEPT_COLUMNS + 1) * self._heads - len(own.changed))
+        changed = max(0, rows - spare) * self._width * 4
+        columns = own.columns + clusters
+        later = self._room(columns)[1] - max(self._room(other.columns)[1] for other in self._layers)
+        have = self._room(own.columns)[0] if own.memory is None else own.memory.shape[0]
+        now = 0 if columns <= have else self._room(columns)[1]  # the old memory goes afterwards
+        return changed + max(now, later, 0)
 
     def begin(self, layer: int) -> None:
         """Start reading a layer's centroids without waiting; nothing if they are there or on their way."""
@@ -139,7 +150,7 @@ class Representatives:
 
     def _room(self, columns: int) -> tuple[int, int]:
         """Columns that memory for so many, and some to come, has; and its bytes."""
-        room = columns + _SPARE_COLUMNS
+        room = columns + SPARE_COLUMNS
         length = room * self._heads * self._width * 4
         unit = self._file.page_bytes
         return room, -(-length // unit) * unit

@@ -61,6 +61,7 @@ class ClusterRetriever(ABC):
         self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(heads)
         self.chosen: list[list[int]] = [[] for _ in range(heads)]
         self.when_read: Callable[[], None] = lambda: None
+        self.before_growth: Callable[[int], None] = lambda more_bytes: None
         self.candidates = parts.settings.clusters.candidates or self.own_candidates
 
     # What strategies differ in
@@ -110,6 +111,7 @@ class ClusterRetriever(ABC):
         entries = self.store.form.encode(keys, values)  # (G, n, E)
         whole = keys.float().cpu()
         for number in range(keys.shape[1]):
+            self.expect(clusters=0, rows=keys.shape[0], waiting=1)
             self.newcomers(whole[:, number], entries[:, number], allowed)
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
@@ -133,6 +135,7 @@ class ClusterRetriever(ABC):
 
     def make(self, head: int, keys: Tensor, entries: Tensor) -> int:
         """A new cluster of keys (n, D) float32 and their entries (n, E), written to flash; returns its number."""
+        self.expect(clusters=1, rows=1)
         cluster = self.store.create(self.layer, head, entries)
         self.describe(head, cluster, keys)
         return cluster
@@ -169,6 +172,13 @@ class ClusterRetriever(ABC):
         """Strategies' deferred work; then the centroids may go."""
         self.after_attention(allowed)
         self.parts.representatives.end(self.layer)
+
+    def expect(self, clusters: int, rows: int, waiting: int = 0) -> None:
+        """Have room for so many new clusters and changed centroids, and for so many entries of each head that come to wait."""
+        more = self.parts.representatives.growth_bytes(self.layer, clusters, rows)
+        more += self.waiting.growth_bytes(waiting)
+        if more:
+            self.before_growth(more)
 
     # Attention
 

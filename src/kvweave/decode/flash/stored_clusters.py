@@ -306,10 +306,15 @@ class StoredClusters:
         """What the largest cluster takes when it is split: both halves must be in memory at once."""
         return 2 * self.pages.largest_pages + 2
 
-    def check_room(self) -> None:
-        """Raise InvalidRequest unless the largest cluster can be split, and one of every head attended to."""
+    def check_room(self, growth_bytes: int = 0) -> None:
+        """Raise InvalidRequest unless the largest cluster can be split, and one of every head attended to.
+
+        `growth_bytes` is what a split needs besides.
+        """
         heads = self.tables[0].heads
-        needed = max(self._split_pages, heads * self.pages.largest_pages)
+        needed = max(
+            self._split_pages - (-growth_bytes // self.form.page_bytes), heads * self.pages.largest_pages
+        )
         if self._frames.count < needed:
             raise InvalidRequest(
                 f"resident_bytes leaves {self._frames.count} pages for clusters; {needed} are needed to split one and to attend"

@@ -49,15 +49,21 @@ class Frames(FrameNumbers):
         self._memory = mmap.mmap(-1, max(count, 1) * page_bytes, flags=flags)
         self._view = memoryview(self._memory)
         self.pages: Tensor = torch.frombuffer(self._memory, dtype=torch.uint8).view(-1, page_bytes)
-        self._withdrawn = 0  # of those used before
+        self._whole = count
+        self._withdrawn: list[int] = []  # of those used before
 
     @property
     def touched_bytes(self) -> int:
         """Memory taken so far."""
-        return (self._untouched - self._withdrawn) * self.page_bytes
+        return (self._untouched - len(self._withdrawn)) * self.page_bytes
+
+    @property
+    def withdrawn(self) -> int:
+        """How many frames may be given back."""
+        return self._whole - self.count
 
     def withdraw(self, number: int) -> None:
-        """Do without so many free frames from now on and hand their memory back to the system."""
+        """Do without so many free frames and hand their memory back to the system."""
         assert number <= self.free
         never_used = min(number, self._end - self._untouched)
         self._end -= never_used
@@ -65,8 +71,17 @@ class Frames(FrameNumbers):
             start = frame * self.page_bytes
             if self.page_bytes % mmap.PAGESIZE == 0:
                 self._memory.madvise(mmap.MADV_DONTNEED, start, self.page_bytes)
-            self._withdrawn += 1
+            self._withdrawn.append(frame)
         self.count -= number
+
+    def give_back(self, number: int) -> None:
+        """Have so many of the frames again that were withdrawn."""
+        assert number <= self.withdrawn
+        again = self._withdrawn[len(self._withdrawn) - min(number, len(self._withdrawn)) :]
+        del self._withdrawn[len(self._withdrawn) - len(again) :]
+        self.give(again)
+        self._end += number - len(again)
+        self.count += number
 
     def view(self, first: int, count: int) -> memoryview:
         """The memory of `count` frames from `first` on."""

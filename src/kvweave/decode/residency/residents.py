@@ -33,6 +33,7 @@ class Residents(Generic[F]):
         self.busy: set[Key] = set()  # being read: their frames must not be given to others
         self.outside: Callable[[], int] = lambda: 0  # frames in use that hold no whole cluster
         self.finish_reads: Callable[[], None] = lambda: None  # waits until nothing is busy
+        self.more_frames: Callable[[], None] = lambda: None  # what nothing else needs now
         self.give_outside: Callable[[], bool] = lambda: False  # one of `outside` leaves; False if none does
         self._order = REPLACEMENTS[replacement]
         self._counts = counts
@@ -136,6 +137,8 @@ class Residents(Generic[F]):
 
     def make_free(self, number: int) -> None:
         """Have so many frames free, as `room` does, without taking them."""
+        if self.frames.free < number:
+            self.more_frames()
         if self.frames.free < number:
             self._make_room(max(number, self.frames.count // _BATCH))
         if self.frames.free < number and self.busy:

@@ -27,6 +27,9 @@ class SingleEntries:
         self.when_read: Callable[[], None] = lambda: (
             None
         )  # never: what the next layer asks for cannot be told
+        self.before_growth: Callable[[int], None] = lambda more_bytes: (
+            None
+        )  # last pages have their room from the start
         entry = store.form
         assert entry.width % 2 == 0
         self._form = EntryFormat(entry.width // 2, entry.dtype, entry.storage, entry.flash_page_bytes)
