@@ -1,11 +1,14 @@
 """At a budget of 100 % decoding by retrieval is plain transformers decoding, for every family."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
+from kvweave.decode.clusters.representatives import Representatives
 from kvweave.decode.entering import enter
+from kvweave.decode.retrieved_kv import RetrievedKV
 from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model
 
@@ -56,6 +59,32 @@ def test_the_whole_budget_equals_plain_decoding(family):
         torch.testing.assert_close(torch.cat(found), logits, atol=TOLERANCE, rtol=TOLERANCE)
         if any(layer.sliding is None for layer in held.layers):
             assert held.counts.retrieved > 0
+
+
+def test_centroids_are_being_read_when_a_layer_projects_its_query(monkeypatch):
+    adapter = tiny_adapter("llama")
+    canvas = adapter.canvas(N)
+    adapter.compute(canvas, IDS, adapter.rows(torch.arange(N)))
+    events: list[tuple[str, int]] = []
+    for index, layer in enumerate(adapter.model.model.layers):
+        layer.self_attn.q_proj.register_forward_pre_hook(
+            lambda module, given, index=index: events.append(("project", index))
+        )
+    begin, attend = Representatives.begin, RetrievedKV.attend
+    monkeypatch.setattr(
+        Representatives, "begin", lambda self, index: (events.append(("begin", index)), begin(self, index))[1]
+    )
+    monkeypatch.setattr(
+        RetrievedKV,
+        "attend",
+        lambda self, call, rows: (events.append(("attend", call.layer)), attend(self, call, rows))[1],
+    )
+    with enter(adapter, canvas, IDS, replace(KV, kv_budget=0.5), question_tokens=16) as held:
+        events.clear()
+        adapter.step(held, 5)
+    for index in range(adapter.geometry.layers):
+        own = [name for name, layer in events if layer == index]
+        assert own[:3] == ["begin", "project", "attend"]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3-sliding", "gpt-neox"])

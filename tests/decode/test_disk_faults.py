@@ -105,3 +105,65 @@ def test_without_direct_reads_it_works_through_the_page_cache(tmp_path, monkeypa
         assert not held.parts.store.pages.file.direct
         query, output = text.step()
         torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)
+
+
+def test_a_disk_that_is_full_while_half_filled_pages_are_written_ends_the_text(tmp_path, monkeypatch):
+    held, text = begun(tmp_path)
+
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with held:
+        steps(text, 3)
+        monkeypatch.setattr(os, "pwritev", refuse)
+        with pytest.raises(StoreFull):
+            held.flush()
+        monkeypatch.undo()
+        assert not held.usable
+        with pytest.raises(StoreError, match="cannot be used any more: no space is left"):
+            text.step()
+
+
+def test_a_half_filled_page_that_could_not_be_written_is_still_there(tmp_path, monkeypatch):
+    held, text = begun(tmp_path)
+    with held:
+        steps(text, 10)
+        store = held.parts.store
+        before = store._tails.keys()
+        assert before
+
+        def refuse(*args):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "pwritev", refuse)
+        with pytest.raises(StoreError):
+            store._tails.write_all()
+        assert store._tails.keys() == before
+
+
+def test_whoever_interrupts_a_step_ends_the_text(tmp_path, monkeypatch):
+    held, text = begun(tmp_path)
+
+    def interrupt(*args, **more):
+        raise KeyboardInterrupt
+
+    with held:
+        monkeypatch.setattr(type(held.layers[0].retriever), "newcomers", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            steps(text)
+        monkeypatch.undo()
+        with pytest.raises(StoreError, match="cannot be used any more: it was stopped by KeyboardInterrupt"):
+            text.step()
+
+
+def test_zeros_where_single_entries_were_written_are_found(tmp_path):
+    held, text = begun(tmp_path, strategy="entries")
+    with held:
+        file = held.parts.store.pages.file
+        length = file.length_bytes
+        os.ftruncate(file._descriptor, 0)
+        os.ftruncate(file._descriptor, length)
+        with pytest.raises(
+            StoreError, match=r"page \d+ of layer 0, head \d was read and is not what was written"
+        ):
+            text.step()

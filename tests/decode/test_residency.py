@@ -226,3 +226,52 @@ def test_a_bound_that_the_prompt_leaves_too_little_of_is_refused_with_the_prompt
         pytest.raises(InvalidRequest, match=r"allow [0-9]+ bytes more"),
     ):
         Text(held, layers=2, heads=8).begin(300)
+
+
+def test_a_window_that_has_shrunk_gives_its_memory_back():
+    with RetrievedKV(geometry(), settings(kv_budget=40)) as held:
+        text = Text(held)
+        text.begin(100)
+        before = held.resident_bytes - held.parts.store.residents.frames.touched_bytes
+        text.step(rows=200)
+        window = held.layers[0].recent
+        assert sum(part.shape[2] for part in (window._first, window._rows)) <= 4 + 3 * max(16, window.held)
+        held.look_at(0)
+        assert held.resident_bytes - held.parts.store.residents.frames.touched_bytes <= before + 4096
+
+
+def test_frames_that_a_long_pass_took_come_back():
+    with RetrievedKV(geometry(), settings(kv_budget=40, resident_bytes=120_000)) as held:
+        text, frames = Text(held), held.parts.store.residents.frames
+        text.begin(600)
+        for _ in range(5):
+            text.step()
+        before = frames.count
+        text.step(rows=200)
+        for _ in range(40):
+            text.step()
+        assert frames.count >= before - 16
+        assert held.counts.peak_resident_bytes <= 120_000
+
+
+def test_a_prompts_clusters_stay_in_memory_where_there_is_room():
+    with RetrievedKV(geometry(), settings(kv_budget=1.0)) as held:
+        text = Text(held)
+        text.begin(300)
+        before = held.counts.copy()
+        query, output = text.step()
+        torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)
+        assert held.counts.since(before).cluster_reads == 0
+
+
+@pytest.mark.parametrize("trusted", range(3))
+def test_frames_are_withdrawn_and_given_back_without_any_lost(trusted):
+    frames = Frames(10, 4096)
+    used = frames.take(4)
+    frames.give(used[:trusted])
+    frames.withdraw(frames.free - 1)
+    assert (frames.count, frames.free) == (5 - trusted, 1)
+    frames.give_back(frames.withdrawn)
+    assert (frames.count, frames.withdrawn) == (10, 0)
+    rest = frames.take(frames.free)
+    assert sorted([*used[trusted:], *rest]) == list(range(10))

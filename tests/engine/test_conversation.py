@@ -85,6 +85,19 @@ def test_one_that_was_not_closed_is_computed_again_from_what_was_said(adapter, t
         assert got + say(talk, QUESTIONS[2:3]) == expected
 
 
+def test_one_that_is_computed_again_attends_to_everything_while_it_is(adapter, tmp_path):
+    """A budget is for decoding: what is computed again is prefilled as a prompt is."""
+    talk = opened(adapter, tmp_path)
+    say(talk, QUESTIONS[:2])
+    talk._held.close()
+    talk._stack.close()
+    with opened(adapter, tmp_path) as talk, torch.no_grad():
+        _, logits = talk._computed_again(talk.token_ids)
+        expected = adapter.model(torch.tensor([talk.token_ids])).logits[0, -1:]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        assert talk._held.counts.peak_resident_bytes <= KV.resident_bytes
+
+
 def test_one_that_goes_on_keeps_to_the_bound_it_is_given_now(adapter, tmp_path):
     with opened(adapter, tmp_path / "whole", WHOLE) as talk:
         expected = say(talk, QUESTIONS)

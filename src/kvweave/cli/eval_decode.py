@@ -1,5 +1,6 @@
 """eval decode: what long decoding with the KV on flash is worth, strategy by strategy."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,10 @@ def decode(
         ),
     ] = None,
     ablations: Annotated[
-        bool, typer.Option("--ablations", help="Every strategy and every ablation of dynakv.")
+        bool,
+        typer.Option(
+            "--ablations", help="Every strategy and every ablation of dynakv, beside what --strategy names."
+        ),
     ] = False,
     length: Annotated[
         list[int] | None,
@@ -100,8 +104,6 @@ def decode(
 ) -> None:
     """Long texts under every decoding strategy: recall, output error, answers, and what was read for them."""
     from kvweave.cli.show import STDOUT, print_json, progress_bar
-    from kvweave.decode.ablations import all_variants
-    from kvweave.decode.strategies import STRATEGIES
     from kvweave.evaluation.decoding.files import write
     from kvweave.evaluation.decoding.measure import Request, evaluate_decoding
     from kvweave.evaluation.decoding.tables import beside_table, content, quality_table, return_table
@@ -114,7 +116,7 @@ def decode(
     request = Request(
         tasks=() if file else tuple(task or LONG_TASKS),
         lengths=lengths,
-        variants=tuple(strategy or (all_variants() if ablations else STRATEGIES)),
+        variants=_variants(strategy or (), ablations=ablations),
         budgets=tuple(budget or BUDGETS),
         storages=tuple(opt.storages_named(storage or ["exact"])),
         seeds=tuple(seed or (0, 1, 2)),
@@ -140,6 +142,13 @@ def decode(
     STDOUT.print(return_table(done))
     for path in files:
         STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)
+
+
+def _variants(named: Sequence[str], *, ablations: bool) -> tuple[str, ...]:
+    from kvweave.decode.ablations import all_variants
+    from kvweave.decode.strategies import STRATEGIES
+
+    return tuple(dict.fromkeys([*(all_variants() if ablations else ()), *named])) or tuple(STRATEGIES)
 
 
 def _about() -> dict[str, object]:

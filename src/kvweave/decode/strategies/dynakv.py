@@ -62,7 +62,7 @@ class Adaptive(ClusterRetriever):
     def _split(self, head: int, cluster: int) -> None:
         """Divide a cluster and what waits for it in two: the larger half stays, the other goes to a pool of its own."""
         counts, key = self.parts.counts, (self.layer, head, cluster)
-        self.expect(clusters=1, rows=2)
+        self.expect(clusters=1, rows=2 + self.table.heads)  # the two halves', and those that other heads join
         before = counts.bytes_read
         self.store.ensure([key])
         counts.split_bytes_read += counts.bytes_read - before

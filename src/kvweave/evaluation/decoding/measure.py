@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from kvweave.core import Storage
@@ -13,7 +14,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.evaluation.decoding.kept import KeptResults
 from kvweave.evaluation.decoding.outcome import Run
 from kvweave.evaluation.decoding.rows import Beside, Row, beside_of, rows_of
-from kvweave.evaluation.decoding.run import Prefilled, decode
+from kvweave.evaluation.decoding.run import LOOK_EVERY, Prefilled, decode
 from kvweave.evaluation.decoding.shift import UPDATES, Shift, measure_shift
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.longtext import LONG_TASKS
@@ -118,9 +119,11 @@ def _check(adapter: Adapter, request: Request) -> None:
             )
     for name in request.variants:
         variant_named(name, ClusteredKV())
-    if list(request.lengths) != sorted(set(request.lengths)) or request.lengths[0] < 16:
+    stretches = [later - earlier for earlier, later in pairwise(request.lengths)]
+    if request.lengths[0] < 16 or min(stretches, default=LOOK_EVERY) < LOOK_EVERY:
         raise InvalidRequest(
-            f"the lengths {', '.join(map(str, request.lengths))} are not ascending from 16 tokens on"
+            f"the lengths {', '.join(map(str, request.lengths))} are not ascending from 16 tokens on, at least"
+            f" {LOOK_EVERY} apart"
         )
 
 
