@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from decoding_targets import targets
 from tables import NOT_MEASURED, header
 from tables import row as line
 
@@ -14,8 +15,10 @@ DENSE, OURS = "dense", "dynakv"
 TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
 """What a token costs between flash and memory."""
 
-QUALITY, ENTRIES, ABLATIONS = "decoding.json", "decoding_entries.json", "decoding_ablations.json"
-"""All kinds of text without single entries, which take long; those on one kind; one technique after the other."""
+QUALITY, ENTRIES = "decoding.json", "decoding_entries.json"
+"""All kinds of text without single entries, which take long; those on one kind."""
+ABLATIONS, FAR_ABLATIONS = "decoding_ablations.json", "decoding_ablations_far.json"
+"""One technique after the other; those whose worth grows with the text, far into it."""
 COSTS = {
     "decode_cost.json": "Memory for 30 % of all KV, every strategy",
     "decode_cost_storages.json": "The same in fewer bits",
@@ -29,16 +32,18 @@ _SHARES = (
     "What `dynakv` misses of recall and reads, as shares of what another strategy does on the same texts:"
 )
 
-FILES: Sequence[str] = (QUALITY, ENTRIES, ABLATIONS, *COSTS)
+FILES: Sequence[str] = (QUALITY, ENTRIES, ABLATIONS, FAR_ABLATIONS, *COSTS)
 """What `parts` is told of."""
 
 
 def parts(found: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
     """Every part of the page by its marker; `found` are results by file name, None where there are none."""
     return {
+        "decoding-targets": targets(found),
         "decoding-quality": strategies(found[QUALITY]),
         "decoding-entries": beside_entries(found[ENTRIES]),
         "decoding-ablations": ablated(found[ABLATIONS]),
+        "decoding-ablations-far": ablated(found[FAR_ABLATIONS]),
         "decoding-cost": costs([found[name] for name in COSTS]),
     }
 
@@ -253,15 +258,16 @@ def _moved(rows: Iterable[Row]) -> Iterable[str]:
 def _saved(rows: Mapping[str, Row]) -> str:
     """What delayed splits and pools of two save beside what they take the place of."""
     said = []
-    for name, what, change in (
-        ("immediate-split", "split_bytes", "reads {} times as much for splits as delayed splits"),
-        ("immediate-split", "bytes", "reads {} times as much in all"),
-        ("packed", "moved_bytes", "moves {} times as much as pools of two clusters"),
+    for name, what, done in (
+        ("immediate-split", "split_bytes", "reads for splits"),
+        ("immediate-split", "bytes", "reads in all"),
+        ("packed", "moved_bytes", "moves"),
     ):
         other = rows.get(f"{OURS}/{name}")
-        if OURS in rows and other is not None and rows[OURS][f"{what}_per_token"]:
-            times = other[f"{what}_per_token"] / rows[OURS][f"{what}_per_token"]
-            said.append(f"`{name}` {change.format(f'{times:,.2f}')}")
+        if OURS in rows and other is not None:
+            own, theirs = (row[f"{what}_per_token"] for row in (rows[OURS], other))
+            beside = f"{theirs / own:,.2f} times what" if own else f"{theirs / 1e3:,.1f} kB a token where"
+            said.append(f"`{name}` {done} {beside} `{OURS}` does{'' if own else ' not'}")
     return f"{'; '.join(said)}." if said else "nothing that delayed splits or pools save was measured."
 
 
