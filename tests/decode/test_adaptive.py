@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from kvweave.decode.retrieved_kv import RetrievedKV
 from kvweave.decode.settings import ResidencySettings
 
+LAYERS, TIGHT = 3, 60_000
+"""Of a text, so that clusters of one layer are fetched while another attends; and bytes that hold a part of most."""
+
 
 @pytest.mark.timeout(1200)  # many small cases: seconds on an idle machine
-@how(max_examples=10, deadline=None)
+@how(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     begin=st.integers(0, 120),
-    passes=st.lists(st.integers(1, 5), min_size=8, max_size=25),
+    passes=st.lists(st.sampled_from([1, 1, 2, 5, 30]), min_size=8, max_size=25),
     budget=st.sampled_from([0.1, 0.4, 30, 1.0]),
     largest=st.integers(2, 24),
     buffer=st.integers(0, 6),
@@ -35,7 +38,7 @@ def test_nothing_is_ever_lost_or_doubled(
 ):
     chosen = settings(
         kv_budget=budget,
-        resident_bytes=60_000 if tight else None,
+        resident_bytes=TIGHT if tight else None,
         clusters={
             "mean_entries": max(1, largest // 2),
             "max_entries": largest,
@@ -46,16 +49,18 @@ def test_nothing_is_ever_lost_or_doubled(
         flash={"page_bytes": page_bytes, "tail_pages": tails, "layout": layout},
         residency=ResidencySettings(replacement=replacement),
     )
-    with RetrievedKV(geometry(), chosen) as held:
-        text = Text(held, seed)
+    with RetrievedKV(geometry(LAYERS), chosen) as held:
+        text = Text(held, seed, layers=LAYERS)
         text.begin(begin)
         for rows in passes:
             text.step(rows)
-        assert stored(held) == [Counter(range(text.length))] * HEADS
-        check_statistics(held)
-        retriever = held.layers[0].retriever
-        assert retriever.waiting.count.max() <= buffer
-        assert retriever.table.sizes.max(initial=0) <= max(largest, (largest + buffer + 1) // 2)
+        for layer in range(LAYERS):
+            assert stored(held, layer) == [Counter(range(text.length))] * HEADS
+            check_statistics(held, layer)
+            retriever = held.layers[layer].retriever
+            assert retriever.waiting.count.max() <= buffer
+            assert retriever.table.sizes.max(initial=0) <= max(largest, (largest + buffer + 1) // 2)
+        assert not tight or held.counts.peak_resident_bytes <= TIGHT
 
 
 def check_statistics(held, layer=0):
