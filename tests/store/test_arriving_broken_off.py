@@ -66,11 +66,20 @@ def test_a_server_that_dies_is_no_damage_and_whoever_starts_anew_finds_nothing_w
 def test_a_server_that_fails_after_every_beginning_is_not_tried_for_ever(
     tmp_path: Path, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = tier.get_ranges
-    monkeypatch.setattr(tier, "get_ranges", lambda key, ranges: None if ranges[0][0] else read(key, ranges))
+    read, begun = tier.get_ranges, threading.Event()
+
+    def get_ranges(key: str, ranges: Sequence[Range]) -> list[Blob] | None:
+        if not ranges[0][0]:
+            return read(key, ranges)
+        assert begun.wait(60)  # failing before that, it would be read whole at once
+        return None
+
+    monkeypatch.setattr(tier, "get_ranges", get_ranges)
     with another(tmp_path, tier) as store, store.lease() as lease:
+        found = present(find(store, lease))
+        begun.set()
         with pytest.raises(DamagedEntry, match="cannot be had"):
-            present(find(store, lease)).layer(LAST)
+            found.layer(LAST)
         assert same(find(store, lease), KV)  # whole, since it did not work otherwise
         assert tier.calls == ["get_ranges", "get_many"]
 
