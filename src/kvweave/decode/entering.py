@@ -87,18 +87,8 @@ def enter(
     reused. That is the pass in which the layers go. Close what is returned. Raises as `Entering`, and InvalidRequest for a
     canvas whose rows attend in a way of their own (APE).
     """
-    entering = Entering(adapter.geometry, settings, files)
     first = canvas.length - min(question_tokens, MOST_QUERY_ROWS)
-    try:
-        canvas.hand_over(entering)
-        plan = adapter.rows(torch.arange(first, canvas.length))
-        plan.watches.append(entering)
-        adapter.compute(canvas, token_ids, plan)
-        canvas.let_go()
-    except BaseException:
-        entering.close()
-        raise
-    return entering.held
+    return _handed_over(adapter, canvas, token_ids, first, settings, files)[0]
 
 
 def computed(
@@ -111,11 +101,22 @@ def computed(
 
     Close what is returned. Raises as `Entering`.
     """
-    canvas = adapter.canvas(len(token_ids))
+    return _handed_over(adapter, adapter.canvas(len(token_ids)), token_ids, 0, settings, files)
+
+
+def _handed_over(
+    adapter: Adapter,
+    canvas: Canvas,
+    token_ids: Sequence[int],
+    first: int,
+    settings: ClusteredKV,
+    files: tuple[Path, Path] | None,
+) -> tuple[RetrievedKV, Tensor]:
+    """What takes the layers in a pass that computes the rows from `first` on, and the logits (1, vocab) behind them."""
     entering = Entering(adapter.geometry, settings, files)
     try:
         canvas.hand_over(entering)
-        plan = adapter.rows(torch.arange(len(token_ids)))
+        plan = adapter.rows(torch.arange(first, canvas.length))
         plan.watches.append(entering)
         logits = adapter.compute(canvas, token_ids, plan)
         canvas.let_go()
