@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from decoding_targets import targets
-from tables import NOT_MEASURED, header
+from decoding_targets import OURS, over_all, targets
+from tables import NOT_MEASURED, header, spread
 from tables import row as line
 
 from kvweave.evaluation.decoding.rows import OVERALL, budget_text
 
 Row = Mapping[str, Any]
-DENSE, OURS = "dense", "dynakv"
-"""Strategies that stand apart: what all are compared with, and DynaKV's."""
+DENSE = "dense"
+"""What all strategies are compared with."""
 TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
 """What a token costs between flash and memory."""
 
@@ -71,9 +71,9 @@ def strategies(told: Mapping[str, Any] | None) -> str:
     return "\n\n".join(
         [
             _circumstances(told),
-            "\n".join(_found(sorted(_over_all(rows), key=lambda row: int(row["decode_tokens"])))),
+            "\n".join(_found(sorted(over_all(rows), key=lambda row: int(row["decode_tokens"])))),
             _SHARES,
-            "\n".join(_beside(_over_all(told["beside"]))),
+            "\n".join(_beside(over_all(told["beside"]))),
             f"At {last:,} tokens by kind of text:",
             "\n".join(_answers(kinds)),
             "Share of clusters that are retrieved again within so many steps, of those that were just updated and of any:",
@@ -89,9 +89,9 @@ def beside_entries(told: Mapping[str, Any] | None) -> str:
     return "\n\n".join(
         [
             _circumstances(told),
-            "\n".join(_found(sorted(_over_all(told["rows"]), key=lambda row: int(row["decode_tokens"])))),
+            "\n".join(_found(sorted(over_all(told["rows"]), key=lambda row: int(row["decode_tokens"])))),
             _SHARES,
-            "\n".join(_beside(_over_all(told["beside"]))),
+            "\n".join(_beside(over_all(told["beside"]))),
         ]
     )
 
@@ -100,7 +100,7 @@ def ablated(told: Mapping[str, Any] | None) -> str:
     """Every variant at the last length."""
     if told is None:
         return NOT_MEASURED
-    rows = _over_all(told["rows"])
+    rows = over_all(told["rows"])
     last = max(row["decode_tokens"] for row in rows)
     own = {row["strategy"]: row for row in rows if row["decode_tokens"] == last}
     return "\n\n".join(
@@ -154,19 +154,13 @@ def _cost(told: Mapping[str, Any]) -> str:
                 "" if dense else budget_text(row["budget"]),
                 "" if dense else f"`{row['storage']}`",
                 f"{1e3 * time['median']:,.0f} ms ({1e3 * time['low']:,.0f} – {1e3 * time['high']:,.0f})",
-                *(_share(row[name]) for name in ("of_dense", "growth_of_dense")),
+                *(spread(row[name]) if row[name] else "" for name in ("of_dense", "growth_of_dense")),
                 *([""] * 6 if dense else _read(row)),
                 f"{held / 1e6:,.1f} MB",
                 f"{held / row['dense_kv_bytes']:.1%}",
             )
         )
     return "\n".join(lines)
-
-
-def _share(spread: Mapping[str, float] | None) -> str:
-    if spread is None:
-        return ""
-    return f"{spread['median']:.2f} ({spread['low']:.2f} – {spread['high']:.2f})"
 
 
 def _circumstances(told: Mapping[str, Any]) -> str:
@@ -176,11 +170,6 @@ def _circumstances(told: Mapping[str, Any]) -> str:
         f"{about['prompt_tokens']} tokens by {about['model']} ({about['dtype']}), at most {about['resident_bytes'] / 1e6:,.1f} MB of KV in memory; "
         f"95 % intervals over texts; a row's steps are those since the length before. `{about['command']}`, {about['date']}."
     )
-
-
-def _over_all(rows: Sequence[Row]) -> list[Row]:
-    """Those over all kinds of text, or all where there is one kind."""
-    return [row for row in rows if row["task"] == OVERALL] or list(rows)
 
 
 def _found(rows: Iterable[Row]) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tables import header, row
+from tables import header, row, spread
 
 from kvweave.evaluation.decoding.rows import OVERALL, budget_text
 
@@ -13,6 +13,7 @@ Line = tuple[str, str, str]
 """What is aimed at, what was measured, and which file the measurement is in."""
 
 OURS = "dynakv"
+"""DynaKV's, among the strategies."""
 
 
 def targets(found: Found) -> str:
@@ -68,8 +69,8 @@ def _costs(found: Found) -> Iterator[Line]:
         shares = [one["resident_bytes"] / one["dense_kv_bytes"] for one in ours]
         held = [one["resident_bytes"] for one in ours]
         yield "under 30 % of all KV in memory in a 3B shape at 16K", f"{shares[-1]:.1%}", name
-        spread = f"{min(held) / 1e6:,.1f} to {max(held) / 1e6:,.1f} MB"
-        yield "flat in the length under a number of entries", f"{spread} at {_lengths(ours)} tokens", name
+        between = f"{min(held) / 1e6:,.1f} to {max(held) / 1e6:,.1f} MB"
+        yield "flat in the length under a number of entries", f"{between} at {_lengths(ours)} tokens", name
     for one in ("decode_cost.json", "decode_cost_plenty.json", name):
         for budget, rows in _by_budget(_ours(found, one)).items():
             longer = rows[-1]["decode_tokens"] / rows[0]["decode_tokens"]
@@ -80,20 +81,24 @@ def _costs(found: Found) -> Iterator[Line]:
                 one,
             )
     for budget, rows in _by_budget(_ours(found, "decode_cost_plenty.json")).items():
-        growth = rows[-1]["growth_of_dense"]
         yield (
             "from 8K on it grows less than dense decoding's, with memory for all",
-            f"{growth['median']:.2f} ({growth['low']:.2f} – {growth['high']:.2f}) of its growth, {budget}",
+            f"{spread(rows[-1]['growth_of_dense'])} of its growth, {budget}",
             "decode_cost_plenty.json",
         )
 
 
+def over_all(rows: Sequence[Row]) -> list[Row]:
+    """Those over all kinds of text, or all where there is one kind."""
+    return [one for one in rows if one["task"] == OVERALL] or list(rows)
+
+
 def _last(found: Found, name: str, part: str) -> list[Row]:
-    """Rows over all kinds of text, or all where there is one kind, at the last length."""
+    """Rows over all kinds of text at the last length."""
     told = found[name]
     if told is None:
         return []
-    rows = [one for one in told[part] if one["task"] == OVERALL] or list(told[part])
+    rows = over_all(told[part])
     last = max(one["decode_tokens"] for one in rows)
     return [one for one in rows if one["decode_tokens"] == last]
 

@@ -1,6 +1,6 @@
 """What the generated pages are written with: Markdown tables, and the commands behind them folded away."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 NOT_MEASURED = "Not measured yet."
 
@@ -11,6 +11,11 @@ def header(*names: str) -> list[str]:
 
 def row(*values: str) -> str:
     return f"| {' | '.join(values)} |"
+
+
+def spread(values: Mapping[str, float]) -> str:
+    """A median, the smallest and the largest."""
+    return f"{values['median']:.2f} ({values['low']:.2f} – {values['high']:.2f})"
 
 
 def folded(commands: Sequence[str], said: str) -> list[str]:
