@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 from driving import HEADS, Text, geometry, settings
 from hypothesis import given
@@ -103,11 +104,9 @@ def test_a_packed_home_is_right_behind_the_one_before():
     assert regions.numbers(np.array([second, second, first]), np.array([0, 1, 4])).tolist() == [5, 6, 4]
 
 
-def test_flash_sees_whole_pages_while_few_clusters_grow():
+def test_flash_sees_whole_pages_of_clusters_that_grow_in_memory():
     """Entries of a cluster wait in memory for their page: one write per page, not one per entry."""
-    with RetrievedKV(
-        geometry(), settings(kv_budget=1.0, strategy="static", flash={"tail_pages": 64})
-    ) as held:
+    with RetrievedKV(geometry(), settings(kv_budget=1.0, strategy="static")) as held:
         text = Text(held)
         text.begin(100)
         before = held.counts.copy()
@@ -119,12 +118,17 @@ def test_flash_sees_whole_pages_while_few_clusters_grow():
     assert done.pages_written <= HEADS * 100 / per_page + 64  # centroids besides
 
 
-def test_few_tails_are_written_before_they_are_full():
-    with RetrievedKV(geometry(), settings(kv_budget=1.0, strategy="static", flash={"tail_pages": 1})) as held:
+@pytest.mark.parametrize("tail_pages", [1, 4])
+def test_of_clusters_that_leave_memory_a_head_keeps_few_half_filled_pages(tail_pages):
+    limit = settings(
+        kv_budget=1.0, strategy="static", resident_bytes=30_000, flash={"tail_pages": tail_pages}
+    )
+    with RetrievedKV(geometry(), limit) as held:
         text = Text(held)
         text.begin(100)
         for _ in range(60):
             query, output = text.step()
+            assert len(held.parts.store._tails) <= HEADS * tail_pages
         assert held.counts.partial_pages > 0
         torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)
 

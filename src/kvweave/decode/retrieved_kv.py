@@ -39,9 +39,6 @@ from kvweave.models.probe import Geometry
 
 _MOST_TOKENS = 2**17  # frames without a bound are made for so long a text; a longer one evicts
 _ROWS_AT_ONCE = 256  # of a prompt, which share what is retrieved
-_BACK_FROM = (
-    16  # frames come back when they are more than 1/16 of those there are, so that none go to and fro
-)
 _WORKSPACE_SHARE = 8  # at most 1/8 of the bound is what a portion is laid out in
 
 
@@ -291,9 +288,10 @@ class RetrievedKV(Continued):
     def _workspace_bytes(self) -> int:
         """What a portion is laid out in, and the copies that a split works on."""
         form = self.parts.store.form
-        numbers = form.per_page * form.width * 2
         portion = self.parts.portion_pages * self.geometry.kv_heads
-        return (portion + form.pages(self.settings.clusters.max_entries)) * (form.page_bytes + numbers * 4)
+        keys_and_values = 2 * form.per_page * form.width
+        split = form.pages(self.settings.clusters.max_entries) * (form.page_bytes + 4 * keys_and_values)
+        return portion * form.laid_out_bytes + split
 
 
 def _build(
@@ -327,16 +325,20 @@ def _build(
     count = 2 * layers * heads * form.pages(tokens) + 64
     if settings.resident_bytes is not None:
         count = settings.resident_bytes // form.page_bytes
-        laid_out = heads * (form.page_bytes + form.per_page * form.width * 8)
-        portion_pages = max(1, min(PORTION_PAGES, settings.resident_bytes // _WORKSPACE_SHARE // laid_out))
-    residents = Residents(Frames(count, form.page_bytes), settings.residency.replacement, counts, layers)
+        most = settings.resident_bytes // _WORKSPACE_SHARE // (heads * form.laid_out_bytes)
+        portion_pages = max(1, min(PORTION_PAGES, most))
+    residents = Residents(
+        Frames(count, form.page_bytes), settings.residency.replacement, counts, layers, heads
+    )
     pages = ClusterPages(
         entries, form, pools, tables, counts, largest_pages=largest_pages, gap_pages=flash.gap_pages
     )
     device = None
     if settings.device_bytes is not None:
         there = settings.device_bytes // form.page_bytes
-        device = DevicePages(geometry.device, there, form.page_bytes, settings.residency.replacement, layers)
+        device = DevicePages(
+            geometry.device, there, form.page_bytes, settings.residency.replacement, layers, heads
+        )
     store = StoredClusters(pages, residents, counts, tail_pages=flash.tail_pages, device=device)
     paged = settings.residency.representatives == "paged"
     representatives = Representatives(layers, heads, geometry.head_width, centroids, paged=paged)

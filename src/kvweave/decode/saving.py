@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from safetensors.torch import load, save
@@ -28,7 +29,7 @@ from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.models.adapter import Adapter
 from kvweave.store.atomic_file import write_atomically
 
-FORMAT = 3
+FORMAT = 4
 _INDEX = "index"
 _PARTS = {"clusters": ClusterSettings, "flash": FlashSettings, "residency": ResidencySettings}
 
@@ -66,7 +67,7 @@ def keep(held: RetrievedKV, folder: Path, token_ids: Sequence[int], model: str) 
         "model": model,
         "settings": dataclasses.asdict(held.settings) | {"folder": None},
         "layers": [[layer.recent.seen, layer.sliding] for layer in held.layers],
-        "chosen": [getattr(layer.retriever, "chosen", []) for layer in held.layers],
+        "chosen": [[own.tolist() for own in getattr(layer.retriever, "chosen", ())] for layer in held.layers],
         "centroids": held.parts.representatives.state(),
         "places": store.pages.places.state(),
         "resident": resident,
@@ -134,7 +135,7 @@ def _restore(held: RetrievedKV, facts: dict[str, Any], tensors: dict[str, Tensor
             )
             own.waiting.restore(_named(tensors, f"{index}.waiting."))
             own.thresholds = tensors[f"{index}.thresholds"].numpy().copy()
-            own.chosen = facts["chosen"][index]
+            own.chosen = [np.array(chosen, np.int64) for chosen in facts["chosen"][index]]
     if held.settings.resident_bytes == facts["settings"]["resident_bytes"]:
         frames = held.parts.store.residents.frames
         frames.withdraw(

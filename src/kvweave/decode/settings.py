@@ -49,7 +49,7 @@ class FlashSettings:
     `order`: which clusters become neighbours when they are first written, those that are retrieved together or those
     that were made one after the other. `layout`: "dual-head" places two clusters in a pool of twice the largest
     size, each growing inward; "packed" leaves no room, so that all behind a growing cluster move. `tail_pages`: half
-    filled pages a head keeps in memory. `gap_pages`: a gap up to this length between two pages is read through
+    filled pages that a head keeps in memory when their clusters leave it. `gap_pages`: a gap up to this length between two pages is read through
     instead of starting another read. `direct`: past the page cache, where the file system allows it. `readers`:
     reads in flight.
     """

@@ -24,7 +24,7 @@ def score(query: Tensor, centroids: Tensor, sizes: Tensor, softcap: float | None
     return weights.masked_fill(sizes == 0, -1.0)
 
 
-def choose(scores: Tensor, sizes: NDArray[np.int64], left: NDArray[np.int64]) -> list[list[int]]:
+def choose(scores: Tensor, sizes: NDArray[np.int64], left: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Per head the best clusters that together have at most `left` (G,) entries; one that does not fit is passed over.
 
     `scores` (G, C), negative for columns that are no cluster; `sizes` (G, C).
@@ -40,21 +40,27 @@ def choose(scores: Tensor, sizes: NDArray[np.int64], left: NDArray[np.int64]) ->
         now = fits & (np.cumsum(np.where(fits, ranked, 0), axis=1) <= room[:, None])
         taken |= now
         room -= np.where(now, ranked, 0).sum(1)
-    return [order[head, taken[head]].tolist() for head in range(len(order))]
+    return [order[head, taken[head]] for head in range(len(order))]
 
 
-def best_entries(logits: Tensor, log_mass: Tensor, left: NDArray[np.int64]) -> Tensor:
-    """Which entries weigh most, (G, n) bool, at most `left` (G,) of each head, summed over the rows that share it.
+def best_entries(logits: Tensor, log_mass: Tensor, left: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """The entries that weigh most, `left` (G,) of each head, summed over the rows that share it.
 
-    `logits` (G, R, n), −inf for what is hidden; `log_mass` (G, R) of all that is attended to besides.
+    Indices (G, k) in no order, and which of them count, (G, k) bool: heads may have different numbers. `logits` (G, R, n),
+    −inf for what is hidden; each head has as many that are not. `log_mass` (G, R) of all that is attended to besides.
     """
-    whole = torch.logaddexp(logits.logsumexp(-1), log_mass)
-    weights = (
-        (logits - whole[..., None]).exp().nan_to_num(0.0).sum(1)
-    )  # (G, n); rows that see nothing count for nothing
-    order = weights.topk(min(int(left.max()), weights.shape[1]), dim=-1).indices
-    within = torch.arange(order.shape[1]) < torch.from_numpy(left)[:, None]
-    return torch.zeros_like(weights, dtype=torch.bool).scatter_(1, order, within.to(order.device))
+    most = logits.amax(-1, keepdim=True)
+    most = most.masked_fill(most == float("-inf"), 0.0)
+    shares = (logits - most).exp()
+    whole = torch.logaddexp(shares.sum(-1).log() + most[..., 0], log_mass)  # (G, R)
+    scale = (most[..., 0] - whole).exp().nan_to_num(0.0, 0.0)  # rows that see nothing count for nothing
+    weights = (scale[:, None] @ shares)[:, 0]  # (G, n)
+    weights = weights.masked_fill(logits[:, 0] == float("-inf"), -1.0)
+    best = torch.zeros(len(left), int(left.max()), dtype=torch.long, device=logits.device)
+    for head, count in enumerate(left.tolist()):
+        best[head, :count] = weights[head].topk(count, sorted=False).indices
+    there = torch.arange(best.shape[1]) < torch.from_numpy(left)[:, None]
+    return best, there.to(logits.device)
 
 
 def sizes_tensor(sizes: NDArray[np.int64]) -> Tensor:

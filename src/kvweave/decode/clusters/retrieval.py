@@ -5,6 +5,7 @@ adds. Tensor letters: G KV heads, n entries, C clusters, D head width, E bytes o
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from kvweave.decode.budget import Allowance
 from kvweave.decode.clusters.buffers import WaitingEntries
 from kvweave.decode.clusters.choosing import best_entries, choose, score, sizes_tensor
 from kvweave.decode.clusters.representatives import Representatives
-from kvweave.decode.clusters.table import ClusterTable, Key
+from kvweave.decode.clusters.table import ClusterTable, keys_of
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.neighbours import chain, together
 from kvweave.decode.flash.stored_clusters import StoredClusters
@@ -25,8 +26,10 @@ from kvweave.decode.settings import ClusteredKV
 from kvweave.ops.kmeans import halve, k_means
 from kvweave.ops.partial_attention import PartialAttention
 
-PORTION_PAGES = 256
+PORTION_PAGES = 512
 """Pages of a head that are attended to at once, at most."""
+Portion = list[NDArray[np.int64]]
+"""Some chosen clusters of each head."""
 FIRST_CLUSTERS = 4
 """How many clusters a text without a prompt begins with, if the budget lets so many entries wait."""
 
@@ -59,7 +62,7 @@ class ClusterRetriever(ABC):
         heads = self.table.heads
         self.waiting = WaitingEntries(heads, parts.store.form.bytes)
         self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(heads)
-        self.chosen: list[list[int]] = [[] for _ in range(heads)]
+        self.chosen: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in range(heads)]
         self.when_read: Callable[[], None] = lambda: None
         self.before_growth: Callable[[int], None] = lambda more_bytes: None
         self.candidates = parts.settings.clusters.candidates or self.own_candidates
@@ -93,7 +96,7 @@ class ClusterRetriever(ABC):
 
     def ahead(self) -> None:
         """Start reading the clusters that the last pass chose."""
-        self.store.fetch_ahead(self._keys(self.chosen))
+        self.store.fetch_ahead(keys_of(self.layer, self.chosen))
 
     def wanted(self, waiting: int, allowed: Allowance) -> int:
         """All; before there are clusters, none until they make some, as far as the budget lets them wait."""
@@ -165,7 +168,7 @@ class ClusterRetriever(ABC):
             # What does not fit at once would be read twice, to be looked through and to be attended to.
             found = self._choose(scores, sizes, room)
             batches = self._batches()
-        self._attend_chosen(attention, batches, room, looking=bool((found > room).any()))
+        self._attend_chosen(attention, batches, np.minimum(found, room), looking=bool((found > room).any()))
         return attended + int(np.minimum(found, room).sum())
 
     def settle(self, allowed: Allowance) -> None:
@@ -201,49 +204,60 @@ class ClusterRetriever(ABC):
     def _attend_chosen(
         self,
         attention: PartialAttention,
-        batches: list[list[list[list[int]]]],
-        room: NDArray[np.int64],
+        batches: list[list[Portion]],
+        left: NDArray[np.int64],
         *,
         looking: bool,
     ) -> None:
-        store, counts, device = self.store, self.parts.counts, attention.query.device
-        keys = self._keys(self.chosen)
+        store, counts = self.store, self.parts.counts
+        keys = keys_of(self.layer, self.chosen)
         counts.retrieved += len(keys)
         stayed, ahead = store.ready(keys)
         counts.hits += stayed
         counts.hits_ahead += ahead
         for batch in batches:
-            own = [key for portion in batch for key in self._keys(portion)]
+            own = np.concatenate([keys_of(self.layer, portion) for portion in batch] or [keys])
             store.bring(own)
             if batch is batches[-1]:
                 self.when_read()
             if looking:
-                self._attend_best(attention, batch, room)
+                self._attend_best(attention, batch, left)
             else:
                 for portion in batch:
-                    index, visible = store.place(self.layer, portion)
-                    rows, values = store.form.decode(store.gather(index))
-                    attention.add(rows.to(device), values.to(device), visible.to(device))
+                    self._attend_whole(attention, portion)
             store.let_go(own)
 
-    def _attend_best(
-        self, attention: PartialAttention, batch: list[list[list[int]]], room: NDArray[np.int64]
-    ) -> None:
-        """Attend to the entries that weigh most, `room` (G,) of them, of clusters that are all in memory."""
-        device, places, found = attention.query.device, [], []
-        for portion in batch:
-            index, visible = self.store.place(self.layer, portion)
-            keys = self.store.form.keys(self.store.gather(index))
-            logits = attention.logits(keys.to(device))  # (G, R, n)
-            places.append(index)
-            found.append(logits.masked_fill_(~visible.to(device), float("-inf")))
-        best = best_entries(torch.cat(found, dim=-1), attention.log_mass, room)
-        parts = best[:, None].split([logits.shape[-1] for logits in found], dim=-1)
-        for index, logits, own in zip(places, found, parts, strict=True):
-            values = self.store.form.values(self.store.gather(index))
-            attention.add_weighed(logits.masked_fill_(~own, float("-inf")), values.to(device))
+    def _attend_whole(self, attention: PartialAttention, portion: Portion) -> None:
+        """Attend to all entries of clusters in memory."""
+        device = attention.query.device
+        numbers, counts = self.store.place(self.layer, portion)
+        keys, values = self.store.keys(numbers), self.store.values(numbers)
+        attention.add(keys.to(device), values.to(device), _there(numbers, counts)[:, None].to(device))
 
-    def _batches(self) -> list[list[list[list[int]]]]:
+    def _attend_best(
+        self, attention: PartialAttention, batch: list[Portion], left: NDArray[np.int64]
+    ) -> None:
+        """Attend to the entries that weigh most, `left` (G,) of them, of clusters that are all in memory."""
+        device = attention.query.device
+        places, found = [], []
+        for portion in batch:
+            numbers, counts = self.store.place(self.layer, portion)
+            logits = attention.logits(self.store.keys(numbers).to(device))  # (G, R, n)
+            hidden = ~_there(numbers, counts)[:, None]
+            places.append(numbers)
+            found.append(logits.masked_fill_(hidden.to(device), float("-inf")))
+        logits, numbers = torch.cat(found, dim=-1), torch.cat(places, dim=-1)
+        best, there = best_entries(logits, attention.log_mass, left)
+        logits = logits.gather(2, best[:, None].expand(-1, logits.shape[1], -1))
+        logits.masked_fill_(~there[:, None], float("-inf"))
+        numbers = numbers.gather(1, best.to(numbers.device))
+        portion_entries = self.parts.portion_pages * self.store.form.per_page
+        for some, own in zip(
+            numbers.split(portion_entries, 1), logits.split(portion_entries, 2), strict=True
+        ):
+            attention.add_weighed(own, self.store.values(some).to(device))
+
+    def _batches(self) -> list[list[Portion]]:
         """The chosen clusters in portions that are laid out together, and those in batches that fit into memory."""
         heads = self.table.heads
         capacity = self.store.room()
@@ -251,34 +265,35 @@ class ClusterRetriever(ABC):
             capacity // heads - self.store.pages.largest_pages + 1
         )  # a portion ends with a whole cluster
         portion_pages = max(1, min(self.parts.portion_pages, capacity // (2 * heads), fitting))
-        all_pages = self.store.form.pages(self.table.sizes)  # (G, C)
-        portions: list[list[list[int]]] = []
+        portions: dict[int, Portion] = defaultdict(lambda: [np.zeros(0, np.int64)] * heads)
+        taken: dict[int, int] = defaultdict(int)  # pages of each portion
         for head, clusters in enumerate(self.chosen):
-            pages = all_pages[head, clusters]
-            for cluster, number in zip(
-                clusters, ((np.cumsum(pages) - 1) // portion_pages).tolist(), strict=True
+            if not clusters.size:
+                continue
+            ends = np.cumsum(self.store.form.pages(self.table.sizes[head, clusters]))
+            numbers = (ends - 1) // portion_pages
+            first = np.flatnonzero(np.diff(numbers, prepend=-1))  # of each portion
+            for own, number, pages in zip(
+                np.split(clusters, first)[1:],
+                numbers[first].tolist(),
+                np.diff(ends[np.append(first[1:], len(ends)) - 1], prepend=0).tolist(),
+                strict=True,
             ):
-                while len(portions) <= number:
-                    portions.append([[] for _ in range(heads)])
-                portions[number][head].append(cluster)
-        batches: list[list[list[list[int]]]] = [[]]  # one at least, even of nothing
+                portions[number][head] = own
+                taken[number] += pages
+        batches: list[list[Portion]] = [[]]  # one at least, even of nothing
         room = capacity
-        for portion in filter(any, portions):  # a cluster longer than a portion leaves empty ones
-            needed = sum(int(pages[own].sum()) for pages, own in zip(all_pages, portion, strict=True))
-            if batches[-1] and needed > room:
+        for number in sorted(portions):
+            if batches[-1] and taken[number] > room:
                 batches.append([])
                 room = capacity
-            batches[-1].append(portion)
-            room -= needed
+            batches[-1].append(portions[number])
+            room -= taken[number]
         return batches
 
-    def _keys(self, chosen: list[list[int]]) -> list[Key]:
-        return [(self.layer, head, cluster) for head, own in enumerate(chosen) for cluster in own]
-
-    def _by_place(self, head: int, clusters: list[int]) -> list[int]:
+    def _by_place(self, head: int, clusters: NDArray[np.int64]) -> NDArray[np.int64]:
         """In the order in which they lie on flash: half pools are numbered so."""
-        homes = self.table.homes[head, clusters]
-        return [clusters[index] for index in np.argsort(homes, kind="stable")]
+        return clusters[np.argsort(self.table.homes[head, clusters], kind="stable")]
 
     # Making clusters of a prompt
 
@@ -321,3 +336,8 @@ class ClusterRetriever(ABC):
             scores = score(scaled[None, :, row], centroids[None], sizes[None].float(), None)
             asked[row, choose(scores, sizes[None].numpy(), left)[0]] = True
         return asked
+
+
+def _there(numbers: Tensor, counts: NDArray[np.int64]) -> Tensor:
+    """Which of what `place` gave, (G, n), are a head's own."""
+    return torch.arange(numbers.shape[1]) < torch.from_numpy(counts)[:, None]

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Key = tuple[int, int, int]
 """A cluster: layer, head, number."""
+Keys = Sequence[Key] | NDArray[np.int64]
+"""Some clusters, as an array (n, 3) or what becomes one."""
 
 _COLUMNS = 64
 
@@ -86,11 +88,23 @@ class ClusterTable:
             setattr(self, name, np.concatenate([array, np.zeros((self.heads, more), array.dtype)], axis=1))
 
 
-def column(name: str, tables: Sequence[ClusterTable], keys: Sequence[Key]) -> NDArray[np.int64]:
+def as_keys(keys: Keys) -> NDArray[np.int64]:
+    """Clusters as an array (n, 3)."""
+    return np.asarray(keys, np.int64).reshape(-1, 3)
+
+
+def keys_of(layer: int, clusters: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Some `clusters` of each head of a layer, one head after the other, (n, 3)."""
+    counts = list(map(len, clusters))
+    heads = np.repeat(np.arange(len(clusters)), counts)
+    return np.stack([np.full(len(heads), layer), heads, np.concatenate([*clusters])], axis=1)
+
+
+def column(name: str, tables: Sequence[ClusterTable], keys: Keys) -> NDArray[np.int64]:
     """`sizes`, `checksums` or `homes` of clusters, (n,); `tables` are the layers'."""
-    layers, heads, clusters = np.array(keys, np.int64).reshape(-1, 3).T
-    found = np.empty(len(keys), np.int64)
-    for layer in dict.fromkeys(layers.tolist()):
+    layers, heads, clusters = as_keys(keys).T
+    found = np.empty(len(layers), np.int64)
+    for layer in np.unique(layers).tolist():
         own = layers == layer
         found[own] = getattr(tables[layer], name)[heads[own], clusters[own]]
     return found

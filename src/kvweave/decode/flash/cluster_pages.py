@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import ClusterTable, Key, column
+from kvweave.decode.clusters.table import ClusterTable, Key, Keys, as_keys, column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.entry_format import EntryFormat
 from kvweave.decode.flash.page_file import AlignedBuffer, PageFile, Run, finish
@@ -59,7 +59,7 @@ class ClusterPages:
         layer, head, cluster = key
         return self.form.pages(int(self.tables[layer].sizes[head, cluster]))
 
-    def numbers(self, keys: Sequence[Key], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def numbers(self, keys: Keys, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the first `counts` (n,) pages of clusters lie in the file, one cluster after the other."""
         pages = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         homes = np.repeat(column("homes", self.tables, keys), counts)
@@ -67,7 +67,7 @@ class ClusterPages:
         if counts.max(initial=0) > half_pages:
             ends = np.cumsum(counts)
             for index in np.flatnonzero(counts > half_pages).tolist():  # those that outgrew their first home
-                layer, head, cluster = keys[index]
+                layer, head, cluster = as_keys(keys)[index].tolist()
                 own = np.array(self.tables[layer].halves(head, cluster))
                 some = slice(ends[index] - counts[index], ends[index])
                 homes[some] = own[pages[some] // half_pages]
@@ -103,6 +103,10 @@ class ClusterPages:
         numbers = self._of(key, page, page + len(frames))
         for run in joined(numbers, np.array(frames, np.int64), memory, _NOTHING, 0):
             self.file.write(run.first, run.parts)
+
+    def write_last(self, key: Key, memory: PageMemory, frame: int) -> None:
+        """Write a frame as a cluster's last page."""
+        self.write(key, memory, [frame], self.pages_of(key) - 1)
 
     def read(self, key: Key, memory: PageMemory, page: int, frame: int) -> None:
         """Read one page and wait for it."""

@@ -3,16 +3,15 @@
 Frames that are being read into must not be given to others: whoever is `busy` stays until its reads have ended.
 """
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import Key, column
+from kvweave.decode.clusters.table import Key, Keys, as_keys, column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.cluster_pages import ClusterPages
 from kvweave.decode.flash.tails import Tails
@@ -25,9 +24,9 @@ _CHECKED_PAGES = 64  # that are copied at once to be checked
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reading:
-    """Clusters that are read together."""
+    """Clusters (n, 3) that are read together."""
 
-    keys: tuple[Key, ...]
+    keys: NDArray[np.int64]
     reads: "tuple[Future[None], ...]"
 
 
@@ -43,32 +42,38 @@ class ClusterReads:
         self._counts = counts
         self._under_way: dict[Key, _Reading] = {}
 
-    def start(self, missing: Sequence[Key], *, ahead: bool) -> None:
+    def start(self, missing: Keys, *, ahead: bool) -> None:
         """Make room for these clusters and begin to read them; `ahead`: nobody asked for them yet."""
-        if not missing:
+        missing = as_keys(missing)
+        if not len(missing):
             return
         pages, residents, frames = self._pages, self._residents, self._residents.frames
         sizes = column("sizes", pages.tables, missing)
-        counts = self._tails.on_flash(missing, sizes)
+        counts = self.on_flash(missing, sizes)
         while frames.free < counts.sum():
             residents.make_free(int(counts.sum()))
-            counts = self._tails.on_flash(missing, sizes)  # more if a last page had to leave for it
+            counts = self.on_flash(missing, sizes)  # more if a last page had to leave for it
         taken = frames.take(int(counts.sum()))
-        at = 0
-        for key, count in zip(missing, counts.tolist(), strict=True):
-            residents.put(key, taken[at : at + count], ahead=ahead)
-            at += count
-        runs = pages.runs(pages.numbers(missing, counts), np.array(taken, np.int64), frames)
-        reading = _Reading(tuple(missing), tuple(pages.file.read(runs)))
-        self._counts.cluster_reads += len(runs)
+        reading = _Reading(missing, self._read(missing, counts, taken))
         self._counts.entries_read += int(np.minimum(sizes, counts * pages.form.per_page).sum())
-        self._under_way.update(dict.fromkeys(missing, reading))
-        residents.busy.update(missing)
+        at = 0
+        for (layer, head, cluster), count in zip(missing.tolist(), counts.tolist(), strict=True):
+            key, own = (layer, head, cluster), taken[at : at + count]
+            at += count
+            if unwritten := key in self._tails:
+                own.append(self._tails.take(key))
+            residents.put(key, own, ahead=ahead, unwritten=unwritten)
+            self._under_way[key] = reading
+        residents.begin_reads(missing)
 
-    def wait(self, keys: Sequence[Key]) -> None:
+    def wait(self, keys: Keys) -> None:
         """Wait until what is being read of these clusters is there, and check it. Raises StoreError."""
-        for reading in {self._under_way[key] for key in keys if key in self._under_way}:
-            self._finish(reading)
+        if self._under_way:
+            own = [
+                (layer, head, cluster) for layer, head, cluster in self._residents.being_read(keys).tolist()
+            ]
+            for reading in dict.fromkeys(self._under_way[key] for key in own):
+                self._finish(reading)
 
     def wait_for_layer(self, layer: int) -> None:
         """As `wait` for all of a layer's clusters."""
@@ -84,32 +89,46 @@ class ClusterReads:
             for read in reading.reads:
                 read.cancel()
 
+    def on_flash(self, keys: Keys, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages that must be read of clusters of these sizes that are not in memory, (n,)."""
+        return self._pages.form.pages(sizes) - self._tails.holds(keys)
+
+    def _read(
+        self, keys: NDArray[np.int64], counts: NDArray[np.int64], frames: list[int]
+    ) -> "tuple[Future[None], ...]":
+        """Begin to read the first `counts` (n,) pages of clusters into frames."""
+        pages = self._pages
+        runs = pages.runs(pages.numbers(keys, counts), np.array(frames, np.int64), self._residents.frames)
+        self._counts.cluster_reads += len(runs)
+        return tuple(pages.file.read(runs))
+
     def _finish(self, reading: _Reading) -> None:
         failure: BaseException | None = None
         for read in reading.reads:
             failure = read.exception() or failure  # all must have ended before frames are given to others
-        for key in reading.keys:
+        keys: list[Key] = [(layer, head, cluster) for layer, head, cluster in reading.keys.tolist()]
+        for key in keys:
             self._under_way.pop(key, None)
-        self._residents.busy.difference_update(reading.keys)
-        damaged = None if failure else self._damaged(reading.keys)
+        self._residents.end_reads(reading.keys)
+        damaged = None if failure else self._damaged(keys)
         if failure is None and damaged is None:
             return
-        for key in reading.keys:
+        for key in keys:
             self._residents.frames.give(self._residents.drop(key))
         if failure is not None:
             raise copy(failure) from failure  # see `page_file.finish`
         raise StoreError(f"cluster {damaged} was read and is not what was written; start again from the text")
 
-    def _damaged(self, keys: Sequence[Key]) -> Key | None:
+    def _damaged(self, keys: list[Key]) -> Key | None:
         """The first cluster whose pages do not sum up to its checksum."""
-        held = self._tails.frames_of(keys)
-        index = torch.tensor(list(chain.from_iterable(held)), dtype=torch.long)
+        frames, counts = self._residents.all_frames(keys)
         pages = self._residents.frames.pages
         sums = [  # unused room in a page is zero
-            rows_of(pages, some).view(torch.int64).numpy().sum(1) for some in index.split(_CHECKED_PAGES)
+            rows_of(pages, some).view(torch.int64).numpy().sum(1)
+            for some in torch.from_numpy(frames).split(_CHECKED_PAGES)
         ]
         running = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sums]))  # modulo 2⁶⁴, as differences are
-        ends = np.cumsum(np.fromiter(map(len, held), np.int64, len(held)))
-        found = running[ends] - running[np.concatenate([[0], ends[:-1]])]
+        ends = np.cumsum(counts)
+        found = running[ends] - running[ends - counts]
         wrong = np.flatnonzero(found != column("checksums", self._pages.tables, keys))
         return keys[wrong[0]] if wrong.size else None

@@ -34,11 +34,7 @@ class EntryFormat:
     @cached_property
     def bytes(self) -> int:
         """Length of an entry."""
-        if self.storage == "exact":
-            plain = 2 * self.width * self.dtype.itemsize
-        else:
-            plain = 2 * (self.width * BITS[self.storage] // 8 + self.width // self._group * SCALE_BYTES)
-        return -(-plain // 8) * 8
+        return -(-self._plain // 8) * 8
 
     @cached_property
     def page_bytes(self) -> int:
@@ -49,6 +45,14 @@ class EntryFormat:
     def per_page(self) -> int:
         """Entries in a page."""
         return self.page_bytes // self.bytes
+
+    @cached_property
+    def laid_out_bytes(self) -> int:
+        """Memory that a page's entries take while they are attended to: copies, and keys or values as float32."""
+        numbers = self.per_page * self.width
+        if self._pages_are_rows:
+            return self.page_bytes + 4 * numbers
+        return 2 * self.page_bytes + (2 * self.dtype.itemsize + 8) * numbers
 
     def pages(self, entries: Count) -> Count:
         """Pages that so many entries of one cluster take; of an array of numbers, each its own."""
@@ -78,6 +82,25 @@ class EntryFormat:
         """The values alone."""
         return self._half(entries, 1)
 
+    def keys_at(self, memory: Tensor, numbers: Tensor) -> Tensor:
+        """Keys (…, D) of single entries in `memory` (count, page bytes): entry s of page p has the number p · per page + s."""
+        return self._half_at(memory, numbers, 0)
+
+    def values_at(self, memory: Tensor, numbers: Tensor) -> Tensor:
+        """Their values (…, D)."""
+        return self._half_at(memory, numbers, 1)
+
+    def _half_at(self, memory: Tensor, numbers: Tensor, half: int) -> Tensor:
+        if (
+            self.storage == "exact"
+            and self.page_bytes == self.per_page * self.bytes == self.per_page * self._plain
+        ):
+            rows = memory.view(self.dtype).view(-1, self.width)  # keys and values in turn
+            return rows.index_select(0, (2 * numbers + half).flatten()).view(*numbers.shape, self.width)
+        used = self.entries_in(memory).view(torch.int64)  # a view: (count, per page, words)
+        entries = used[numbers // self.per_page, numbers % self.per_page].view(torch.uint8)
+        return self._half(entries, half)
+
     def _half(self, entries: Tensor, half: int) -> Tensor:
         if self.storage == "exact":
             rows = entries[..., : 2 * self.width * self.dtype.itemsize].view(self.dtype)
@@ -99,13 +122,25 @@ class EntryFormat:
     def entries_in(self, pages: Tensor) -> Tensor:
         """Pages (…, page bytes) as entries (…, per page, bytes), those that are none too."""
         used = pages[..., : self.per_page * self.bytes]
-        return used.reshape(*used.shape[:-1], self.per_page, self.bytes)
+        return used.view(*used.shape[:-1], self.per_page, self.bytes)
 
     def checksum(self, entries: Tensor) -> int:
         """The sum of the entries' (n, bytes) words modulo 2⁶⁴: it may be added to, and does not depend on order."""
         if not entries.numel():
             return 0
         return int(entries.contiguous().view(torch.int64).sum())
+
+    @property
+    def _pages_are_rows(self) -> bool:
+        """Whether a page is nothing but keys and values in turn."""
+        return self.storage == "exact" and self.page_bytes == self.per_page * self._plain
+
+    @property
+    def _plain(self) -> int:
+        """Bytes of an entry that are not there for alignment alone."""
+        if self.storage == "exact":
+            return 2 * self.width * self.dtype.itemsize
+        return 2 * (self.width * BITS[self.storage] // 8 + self.width // self._group * SCALE_BYTES)
 
     @property
     def _group(self) -> int:

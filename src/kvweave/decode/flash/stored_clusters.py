@@ -1,20 +1,19 @@
 """Clusters' entries on flash and in memory: written, grown, fetched ahead, gathered for attention.
 
 A cluster is a list of pages, on flash (`cluster_pages.py`), in frames, or both; the last, half filled one of a cluster that
-grows is in a frame alone (`tails.py`). What is read is checked (`cluster_reads.py`). Knows nothing of centroids, queries
+grows is in a frame alone, where the others are or without them (`tails.py`). What is read is checked (`cluster_reads.py`). Knows nothing of centroids, queries
 or of why a cluster grows.
 """
 
 import weakref
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import Key, column
+from kvweave.decode.clusters.table import Key, Keys, column, keys_of
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.cluster_pages import ClusterPages
 from kvweave.decode.flash.cluster_reads import ClusterReads
@@ -28,7 +27,8 @@ _WORD = 2**64
 
 
 class StoredClusters:
-    """The clusters of all layers, in `pages` on flash and in frames. `tail_pages`: half filled ones a head keeps.
+    """The clusters of all layers, in `pages` on flash and in frames. `tail_pages`: half filled ones that a head keeps of
+    clusters that are not in memory.
 
     With `device`, clusters are attended to there, and read into frames only where the device has no copy.
     """
@@ -49,13 +49,14 @@ class StoredClusters:
         self.residents = residents
         self._frames = residents.frames
         self._counts = counts
-        self._tails = Tails(pages, residents, counts, tail_pages)
+        self._tails = Tails(pages, residents.frames, counts, tail_pages)
         self._reads = ClusterReads(pages, residents, self._tails, counts)
         # These hold the residents: were they held by them, all frames would stay alive.
         tails, reads = weakref.proxy(self._tails), weakref.proxy(self._reads)
         residents.outside = lambda: len(tails)
         residents.finish_reads = lambda: reads.wait_for_all()
         residents.give_outside = lambda: tails.write_any()
+        residents.keep_last = lambda key, frame: tails.keep(key, frame)
 
     # Making clusters
 
@@ -88,32 +89,32 @@ class StoredClusters:
         self._note(layer, head, cluster, entries)
         whole = count // self.form.per_page
         self.pages.write(key, self._frames, frames[:whole], 0)
-        self.residents.put(key, frames[:whole])
+        self.residents.put(key, frames, unwritten=whole < pages)
         self.residents.update(key)
-        if whole < pages:
-            self._tails.keep(key, frames[-1])
 
     def append(self, layer: int, head: int, cluster: int, entry: Tensor) -> None:
         """Add one entry (E,) to a cluster."""
         key, table = (layer, head, cluster), self.tables[layer]
         page, slot = divmod(int(table.sizes[head, cluster]), self.form.per_page)
-        frame = self._tail_of(key, page, fresh=slot == 0)
+        frame = self._last_page(key, page, fresh=slot == 0)
         self._frames.pages[frame, slot * self.form.bytes : (slot + 1) * self.form.bytes] = entry
         table.sizes[head, cluster] += 1
         table.checksums[head, cluster] = _wrapped(
             int(table.checksums[head, cluster]) + self.form.checksum(entry)
         )
-        if slot + 1 == self.form.per_page:
-            self._tails.take(key)
-            self.pages.write(key, self._frames, [frame], page)
-            self._tails.let_go(key, frame)
-        self.residents.update(key)
+        full, here = slot + 1 == self.form.per_page, key in self.residents
+        if full:
+            self.pages.write_last(key, self._frames, frame)
+        if here:
+            self.residents.set_unwritten(key, not full)
+        elif full:
+            self._frames.give([self._tails.take(key)])
         if self.device is not None:
             self.device.forget(key)
 
     # Bringing clusters into memory
 
-    def fetch_ahead(self, keys: Sequence[Key]) -> None:
+    def fetch_ahead(self, keys: Keys) -> None:
         """Start reading as many of these clusters as there is room for, in this order, without waiting."""
         room = self._frames.free + self.residents.evictable()
         missing = self.residents.missing(keys if self.device is None else self.device.residents.missing(keys))
@@ -121,7 +122,7 @@ class StoredClusters:
         self._counts.prefetched += len(fitting)
         self._reads.start(fitting, ahead=True)
 
-    def ensure(self, keys: Sequence[Key]) -> None:
+    def ensure(self, keys: Keys) -> None:
         """Have these clusters in memory, pinned until `residents.release`; reads what is missing and waits for it.
 
         Raises StoreError if something cannot be read or is not what was written.
@@ -129,27 +130,28 @@ class StoredClusters:
         missing = self.residents.missing(keys)
         self.residents.pin(keys)
         self._reads.start(missing, ahead=False)
+        self.residents.pin(missing)
         self.wait(keys)
 
-    def ready(self, keys: Sequence[Key]) -> tuple[int, int]:
+    def ready(self, keys: Keys) -> tuple[int, int]:
         """How many clusters need not be read since they were asked for before, and how many as they were fetched ahead."""
         away = keys if self.device is None else self.device.residents.missing(keys)
         stayed, ahead = self.residents.present(away)
         return len(keys) - len(away) + stayed, ahead
 
-    def bring(self, keys: Sequence[Key]) -> None:
+    def bring(self, keys: Keys) -> None:
         """Have these clusters where they are attended to, pinned until `let_go`; as `ensure` in all else."""
         if self.device is None:
             self.ensure(keys)
             return
         missing = self.device.missing(keys)
         self.ensure(missing)
-        for key in missing:
-            (frames,) = self._tails.frames_of([key])
-            self.device.copy(key, self._frames.pages, frames)
+        for layer, head, cluster in missing.tolist():
+            frames = self.residents.frames_of((layer, head, cluster))
+            self.device.copy((layer, head, cluster), self._frames.pages, frames)
             self._counts.copied_bytes += len(frames) * self.form.page_bytes
 
-    def let_go(self, keys: Sequence[Key]) -> None:
+    def let_go(self, keys: Keys) -> None:
         """These have been attended to, and nothing needs to stay."""
         self.residents.use(keys)
         self.residents.release()
@@ -162,7 +164,7 @@ class StoredClusters:
         room = self._frames.free + self.residents.evictable()
         return room if self.device is None else min(room, self.device.residents.frames.count)
 
-    def wait(self, keys: Sequence[Key]) -> None:
+    def wait(self, keys: Keys) -> None:
         """Wait until what is being read of these clusters is there, and check it."""
         self._reads.wait(keys)
 
@@ -180,39 +182,44 @@ class StoredClusters:
 
     def entries(self, layer: int, head: int, cluster: int) -> Tensor:
         """A copy of a cluster's entries (n, E); it must be in memory."""
-        key = (layer, head, cluster)
-        (frames,) = self._tails.frames_of([key])
+        frames = self.residents.frames_of((layer, head, cluster))
         pages = rows_of(self._frames.pages, torch.tensor(frames, dtype=torch.long))
         size = int(self.tables[layer].sizes[head, cluster])
         return self.form.entries_in(pages).reshape(-1, self.form.bytes)[:size]
 
-    def place(self, layer: int, chosen: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """The frames (G, P) of each head's `chosen` clusters, all brought, for `gather`, and which of what that gathers
-        are entries (G, 1, n)."""
-        frames = [
-            list(chain.from_iterable(self._attended([(layer, head, cluster) for cluster in clusters])))
-            for head, clusters in enumerate(chosen)
-        ]
-        most = max(map(len, frames))
-        # Hidden, but multiplied by 0: any that holds numbers.
-        filler = next((own[0] for own in frames if own), 0)
-        padded = [own + [filler] * (most - len(own)) for own in frames]
-        index = torch.tensor(padded, dtype=torch.long)  # (G, P)
-        valid = torch.zeros(len(frames), most, dtype=torch.long)
-        for head, clusters in enumerate(chosen):
-            filled = self._filled(self.tables[layer].sizes[head, list(clusters)])
-            valid[head, : len(filled)] = torch.from_numpy(filled)
-        visible = torch.arange(self.form.per_page) < valid[..., None]  # (G, P, per page)
-        return index, visible.flatten(1)[:, None]
+    def place(self, layer: int, chosen: Sequence[NDArray[np.int64]]) -> tuple[Tensor, NDArray[np.int64]]:
+        """Where the entries of each head's `chosen` clusters are, all brought: numbers (G, n) for `keys` and `values`.
 
-    def gather(self, index: Tensor) -> Tensor:
-        """The entries (G, n, E) in the frames that `place` gave, and what fills pages up."""
-        pages = self._frames.pages if self.device is None else self.device.pages
-        return self.form.entries_in(rows_of(pages, index)).flatten(1, 2)
+        And how many each head has, (G,): what is behind them in its row is any entry.
+        """
+        keys = keys_of(layer, chosen)
+        frames, pages = self._attended(keys)
+        per_page, sizes = self.form.per_page, column("sizes", self.tables, keys)
+        filled = np.full(len(frames), per_page)  # entries of each page
+        some = pages > 0
+        filled[np.cumsum(pages)[some] - 1] = (sizes - (pages - 1) * per_page)[some]
+        ends = np.cumsum(filled)
+        numbers = np.repeat(frames * per_page - (ends - filled), filled)  # all heads', one after the other
+        numbers += np.arange(len(numbers))
+        counts = np.array([self.tables[layer].sizes[head, own].sum() for head, own in enumerate(chosen)])
+        index = np.full((len(chosen), counts.max()), numbers[0] if numbers.size else 0)
+        for head, own in enumerate(np.split(numbers, np.cumsum(counts)[:-1])):
+            index[head, : len(own)] = own
+        return torch.from_numpy(index), counts
+
+    def keys(self, numbers: Tensor) -> Tensor:
+        """The keys (…, D) of entries that `place` gave the numbers of."""
+        return self.form.keys_at(self._pages, numbers.to(self._pages.device))
+
+    def values(self, numbers: Tensor) -> Tensor:
+        """Their values (…, D)."""
+        return self.form.values_at(self._pages, numbers.to(self._pages.device))
 
     def flush(self) -> None:
-        """Write all half filled pages and wait until everything is on the disk."""
+        """Write all half filled pages, which stay in memory, and wait until everything is on the disk."""
         self._tails.write_all()
+        for key in self.residents.unwritten():
+            self.pages.write_last(key, self._frames, self.residents.frames_of(key)[-1])
         self.pages.file.sync()
 
     def resident_state(self) -> dict[str, object]:
@@ -244,21 +251,24 @@ class StoredClusters:
 
     # Pages and frames
 
-    def _tail_of(self, key: Key, page: int, *, fresh: bool) -> int:
+    def _last_page(self, key: Key, page: int, *, fresh: bool) -> int:
         """The frame of a cluster's last page, to be written to; `fresh`: the page does not exist yet."""
         if fresh:
             self._reserve(key, page + 1)
             (frame,) = self.residents.room(1)
             self._frames.pages[frame] = 0
-        elif key in self._tails:
-            frame = self._tails.take(key)
         elif key in self.residents:
             self.wait([key])
-            frame = self.residents.frames_of(key).pop()
+            frame = self.residents.frames_of(key)[-1]
+        elif key in self._tails:
+            frame = self._tails.take(key)  # and kept again: it is the latest
         else:
             (frame,) = self.residents.room(1)
             self.pages.read(key, self._frames, page, frame)
-        self._tails.keep(key, frame)
+        if key in self.residents:
+            self.residents.update(key, frame if fresh else None)
+        else:
+            self._tails.keep(key, frame)
         return frame
 
     def _forget(self, key: Key) -> None:
@@ -270,24 +280,19 @@ class StoredClusters:
         if key in self._tails:
             self._frames.give([self._tails.take(key)])
 
-    def _attended(self, keys: Sequence[Key]) -> list[list[int]]:
-        """Frames of clusters where they are attended to."""
-        if self.device is None:
-            return self._tails.frames_of(keys)
-        return list(map(self.device.residents.frames_of, keys))
+    def _attended(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Frames of clusters where they are attended to, and how many each has."""
+        return (self.residents if self.device is None else self.device.residents).all_frames(keys)
 
-    def _fitting(self, keys: Sequence[Key], room: int) -> int:
+    @property
+    def _pages(self) -> Tensor:
+        """The memory where clusters are attended to."""
+        return self._frames.pages if self.device is None else self.device.pages
+
+    def _fitting(self, keys: Keys, room: int) -> int:
         """How many of these clusters, from the first on, find room in so many frames."""
-        counts = self._tails.on_flash(keys, column("sizes", self.tables, keys))
+        counts = self._reads.on_flash(keys, column("sizes", self.tables, keys))
         return int((np.cumsum(counts) <= room).sum())
-
-    def _filled(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Entries on each page of clusters of these sizes, one after the other."""
-        pages = self.form.pages(sizes)
-        filled = np.full(int(pages.sum()), self.form.per_page)
-        some = pages > 0
-        filled[np.cumsum(pages)[some] - 1] = (sizes - (pages - 1) * self.form.per_page)[some]
-        return filled
 
     def _reserve(self, key: Key, pages: int) -> None:
         """Have room on flash for so many pages of a cluster."""

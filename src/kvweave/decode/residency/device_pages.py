@@ -5,10 +5,12 @@ A copy is whole, and goes when its cluster changes or when room is needed. Knows
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import Key
+from kvweave.decode.clusters.table import Key, Keys
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.residency.frames import FrameNumbers, rows_of
 from kvweave.decode.residency.residents import Residents
@@ -18,12 +20,14 @@ class DevicePages:
     """`count` pages on `device`, `pages` (count, page bytes) uint8, and the clusters that lie in them."""
 
     def __init__(
-        self, device: torch.device, count: int, page_bytes: int, replacement: str, layers: int
+        self, device: torch.device, count: int, page_bytes: int, replacement: str, layers: int, heads: int
     ) -> None:
         self.pages = torch.zeros(count, page_bytes, dtype=torch.uint8, device=device)
-        self.residents = Residents(FrameNumbers(count, page_bytes), replacement, DecodeCounts(), layers)
+        self.residents = Residents(
+            FrameNumbers(count, page_bytes), replacement, DecodeCounts(), layers, heads
+        )
 
-    def missing(self, keys: Sequence[Key]) -> list[Key]:
+    def missing(self, keys: Keys) -> NDArray[np.int64]:
         """Those that are not here; the others stay until the residents' `release`."""
         self.residents.pin(keys)
         return self.residents.missing(keys)
@@ -33,6 +37,7 @@ class DevicePages:
         own = self.residents.room(len(frames))
         self.pages[own] = rows_of(memory, torch.tensor(frames, dtype=torch.long)).to(self.pages.device)
         self.residents.put(key, own)
+        self.residents.pin([key])
 
     def forget(self, key: Key) -> None:
         """The cluster has changed: the copy here, if there is one, is none any more."""

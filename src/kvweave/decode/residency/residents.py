@@ -1,15 +1,17 @@
 """Which clusters are in memory, and in which frames; makes room by the replacement order.
 
-What is pinned stays. Knows nothing of files: whoever puts a cluster here has filled its frames.
+What is pinned or being read stays. Array work over all clusters that are asked for. Knows nothing of files: whoever
+puts a cluster here has filled its frames, or is filling them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from itertools import chain
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import Key
+from kvweave.decode.clusters.table import Key, Keys, as_keys
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.residency.frames import FrameNumbers
 from kvweave.decode.residency.replacement import REPLACEMENTS, Known
@@ -20,112 +22,179 @@ Layers = TypeVar("Layers", int, NDArray[np.int64])
 
 _NEVER = -(2**40)  # a row long before the first
 _BATCH = 16  # room is made for one of so many frames at once: to look for it costs more than a frame
+_COLUMNS = 64
+_PINNED, _READ = 1, 2  # why a cluster stays
+# Rows of what is known of each place.
+_USED_AT, _UPDATED_AT, _USES, _PAGES, _LAYER, _ASKED_AT, _CAME = range(7)
+_TOLD = 6  # of them are told by `state`: the last is an order, which putting again restores
 
 
 class Residents(Generic[F]):
     """Clusters in memory by key. `row` is the clock and `turn` the layer that attends, set by whoever steps."""
 
-    def __init__(self, frames: F, replacement: str, counts: DecodeCounts, layers: int) -> None:
+    def __init__(self, frames: F, replacement: str, counts: DecodeCounts, layers: int, heads: int) -> None:
         self.frames = frames
-        self._layers = layers
         self.row = 0
         self.turn = -1
-        self.busy: set[Key] = set()  # being read: their frames must not be given to others
         self.outside: Callable[[], int] = lambda: 0  # frames in use that hold no whole cluster
-        self.finish_reads: Callable[[], None] = lambda: None  # waits until nothing is busy
+        self.finish_reads: Callable[[], None] = lambda: None  # waits until nothing is being read
         self.more_frames: Callable[[], None] = lambda: None  # what nothing else needs now
         self.give_outside: Callable[[], bool] = lambda: False  # one of `outside` leaves; False if none does
+        # A cluster leaves whose last page is nowhere else: takes that page's frame over.
+        self.keep_last: Callable[[Key, int], None] = lambda key, frame: None
+        self._layers = layers
         self._order = REPLACEMENTS[replacement]
         self._counts = counts
-        self._place: dict[Key, int] = {}
-        self._keys: list[Key | None] = []
-        self._held: list[list[int]] = []
+        self._places: NDArray[np.int64] = np.full((layers, heads, 0), -1)
+        self._came = 0
         self._free: list[int] = []
-        self._pinned: set[Key] = set()
-        self._unused: set[Key] = set()  # fetched ahead and not asked for yet
-        # Of each place: used_at, updated_at, uses, pages, layer, asked_at
-        self._facts: NDArray[np.int64] = np.zeros((6, 0), np.int64)
+        self._pinned: list[NDArray[np.int64]] = []
+        self._staying_pages = 0
+        # Of each place:
+        self._held: list[list[int]] = []
+        self._keys: NDArray[np.int64] = np.zeros((0, 3), np.int64)
+        self._facts: NDArray[np.int64] = np.zeros((7, 0), np.int64)
+        self._stays: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._unused: NDArray[np.bool_] = np.zeros(0, np.bool_)  # fetched ahead and not asked for yet
+        self._unwritten: NDArray[np.bool_] = np.zeros(0, np.bool_)  # the last page is not on flash
+        self._taken: NDArray[np.bool_] = np.zeros(0, np.bool_)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._place
+        return self._place(key) >= 0
 
-    def missing(self, keys: Sequence[Key]) -> list[Key]:
-        """Those that are not here."""
-        return [key for key in keys if key not in self._place]
+    # What is here
 
-    def present(self, keys: Sequence[Key]) -> tuple[int, int]:
+    def missing(self, keys: Keys) -> NDArray[np.int64]:
+        """Those that are not here, (m, 3)."""
+        keys = as_keys(keys)
+        return keys[self._places_of(keys) < 0]
+
+    def present(self, keys: Keys) -> tuple[int, int]:
         """How many are here because they were asked for before, and how many are only fetched ahead."""
-        here = self._place.keys() & keys
-        ahead = len(here & self._unused)
+        here = self._here(keys)
+        ahead = int(self._unused[here].sum())
         return len(here) - ahead, ahead
 
     def frames_of(self, key: Key) -> list[int]:
-        """The frames of a cluster in memory, in the order of its pages; the caller may append to it."""
-        return self._held[self._place[key]]
+        """The frames of a cluster in memory, in the order of its pages; to be read only."""
+        return self._held[self._place(key)]
 
-    def put(self, key: Key, frames: list[int], *, ahead: bool = False) -> None:
-        """Note that a cluster lies in these frames from now on; `ahead`: it was not asked for yet."""
+    def all_frames(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The frames (p,) of clusters that are all in memory, one after the other, and how many each has, (n,)."""
+        places = self._places_of(as_keys(keys))
+        counts = self._facts[_PAGES, places]
+        own = chain.from_iterable([self._held[place] for place in places.tolist()])
+        return np.fromiter(own, np.int64, int(counts.sum())), counts
+
+    def put(self, key: Key, frames: list[int], *, ahead: bool = False, unwritten: bool = False) -> None:
+        """Note that a cluster lies in these frames from now on, with its last page nowhere else if it is `unwritten`.
+
+        `ahead`: it was not asked for yet.
+        """
         if not self._free:
             self._grow()
+        self._widen(key[2] + 1)
         place = self._free.pop()
-        self._place[key], self._keys[place], self._held[place] = place, key, frames
+        self._places[key] = place
+        self._keys[place], self._held[place], self._taken[place] = key, frames, True
         asked_at = self._attended_at(key[0])  # as if: its layer has not done without it yet
-        self._facts[:, place] = (self.row, _NEVER, 0, len(frames), key[0], asked_at)
-        if ahead:
-            self._unused.add(key)
+        self._came += 1
+        self._facts[:, place] = (self.row, _NEVER, 0, len(frames), key[0], asked_at, self._came)
+        self._unused[place], self._unwritten[place] = ahead, unwritten
 
     def drop(self, key: Key) -> list[int]:
         """Forget a cluster and return its frames, which are the caller's then."""
-        place = self._place.pop(key)
-        self._keys[place] = None
+        place = self._place(key)
+        self._places[key] = -1
         self._free.append(place)
-        self._pinned.discard(key)
-        if key in self._unused:
-            self._unused.discard(key)
-            self._counts.prefetch_unused += 1
+        if self._stays[place]:
+            self._staying_pages -= int(self._facts[_PAGES, place])
+            self._stays[place] = 0
+        self._counts.prefetch_unused += int(self._unused[place])
+        self._unused[place] = self._unwritten[place] = self._taken[place] = False
         frames, self._held[place] = self._held[place], []
         return frames
 
-    def use(self, keys: Sequence[Key]) -> None:
+    def use(self, keys: Keys) -> None:
         """Note that those of these clusters that are in memory are attended to now."""
-        places = [place for key in keys if (place := self._place.get(key)) is not None]
-        self._facts[0, places] = self._facts[5, places] = self.row
-        self._facts[2, places] += 1
-        self._unused.difference_update(keys)
+        here = self._here(keys)
+        self._facts[_USED_AT, here] = self._facts[_ASKED_AT, here] = self.row
+        self._facts[_USES, here] += 1
+        self._unused[here] = False
 
-    def update(self, key: Key) -> None:
-        """Note that a cluster was given an entry or made by a split; nothing where it is not in memory."""
-        place = self._place.get(key)
-        if place is not None:
-            self._facts[1, place] = self.row
-            self._facts[3, place] = len(self._held[place])
+    def update(self, key: Key, frame: int | None = None) -> None:
+        """Note that a cluster in memory was given an entry or made by a split; `frame` is a page more that it has."""
+        place = self._place(key)
+        self._facts[_UPDATED_AT, place] = self.row
+        if frame is not None:
+            self._held[place].append(frame)
+            self._facts[_PAGES, place] += 1
+            self._staying_pages += bool(self._stays[place])
+
+    # Whether flash has all of it
+
+    def set_unwritten(self, key: Key, unwritten: bool) -> None:
+        """Note whether the last page of a cluster in memory is nowhere else."""
+        self._unwritten[self._place(key)] = unwritten
+
+    def unwritten(self) -> list[Key]:
+        """Clusters whose last page is here alone, in the order they came."""
+        return self._named(self._in_order(self._taken & self._unwritten))
+
+    # What a text is kept with
 
     def state(self) -> list[tuple[Key, list[int]]]:
-        """Each cluster and what the replacement order knows of it, in the order they came."""
-        return [(key, self._facts[:, place].tolist()) for key, place in self._place.items()]
+        """Each cluster and what is known of it, in the order they came."""
+        places = self._in_order(self._taken)
+        facts = np.concatenate([self._facts[:_TOLD, places], self._unwritten[None, places]])
+        return list(zip(self._named(places), facts.T.tolist(), strict=True))
 
     def recall(self, key: Key, facts: list[int]) -> None:
         """Give a cluster in memory the facts that `state` gave."""
-        self._facts[:, self._place[key]] = facts
+        place = self._place(key)
+        self._facts[:_TOLD, place] = facts[:_TOLD]
+        self._unwritten[place] = facts[_TOLD]
 
-    def pin(self, keys: Iterable[Key]) -> None:
-        """Keep these in memory until `release`."""
-        self._pinned.update(keys)
+    # What must stay
+
+    def pin(self, keys: Keys) -> None:
+        """Keep those of these that are in memory there until `release`."""
+        here = self._here(keys)
+        self._stay(here, _PINNED)
+        self._pinned.append(here)
+
+    def release(self) -> None:
+        """Let go of all that is pinned."""
+        for places in self._pinned:
+            self._go(places[self._stays[places] & _PINNED > 0], _PINNED)
+        self._pinned.clear()
+
+    def begin_reads(self, keys: Keys) -> None:
+        """The frames of these are being read into: they must not be given to others."""
+        self._stay(self._places_of(as_keys(keys)), _READ)
+
+    def end_reads(self, keys: Keys) -> None:
+        """They have been read."""
+        self._go(self._places_of(as_keys(keys)), _READ)
+
+    def being_read(self, keys: Keys) -> NDArray[np.int64]:
+        """Those of these clusters that are being read, (m, 3)."""
+        keys = as_keys(keys)
+        places = self._places_of(keys)
+        here = places >= 0
+        here[here] = self._stays[places[here]] & _READ > 0
+        return keys[here]
 
     def next_row(self) -> None:
         """A pass begins: no layer has attended yet."""
         self.row += 1
         self.turn = -1
 
-    def release(self) -> None:
-        """Let go of all that is pinned."""
-        self._pinned.clear()
+    # Room
 
     def evictable(self) -> int:
-        """Frames of clusters that may leave; does not look at each of them."""
-        staying = self._place.keys() & (self._pinned | self.busy)
-        held = sum(len(self._held[self._place[key]]) for key in staying)
-        return self.frames.count - self.frames.free - self.outside() - held
+        """Frames of clusters that may leave."""
+        return self.frames.count - self.frames.free - self.outside() - self._staying_pages
 
     def room(self, number: int) -> list[int]:
         """So many free frames, for which other clusters leave if need be.
@@ -141,7 +210,7 @@ class Residents(Generic[F]):
             self.more_frames()
         if self.frames.free < number:
             self._make_room(max(number, self.frames.count // _BATCH))
-        if self.frames.free < number and self.busy:
+        if self.frames.free < number and (self._stays & _READ).any():
             self.finish_reads()
             self._make_room(number)
         while self.frames.free < number and self.give_outside():
@@ -154,32 +223,80 @@ class Residents(Generic[F]):
             )
 
     def _make_room(self, number: int) -> None:
-        leaving = np.ones(len(self._keys), np.bool_)
-        leaving[[self._place[key] for key in self._place.keys() & (self._pinned | self.busy)]] = False
-        places = np.fromiter(self._place.values(), np.int64, len(self._place))
-        places = places[leaving[places]]
+        places = self._in_order(self._taken & (self._stays == 0))
         if not places.size:
             return
-        used_at, updated_at, uses, pages, layer, asked_at = self._facts[:, places]
+        used_at, updated_at, uses, pages, layer, asked_at, _ = self._facts[:, places]
         missed = self._attended_at(layer) - asked_at
         until = (layer - self.turn - 1) % self._layers / self._layers
         last = self._order(
             Known(used_at, updated_at, uses, pages, missed, until, self.row, self.frames.count)
         )
-        for index in np.argsort(-last, kind="stable"):
+        leaving = places[np.argsort(-last, kind="stable")]
+        for place, key in zip(leaving.tolist(), self._named(leaving), strict=True):
             if self.frames.free >= number:
                 return
-            key = self._keys[places[index]]
-            assert key is not None
-            self.frames.give(self.drop(key))
+            unwritten = self._unwritten[place]
+            frames = self.drop(key)
+            if unwritten:
+                self.keep_last(key, frames.pop())
+            self.frames.give(frames)
 
     def _attended_at(self, layer: Layers) -> Layers:
         """The row at which a layer last attended, or attends."""
         return self.row - (layer > self.turn)
 
+    # Places
+
+    def _place(self, key: Key) -> int:
+        """Where a cluster is, −1 if it is not here."""
+        layer, head, cluster = key
+        return int(self._places[layer, head, cluster]) if cluster < self._places.shape[2] else -1
+
+    def _places_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where clusters are, (n,), −1 for those that are not here."""
+        layers, heads, clusters = keys.T
+        self._widen(int(clusters.max(initial=-1)) + 1)
+        found: NDArray[np.int64] = self._places[layers, heads, clusters]
+        return found
+
+    def _here(self, keys: Keys) -> NDArray[np.int64]:
+        """The places of those that are here."""
+        places = self._places_of(as_keys(keys))
+        return places[places >= 0]
+
+    def _in_order(self, some: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The places marked, in the order in which clusters came to them."""
+        places = np.flatnonzero(some)
+        return places[np.argsort(self._facts[_CAME, places])]
+
+    def _named(self, places: NDArray[np.int64]) -> list[Key]:
+        return [(layer, head, cluster) for layer, head, cluster in self._keys[places].tolist()]
+
+    def _stay(self, places: NDArray[np.int64], reason: int) -> None:
+        self._staying_pages += int(self._facts[_PAGES, places[self._stays[places] == 0]].sum())
+        self._stays[places] |= reason
+
+    def _go(self, places: NDArray[np.int64], reason: int) -> None:
+        self._stays[places] &= ~np.uint8(reason)
+        self._staying_pages -= int(self._facts[_PAGES, places[self._stays[places] == 0]].sum())
+
+    def _widen(self, columns: int) -> None:
+        """Have room for clusters of so high numbers."""
+        more = columns - self._places.shape[2]
+        if more > 0:
+            more = max(more, _COLUMNS, self._places.shape[2] // 2)
+            self._places = np.pad(self._places, ((0, 0), (0, 0), (0, more)), constant_values=-1)
+
     def _grow(self) -> None:
-        more = max(64, len(self._keys))
-        self._free.extend(range(len(self._keys) + more - 1, len(self._keys) - 1, -1))
-        self._keys += [None] * more
+        """More places."""
+        have = len(self._held)
+        more = max(64, have)
+        self._free.extend(range(have + more - 1, have - 1, -1))
         self._held += [[] for _ in range(more)]
-        self._facts = np.concatenate([self._facts, np.zeros((6, more), np.int64)], axis=1)
+        self._keys = np.pad(self._keys, ((0, more), (0, 0)))
+        self._facts = np.pad(self._facts, ((0, 0), (0, more)))
+        self._stays = np.pad(self._stays, (0, more))
+        self._unused, self._unwritten, self._taken = (
+            np.pad(array, (0, more)) for array in (self._unused, self._unwritten, self._taken)
+        )

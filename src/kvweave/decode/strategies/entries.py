@@ -134,6 +134,7 @@ class SingleEntries:
             counts.entries_read += int(on_pages[head, absent].sum())
             missing.append(absent)
         self._read(missing)
+        residents.pin([(self.layer, head, page) for head, pages in enumerate(missing) for page in pages])
         most = max(map(len, asked))
         per_page = self._form.per_page
         frames = torch.zeros(len(asked), most, dtype=torch.long)

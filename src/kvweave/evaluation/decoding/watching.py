@@ -132,7 +132,7 @@ class WatchedRetriever:
             attended = self.inner.attend(_Shown(attention, exact.see), left)
             self._look.found.append(exact.compared(attention))
         if self._returns is not None and isinstance(self.inner, ClusterRetriever):
-            self._returns.step(self.inner.table.sizes, self.inner.chosen)
+            self._returns.step(self.inner.table.sizes, [own.tolist() for own in self.inner.chosen])
         return attended
 
 
