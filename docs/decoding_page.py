@@ -97,17 +97,20 @@ def beside_entries(told: Mapping[str, Any] | None) -> str:
 
 
 def ablated(told: Mapping[str, Any] | None) -> str:
-    """Every variant at the last length."""
+    """Every variant at the last length, and what is saved at each."""
     if told is None:
         return NOT_MEASURED
     rows = over_all(told["rows"])
-    last = max(row["decode_tokens"] for row in rows)
-    own = {row["strategy"]: row for row in rows if row["decode_tokens"] == last}
+    lengths = sorted({row["decode_tokens"] for row in rows})
+    at = {
+        length: {row["strategy"]: row for row in rows if row["decode_tokens"] == length} for length in lengths
+    }
+    own = at[lengths[-1]]
     return "\n\n".join(
         [
             _circumstances(told),
             "\n".join(_found(own.values())),
-            f"At {last:,} tokens {_saved(own)}",
+            " ".join(f"At {length:,} tokens {_saved(at[length])}" for length in lengths),
             "\n".join(_moved(own.values())),
         ]
     )

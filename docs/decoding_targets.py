@@ -48,15 +48,15 @@ def _lines(found: Found) -> Iterator[Line]:
     for name in ("decoding_ablations.json", "decoding_ablations_far.json"):
         rows = {one["strategy"]: one for one in _last(found, name, "rows")}
         if rows:
-            length, own = rows[OURS]["decode_tokens"], rows[OURS]
+            own, tokens = rows[OURS], _stretch(found, name)
             yield (
                 "delayed splits read at most half of what immediate ones do for splits",
-                f"{own['split_bytes_per_token'] / rows[f'{OURS}/immediate-split']['split_bytes_per_token']:.3f} to {length:,} tokens",
+                f"{own['split_bytes_per_token'] / rows[f'{OURS}/immediate-split']['split_bytes_per_token']:.3f} {tokens}",
                 name,
             )
             yield (
                 "two clusters to a pool: at least 100 times less data moved than packed",
-                f"{rows[f'{OURS}/packed']['moved_bytes_per_token'] / own['moved_bytes_per_token']:.0f} times to {length:,} tokens",
+                f"{rows[f'{OURS}/packed']['moved_bytes_per_token'] / own['moved_bytes_per_token']:.0f} times {tokens}",
                 name,
             )
     yield from _costs(found)
@@ -101,6 +101,14 @@ def _last(found: Found, name: str, part: str) -> list[Row]:
     rows = over_all(told[part])
     last = max(one["decode_tokens"] for one in rows)
     return [one for one in rows if one["decode_tokens"] == last]
+
+
+def _stretch(found: Found, name: str) -> str:
+    """Which tokens a row at the last length is of: those since the length before it."""
+    told = found[name]
+    assert told is not None
+    *before, last = sorted({one["decode_tokens"] for one in told["rows"]})
+    return f"from {before[-1]:,} to {last:,} tokens" if before else f"to {last:,} tokens"
 
 
 def _counts(one: Row, what: str) -> bool:

@@ -1,5 +1,7 @@
 """Who gets how many entries, and which settings are refused."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +48,13 @@ def test_what_is_always_attended_leaves_room_to_retrieve(budget, stored, window,
         ({"clusters": ClusterSettings(1, 1)}, r"max_entries is 1; a split needs 2"),
         ({"clusters": ClusterSettings(buffer_entries=-1)}, r"buffer_entries is -1"),
         ({"flash": FlashSettings(tail_pages=0)}, r"tail_pages is 0"),
+        ({"clusters": ClusterSettings(spread=0)}, r"spread is 0"),
+        ({"clusters": ClusterSettings(spread=math.nan)}, r"spread is nan"),
+        ({"clusters": ClusterSettings(local_entries=0)}, r"local_entries is 0"),
         ({"flash": FlashSettings(readers=0)}, r"readers is 0"),
+        ({"flash": FlashSettings(gap_pages=-1)}, r"gap_pages is -1"),
+        ({"flash": FlashSettings(page_bytes=0)}, r"page_bytes is 0"),
+        ({"flash": FlashSettings(page_bytes=1001)}, r"page_bytes is 1001; .* multiple of 8"),
     ],
 )
 def test_impossible_settings_say_what_is_wrong(changes, said):

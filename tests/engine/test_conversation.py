@@ -15,6 +15,7 @@ from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
 from kvweave.engine.conversation import Conversation, Manner, forget
 from kvweave.engine.generation import Decoded
 from kvweave.engine.pipeline import prefilled
+from kvweave.engine.said import read_said, write_said
 from kvweave.errors import InvalidRequest, PromptTooLong, StoreError
 from kvweave.recipes.methods import recipe_named
 from kvweave.store.chunk_store import ChunkStore
@@ -83,6 +84,21 @@ def test_one_that_was_not_closed_is_computed_again_from_what_was_said(adapter, t
     talk._stack.close()
     with opened(adapter, tmp_path / "killed", WHOLE) as talk:
         assert got + say(talk, QUESTIONS[2:3]) == expected
+
+
+def test_whole_files_of_another_text_are_not_gone_on_with(adapter, tmp_path):
+    """As long, but not what was said: told apart by every token."""
+    answers = []
+    for folder in (tmp_path / "whole", tmp_path / "without"):
+        with opened(adapter, folder, WHOLE) as talk:
+            say(talk, QUESTIONS[:2])
+        said = read_said(folder)
+        write_said(folder, replace(said, token_ids=said.token_ids[::-1]))
+        if folder.name == "without":
+            (folder / "index").unlink()
+        with opened(adapter, folder, WHOLE) as talk:
+            answers.append((say(talk, QUESTIONS[2:3]), talk.token_ids))
+    assert answers[0] == answers[1]
 
 
 def test_one_that_is_computed_again_attends_to_everything_while_it_is(adapter, tmp_path):

@@ -147,6 +147,19 @@ class ClusteredKV:
                 f"candidates is {self.clusters.candidates}; clusters hold at least 1 times what is attended to",
             ),
             (self.clusters.buffer_entries >= 0, f"buffer_entries is {self.clusters.buffer_entries}"),
+            (
+                0 < self.clusters.spread < math.inf,
+                f"spread is {self.clusters.spread}; it must be a number above 0",
+            ),
+            (
+                self.clusters.local_entries >= 1,
+                f"local_entries is {self.clusters.local_entries}; at least 1 is needed",
+            ),
+            (
+                self.flash.page_bytes > 0 and self.flash.page_bytes % 8 == 0,
+                f"page_bytes is {self.flash.page_bytes}; it must be a positive multiple of 8",
+            ),
+            (self.flash.gap_pages >= 0, f"gap_pages is {self.flash.gap_pages}; it cannot be negative"),
             (self.flash.tail_pages >= 1, f"tail_pages is {self.flash.tail_pages}; at least 1 is needed"),
             (self.flash.readers >= 1, f"readers is {self.flash.readers}; at least 1 is needed"),
         ]

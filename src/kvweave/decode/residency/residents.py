@@ -226,16 +226,17 @@ class Residents(Generic[F]):
         places = self._in_order(self._taken & (self._stays == 0))
         if not places.size:
             return
-        used_at, updated_at, uses, pages, layer, asked_at, _ = self._facts[:, places]
-        missed = self._attended_at(layer) - asked_at
-        until = (layer - self.turn - 1) % self._layers / self._layers
+        used_at, updated_at, uses, pages, layers, asked_at, _ = self._facts[:, places]
+        missed = self._attended_at(layers) - asked_at
+        until = (layers - self.turn - 1) % self._layers / self._layers
         last = self._order(
             Known(used_at, updated_at, uses, pages, missed, until, self.row, self.frames.count)
         )
-        leaving = places[np.argsort(-last, kind="stable")]
-        for place, key in zip(leaving.tolist(), self._named(leaving), strict=True):
+        for place in places[np.argsort(-last, kind="stable")]:
             if self.frames.free >= number:
                 return
+            layer, head, cluster = self._keys[place].tolist()
+            key = (layer, head, cluster)
             unwritten = self._unwritten[place]
             frames = self.drop(key)
             if unwritten:
