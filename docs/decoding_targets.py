@@ -54,9 +54,11 @@ def _lines(found: Found) -> Iterator[Line]:
                 f"{own['split_bytes_per_token'] / rows[f'{OURS}/immediate-split']['split_bytes_per_token']:.3f} {tokens}",
                 name,
             )
+            packed = rows[f"{OURS}/packed"]
             yield (
                 "two clusters to a pool: at least 100 times less data moved than packed",
-                f"{rows[f'{OURS}/packed']['moved_bytes_per_token'] / own['moved_bytes_per_token']:.0f} times {tokens}",
+                f"{packed['moved_bytes_per_token'] / own['moved_bytes_per_token']:.0f} times {tokens}, "
+                f"{_moved(found, name, f'{OURS}/packed') / _moved(found, name, OURS):.0f} over all",
                 name,
             )
     yield from _costs(found)
@@ -109,6 +111,22 @@ def _stretch(found: Found, name: str) -> str:
     assert told is not None
     *before, last = sorted({one["decode_tokens"] for one in told["rows"]})
     return f"from {before[-1]:,} to {last:,} tokens" if before else f"to {last:,} tokens"
+
+
+def _moved(found: Found, name: str, strategy: str) -> float:
+    """Bytes moved in all, from the prompt's end to the last length."""
+    told = found[name]
+    assert told is not None
+    rows = sorted(
+        (one for one in over_all(told["rows"]) if one["strategy"] == strategy),
+        key=lambda one: one["decode_tokens"],
+    )
+    starts = [told["about"]["prompt_tokens"], *(one["decode_tokens"] for one in rows)]
+    moved: float = sum(
+        one["moved_bytes_per_token"] * (one["decode_tokens"] - start)
+        for one, start in zip(rows, starts[:-1], strict=True)
+    )
+    return moved
 
 
 def _counts(one: Row, what: str) -> bool:

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvweave.decode.budget import allowance
-from kvweave.decode.settings import MIN_ENTRIES, ClusteredKV, ClusterSettings, FlashSettings
+from kvweave.decode.settings import (
+    MIN_ENTRIES,
+    ClusteredKV,
+    ClusterSettings,
+    FlashSettings,
+    ResidencySettings,
+)
 from kvweave.errors import InvalidRequest
 
 
@@ -36,6 +42,17 @@ def test_what_is_always_attended_leaves_room_to_retrieve(budget, stored, window,
     ("changes", "said"),
     [
         ({"kv_budget": 0}, r"kv_budget is 0; it is a share"),
+        ({"kv_budget": math.nan}, r"kv_budget is nan"),
+        ({"kv_budget": math.inf}, r"kv_budget is inf"),
+        ({"storage": "int3"}, r"storage is 'int3'; it is one of 'exact'"),
+        (
+            {"residency": ResidencySettings(replacement="fifo")},
+            r"replacement is 'fifo'; it is one of 'cluster'",
+        ),
+        (
+            {"clusters": ClusterSettings(split="later")},
+            r"split is 'later'; it is one of 'delayed', 'immediate'",
+        ),
         ({"kv_budget": 40.5}, r"40\.5; above 1 it is a number of entries, which must be whole"),
         ({"kv_budget": 9}, r"kv_budget is 9 entries; with 4 sinks at least 12"),
         ({"sinks": -1}, r"sinks is -1"),

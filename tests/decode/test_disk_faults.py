@@ -129,7 +129,7 @@ def test_a_half_filled_page_that_could_not_be_written_is_still_there(tmp_path, m
     with held:
         steps(text, 10)
         store = held.parts.store
-        before = store._tails.keys()
+        before, free = store._tails.keys(), store.residents.frames.free
         assert before
 
         def refuse(*args):
@@ -137,8 +137,11 @@ def test_a_half_filled_page_that_could_not_be_written_is_still_there(tmp_path, m
 
         monkeypatch.setattr(os, "pwritev", refuse)
         with pytest.raises(StoreError):
-            store._tails.write_all()
-        assert store._tails.keys() == before
+            store._tails.write_any()
+        assert (store._tails.keys(), store.residents.frames.free) == (before, free)
+        monkeypatch.undo()
+        assert store._tails.write_any()
+        assert (len(store._tails), store.residents.frames.free) == (len(before) - 1, free + 1)
 
 
 def test_whoever_interrupts_a_step_ends_the_text(tmp_path, monkeypatch):

@@ -40,6 +40,21 @@ def test_a_page_holds_whole_entries_and_is_whole_flash_pages(width, dtype, stora
             assert (found.float() - rows.float()).abs().max() <= step * 0.51
 
 
+@pytest.mark.parametrize(("width", "dtype"), SHAPES)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_single_entries_are_found_wherever_their_pages_lie(width, dtype, storage):
+    form, random = EntryFormat(width, dtype, storage), torch.Generator().manual_seed(0)
+    entries = form.encode(*torch.randn(2, 37, width, generator=random).to(dtype))
+    memory = torch.zeros(40, form.page_bytes, dtype=torch.uint8)
+    pages = torch.randperm(40, generator=random)[: form.pages(37)]
+    form.lay_out(memory, pages.tolist(), entries)
+    asked = torch.randint(0, 37, (2, 9), generator=random)
+    numbers = pages[asked // form.per_page] * form.per_page + asked % form.per_page
+    keys, values = form.decode(entries[asked])
+    assert torch.equal(form.keys_at(memory, numbers), keys)
+    assert torch.equal(form.values_at(memory, numbers), values)
+
+
 def test_a_3b_models_entry_fills_pages_without_a_gap():
     form = EntryFormat(128, torch.bfloat16)
     assert (form.bytes, form.per_page, form.page_bytes) == (512, 8, 4096)

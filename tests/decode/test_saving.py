@@ -97,9 +97,20 @@ def test_a_bound_that_is_too_small_is_refused_and_the_text_stays(adapter, tmp_pa
 def test_a_text_that_was_kept_may_be_decoded_on_but_not_resumed_then(adapter, tmp_path):
     with begun(adapter, tmp_path) as held:
         keep(held, tmp_path, IDS, adapter.fingerprint.digest)
-        say(adapter, held, FIRST)
+        got = say(adapter, held, FIRST)
+    with begun(adapter, tmp_path / "never-kept") as held:
+        assert all(torch.equal(*pair) for pair in zip(got, say(adapter, held, FIRST), strict=True))
     with pytest.raises(StoreError, match="start again from the tokens"):
         resume(adapter, tmp_path, KV.resident_bytes)
+
+
+def test_another_text_than_expected_is_refused_and_stays(adapter, tmp_path):
+    with begun(adapter, tmp_path) as held:
+        keep(held, tmp_path, IDS, adapter.fingerprint.digest)
+    with pytest.raises(StoreError, match=f"another text of {N} tokens"):
+        resume(adapter, tmp_path, KV.resident_bytes, IDS[::-1])
+    held, _ = resume(adapter, tmp_path, KV.resident_bytes, IDS)
+    held.close()
 
 
 def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(adapter, tmp_path):

@@ -86,20 +86,27 @@ def keep(held: RetrievedKV, folder: Path, token_ids: Sequence[int], model: str) 
     held.before_change(lambda: (folder / _INDEX).unlink(missing_ok=True))
 
 
-def resume(adapter: Adapter, folder: Path, resident_bytes: int | None) -> tuple[RetrievedKV, list[int]]:
+def resume(
+    adapter: Adapter, folder: Path, resident_bytes: int | None, expected: Sequence[int] | None = None
+) -> tuple[RetrievedKV, list[int]]:
     """Go on with a text that was kept in `folder`: its KV, and the tokens it stands for.
 
     Its settings are those it was kept with but for `resident_bytes`, the bound from now on. Under the same one decoding
     goes on as if it had not been interrupted: what was in memory is read again; under another as much as has room.
 
-    Raises StoreError where there is no text that was kept as it should be, files are cut short or damaged, or the model is
-    another one; the text must then be computed again. InvalidRequest for a bound that is too small, which changes nothing.
+    Raises StoreError where there is no text that was kept as it should be, files are cut short or damaged, or the model or,
+    with `expected`, the text is another one; the text must then be computed again. InvalidRequest for a bound that is too small, which changes nothing.
     """
     content = _read_index(folder)
     tensors: dict[str, Tensor] = load(content)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     facts = json.loads(header["__metadata__"]["facts"])
     _check(facts, adapter, folder)
+    token_ids: list[int] = tensors["token_ids"].tolist()
+    if expected is not None and token_ids != list(expected):
+        raise StoreError(
+            f"{folder} holds another text of {len(token_ids)} tokens; start again from the tokens"
+        )
     settings = replace(_settings(facts["settings"]), resident_bytes=resident_bytes)
     held = RetrievedKV(adapter.geometry, settings, tensors["positions"], _files(folder))
     try:
@@ -108,7 +115,7 @@ def resume(adapter: Adapter, folder: Path, resident_bytes: int | None) -> tuple[
     except BaseException:
         held.close()
         raise
-    return held, tensors["token_ids"].tolist()
+    return held, token_ids
 
 
 def _layer_tensors(layer: RetrievedLayer) -> dict[str, Tensor]:

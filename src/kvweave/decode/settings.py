@@ -7,7 +7,7 @@ values where it gives any (DynaKV, arXiv 2511.07427).
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from kvweave.config import DecodingConfig
 from kvweave.core import Storage
@@ -114,11 +114,11 @@ class ClusteredKV:
     def __post_init__(self) -> None:
         checks = [
             (
-                self.kv_budget > 0,
+                0 < self.kv_budget < math.inf,
                 f"kv_budget is {self.kv_budget}; it is a share in (0, 1] or a number of entries",
             ),
             (
-                self.kv_budget <= 1 or self.kv_budget == int(self.kv_budget),
+                self.kv_budget <= 1 or self.kv_budget % 1 == 0,
                 f"kv_budget is {self.kv_budget}; above 1 it is a number of entries, which must be whole",
             ),
             (
@@ -162,6 +162,15 @@ class ClusteredKV:
             (self.flash.gap_pages >= 0, f"gap_pages is {self.flash.gap_pages}; it cannot be negative"),
             (self.flash.tail_pages >= 1, f"tail_pages is {self.flash.tail_pages}; at least 1 is needed"),
             (self.flash.readers >= 1, f"readers is {self.flash.readers}; at least 1 is needed"),
+        ]
+        checks += [
+            (
+                getattr(part, name) in get_args(kind),
+                f"{name} is {getattr(part, name)!r}; it is one of {', '.join(map(repr, get_args(kind)))}",
+            )
+            for part in (self, self.clusters, self.flash, self.residency)
+            for name, kind in get_type_hints(type(part)).items()
+            if get_origin(kind) is Literal
         ]
         for holds, message in checks:
             if not holds:

@@ -210,11 +210,8 @@ class Conversation:
             )
         self.token_ids, self._versions = list(said.token_ids), said.versions
         with suppress(StoreError):
-            held, token_ids = resume(self._adapter, self._folder, self._manner.kv.resident_bytes)
-            if token_ids == self.token_ids:
-                self._held = held
-            else:
-                held.close()  # another text of which the files are whole
+            bound = self._manner.kv.resident_bytes
+            self._held, _ = resume(self._adapter, self._folder, bound, self.token_ids)
         self._undo_what_was_not_said()
 
     def _undo_what_was_not_said(self) -> None:

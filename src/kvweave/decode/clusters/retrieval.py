@@ -162,7 +162,8 @@ class ClusterRetriever(ABC):
         self.store.come_to(self.layer)
         few_rows = attention.query.shape[1] <= attention.query.shape[2]
         candidates = self.candidates if few_rows else 1.0  # the logits of more would outweigh the entries
-        found = self._choose(scores, sizes, (room * candidates).astype(np.int64))
+        looked_through = np.minimum(room * candidates, sizes.sum(1)).astype(np.int64)
+        found = self._choose(scores, sizes, looked_through)
         batches = self._batches()
         if len(batches) > 1 and (found > room).any():
             # What does not fit at once would be read twice, to be looked through and to be attended to.
@@ -329,7 +330,8 @@ class ClusterRetriever(ABC):
     def _asked(self, queries: Tensor, centroids: Tensor, sizes: Tensor, stored: int) -> Tensor:
         """Which clusters each row's queries (H/G, T, D) would retrieve, (T, K) bool."""
         budget = self.parts.settings.kv_budget
-        left = np.array([self.candidates * (budget * stored if budget <= 1 else budget)], np.int64)
+        wanted = self.candidates * (budget * stored if budget <= 1 else budget)
+        left = np.array([min(wanted, stored)], np.int64)
         asked = torch.zeros(queries.shape[1], len(centroids), dtype=torch.bool)
         scaled = queries / queries.shape[-1] ** 0.5
         for row in range(queries.shape[1]):

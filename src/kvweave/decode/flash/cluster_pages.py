@@ -98,15 +98,14 @@ class ClusterPages:
             self.form.lay_out(staging, (own - own.min()).tolist(), some)
             self.file.write(int(own.min()), [self._buffer.view[: len(own) * self.form.page_bytes]])
 
-    def write(self, key: Key, memory: PageMemory, frames: Sequence[int], page: int) -> None:
-        """Write frames as a cluster's pages from `page` on."""
-        numbers = self._of(key, page, page + len(frames))
-        for run in joined(numbers, np.array(frames, np.int64), memory, _NOTHING, 0):
-            self.file.write(run.first, run.parts)
+    def write_whole(self, key: Key, memory: PageMemory, frames: Sequence[int]) -> None:
+        """Write frames as a cluster's first pages."""
+        self._write(self._of(key, 0, len(frames)), memory, frames)
 
-    def write_last(self, key: Key, memory: PageMemory, frame: int) -> None:
-        """Write a frame as a cluster's last page."""
-        self.write(key, memory, [frame], self.pages_of(key) - 1)
+    def write_last(self, keys: Keys, memory: PageMemory, frames: Sequence[int]) -> None:
+        """Write frames as the last pages of clusters, one of each."""
+        counts = self.form.pages(column("sizes", self.tables, keys))
+        self._write(self.numbers(keys, counts)[np.cumsum(counts) - 1], memory, frames)
 
     def read(self, key: Key, memory: PageMemory, page: int, frame: int) -> None:
         """Read one page and wait for it."""
@@ -134,6 +133,11 @@ class ClusterPages:
                 self.file.write(start - move.first + move.to, [part])
                 self._counts.moved_bytes += len(part)
                 end = start
+
+    def _write(self, numbers: NDArray[np.int64], memory: PageMemory, frames: Sequence[int]) -> None:
+        """Write frames as these pages of the file, in as few writes as there are runs."""
+        for run in joined(numbers, np.array(frames, np.int64), memory, _NOTHING, 0):
+            self.file.write(run.first, run.parts)
 
     def _of(self, key: Key, start: int, end: int) -> NDArray[np.int64]:
         """Where pages `start` … `end` − 1 of a cluster lie."""

@@ -1,6 +1,6 @@
 """Clusters on their way from flash into frames, several at once; each is checked when it is there.
 
-Frames that are being read into must not be given to others: whoever is `busy` stays until its reads have ended.
+Frames that are being read into must not be given to others: whoever is being read stays until its reads have ended.
 """
 
 from concurrent.futures import Future

@@ -48,7 +48,7 @@ class EntryFormat:
 
     @cached_property
     def laid_out_bytes(self) -> int:
-        """Memory that a page's entries take while they are attended to: copies, and keys or values as float32."""
+        """Memory that a page's entries take while they are attended to: copies, and float32 of what is multiplied."""
         numbers = self.per_page * self.width
         if self._pages_are_rows:
             return self.page_bytes + 4 * numbers
@@ -91,10 +91,7 @@ class EntryFormat:
         return self._half_at(memory, numbers, 1)
 
     def _half_at(self, memory: Tensor, numbers: Tensor, half: int) -> Tensor:
-        if (
-            self.storage == "exact"
-            and self.page_bytes == self.per_page * self.bytes == self.per_page * self._plain
-        ):
+        if self._pages_are_rows:
             rows = memory.view(self.dtype).view(-1, self.width)  # keys and values in turn
             return rows.index_select(0, (2 * numbers + half).flatten()).view(*numbers.shape, self.width)
         used = self.entries_in(memory).view(torch.int64)  # a view: (count, per page, words)
@@ -120,7 +117,7 @@ class EntryFormat:
         memory[list(pages)] = laid
 
     def entries_in(self, pages: Tensor) -> Tensor:
-        """Pages (…, page bytes) as entries (…, per page, bytes), those that are none too."""
+        """Pages (…, page bytes) as entries (…, per page, bytes), those that are none too; a view."""
         used = pages[..., : self.per_page * self.bytes]
         return used.view(*used.shape[:-1], self.per_page, self.bytes)
 

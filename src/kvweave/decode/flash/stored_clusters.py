@@ -88,7 +88,7 @@ class StoredClusters:
         self.form.lay_out(self._frames.pages, frames, entries)
         self._note(layer, head, cluster, entries)
         whole = count // self.form.per_page
-        self.pages.write(key, self._frames, frames[:whole], 0)
+        self.pages.write_whole(key, self._frames, frames[:whole])
         self.residents.put(key, frames, unwritten=whole < pages)
         self.residents.update(key)
 
@@ -104,7 +104,7 @@ class StoredClusters:
         )
         full, here = slot + 1 == self.form.per_page, key in self.residents
         if full:
-            self.pages.write_last(key, self._frames, frame)
+            self.pages.write_last([key], self._frames, [frame])
         if here:
             self.residents.set_unwritten(key, not full)
         elif full:
@@ -160,8 +160,8 @@ class StoredClusters:
             self.device.residents.release()
 
     def room(self) -> int:
-        """Pages that can be attended to at once."""
-        room = self._frames.free + self.residents.evictable()
+        """Pages that can be attended to at once: half filled ones that are here alone are written if need be."""
+        room = self._frames.free + self.residents.evictable() + len(self._tails)
         return room if self.device is None else min(room, self.device.residents.frames.count)
 
     def wait(self, keys: Keys) -> None:
@@ -217,9 +217,10 @@ class StoredClusters:
 
     def flush(self) -> None:
         """Write all half filled pages, which stay in memory, and wait until everything is on the disk."""
-        self._tails.write_all()
-        for key in self.residents.unwritten():
-            self.pages.write_last(key, self._frames, self.residents.frames_of(key)[-1])
+        alone, here = self._tails.keys(), self.residents.unwritten()
+        frames = [*map(self._tails.frame_of, alone), *(self.residents.frames_of(key)[-1] for key in here)]
+        self.pages.write_last([*alone, *here], self._frames, frames)
+        self._counts.partial_pages += len(frames)
         self.pages.file.sync()
 
     def resident_state(self) -> dict[str, object]:

@@ -42,6 +42,10 @@ class Tails:
         found = (cluster in self._held[layer, head] for layer, head, cluster in as_keys(keys).tolist())
         return np.fromiter(found, np.bool_, len(keys))
 
+    def frame_of(self, key: Key) -> int:
+        """The frame of a cluster's last page, which stays here."""
+        return self._held[key[:2]][key[2]]
+
     def keep(self, key: Key, frame: int) -> None:
         """Have this frame as a cluster's last page; another one of its head may be written for it."""
         own = self._held[key[:2]]
@@ -56,14 +60,9 @@ class Tails:
         self._count -= 1
         return frame
 
-    def write_all(self) -> None:
-        """Write every page; all stay."""
-        for key in self.keys():
-            self._write(key)
-
     def write_any(self) -> bool:
         """Write the first page of whichever head has the most, and give its frame back; False if there is none."""
-        head = max(self._held, key=lambda own: len(self._held[own]), default=None)
+        head = max(self._held, key=lambda own: (len(self._held[own]), own), default=None)
         if head is None or not self._held[head]:
             return False
         self._write_first(head)
@@ -72,9 +71,6 @@ class Tails:
     def _write_first(self, head: tuple[int, int]) -> None:
         """Write a head's first page and give its frame back; it stays where it cannot be written."""
         key = (*head, next(iter(self._held[head])))
-        self._write(key)
-        self._frames.give([self.take(key)])
-
-    def _write(self, key: Key) -> None:
-        self._pages.write_last(key, self._frames, self._held[key[:2]][key[2]])
+        self._pages.write_last([key], self._frames, [self.frame_of(key)])
         self._counts.partial_pages += 1
+        self._frames.give([self.take(key)])

@@ -25,8 +25,8 @@ _BATCH = 16  # room is made for one of so many frames at once: to look for it co
 _COLUMNS = 64
 _PINNED, _READ = 1, 2  # why a cluster stays
 # Rows of what is known of each place.
-_USED_AT, _UPDATED_AT, _USES, _PAGES, _LAYER, _ASKED_AT, _CAME = range(7)
-_TOLD = 6  # of them are told by `state`: the last is an order, which putting again restores
+_USED_AT, _UPDATED_AT, _USES, _PAGES, _ASKED_AT, _CAME = range(6)
+_TOLD = 5  # of them are told by `state`: the last is an order, which putting again restores
 
 
 class Residents(Generic[F]):
@@ -53,7 +53,7 @@ class Residents(Generic[F]):
         # Of each place:
         self._held: list[list[int]] = []
         self._keys: NDArray[np.int64] = np.zeros((0, 3), np.int64)
-        self._facts: NDArray[np.int64] = np.zeros((7, 0), np.int64)
+        self._facts: NDArray[np.int64] = np.zeros((6, 0), np.int64)
         self._stays: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._unused: NDArray[np.bool_] = np.zeros(0, np.bool_)  # fetched ahead and not asked for yet
         self._unwritten: NDArray[np.bool_] = np.zeros(0, np.bool_)  # the last page is not on flash
@@ -77,11 +77,11 @@ class Residents(Generic[F]):
 
     def frames_of(self, key: Key) -> list[int]:
         """The frames of a cluster in memory, in the order of its pages; to be read only."""
-        return self._held[self._place(key)]
+        return self._held[self._known(key)]
 
     def all_frames(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The frames (p,) of clusters that are all in memory, one after the other, and how many each has, (n,)."""
-        places = self._places_of(as_keys(keys))
+        places = self._all_known(keys)
         counts = self._facts[_PAGES, places]
         own = chain.from_iterable([self._held[place] for place in places.tolist()])
         return np.fromiter(own, np.int64, int(counts.sum())), counts
@@ -99,12 +99,12 @@ class Residents(Generic[F]):
         self._keys[place], self._held[place], self._taken[place] = key, frames, True
         asked_at = self._attended_at(key[0])  # as if: its layer has not done without it yet
         self._came += 1
-        self._facts[:, place] = (self.row, _NEVER, 0, len(frames), key[0], asked_at, self._came)
+        self._facts[:, place] = (self.row, _NEVER, 0, len(frames), asked_at, self._came)
         self._unused[place], self._unwritten[place] = ahead, unwritten
 
     def drop(self, key: Key) -> list[int]:
         """Forget a cluster and return its frames, which are the caller's then."""
-        place = self._place(key)
+        place = self._known(key)
         self._places[key] = -1
         self._free.append(place)
         if self._stays[place]:
@@ -124,7 +124,7 @@ class Residents(Generic[F]):
 
     def update(self, key: Key, frame: int | None = None) -> None:
         """Note that a cluster in memory was given an entry or made by a split; `frame` is a page more that it has."""
-        place = self._place(key)
+        place = self._known(key)
         self._facts[_UPDATED_AT, place] = self.row
         if frame is not None:
             self._held[place].append(frame)
@@ -135,7 +135,7 @@ class Residents(Generic[F]):
 
     def set_unwritten(self, key: Key, unwritten: bool) -> None:
         """Note whether the last page of a cluster in memory is nowhere else."""
-        self._unwritten[self._place(key)] = unwritten
+        self._unwritten[self._known(key)] = unwritten
 
     def unwritten(self) -> list[Key]:
         """Clusters whose last page is here alone, in the order they came."""
@@ -151,7 +151,7 @@ class Residents(Generic[F]):
 
     def recall(self, key: Key, facts: list[int]) -> None:
         """Give a cluster in memory the facts that `state` gave."""
-        place = self._place(key)
+        place = self._known(key)
         self._facts[:_TOLD, place] = facts[:_TOLD]
         self._unwritten[place] = facts[_TOLD]
 
@@ -171,11 +171,11 @@ class Residents(Generic[F]):
 
     def begin_reads(self, keys: Keys) -> None:
         """The frames of these are being read into: they must not be given to others."""
-        self._stay(self._places_of(as_keys(keys)), _READ)
+        self._stay(self._all_known(keys), _READ)
 
     def end_reads(self, keys: Keys) -> None:
         """They have been read."""
-        self._go(self._places_of(as_keys(keys)), _READ)
+        self._go(self._all_known(keys), _READ)
 
     def being_read(self, keys: Keys) -> NDArray[np.int64]:
         """Those of these clusters that are being read, (m, 3)."""
@@ -214,7 +214,7 @@ class Residents(Generic[F]):
             self.finish_reads()
             self._make_room(number)
         while self.frames.free < number and self.give_outside():
-            self._make_room(number)
+            pass
         if self.frames.free < number:
             held = self.frames.count - self.frames.free
             raise InvalidRequest(
@@ -226,7 +226,8 @@ class Residents(Generic[F]):
         places = self._in_order(self._taken & (self._stays == 0))
         if not places.size:
             return
-        used_at, updated_at, uses, pages, layers, asked_at, _ = self._facts[:, places]
+        used_at, updated_at, uses, pages, asked_at, _ = self._facts[:, places]
+        layers = self._keys[places, 0]
         missed = self._attended_at(layers) - asked_at
         until = (layers - self.turn - 1) % self._layers / self._layers
         last = self._order(
@@ -253,6 +254,18 @@ class Residents(Generic[F]):
         """Where a cluster is, −1 if it is not here."""
         layer, head, cluster = key
         return int(self._places[layer, head, cluster]) if cluster < self._places.shape[2] else -1
+
+    def _known(self, key: Key) -> int:
+        """Where a cluster is that is here."""
+        place = self._place(key)
+        assert place >= 0, f"cluster {key} is not in memory"
+        return place
+
+    def _all_known(self, keys: Keys) -> NDArray[np.int64]:
+        """Where clusters are that are all here, (n,)."""
+        places = self._places_of(as_keys(keys))
+        assert (places >= 0).all(), "some of the clusters are not in memory"
+        return places
 
     def _places_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where clusters are, (n,), −1 for those that are not here."""
