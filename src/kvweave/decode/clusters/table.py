@@ -93,6 +93,11 @@ def as_keys(keys: Keys) -> NDArray[np.int64]:
     return np.asarray(keys, np.int64).reshape(-1, 3)
 
 
+def named(keys: NDArray[np.int64]) -> list[Key]:
+    """An array (n, 3) of clusters as single ones."""
+    return [(layer, head, cluster) for layer, head, cluster in keys.tolist()]
+
+
 def keys_of(layer: int, clusters: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Some `clusters` of each head of a layer, one head after the other, (n, 3)."""
     counts = list(map(len, clusters))

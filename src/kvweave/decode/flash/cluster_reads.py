@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import Key, Keys, as_keys, column
+from kvweave.decode.clusters.table import Key, Keys, as_keys, column, named
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.cluster_pages import ClusterPages
 from kvweave.decode.flash.tails import Tails
@@ -57,8 +57,8 @@ class ClusterReads:
         reading = _Reading(missing, self._read(missing, counts, taken))
         self._counts.entries_read += int(np.minimum(sizes, counts * pages.form.per_page).sum())
         at = 0
-        for (layer, head, cluster), count in zip(missing.tolist(), counts.tolist(), strict=True):
-            key, own = (layer, head, cluster), taken[at : at + count]
+        for key, count in zip(named(missing), counts.tolist(), strict=True):
+            own = taken[at : at + count]
             at += count
             if unwritten := key in self._tails:
                 own.append(self._tails.take(key))
@@ -69,10 +69,8 @@ class ClusterReads:
     def wait(self, keys: Keys) -> None:
         """Wait until what is being read of these clusters is there, and check it. Raises StoreError."""
         if self._under_way:
-            own = [
-                (layer, head, cluster) for layer, head, cluster in self._residents.being_read(keys).tolist()
-            ]
-            for reading in dict.fromkeys(self._under_way[key] for key in own):
+            under_way = named(self._residents.being_read(keys))
+            for reading in dict.fromkeys(self._under_way[key] for key in under_way):
                 self._finish(reading)
 
     def wait_for_layer(self, layer: int) -> None:
@@ -106,7 +104,7 @@ class ClusterReads:
         failure: BaseException | None = None
         for read in reading.reads:
             failure = read.exception() or failure  # all must have ended before frames are given to others
-        keys: list[Key] = [(layer, head, cluster) for layer, head, cluster in reading.keys.tolist()]
+        keys = named(reading.keys)
         for key in keys:
             self._under_way.pop(key, None)
         self._residents.end_reads(reading.keys)

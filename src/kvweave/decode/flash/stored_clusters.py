@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import Key, Keys, column, keys_of
+from kvweave.decode.clusters.table import Key, Keys, column, keys_of, named
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.flash.cluster_pages import ClusterPages
 from kvweave.decode.flash.cluster_reads import ClusterReads
@@ -146,9 +146,9 @@ class StoredClusters:
             return
         missing = self.device.missing(keys)
         self.ensure(missing)
-        for layer, head, cluster in missing.tolist():
-            frames = self.residents.frames_of((layer, head, cluster))
-            self.device.copy((layer, head, cluster), self._frames.pages, frames)
+        for key in named(missing):
+            frames = self.residents.frames_of(key)
+            self.device.copy(key, self._frames.pages, frames)
             self._counts.copied_bytes += len(frames) * self.form.page_bytes
 
     def let_go(self, keys: Keys) -> None:

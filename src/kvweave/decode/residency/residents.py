@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import Key, Keys, as_keys
+from kvweave.decode.clusters.table import Key, Keys, as_keys, named
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.residency.frames import FrameNumbers
 from kvweave.decode.residency.replacement import REPLACEMENTS, Known
@@ -139,7 +139,7 @@ class Residents(Generic[F]):
 
     def unwritten(self) -> list[Key]:
         """Clusters whose last page is here alone, in the order they came."""
-        return self._named(self._in_order(self._taken & self._unwritten))
+        return named(self._keys[self._in_order(self._taken & self._unwritten)])
 
     # What a text is kept with
 
@@ -147,7 +147,7 @@ class Residents(Generic[F]):
         """Each cluster and what is known of it, in the order they came."""
         places = self._in_order(self._taken)
         facts = np.concatenate([self._facts[:_TOLD, places], self._unwritten[None, places]])
-        return list(zip(self._named(places), facts.T.tolist(), strict=True))
+        return list(zip(named(self._keys[places]), facts.T.tolist(), strict=True))
 
     def recall(self, key: Key, facts: list[int]) -> None:
         """Give a cluster in memory the facts that `state` gave."""
@@ -283,9 +283,6 @@ class Residents(Generic[F]):
         """The places marked, in the order in which clusters came to them."""
         places = np.flatnonzero(some)
         return places[np.argsort(self._facts[_CAME, places])]
-
-    def _named(self, places: NDArray[np.int64]) -> list[Key]:
-        return [(layer, head, cluster) for layer, head, cluster in self._keys[places].tolist()]
 
     def _stay(self, places: NDArray[np.int64], reason: int) -> None:
         self._staying_pages += int(self._facts[_PAGES, places[self._stays[places] == 0]].sum())
