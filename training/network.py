@@ -9,12 +9,9 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from kvweave.ops.cpu_units import multiplies
+from training.attention import fused, in_blocks
 
-BLOCK = 512  # context rows that attend together: what lies behind a block is not computed
-
-FUSED_FROM = (
-    4000  # tokens of context from which on the fused kernel attends: it holds no logits for the way back
-)
+FUSED_FROM = 4000  # tokens of context from which on PyTorch's kernel attends: it holds no weights
 
 _BFLOAT16_ON_CPU = multiplies(torch.device("cpu"), torch.bfloat16)
 
@@ -42,11 +39,11 @@ def hidden_states(
     `cos`, `sin` are (B, 1, T, D / 2). Tokens before `context` attend causally to what is before them; later ones to
     the context and to earlier tokens of their own segment.
     """
-    causal, mask = _masks(segments, context)
+    mask = _mask(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
     seen = []
     for layer in model.model.layers:
-        x = _layer(model, layer, x, cos, sin, causal, mask)
+        x = _layer(model, layer, x, cos, sin, mask)
         seen.append(x)
     norm, middle = model.model.norm.weight, seen[min(HINTED, len(seen)) - 1]
     return _normalised(model, seen[-1], norm), _normalised(model, middle, norm)
@@ -65,30 +62,24 @@ def question_attention(
 
     The softmax runs over `chunks` (B, context) alone, as selectors take it; other arguments as above.
     """
-    causal, mask = _masks(segments, context)
+    mask = _mask(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
     for layer in model.model.layers[:-1]:
-        x = _layer(model, layer, x, cos, sin, causal, mask)
+        x = _layer(model, layer, x, cos, sin, mask)
     q, k, _ = _project(model, model.model.layers[-1], x, cos, sin)
     k = k[:, :, :context].repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores: Tensor = (q[:, :, context:] @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
     return scores.masked_fill(~chunks[:, None, None], float("-inf")).softmax(-1).mean(1)
 
 
-def _masks(segments: Tensor, context: int) -> tuple[Tensor | None, Tensor]:
-    """What context rows (context, context) and question rows (B, 1, Tq, T) must not see, as terms of the scores.
-
-    None for a context that goes through the fused kernel.
-    """
+def _mask(segments: Tensor, context: int) -> Tensor:
+    """What question rows must not see, as terms of their scores (B, Tq, T)."""
     order = torch.arange(segments.shape[1], device=segments.device)
     asked = segments[:, context:, None]
     seen = (segments[:, None, :] == 0) | (asked == segments[:, None, :])
     visible = seen & (order[context:, None] >= order)
     mask = torch.zeros(visible.shape, dtype=product_dtype(segments.device), device=segments.device)
-    mask = mask.masked_fill(~visible, float("-inf"))[:, None]
-    if context >= FUSED_FROM:
-        return None, mask
-    return mask.new_full((context, context), float("-inf")).triu(1), mask
+    return mask.masked_fill(~visible, float("-inf"))
 
 
 def _layer(
@@ -97,26 +88,15 @@ def _layer(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    causal: Tensor | None,
     mask: Tensor,
 ) -> Tensor:
     """One decoder layer over the residual stream (B, T, hidden)."""
     batch, total, _ = x.shape
-    context = total - mask.shape[2]
     feed, half = layer.mlp, product_dtype(x.device)
     q, k, v = _project(model, layer, x, cos, sin)
-    parts = []
-    if causal is None:
-        each = q.shape[1] // k.shape[1]
-        keys, values = (kept[:, :, :context].repeat_interleave(each, 1) for kept in (k, v))
-        parts.append(F.scaled_dot_product_attention(q[:, :, :context], keys, values, is_causal=True))
-    else:
-        for start in range(0, context, BLOCK):
-            end = min(start + BLOCK, context)
-            parts.append(_attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], causal[start:end, :end]))
-    if context < total:
-        parts.append(_attend(q[:, :, context:], k, v, mask))
-    out = torch.cat(parts, 2).transpose(1, 2).reshape(batch, total, -1)
+    short = x.device.type == "cpu" and total - mask.shape[1] < FUSED_FROM
+    attend = in_blocks if short else fused
+    out = attend(q, k, v, mask).transpose(1, 2).reshape(batch, total, -1)
     x = x + F.linear(out, layer.self_attn.o_proj.weight.to(half)).float()
     h = _normalised(model, x, layer.post_attention_layernorm.weight).to(half)
     gated = F.silu(F.linear(h, feed.gate_proj.weight.to(half))) * F.linear(h, feed.up_proj.weight.to(half))
@@ -142,17 +122,6 @@ def _project(
 
 def _normalised(model: LlamaForCausalLM, x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x, (x.size(-1),), weight, model.config.rms_norm_eps)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention written as two products per KV head: on a CPU faster than the fused kernel, backwards above all, while rows are short."""
-    batch, heads, rows, width = q.shape
-    groups, keys = k.shape[1], k.shape[2]
-    q = (q * width**-0.5).reshape(batch * groups, heads // groups * rows, width)
-    k, v = k.reshape(batch * groups, keys, width), v.reshape(batch * groups, keys, width)
-    scores = torch.bmm(q, k.transpose(1, 2)).view(batch, heads, rows, keys)
-    weights = torch.softmax(scores.float() + mask, -1).to(q.dtype).view(batch * groups, -1, keys)
-    return torch.bmm(weights, v).view(batch, heads, rows, width)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvweave.testing import VOCABULARY
+from training import attention, network
 from training.network import FUSED_FROM, hidden_states, question_attention, rotation
 from training.rows import RowMaker, Rows, Shape
 
@@ -20,9 +21,9 @@ def tolerance(request, monkeypatch) -> float:
     return TOLERANCES[request.param]
 
 
-@pytest.fixture(params=[FUSED_FROM, 1], ids=["products", "fused"])
+@pytest.fixture(params=[FUSED_FROM, 1], ids=["blocks", "fused"])
 def fused_from(request, monkeypatch):
-    """Contexts attend by plain products, or through the fused kernel."""
+    """Contexts attend in blocks, or through PyTorch's kernel."""
     monkeypatch.setattr("training.network.FUSED_FROM", request.param)
 
 
@@ -82,8 +83,28 @@ def test_contexts_of_several_blocks_are_causal(model, monkeypatch, tolerance):
     rows.ids = torch.randint(3, VOCABULARY, (1, 70), generator=torch.Generator().manual_seed(1))
     rows.segments[:, :60], rows.segments[:, 60:] = 0, 1
     for block in (16, 25, 60):
-        monkeypatch.setattr("training.network.BLOCK", block)
+        monkeypatch.setattr("training.attention.BLOCK", block)
         assert (states(model, rows, 60)[0] - ordinary(model, rows.ids[0])).abs().max() < tolerance
+
+
+@pytest.mark.parametrize(("block", "asked"), [(7, 13), (16, 32), (100, 20), (16, 0)])
+def test_attention_in_blocks_and_its_gradients_are_those_of_the_fused_kernel(
+    monkeypatch, tolerance, block, asked
+):
+    monkeypatch.setattr("training.attention.BLOCK", block)
+    torch.manual_seed(0)
+    segments = torch.zeros(2, 40 + asked, dtype=torch.long)
+    segments[0, 35:40] = -1
+    segments[:, 40:] = torch.arange(asked) // 5 + 1
+    mask = network._mask(segments, 40)
+    parts = [torch.randn(2, heads, 40 + asked, WIDTH) for heads in (4, 2, 2, 4)]
+    *inputs, grad = (part.to(mask.dtype).requires_grad_() for part in parts)
+    computed, expected = (
+        [out := attend(*inputs, mask), *torch.autograd.grad(out, inputs, grad.detach())]
+        for attend in (attention.in_blocks, attention.fused)
+    )
+    for ours, theirs in zip(computed, expected, strict=True):
+        assert (ours - theirs).abs().max() < tolerance * theirs.abs().max() / 2
 
 
 @pytest.mark.usefixtures("fused_from")
