@@ -52,7 +52,8 @@ docs: $(READY)
 TRAIN := MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=8589934592 PYTHONPATH=. $(BIN)/python -m
 
 reference: $(READY)
-	@$(TRAIN) training.train training/runs/reference
+	@$(TRAIN) training.train training/runs/base
+	@$(TRAIN) training.refine training/runs/reference
 
 auxiliary: $(READY)
 	@$(TRAIN) training.auxiliary training/runs/reference/model training/runs/auxiliary

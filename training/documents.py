@@ -23,7 +23,8 @@ from kvweave.evaluation.tasks import (
     vartrack,
 )
 from kvweave.evaluation.world import World
-from training.wording import RewordingWorld
+from training.phrases import CONTAINERS, people, relations, towns
+from training.wording import RewordingWorld, VariedWorld
 
 TEXT = Path(__file__).parent / "text"
 
@@ -166,20 +167,23 @@ class Writer:
         spliced: float = 0.0,
         reworded: float = 0.0,
         stepwise: float = 1.0,
+        varied: float = 0.0,
+        garbled: float = 0.0,
     ) -> Document:
         """A document of `chunks` chunks of a size in tokens within `sizes`.
 
         With probability `sparse` it holds one or two tasks alone among haystack, with probability `easy` its names are
         plain words, with probability `spliced` its values invented ones, with probability `reworded` many of its
-        sentences say it otherwise; a document is either easy or reworded. Tasks of several steps are written `stepwise`
-        times as often as they usually are.
+        sentences say it otherwise, with probability `varied` most of them do and tell of more kinds of things
+        (and a share `garbled` of them has lost words); a document is one of easy, varied and reworded. Tasks of several steps are written `stepwise` times as often as
+        they usually are.
         """
         rng = self._rng
         size = rng.randint(*sizes)
         budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
         layout = Layout(rng, budgets, self._count, self._around_cut)
         words = spliced_words() if spliced and rng.random() < spliced else training_words()
-        world = self._world(words, easy, reworded)
+        world = self._world(words, easy, reworded, varied, garbled)
         questions: list[Question] = []
         facts: list[str] = []
         refers: dict[str, str] = {}
@@ -198,10 +202,14 @@ class Writer:
         texts = [self._as_cut(text) for text in layout.chunks(natural)]
         return Document(texts, questions, facts, refers)
 
-    def _world(self, words: tuple[str, ...], easy: float, reworded: float) -> World:
+    def _world(
+        self, words: tuple[str, ...], easy: float, reworded: float, varied: float, garbled: float
+    ) -> World:
         rng = self._rng
         if rng.random() < easy:
             return EasyWorld(rng, words)
+        if varied and rng.random() < varied:
+            return VariedWorld(rng, words, training_words(), garbled)
         if reworded and rng.random() < reworded:
             return RewordingWorld(rng, words, training_words())
         return World(rng, TRAIN, words)
@@ -234,7 +242,7 @@ class Writer:
     def _draft(self, name: str, world: World, chunks: int) -> Draft:
         """A task with sizes around those of the evaluation."""
         rng = self._rng
-        few = chunks < 4
+        few, varied = chunks < 4, isinstance(world, VariedWorld)
         match name:
             case "multikey":
                 return multikey.write(world, keys=rng.randint(2, 3 if few else 6), digits=rng.randint(3, 7))
@@ -250,12 +258,21 @@ class Writer:
                     chains=rng.randint(2, 3 if few else 4),
                     links=rng.choice((0, 1, 1, 2) if few else (1, 2, 2, 3)),
                     cut=rng.randint(1, max(1, min(3, chunks - 1))),
+                    places=CONTAINERS if varied else vartrack.PLACES,
                 )
             case "twohop":
-                return twohop.write(world, pairs=rng.randint(2, 3 if few else 4))
+                return twohop.write(
+                    world,
+                    pairs=rng.randint(2, 3 if few else 4),
+                    relations=relations() if varied else twohop.RELATIONS,
+                )
             case "coref":
                 return coref.write(
-                    world, cut=rng.randint(1, max(1, min(4, chunks - 1))), whole=rng.randint(0, 2)
+                    world,
+                    cut=rng.randint(1, max(1, min(4, chunks - 1))),
+                    whole=rng.randint(0, 2),
+                    people=people() if varied else (coref.GUEST,),
+                    towns=towns() if varied else (coref.TOWN,),
                 )
             case "contradiction":
                 return contradiction.write(

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from kvweave.models import loading
+from training.continued import ContinuedTrainer
 from training.long_rows import LongRowMaker, of_length
 from training.plan import Stage, drawn
 from training.rows import Shape
-from training.train import Trainer, main
+from training.train import main
 
 REFERENCE = Path(loading.__file__).parent / loading.REFERENCE_NAME
 POSITIONS, LONGER_THETA = 8704, 1_000_000.0
@@ -27,15 +28,15 @@ LONG_PLAN = (
     Stage(460, of_length(4096), 2, 0.04, 3e-4),
     Stage(120, of_length(POSITIONS), 2, 0.04, 3e-4),
 )
-_START = "start"
 
 
-class LongTrainer(Trainer):
+class LongTrainer(ContinuedTrainer):
     """Goes on from the shipped model's weights; only the last stage's are exported, since earlier ones know no such length."""
 
     averaged = 1
     save_steps = 25  # a step on long texts takes many times as long
     row_maker = LongRowMaker
+    start = REFERENCE
 
     @staticmethod
     def stages() -> Sequence[Stage]:
@@ -43,14 +44,12 @@ class LongTrainer(Trainer):
         return LONG_PLAN
 
     @staticmethod
-    def prepare(folder: Path, seed: int) -> None:
-        """Put the weights and the tokenizer that training starts from into an empty folder."""
-        AutoModelForCausalLM.from_pretrained(REFERENCE).save_pretrained(folder / _START)
-        AutoTokenizer.from_pretrained(REFERENCE).save_pretrained(folder)
-
-    def first_model(self) -> LlamaForCausalLM:
-        """The weights as they were, for more positions that turn more slowly."""
-        model: LlamaForCausalLM = lengthened(self.folder / _START)
+    def loaded(folder: Path) -> LlamaForCausalLM:
+        """The weights, for more positions that turn more slowly."""
+        rope = {"rope_type": "default", "rope_theta": LONGER_THETA}
+        model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
+            folder, dtype="float32", max_position_embeddings=POSITIONS, rope_parameters=rope
+        )
         return model
 
     def lesson(self) -> tuple[Stage, float]:
@@ -59,15 +58,6 @@ class LongTrainer(Trainer):
         if random.Random(f"{self.seed}/{self.step}/documents").random() < DOCUMENTS:
             stage = replace(_DOCUMENTS, copying=stage.copying)
         return stage, rate
-
-
-def lengthened(folder: Path) -> LlamaForCausalLM:
-    """A model's weights in float32, with POSITIONS positions and LONGER_THETA."""
-    rope = {"rope_type": "default", "rope_theta": LONGER_THETA}
-    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
-        folder, dtype="float32", max_position_embeddings=POSITIONS, rope_parameters=rope
-    )
-    return model.train()
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ class Shape:
         stopping: weight of the token that ends an answer, beside 1 of the others.
         reworded: share of documents with sentences that no template foresees.
         stepwise: how much more often than usual tasks of several steps are written.
+        varied: share of documents most of whose sentences are none of the train split's own.
+        garbled: share of the sentences of these that have lost many of their words.
     """
 
     context: int
@@ -76,6 +78,8 @@ class Shape:
     stopping: float = 0.3
     reworded: float = 0.0
     stepwise: float = 1.0
+    varied: float = 0.0
+    garbled: float = 0.0
 
 
 @dataclass(slots=True)
@@ -179,6 +183,8 @@ class RowMaker:
                 spliced=shape.spliced,
                 reworded=shape.reworded,
                 stepwise=shape.stepwise,
+                varied=shape.varied,
+                garbled=shape.garbled,
             )
             ids = list(self._prefix)
             hints: list[tuple[int, int]] = []

@@ -82,8 +82,8 @@ class Trainer:
         """The plan before it is scaled."""
         return PLAN
 
-    @staticmethod
-    def prepare(folder: Path, seed: int) -> None:
+    @classmethod
+    def prepare(cls, folder: Path, seed: int) -> None:
         """Put into an empty folder what every process reads: here, the tokenizer."""
         learn(VOCABULARY, seed).save_pretrained(folder)
 

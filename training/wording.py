@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from kvweave.evaluation.splits import TRAIN, Phrases
 from kvweave.evaluation.world import World
+from training.phrases import chosen, more
 
 REWORDED = 0.6  # of the sentences of a document that has any
+OTHERWISE = 0.7  # of the sentences of a varied document are none of the train split's own
 _OTHER_WORD, _LEAD, _TRAIL = 0.5, 0.35, 0.35
 
 _LEADS = (
@@ -55,11 +57,40 @@ class RewordingWorld(World):
         return reworded(self.rng, sentence, self._strange) if self.rng.random() < REWORDED else sentence
 
 
-def reworded(rng: random.Random, sentence: str, strange: Sequence[str]) -> str:
-    """A sentence with another word in it, with something in front or behind; placeholders stay, and so does its mark."""
+class VariedWorld(RewordingWorld):
+    """A world that says most of its sentences in ways of `training.phrases`, and garbles some.
+
+    Args:
+        rng, words, strange: as for RewordingWorld.
+        garbled: share of the sentences in which many words are strange ones.
+    """
+
+    def __init__(
+        self, rng: random.Random, words: Sequence[str], strange: Sequence[str], garbled: float
+    ) -> None:
+        super().__init__(rng, words, strange)
+        self._garbled = garbled
+
+    def phrase(self, phrases: Phrases) -> str:
+        """One of the sentences or of those that say the same."""
+        rng, others = self.rng, more(phrases)
+        told = others if others and rng.random() < OTHERWISE else phrases[self.split]
+        sentence = chosen(rng, rng.choice(told))
+        if rng.random() >= self._garbled:
+            return sentence
+        return reworded(rng, sentence, self._strange, share=rng.random())
+
+
+def reworded(rng: random.Random, sentence: str, strange: Sequence[str], share: float | None = None) -> str:
+    """A sentence with another word in it, with something in front or behind; placeholders stay, and so does its mark.
+
+    With `share`, so many of its words are other ones.
+    """
     body, mark = sentence[:-1], sentence[-1]
     asked = mark == "?"
-    if rng.random() < _OTHER_WORD:
+    if share is not None:
+        body = _WORD.sub(lambda word: rng.choice(strange) if rng.random() < share else word[0], body)
+    elif rng.random() < _OTHER_WORD:
         body = _with_another_word(rng, body, strange)
     if rng.random() < _TRAIL:
         body += rng.choice(_ASKED_LAST if asked else _TRAILS)

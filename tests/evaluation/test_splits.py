@@ -8,8 +8,9 @@ import pytest
 from pools import all_phrases, normalised, pattern, placeholders
 
 from kvweave.evaluation.haystack import Haystack
-from kvweave.evaluation.splits import DEV, HIDDEN, SPLITS, TEST, TRAIN, nouns, split_of
+from kvweave.evaluation.splits import DEV, HIDDEN, SPLITS, TEST, TRAIN, nouns, split_of, variants
 from kvweave.evaluation.world import World
+from training import phrases as training_phrases
 from training.documents import Document, Writer, training_haystack, training_words
 
 OTHERS = (DEV, TEST, HIDDEN)
@@ -19,12 +20,21 @@ PHRASES = all_phrases()
 @pytest.fixture(scope="module")
 def training() -> list[Document]:
     """Documents as training sees them: short and long, easy and hard, dense and sparse."""
+    return _documents(easy=0.0) + _documents(easy=0.5)
+
+
+@pytest.fixture(scope="module")
+def otherwise() -> list[Document]:
+    """Documents that say most things otherwise than the tasks do."""
+    return _documents(varied=1.0)
+
+
+def _documents(**shares: float) -> list[Document]:
     writer = Writer(random.Random(5), count=lambda text: len(text) // 4)
     return [
-        writer.document(chunks, sparse=sparse, easy=easy)
+        writer.document(chunks, sparse=sparse, **shares)
         for chunks in (2, 5, 12)
         for sparse in (0.0, 0.5)
-        for easy in (0.0, 0.5)
         for _ in range(6)
     ]
 
@@ -79,6 +89,14 @@ def test_phrases_have_all_splits_and_the_same_placeholders(name):
     assert len({placeholders(text) for sentences in phrases.values() for text in sentences}) == 1
 
 
+def test_no_further_sentence_of_training_stands_in_another_split():
+    further = {normalised(text) for texts in training_phrases.lists().values() for text in variants(*texts)}
+    assert len(further) > 2000
+    for phrases in PHRASES.values():
+        for split in OTHERS:
+            assert not further & {normalised(text) for text in phrases[split]}
+
+
 def test_no_sentence_stands_in_two_splits():
     spoken: dict[str, set[str]] = {}
     for phrases in PHRASES.values():
@@ -109,10 +127,10 @@ def test_a_name_of_another_split_is_no_word_that_training_uses_as_a_value():
         assert not drawn & {*training_words(), *nouns(TRAIN)}
 
 
-def test_training_documents_draw_values_from_their_own_split(training):
+def test_training_documents_draw_values_from_their_own_split(training, otherwise):
     answers = {
         answer.lower()
-        for document in training
+        for document in training + otherwise
         for question in document.questions
         for answer in question.answers
     }
@@ -125,11 +143,10 @@ def test_training_documents_draw_values_from_their_own_split(training):
     assert {split_of(answer) for answer in generated} == {TRAIN}
 
 
-def test_training_documents_speak_phrases_of_their_own_split_only(training):
-    said = {fact for document in training for fact in document.facts}
-    asked = {question.text for document in training for question in document.questions}
+def test_training_documents_speak_phrases_of_their_own_split_only(training, otherwise):
+    said, asked = _spoken(training)
     spoken = {split: _patterns(split) for split in SPLITS}
-    for text in said | asked:
+    for text in set.union(said, asked, *_spoken(otherwise)):
         for split in OTHERS:
             assert not any(form.fullmatch(text) for form in spoken[split]), (split, text)
     helpers = re.compile(r"Who is the \w+ of \w+\?|What is the treasure of \w+\?")  # of training alone
@@ -137,8 +154,8 @@ def test_training_documents_speak_phrases_of_their_own_split_only(training):
         assert helpers.fullmatch(text) or any(form.fullmatch(text) for form in spoken[TRAIN]), text
 
 
-def test_training_documents_hold_no_haystack_of_another_split(training):
-    read = _sentences(Haystack([" ".join(document.chunks) for document in training]))
+def test_training_documents_hold_no_haystack_of_another_split(training, otherwise):
+    read = _sentences(Haystack([" ".join(document.chunks) for document in training + otherwise]))
     assert read & _sentences(training_haystack())
     for split in OTHERS:
         assert not read & _sentences(Haystack.of_split(split)), split
@@ -146,6 +163,12 @@ def test_training_documents_hold_no_haystack_of_another_split(training):
 
 def _sentences(haystack: Haystack) -> set[str]:
     return {normalised(sentence) for document in haystack.sentences() for sentence in document}
+
+
+def _spoken(documents: list[Document]) -> tuple[set[str], set[str]]:
+    """What documents say, and what is asked about them."""
+    said = {fact for document in documents for fact in document.facts}
+    return said, {question.text for document in documents for question in document.questions}
 
 
 def _patterns(split: str) -> list[re.Pattern[str]]:

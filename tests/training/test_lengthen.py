@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from kvweave.evaluation.longtext.telling import MIN_DISTANCE
 from training import lengthen
-from training.lengthen import LongTrainer, lengthened
+from training.lengthen import LongTrainer
 from training.long_rows import LongRowMaker, of_length
 from training.network import hidden_states, rotation
 from training.plan import Stage, configuration
@@ -55,7 +55,7 @@ def test_rows_weigh_answers_whose_evidence_is_far_and_teach_their_end(vocabulary
 
 def test_a_row_without_questions_is_what_the_ordinary_model_computes(vocabulary, tmp_path):
     start(tmp_path, vocabulary)
-    model = lengthened(tmp_path / "start").eval()
+    model = LongTrainer.loaded(tmp_path / "start").eval()
     ids = torch.randint(3, 400, (1, 600))
     cos, sin = (part[None, None, :600] for part in rotation(2048, 8, 1_000_000.0))
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_long_rows_learn_the_same_through_the_fused_kernel(vocabulary, tmp_path,
     )
     for fused_from, calls in ((10_000, 0), (100, SIZES["num_hidden_layers"])):
         monkeypatch.setattr("training.network.FUSED_FROM", fused_from)
-        model = lengthened(tmp_path / "start")
+        model = LongTrainer.loaded(tmp_path / "start")
         hidden_states(model, ids, cos, sin, torch.zeros_like(ids), 200)[0].square().sum().backward()
         found.append([weight.grad.clone() for weight in model.parameters()])
         assert len(fused) == calls

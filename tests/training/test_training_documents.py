@@ -1,8 +1,11 @@
 import random
 import re
+from string import Formatter
 
 import pytest
 
+from kvweave.evaluation import attributes
+from kvweave.evaluation.splits import TRAIN, variants
 from kvweave.evaluation.tasks import TASKS
 from training.documents import (
     SEPARATION,
@@ -14,6 +17,8 @@ from training.documents import (
     training_haystack,
     training_words,
 )
+from training.phrases import CONTAINERS, more, relations
+from training.wording import OTHERWISE, VariedWorld
 
 
 def count(text: str) -> int:
@@ -99,3 +104,37 @@ def test_an_easy_world_is_named_in_words():
 def test_training_words_are_words_of_the_training_text():
     text = " ".join(training_haystack().texts)
     assert all(re.search(rf"\b{word}\b", text) for word in training_words()[::50])
+
+
+class TestAVariedWorld:
+    def spoken(self, garbled: float) -> list[str]:
+        world = VariedWorld(random.Random(0), training_words(), training_words(), garbled)
+        return [world.phrase(attributes.STATED) for _ in range(600)]
+
+    def test_says_most_things_as_no_task_does(self):
+        own = set(attributes.STATED[TRAIN])
+        otherwise = sum(text not in own for text in self.spoken(0.0)) / 600
+        assert OTHERWISE - 0.08 < otherwise < OTHERWISE + 0.08
+
+    def test_leaves_no_choice_open(self):
+        assert not any(sign in text for text in self.spoken(0.0) for sign in "[]|")
+
+    def test_garbled_it_keeps_the_placeholders_and_the_mark(self):
+        known = set(variants(*more(attributes.STATED))) | set(attributes.STATED[TRAIN])
+        spoken = self.spoken(1.0)
+        assert sum(text in known for text in spoken) < 200
+        for text in spoken:
+            assert {name for _, name, _, _ in Formatter().parse(text) if name} == {"a", "k", "v"}
+            assert text[-1] in ".?!"
+
+
+def test_varied_documents_tell_of_kinds_that_the_tasks_do_not_have():
+    told = " ".join(fact for document in documents(4, 60, chunks=6, varied=1.0) for fact in document.facts)
+    roles = {relation.role for relation in relations()[3:]}
+    asked = {
+        question.text
+        for document in documents(4, 60, chunks=6, varied=1.0)
+        for question in document.questions
+    }
+    assert sum(any(re.search(rf"\b{role}\b", text) for text in asked) for role in roles) > 5
+    assert any(re.search(rf"\b{place} [A-Z]", told, re.IGNORECASE) for place in CONTAINERS[6:])

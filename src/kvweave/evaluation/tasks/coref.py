@@ -1,5 +1,6 @@
 """A document cut between a name and the sentence that refers back to it: "He ordered the soup"."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvweave.evaluation.draft import AcrossCut, Draft, Together
@@ -97,12 +98,23 @@ TOWN = Reference(
 )
 
 
-def write(world: World, *, cut: int = CUT, whole: int = WHOLE) -> Draft:
-    """`cut` pairs with the end of a chunk between them and `whole` inside one; a cut one is asked for."""
+def write(
+    world: World,
+    *,
+    cut: int = CUT,
+    whole: int = WHOLE,
+    people: Sequence[Reference] = (GUEST,),
+    towns: Sequence[Reference] = (TOWN,),
+) -> Draft:
+    """`cut` pairs with the end of a chunk between them and `whole` inside one; a cut one is asked for.
+
+    A pair is of one of the kinds that are told of `people` or of one of those told of `towns`.
+    """
     draft = Draft()
     for number in range(cut + whole):
         town = world.rng.random() < 0.4
-        kind, name = (TOWN, world.town()) if town else (GUEST, world.person())
+        kinds, name = (towns, world.town()) if town else (people, world.person())
+        kind = kinds[0] if len(kinds) == 1 else world.rng.choice(kinds)  # one kind alone takes no draw
         value, pronoun = world.thing(), world.rng.choice(("He", "She"))
         first = world.phrase(kind.named).format(k=name)
         then = world.phrase(kind.referring).format(s=pronoun, v=value)

@@ -1,5 +1,6 @@
 """A fact in one chunk names somebody whose own fact stands in another chunk."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvweave.evaluation.draft import Draft, InOrder
@@ -98,12 +99,12 @@ ASKED: Phrases = {
 }
 
 
-def write(world: World, *, pairs: int = PAIRS) -> Draft:
-    """`pairs` pairs of people; the question names one and wants what the other one keeps.
+def write(world: World, *, pairs: int = PAIRS, relations: Sequence[Relation] = RELATIONS) -> Draft:
+    """`pairs` pairs of people in one of the relations; the question names one and wants what the other one keeps.
 
     A full answer says who that is, and then the treasure.
     """
-    relation = world.rng.choice(RELATIONS)
+    relation = world.rng.choice(relations)
     draft = Draft()
     for _ in range(pairs):
         p, q, value = world.person(), world.person(), world.thing()

@@ -4,6 +4,7 @@ RULER asks for every variable that has a value; here the question names the end 
 so that each link has to be followed. The chain's first place ends a chunk and what it holds starts the next.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from kvweave.evaluation.draft import AcrossCut, Draft, InOrder, Together
@@ -79,12 +80,19 @@ ASKED: Phrases = {
 }
 
 
-def write(world: World, *, chains: int = CHAINS, links: int = LINKS, cut: int = CHAINS) -> Draft:
+def write(
+    world: World,
+    *,
+    chains: int = CHAINS,
+    links: int = LINKS,
+    cut: int = CHAINS,
+    places: Sequence[str] = PLACES,
+) -> Draft:
     """`chains` chains of `links` links, the first `cut` of which start across the end of a chunk.
 
     The question is about the last place of the first chain; a full answer names the way back and then the value.
     """
-    place = world.rng.choice(PLACES)
+    place = world.rng.choice(places)
     draft = Draft()
     for number in range(chains):
         value, names = world.thing(), [world.name() for _ in range(links + 1)]

@@ -1,0 +1,85 @@
+"""The reference model is refined in cycles, from the weights that another training left."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from training import refine
+from training.plan import LOWEST_PACE, Stage, configuration
+from training.refine import RefiningTrainer, pace
+from training.rows import Shape
+
+SEED = 3
+SHORT = Shape(
+    context=300, questions=200, chunks=(2, 2), chunk_tokens=(40, 60), sparse=0.0, easy=0.0, varied=1.0
+)
+LONG = Shape(
+    context=500, questions=250, chunks=(2, 3), chunk_tokens=(60, 90), sparse=0.0, easy=0.0, varied=1.0
+)
+CYCLES = tuple(Stage(2, SHORT, 2, 0.2, 0.01, 0.1, 0.5, longer) for longer in (0.0, 1.0))
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small(uncompiled):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refine, "CYCLES", CYCLES)
+        patch.setattr(refine, "_LONG", LONG)
+        patch.setattr(RefiningTrainer, "averaged", len(CYCLES))
+        yield
+
+
+@pytest.fixture
+def base(tmp_path, vocabulary, monkeypatch):
+    """A model to go on from."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(configuration(vocabulary, max_position_embeddings=1024, **SIZES))
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    vocabulary.save_pretrained(tmp_path / "base")
+    monkeypatch.setattr(RefiningTrainer, "start", tmp_path / "base")
+    return model
+
+
+def test_a_run_starts_from_the_weights_before_and_exports_the_mean_of_its_cycles(base, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    RefiningTrainer.prepare(folder, SEED)
+    trainer = RefiningTrainer(folder, SEED, 0, 1)
+    for one, other in zip(trainer.parameters, base.parameters(), strict=True):
+        assert torch.equal(one, other.float())
+    trainer.run()
+    result = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    for name, weight in result.state_dict().items():
+        ended = torch.stack([kept[name] for kept in trainer.ended])
+        assert not torch.equal(ended[0], ended[1])
+        torch.testing.assert_close(weight, ended.mean(0), atol=0.01, rtol=0.01)  # kept in bfloat16
+    facts = json.loads((folder / "model" / "training.json").read_text())
+    assert (facts["steps"], facts["averaged"], facts["seed"]) == (4, 2, SEED)
+
+
+def test_rows_are_long_ones_as_often_as_the_cycle_says(base, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    RefiningTrainer.prepare(folder, SEED)
+    trainer = RefiningTrainer(folder, SEED, 0, 1)
+    shapes = []
+    for trainer.step in range(4):
+        shapes.append(trainer.lesson()[0].shape)
+    assert shapes == [SHORT, SHORT, LONG, LONG]
+
+
+def test_without_a_model_to_go_on_from_it_says_which_one_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(RefiningTrainer, "start", tmp_path / "nothing")
+    with pytest.raises(SystemExit, match=r"nothing; train that model first"):
+        RefiningTrainer.prepare(tmp_path, SEED)
+
+
+def test_the_rate_rises_is_held_and_falls():
+    paces = [pace(step, 1000, 0.3) for step in range(1000)]
+    assert paces[:100] == sorted(paces[:100])
+    assert paces[0] == pytest.approx(0.01)
+    assert paces[99:300] == pytest.approx([1.0] * 201)
+    assert paces[300:] == sorted(paces[300:], reverse=True)
+    assert paces[-1] == LOWEST_PACE

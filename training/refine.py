@@ -1,0 +1,62 @@
+"""Refine the reference model: `python -m training.refine FOLDER`. Interrupted, the same command goes on.
+
+Goes on from what `training.train` left in `training/runs/base`, on documents most of which say what they say in ways
+that the tasks do not have (`training.phrases`), and on long contexts more often than before: what a model reads right in
+words that it learned by heart it has yet to read in words that it never met.
+"""
+
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+from training.continued import ContinuedTrainer
+from training.plan import LOWEST_PACE, WARM_STEPS, Stage
+from training.rows import Shape
+from training.train import main
+
+_SHORT = Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.1, 1.5, 0.75, 0.3)
+_LONG = replace(_SHORT, context=2176, questions=512, chunks=(12, 27), sparse=0.5)
+_LONG_ROWS = 2
+
+CYCLES = (
+    Stage(1400, _SHORT, 6, 0.04, 1e-3, 0.1, 0.3, 0.3),
+    Stage(1400, _SHORT, 6, 0.04, 8e-4, 0.1, 0.3, 0.5),
+    Stage(2200, replace(_SHORT, varied=0.4, garbled=0.1), 6, 0.04, 8e-4, 0.1, 0.25, 0.5),
+)
+
+
+class RefiningTrainer(ContinuedTrainer):
+    """Cycles of one learning rate that rises, is held and falls; the mean of what they end with is exported."""
+
+    averaged = len(CYCLES)
+    save_steps = 100
+    start = Path(__file__).parent / "runs" / "base" / "model"
+
+    @staticmethod
+    def stages() -> Sequence[Stage]:
+        """The cycles before they are scaled."""
+        return CYCLES
+
+    def lesson(self) -> tuple[Stage, float]:
+        """Short rows or long ones, and the rate at this place of the cycle."""
+        ends = list(accumulate(stage.steps for stage in self.plan))
+        number = bisect_right(ends, self.step)
+        stage, left = self.plan[number], ends[number] - self.step
+        rate = stage.rate * pace(stage.steps - left, stage.steps, stage.holding or 0.0)
+        if random.Random(f"{self.seed}/{self.step}").random() < stage.longer:
+            said = {name: getattr(stage.shape, name) for name in ("varied", "garbled")}
+            stage = replace(stage, shape=replace(_LONG, **said), rows=_LONG_ROWS)
+        return stage, rate
+
+
+def pace(step: int, steps: int, holding: float) -> float:
+    """Share of a cycle's learning rate: warm-up, constant for a share `holding` of it, then linear to almost nothing."""
+    left = (steps - step) / (steps * (1 - holding))
+    return min(1.0, (step + 1) / WARM_STEPS, max(LOWEST_PACE, left))
+
+
+if __name__ == "__main__":
+    main(RefiningTrainer, "training.refine")
