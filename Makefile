@@ -56,7 +56,7 @@ reference: $(READY)
 	@$(TRAIN) training.refine training/runs/reference
 
 auxiliary: $(READY)
-	@$(TRAIN) training.auxiliary training/runs/reference/model training/runs/auxiliary
+	@$(TRAIN) training.auxiliary training/runs/base/model training/runs/auxiliary
 
 longer: $(READY)
 	@$(TRAIN) training.lengthen training/runs/longer

@@ -29,9 +29,12 @@ CYCLES = (
 
 
 class RefiningTrainer(ContinuedTrainer):
-    """Cycles of one learning rate that rises, is held and falls; the mean of what they end with is exported."""
+    """Cycles of one learning rate that rises, is held and falls.
 
-    averaged = len(CYCLES)
+    What is exported lies halfway between the start and the end of the last cycle: it reads further wordings, and reads
+    the tasks' own as well as before, which the end alone does not.
+    """
+
     save_steps = 100
     start = Path(__file__).parent / "runs" / "base" / "model"
 
@@ -50,6 +53,11 @@ class RefiningTrainer(ContinuedTrainer):
             said = {name: getattr(stage.shape, name) for name in ("varied", "garbled")}
             stage = replace(stage, shape=replace(_LONG, **said), rows=_LONG_ROWS)
         return stage, rate
+
+    def _keep(self) -> None:
+        """Keep what the mean is of."""
+        super()._keep()
+        self.ended = [self.first_model().to(self.device).state_dict(), self.ended[-1]]
 
 
 def pace(step: int, steps: int, holding: float) -> float:
