@@ -5,7 +5,6 @@ reading. Those of `training/sentences` widen the train split; no other split dra
 (`tests/evaluation/test_splits.py`).
 """
 
-import random
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -19,8 +18,6 @@ from kvweave.evaluation.tasks.coref import Reference
 from kvweave.evaluation.tasks.twohop import Relation
 
 SENTENCES = Path(__file__).parent / "sentences"
-
-_CHOICE: Final = re.compile(r"\[([^\]]*)\]")
 
 _TOLD: Final = {
     "facts stated": attributes.STATED,
@@ -64,11 +61,6 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
     for part in re.split(r"^\[(?=[\w ]+\]$)", text, flags=re.MULTILINE)[1:]:
         name, *lines = part.strip().splitlines()
         yield name.removesuffix("]"), lines
-
-
-def chosen(rng: random.Random, sentence: str) -> str:
-    """A sentence with every choice made, "[a|b] c" as "a c" or "b c"."""
-    return _CHOICE.sub(lambda choice: rng.choice(choice[1].split("|")), sentence)
 
 
 @cache

@@ -99,8 +99,8 @@ def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
         return chosen, chosen.rate * pace(step, ends[learning - 1])
     source = plan[learning - 1] if draw < stage.longer else stage
     shape = replace(source.shape, **{name: getattr(stage.shape, name) for name in _SETTLED})
-    left = (ends[number] - step) / (stage.steps * (1 - stage.holding))
-    return replace(stage, shape=shape, rows=source.rows), stage.rate * min(1.0, max(LOWEST_PACE, left))
+    rate = stage.rate * held(ends[number] - step, stage.steps, stage.holding)
+    return replace(stage, shape=shape, rows=source.rows), rate
 
 
 def pace(step: int, steps: int) -> float:
@@ -108,3 +108,8 @@ def pace(step: int, steps: int) -> float:
     if step < WARM_STEPS:
         return (step + 1) / WARM_STEPS
     return min(1.0, max(LOWEST_PACE, (1 - step / steps) / (1 - DECAY_FROM)))
+
+
+def held(left: int, steps: int, holding: float) -> float:
+    """Share of a rate with `left` of its steps to go: constant for a share `holding` of them, then linear to almost nothing."""
+    return min(1.0, max(LOWEST_PACE, left / (steps * (1 - holding))))

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from training.continued import ContinuedTrainer
-from training.plan import LOWEST_PACE, WARM_STEPS, Stage
+from training.plan import WARM_STEPS, Stage, held
 from training.rows import Shape
 from training.train import main
 
@@ -61,9 +61,8 @@ class RefiningTrainer(ContinuedTrainer):
 
 
 def pace(step: int, steps: int, holding: float) -> float:
-    """Share of a cycle's learning rate: warm-up, constant for a share `holding` of it, then linear to almost nothing."""
-    left = (steps - step) / (steps * (1 - holding))
-    return min(1.0, (step + 1) / WARM_STEPS, max(LOWEST_PACE, left))
+    """Share of a cycle's learning rate: warm-up, then as it is held and falls."""
+    return min((step + 1) / WARM_STEPS, held(steps - step, steps, holding))
 
 
 if __name__ == "__main__":

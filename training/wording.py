@@ -8,9 +8,9 @@ import random
 import re
 from collections.abc import Sequence
 
-from kvweave.evaluation.splits import TRAIN, Phrases
+from kvweave.evaluation.splits import TRAIN, Phrases, chosen
 from kvweave.evaluation.world import World
-from training.phrases import chosen, more
+from training.phrases import more
 
 REWORDED = 0.6  # of the sentences of a document that has any
 OTHERWISE = 0.7  # of the sentences of a varied document are none of the train split's own

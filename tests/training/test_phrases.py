@@ -5,10 +5,10 @@ from string import Formatter
 
 import pytest
 
-from kvweave.evaluation.splits import TRAIN, variants
+from kvweave.evaluation.splits import TRAIN, chosen, variants
 from kvweave.evaluation.tasks import coref, twohop
 from training import phrases
-from training.phrases import chosen, lists, more, people, relations, towns
+from training.phrases import lists, more, people, relations, towns
 
 
 def names(text: str) -> set[str]:

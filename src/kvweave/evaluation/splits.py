@@ -11,6 +11,7 @@ word, and names are made of the same syllables everywhere, each split having com
 """
 
 import itertools
+import random
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -35,6 +36,11 @@ def variants(*texts: str) -> tuple[str, ...]:
         choices = [part.split("|") if number % 2 else [part] for number, part in enumerate(parts)]
         made += ["".join(chosen) for chosen in itertools.product(*choices)]
     return tuple(made)
+
+
+def chosen(rng: random.Random, text: str) -> str:
+    """One of the sentences that `variants` makes of a text."""
+    return _CHOICE.sub(lambda choice: rng.choice(choice[1].split("|")), text)
 
 
 _SHARES: Final = {TRAIN: 55, DEV: 15, TEST: 15, HIDDEN: 15}  # percent
