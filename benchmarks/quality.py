@@ -120,9 +120,12 @@ def reference(found: dict[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(
             f"the folders are about {found['model']}, which is not the reference model that ships now; evaluate that one"
         )
-    training = json.loads((SHIPPED / "training.json").read_text(encoding="utf-8"))
-    facts = {name: training[name] for name in ("tokens", "hours", "steps", "device")}
-    return {**facts, "bytes": (SHIPPED / "model.safetensors").stat().st_size}
+    last = json.loads((SHIPPED / "training.json").read_text(encoding="utf-8"))
+    trainings = [last]
+    while "earlier" in trainings[-1]:
+        trainings.append(trainings[-1]["earlier"])
+    whole = {name: sum(one[name] for one in trainings) for name in ("tokens", "hours", "steps")}
+    return {**whole, "device": last["device"], "bytes": (SHIPPED / "model.safetensors").stat().st_size}
 
 
 def text(result: dict[str, Any]) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 
 from measured import circumstances, started
 
+from kvweave.models.loading import load_model
+
 ARGUMENTS = ("eval", "selection", "--split", "test", "--samples", "50", "--quiet")
 """50 prompts of each of four tasks: 200 behind every figure over all of them."""
 
@@ -58,6 +60,7 @@ def main() -> None:
     report = json.loads((args.work / "selection.json").read_text(encoding="utf-8"))
     found = circumstances(" ".join(["benchmarks/selection.py", "--work", args.work.name])) | {
         "evaluation": " ".join(["kvweave", *ARGUMENTS, "--output", args.work.name]),
+        "digest": load_model().fingerprint.digest,
         **quoted(report),
     }
     short = json.loads(json.dumps(found), parse_float=lambda number: round(float(number), DIGITS))

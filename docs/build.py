@@ -40,12 +40,26 @@ CARD, LONGER_CARD = (
     ROOT / "src" / "kvweave" / "models" / name / "README.md" for name in ("reference", "longer")
 )
 
+EARLIER = ", with the weights that the reference model had then"
+
 BASELINES = {"full": 1.0, "naive": 0.0, "direct": 0.0, "reuse": 0.0}
 """The recipes, each with its ratio, that stand in these tables; others have pages of their own."""
 
 
 def results(name: str) -> dict[str, Any] | None:
-    """What a benchmark left, or None if it was not run."""
+    """What a benchmark left, or None if it was not run; its dates say so where other weights shipped then."""
+    found = _kept(name)
+    present = (_kept("quality.json") or {}).get("digest")
+    if found is not None and present is not None:
+        parts = [found, found.get("about", {}), *found.get("claims", {}).values()]
+        if any(part.get("digest", present) != present for part in parts):
+            for part in parts:
+                if "date" in part:
+                    part["date"] += EARLIER
+    return found
+
+
+def _kept(name: str) -> dict[str, Any] | None:
     path = RESULTS / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 

@@ -52,7 +52,7 @@ def _worth(scored: Result | None, recipe: str, ratio: float) -> str:
             low, high = one["score_interval"]
             return (
                 f"\n\nAnswers made so score {one['score']:.3f} ({low:.3f}–{high:.3f}), full attention's {one['full_score']:.3f}, plain reuse's "
-                f"{one['reuse_score']:.3f}: the mean over {tasks} tasks with {one['samples']:,} prompts of {one['context_tokens']:,} tokens on the "
+                f"{one['reuse_score']:.3f}: the mean over {tasks} tasks with {one['samples']:,} prompts of {one['context_tokens']:,} tokens ({scored['date']}) on the "
                 "[small model](src/kvweave/models/reference/README.md) that ships with kvweave ([every recipe, and what favours "
                 "this one](docs/methods.md)). At the lengths timed here it was not measured."
             )

@@ -114,6 +114,18 @@ class TestFiguresOfTheEvaluation:
         }
         (tmp_path / "quality.json").write_text(json.dumps(quality))
 
+    @pytest.mark.parametrize("told", [{"digest": "b"}, {"digest": "a"}, {"about": {"digest": "b"}}, {}])
+    def test_dates_of_results_say_which_are_of_earlier_weights(self, build, tmp_path, told):
+        (tmp_path / "quality.json").write_text(json.dumps({"digest": "a", "date": "2026-02-02"}))
+        about = {"date": "2026-01-01", **told.get("about", {})}
+        claims = {"one": {"date": "2026-01-03"}}
+        (tmp_path / "other.json").write_text(json.dumps({**told, "about": about, "claims": claims}))
+        found = build.results("other.json")
+        end = build.EARLIER if "b" in (told.get("digest"), about.get("digest")) else ""
+        assert found["about"]["date"] == "2026-01-01" + end
+        assert found["claims"]["one"]["date"] == "2026-01-03" + end
+        assert build.results("quality.json")["date"] == "2026-02-02"
+
     def test_what_has_no_results_says_so(self, build):
         for part in (build.scores_of_all_tasks, build.scores_of_the_model, build.replayed):
             assert part() == "Not measured yet."

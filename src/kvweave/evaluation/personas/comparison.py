@@ -114,7 +114,7 @@ def compare(
     lived[_TOKEN_BY_TOKEN.key] = lived[f"systems/{OURS.name}"]
     prices = Prices(costs, shape)
     return Comparison(
-        about=_about(request, shape, users),
+        about=_about(request, adapter, shape, users),
         costs=costs,
         systems=tuple(system_rows([*sorted(systems, key=_place), _TOKEN_BY_TOKEN], lived, prices)),
         pairs=tuple(pair_rows([*SYSTEMS, TOKEN_BY_TOKEN], lived, prices)),
@@ -170,10 +170,11 @@ def _pass(content: dict[str, Any]) -> Pass:
     return Pass(**content | {"checks": tuple(content["checks"])})
 
 
-def _about(request: Request, shape: Shape, users: Iterable[User]) -> dict[str, Any]:
+def _about(request: Request, adapter: Adapter, shape: Shape, users: Iterable[User]) -> dict[str, Any]:
     everybody = list(users)
     return {
         **request.about,
+        "digest": adapter.fingerprint.digest,
         "users": len(everybody),
         "questions": sum(len(user.questions) for user in everybody),
         "users of further experiments": min(request.further, len(everybody)),
