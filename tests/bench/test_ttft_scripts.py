@@ -307,7 +307,10 @@ def test_the_readmes_headline_is_of_one_recipe_at_its_ratio(script):
 
     of_tasks = {"recipe": "a", "ratio": 0.1, "score": 0.75, "full_score": 0.875, "reuse_score": 0.5}
     of_tasks |= {"score_interval": [0.7, 0.8], "samples": 400, "context_tokens": 512}
-    scored = {"rows": [{**of_tasks, "task": task} for task in ("one", "two", "overall")]}
+    scored = {
+        "date": "2026-11-02",
+        "rows": [{**of_tasks, "task": task} for task in ("one", "two", "overall")],
+    }
     headline = script("ttft_page").headline
     made = headline([told(4096, 4.0), told(8192, 5.0)], scored, "a", 0.1)
     assert made.startswith(
@@ -326,6 +329,7 @@ def test_the_readmes_headline_is_of_one_recipe_at_its_ratio(script):
         "score 0.750 (0.700–0.800), full attention's 0.875, plain reuse's 0.500: the mean over 2 tasks with 400"
         in made
     )
+    assert "tokens (2026-11-02) on the" in made
     alone = headline([told(4096, 4.0, machine="x, AMX")], None, "a", 0.1)
     assert "recipe). The shape" in alone
     assert "matrix units" not in alone
