@@ -53,7 +53,8 @@ TRAIN := MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=8589934592 PYT
 
 reference: $(READY)
 	@$(TRAIN) training.train training/runs/base
-	@$(TRAIN) training.refine training/runs/reference
+	@$(TRAIN) training.refine training/runs/refined
+	@$(TRAIN) training.settle training/runs/reference --seed 1
 
 auxiliary: $(READY)
 	@$(TRAIN) training.auxiliary training/runs/base/model training/runs/auxiliary

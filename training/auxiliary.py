@@ -28,6 +28,7 @@ from kvweave.models.template import SEPARATOR
 from training.documents import Writer
 from training.folder import export, log, save, saved, smoothed
 from training.plan import configuration
+from training.shape import Shape
 from training.sides import Row, Side, carried
 from training.vocabulary import learned
 
@@ -35,6 +36,7 @@ VOCABULARY = 2048
 STEPS, DOCUMENTS, QUESTIONS = 1500, 3, 12
 RATE, WARM_STEPS = 1e-3, 100
 REFERENCE_SHAPE, AUXILIARY_SHAPE = (768, 320), (1024, 400)  # context and question tokens of a row
+DOCUMENT = Shape(context=0, questions=0, chunks=(3, 9), chunk_tokens=(48, 128), sparse=0.4)
 ANSWERING = 0.3  # weight of answering beside attending
 REPORT_STEPS, SAVE_STEPS = 50, 250
 
@@ -107,7 +109,7 @@ class Distillation:
         self.rng.seed(f"{self.seed}/{step}")
         made: list[Pair] = []
         while len(made) < DOCUMENTS:
-            document = self.writer.document(self.rng.randint(3, 9), sparse=0.4)
+            document = self.writer.document(self.rng.randint(*DOCUMENT.chunks), DOCUMENT)
             if not document.questions:
                 continue
             questions = [self.rng.choice(document.questions) for _ in range(QUESTIONS)]

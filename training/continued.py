@@ -1,11 +1,18 @@
 """Training that goes on from a finished model's weights, with an optimizer of its own."""
 
+import json
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+from training.folder import MADE
 from training.train import Trainer
+
+BASE = Path(__file__).parent / "runs" / "base" / "model"
+"""What `training.train` leaves in the folder that the Makefile names."""
 
 _START = "start"
 
@@ -22,10 +29,17 @@ class ContinuedTrainer(Trainer):
             sys.exit(f"nothing to go on from in {cls.start}; train that model first (training/README.md)")
         AutoModelForCausalLM.from_pretrained(cls.start).save_pretrained(folder / _START)
         AutoTokenizer.from_pretrained(cls.start).save_pretrained(folder)
+        if (cls.start / MADE).exists():
+            shutil.copy(cls.start / MADE, folder / _START)
 
     def first_model(self) -> LlamaForCausalLM:
         """The weights as they were, in float32."""
         return self.loaded(self.folder / _START).train()
+
+    def origin(self) -> dict[str, Any]:
+        """How the weights before were made."""
+        made = self.folder / _START / MADE
+        return {"earlier": json.loads(made.read_text(encoding="utf-8"))} if made.exists() else {}
 
     @staticmethod
     def loaded(folder: Path) -> LlamaForCausalLM:

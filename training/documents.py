@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft, InOrder, Piece, Question, Together
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.layout import Layout
-from kvweave.evaluation.splits import SPLITS, TRAIN, Phrases, nouns
+from kvweave.evaluation.splits import SPLITS, TRAIN, Phrases, nouns, split_of
 from kvweave.evaluation.tasks import (
     TASKS,
     contradiction,
@@ -23,7 +23,9 @@ from kvweave.evaluation.tasks import (
     vartrack,
 )
 from kvweave.evaluation.world import World
+from training.naming import TrainingWorld
 from training.phrases import CONTAINERS, people, relations, towns
+from training.shape import Shape
 from training.wording import RewordingWorld, VariedWorld
 
 TEXT = Path(__file__).parent / "text"
@@ -94,6 +96,21 @@ def training_words() -> tuple[str, ...]:
 
 
 @cache
+def joined_words(vocabulary: tuple[str, ...]) -> tuple[str, ...]:
+    """A token that begins a word and one or two of those inside words: the first may stand everywhere in a text.
+
+    Words of the training texts alone leave out every token that is a value of another split.
+    """
+    rng = random.Random(0)
+    beginnings = [token[1:] for token in vocabulary if re.fullmatch("Ġ[a-z]{2,}", token)]
+    ends = [token for token in vocabulary if re.fullmatch("[a-z]+", token)]
+    made = {
+        rng.choice(beginnings) + "".join(rng.choices(ends, k=rng.choice((1, 1, 2)))) for _ in range(30_000)
+    }
+    return tuple(sorted(word for word in made if split_of(word) == TRAIN))
+
+
+@cache
 def spliced_words() -> tuple[str, ...]:
     """The beginning of one training word with the end of another: several tokens, and no word that a model knows."""
     rng, words = random.Random(0), training_words()
@@ -104,11 +121,11 @@ def spliced_words() -> tuple[str, ...]:
     return tuple(sorted(made - other))
 
 
-class EasyWorld(World):
+class EasyWorld(TrainingWorld):
     """A world whose names are everyday words and whose sentences are the plainest: matching forms on it first."""
 
-    def __init__(self, rng: random.Random, words: tuple[str, ...]) -> None:
-        super().__init__(rng, TRAIN, words)
+    def __init__(self, rng: random.Random, words: Sequence[str]) -> None:
+        super().__init__(rng, words)
         self._plainest = rng.random() < 0.6
         self._short = rng.random() < 0.7
 
@@ -127,12 +144,13 @@ class EasyWorld(World):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Chunks, what can be asked, the sentences that say something, and what those lead to that need an earlier one."""
+    """Chunks, what can be asked, the sentences that say something, and of `Draft` what sentences refer to and belong to."""
 
     chunks: list[str]
     questions: list[Question]
     facts: list[str]
     refers: dict[str, str]
+    belongs: dict[str, tuple[str, str]]
 
 
 class Writer:
@@ -141,10 +159,14 @@ class Writer:
     Args:
         rng: the source of every choice.
         count: token count of a text.
+        vocabulary: tokens of a byte-level tokenizer, out of which values are put together.
     """
 
-    def __init__(self, rng: random.Random, count: Callable[[str], int]) -> None:
+    def __init__(
+        self, rng: random.Random, count: Callable[[str], int], vocabulary: Sequence[str] = ()
+    ) -> None:
         self._rng = rng
+        self._vocabulary = tuple(vocabulary)
         counted: dict[str, int] = {}
         haystack = {sentence for text in training_haystack().sentences() for sentence in text}
 
@@ -157,38 +179,19 @@ class Writer:
 
         self._count = remembered
 
-    def document(
-        self,
-        chunks: int,
-        *,
-        sparse: float = 0.3,
-        sizes: tuple[int, int] = (48, 128),
-        easy: float = 0.0,
-        spliced: float = 0.0,
-        reworded: float = 0.0,
-        stepwise: float = 1.0,
-        varied: float = 0.0,
-        garbled: float = 0.0,
-    ) -> Document:
-        """A document of `chunks` chunks of a size in tokens within `sizes`.
-
-        With probability `sparse` it holds one or two tasks alone among haystack, with probability `easy` its names are
-        plain words, with probability `spliced` its values invented ones, with probability `reworded` many of its
-        sentences say it otherwise, with probability `varied` most of them do and tell of more kinds of things
-        (and a share `garbled` of them has lost words); a document is one of easy, varied and reworded. Tasks of several steps are written `stepwise` times as often as
-        they usually are.
-        """
+    def document(self, chunks: int, shape: Shape) -> Document:
+        """A document of `chunks` chunks, drawn as the shares of a shape say."""
         rng = self._rng
-        size = rng.randint(*sizes)
+        size = rng.randint(*shape.chunk_tokens)
         budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
         layout = Layout(rng, budgets, self._count, self._around_cut)
-        words = spliced_words() if spliced and rng.random() < spliced else training_words()
-        world = self._world(words, easy, reworded, varied, garbled)
+        world = self._world(shape)
         questions: list[Question] = []
         facts: list[str] = []
         refers: dict[str, str] = {}
+        belongs: dict[str, tuple[str, str]] = {}
         written: set[str] = set()
-        for name in self._wanted(chunks, size, sparse, stepwise):
+        for name in self._wanted(chunks, size, shape):
             if name in _ONCE and name in written:
                 continue
             written.add(name)
@@ -196,30 +199,42 @@ class Writer:
             if layout.place_all(draft.pieces):
                 questions += draft.questions
                 refers |= draft.refers
+                belongs |= draft.belongs
                 facts += [sentence for piece in draft.pieces for sentence in _sentences(piece)]
         haystack = training_haystack()
         natural = (haystack.passage(rng, tokens, self._count) for tokens in layout.room)
         texts = [self._as_cut(text) for text in layout.chunks(natural)]
-        return Document(texts, questions, facts, refers)
+        return Document(texts, questions, facts, refers, belongs)
 
-    def _world(
-        self, words: tuple[str, ...], easy: float, reworded: float, varied: float, garbled: float
-    ) -> World:
+    def _world(self, shape: Shape) -> TrainingWorld:
+        world = self._told(shape, self._words(shape))
+        if shape.alike and self._rng.random() < shape.alike:
+            world.resemble()
+        return world
+
+    def _words(self, shape: Shape) -> Sequence[str]:
         rng = self._rng
-        if rng.random() < easy:
-            return EasyWorld(rng, words)
-        if varied and rng.random() < varied:
-            return VariedWorld(rng, words, training_words(), garbled)
-        if reworded and rng.random() < reworded:
-            return RewordingWorld(rng, words, training_words())
-        return World(rng, TRAIN, words)
+        words = spliced_words() if shape.spliced and rng.random() < shape.spliced else training_words()
+        if shape.joined and rng.random() < shape.joined:
+            return joined_words(self._vocabulary)
+        return words
 
-    def _wanted(self, chunks: int, size: int, sparse: float, stepwise: float) -> list[str]:
+    def _told(self, shape: Shape, words: Sequence[str]) -> TrainingWorld:
+        rng = self._rng
+        if rng.random() < shape.easy:
+            return EasyWorld(rng, words)
+        if shape.varied and rng.random() < shape.varied:
+            return VariedWorld(rng, words, training_words(), shape.garbled)
+        if shape.reworded and rng.random() < shape.reworded:
+            return RewordingWorld(rng, words, training_words())
+        return TrainingWorld(rng, words)
+
+    def _wanted(self, chunks: int, size: int, shape: Shape) -> list[str]:
         """Names of the tasks to write, one for each time."""
         rng = self._rng
         names = list(TASKS)
-        shares = [SHARES[name] * (stepwise if name in _STEPWISE else 1) for name in names]
-        if rng.random() < sparse:
+        shares = [SHARES[name] * (shape.stepwise if name in _STEPWISE else 1) for name in names]
+        if rng.random() < shape.sparse:
             return rng.choices(names, shares, k=rng.choice((1, 1, 2)))
         # dense: many questions for the tokens of one context
         wanted = rng.choices(names, shares, k=max(2, round(chunks * size / rng.randint(40, 160))))

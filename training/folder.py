@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHECKPOINT, LOG, RESULT = "checkpoint.pt", "log.jsonl", "model"
+MADE = "training.json"  # in the result: how it was made
 
 
 def save(folder: Path, state: Mapping[str, Any]) -> None:
@@ -39,7 +40,7 @@ def export(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     deepcopy(model).to(torch.bfloat16).save_pretrained(target)
     tokenizer.save_pretrained(target)
     facts["torch"] = torch.__version__
-    (target / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (target / MADE).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def smoothed(before: float | None, now: float) -> float:

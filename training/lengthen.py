@@ -11,14 +11,12 @@ from pathlib import Path
 
 from transformers import LlamaForCausalLM
 
-from kvweave.models import loading
-from training.continued import ContinuedTrainer
+from training.continued import BASE, ContinuedTrainer
 from training.long_rows import LongRowMaker, of_length
 from training.plan import Stage, drawn
-from training.rows import Shape
+from training.shape import Shape
 from training.train import main
 
-REFERENCE = Path(loading.__file__).parent / loading.REFERENCE_NAME
 POSITIONS, LONGER_THETA = 8704, 1_000_000.0
 DOCUMENTS = 0.3  # share of steps on documents once rows are long texts
 _DOCUMENTS = Stage(0, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.25, 1.5), 6, 0.04, 0.0)
@@ -31,12 +29,12 @@ LONG_PLAN = (
 
 
 class LongTrainer(ContinuedTrainer):
-    """Goes on from the shipped model's weights; only the last stage's are exported, since earlier ones know no such length."""
+    """Goes on from the base model's weights; only the last stage's are exported, since earlier ones know no such length."""
 
     averaged = 1
     save_steps = 25  # a step on long texts takes many times as long
     row_maker = LongRowMaker
-    start = REFERENCE
+    start = BASE
 
     @staticmethod
     def stages() -> Sequence[Stage]:

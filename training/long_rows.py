@@ -15,7 +15,8 @@ from kvweave.evaluation.splits import TRAIN
 from kvweave.evaluation.world import World
 from kvweave.models.template import SEPARATOR
 from training.documents import training_haystack
-from training.rows import COUNTED, LANGUAGE_SHARE, LANGUAGE_WEIGHT, RowMaker, Rows, Shape
+from training.rows import COUNTED, LANGUAGE_SHARE, LANGUAGE_WEIGHT, RowMaker, Rows
+from training.shape import Shape
 
 FAR_WEIGHT, NEAR_WEIGHT = 1.5, 0.5
 

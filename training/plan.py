@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from training.initialize import initialize
-from training.rows import Shape
+from training.shape import Shape
 
 VOCABULARY = 4096
 CONTEXT, THETA = 4096, 100_000.0
@@ -85,21 +85,27 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM
     return model
 
 
+def reached(plan: Sequence[Stage], step: int) -> tuple[int, int]:
+    """The number of the stage that a step belongs to, and how many of its steps are left with this one."""
+    ends = list(accumulate(stage.steps for stage in plan))
+    number = bisect_right(ends, step)
+    return number, ends[number] - step
+
+
 def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
     """What a step trains, now and then on rows of an earlier shape, and its learning rate; the same in every process.
 
     Stages that hold a rate of their own settle what the others learned, and go back to the last of those.
     """
-    ends = list(accumulate(stage.steps for stage in plan))
-    learning = sum(stage.holding is None for stage in plan)
-    number = bisect_right(ends, step)
+    number, left = reached(plan, step)
     stage, draw = plan[number], random.Random(f"{seed}/{step}").random()
+    learning = [each for each in plan if each.holding is None]
     if stage.holding is None:
         chosen = plan[number - 1] if number and draw < EARLIER else stage
-        return chosen, chosen.rate * pace(step, ends[learning - 1])
-    source = plan[learning - 1] if draw < stage.longer else stage
+        return chosen, chosen.rate * pace(step, sum(each.steps for each in learning))
+    source = learning[-1] if draw < stage.longer else stage
     shape = replace(source.shape, **{name: getattr(stage.shape, name) for name in _SETTLED})
-    rate = stage.rate * held(ends[number] - step, stage.steps, stage.holding)
+    rate = stage.rate * held(left, stage.steps, stage.holding)
     return replace(stage, shape=shape, rows=source.rows), rate
 
 

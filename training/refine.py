@@ -6,25 +6,23 @@ words that it learned by heart it has yet to read in words that it never met.
 """
 
 import random
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
-from pathlib import Path
+from typing import Any
 
-from training.continued import ContinuedTrainer
-from training.plan import WARM_STEPS, Stage, held
-from training.rows import Shape
+from training.continued import BASE, ContinuedTrainer
+from training.plan import WARM_STEPS, Stage, held, reached
+from training.shape import Shape
 from training.train import main
 
-_SHORT = Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.1, 1.5, 0.75, 0.3)
-_LONG = replace(_SHORT, context=2176, questions=512, chunks=(12, 27), sparse=0.5)
+SHORT = Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.1, 1.5, 0.75, 0.3)
+_LONG: dict[str, Any] = {"context": 2176, "questions": 512, "chunks": (12, 27), "sparse": 0.5}
 _LONG_ROWS = 2
 
 CYCLES = (
-    Stage(1400, _SHORT, 6, 0.04, 1e-3, 0.1, 0.3, 0.3),
-    Stage(1400, _SHORT, 6, 0.04, 8e-4, 0.1, 0.3, 0.5),
-    Stage(2200, replace(_SHORT, varied=0.4, garbled=0.1), 6, 0.04, 8e-4, 0.1, 0.25, 0.5),
+    Stage(1400, SHORT, 6, 0.04, 1e-3, 0.1, 0.3, 0.3),
+    Stage(1400, SHORT, 6, 0.04, 8e-4, 0.1, 0.3, 0.5),
+    Stage(2200, replace(SHORT, varied=0.4, garbled=0.1), 6, 0.04, 8e-4, 0.1, 0.25, 0.5),
 )
 
 
@@ -35,8 +33,9 @@ class RefiningTrainer(ContinuedTrainer):
     the tasks' own as well as before, which the end alone does not.
     """
 
+    averaged = 1
     save_steps = 100
-    start = Path(__file__).parent / "runs" / "base" / "model"
+    start = BASE
 
     @staticmethod
     def stages() -> Sequence[Stage]:
@@ -45,19 +44,17 @@ class RefiningTrainer(ContinuedTrainer):
 
     def lesson(self) -> tuple[Stage, float]:
         """Short rows or long ones, and the rate at this place of the cycle."""
-        ends = list(accumulate(stage.steps for stage in self.plan))
-        number = bisect_right(ends, self.step)
-        stage, left = self.plan[number], ends[number] - self.step
+        number, left = reached(self.plan, self.step)
+        stage = self.plan[number]
         rate = stage.rate * pace(stage.steps - left, stage.steps, stage.holding or 0.0)
         if random.Random(f"{self.seed}/{self.step}").random() < stage.longer:
-            said = {name: getattr(stage.shape, name) for name in ("varied", "garbled")}
-            stage = replace(stage, shape=replace(_LONG, **said), rows=_LONG_ROWS)
+            stage = replace(stage, shape=replace(stage.shape, **_LONG), rows=_LONG_ROWS)
         return stage, rate
 
-    def _keep(self) -> None:
-        """Keep what the mean is of."""
-        super()._keep()
-        self.ended = [self.first_model().to(self.device).state_dict(), self.ended[-1]]
+    def _export(self) -> None:
+        """The start counts for the mean as each end does."""
+        self.ended = [self.first_model().to(self.device).state_dict(), *self.ended]
+        super()._export()
 
 
 def pace(step: int, steps: int, holding: float) -> float:

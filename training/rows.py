@@ -5,6 +5,7 @@ Nothing separates the chunks of a context from each other: it is plain causal te
 """
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -20,6 +21,7 @@ from kvweave.evaluation.tasks import TASKS
 from kvweave.models.template import PromptTemplate
 from training import abilities
 from training.documents import Document, Writer
+from training.shape import Shape
 from training.vocabulary import SPECIAL
 
 COPY = "copy"  # the name under which accuracy on repetition rows is counted
@@ -47,39 +49,6 @@ _EAGERNESS = {
     "multivalue": 2.0,
     "order": 2.0,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How rows of a stage look.
-
-    Attributes:
-        context: tokens of the context part, padded to it.
-        questions: tokens of the question part.
-        chunks: fewest and most chunks of a document.
-        chunk_tokens: smallest and largest size of a document's chunks.
-        sparse: share of documents that are mostly haystack.
-        easy: share of documents whose names are everyday words.
-        spliced: share of documents whose values are invented words, of several tokens as a rule.
-        stopping: weight of the token that ends an answer, beside 1 of the others.
-        reworded: share of documents with sentences that no template foresees.
-        stepwise: how much more often than usual tasks of several steps are written.
-        varied: share of documents most of whose sentences are none of the train split's own.
-        garbled: share of the sentences of these that have lost many of their words.
-    """
-
-    context: int
-    questions: int
-    chunks: tuple[int, int]
-    chunk_tokens: tuple[int, int]
-    sparse: float
-    easy: float
-    spliced: float = 0.0
-    stopping: float = 0.3
-    reworded: float = 0.0
-    stepwise: float = 1.0
-    varied: float = 0.0
-    garbled: float = 0.0
 
 
 @dataclass(slots=True)
@@ -144,7 +113,9 @@ class RowMaker:
         self._end: int = tokenizer.eos_token_id
         self._encode = tokenizer.backend_tokenizer.encode
         self._plain = lru_cache(100_000)(self.template.text_ids)
-        self._writer = Writer(self.rng, count=lambda text: len(self._plain(text)))
+        self._writer = Writer(
+            self.rng, count=lambda text: len(self._plain(text)), vocabulary=sorted(tokenizer.get_vocab())
+        )
         self._hexadecimal: list[int] = [tokenizer.convert_tokens_to_ids(sign) for sign in "0123456789abcdef"]
 
     def batch(self, shape: Shape, seeds: Sequence[str], copying: float) -> Rows:
@@ -164,47 +135,52 @@ class RowMaker:
         length = len(context)
         made.ids[row, :length] = torch.tensor(context)
         made.segments[row, :length] = 0
-        for place, token in hints:
-            made.hints[row, place - 1 : place + 1] = token
+        for places, token in hints:
+            made.hints[row, places] = token
         picked = torch.tensor([self.rng.random() < LANGUAGE_SHARE for _ in range(length)])
         picked[0] = False
         made.weights[row, :length] = picked * LANGUAGE_WEIGHT
         made.tokens += length
         self._write_questions(made, row, shape, document, length)
 
-    def _fitting(self, shape: Shape) -> tuple[Document, list[int], list[tuple[int, int]]]:
+    def _fitting(self, shape: Shape) -> tuple[Document, list[int], list[tuple[slice, int]]]:
         """A document that fits, the ids of the instruction and its chunks, and what `_hints` found in them."""
         while True:
-            document = self._writer.document(
-                self.rng.randint(*shape.chunks),
-                sparse=shape.sparse,
-                sizes=shape.chunk_tokens,
-                easy=shape.easy,
-                spliced=shape.spliced,
-                reworded=shape.reworded,
-                stepwise=shape.stepwise,
-                varied=shape.varied,
-                garbled=shape.garbled,
-            )
+            document = self._writer.document(self.rng.randint(*shape.chunks), shape)
             ids = list(self._prefix)
-            hints: list[tuple[int, int]] = []
+            hints: list[tuple[slice, int]] = []
             for chunk in document.chunks:
-                hints += self._hints(document, chunk, len(ids))
+                hints += self._hints(document, chunk, len(ids), owned=shape.owned)
                 ids += self.template.chunk_ids(chunk)
             if len(ids) <= shape.context:
                 return document, ids, hints
 
-    def _hints(self, document: Document, chunk: str, start: int) -> list[tuple[int, int]]:
-        """Where in the row the chunk's referring sentences end, and the first token of what each leads to."""
-        found = [
-            (at + len(text) - 1, self._plain(word)[0])
+    def _hints(self, document: Document, chunk: str, start: int, *, owned: bool) -> list[tuple[slice, int]]:
+        """Where in the row the chunk's referring sentences end, and the first token of what each leads to.
+
+        Those of things that are found by a name as well, if `owned`: all their tokens, and the first one of the name.
+        """
+        ends = [
+            (at + len(text) - 1, word)
             for text, word in document.refers.items()
             if (at := chunk.find(text)) >= 0
         ]
-        if not found:
+        things = [
+            (at + found.start(), thing, name)
+            for text, (thing, name) in document.belongs.items()
+            if owned and (at := chunk.find(text)) >= 0 and (found := re.search(rf"\b{thing}\b", text))
+        ]
+        if not ends and not things:
             return []
-        encoding = self._encode(chunk, add_special_tokens=False)
-        return [(start + encoding.char_to_token(end), token) for end, token in found]
+        token_of = self._encode(chunk, add_special_tokens=False).char_to_token
+        last = [(start + token_of(end), word) for end, word in ends]
+        return [
+            *((slice(at - 1, at + 1), self._plain(word)[0]) for at, word in last),
+            *(
+                (slice(start + token_of(at), start + token_of(at + len(thing) - 1) + 1), self._plain(name)[0])
+                for at, thing, name in things
+            ),
+        ]
 
     def _write_questions(self, made: Rows, row: int, shape: Shape, document: Document, length: int) -> None:
         """As many of the questions about a context of `length` tokens as fit."""

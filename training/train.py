@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from training.folder import export, log, save, saved, smoothed
 from training.network import hidden_states, product_dtype, rotation
 from training.plan import PLAN, VOCABULARY, Stage, drawn, new_model
-from training.rows import COPY, COUNTED, RowMaker, Rows, Shape
+from training.rows import COPY, COUNTED, RowMaker, Rows
+from training.shape import Shape
 from training.vocabulary import learn
 
 HINTS = 160  # places per batch at which hints are read; fewer are padded
@@ -90,6 +92,10 @@ class Trainer:
     def first_model(self) -> LlamaForCausalLM:
         """What training starts from."""
         return new_model(self.tokenizer, self.seed)
+
+    def origin(self) -> dict[str, Any]:
+        """What is to be told of where the first weights came from."""
+        return {}
 
     def lesson(self) -> tuple[Stage, float]:
         """What the step trains, the same in every process, and its learning rate."""
@@ -249,6 +255,7 @@ class Trainer:
             processes=self.ranks,
             device=torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU",
             plan=[asdict(stage) for stage in self.plan],
+            **self.origin(),
         )
 
 

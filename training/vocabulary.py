@@ -12,8 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from kvweave.models.template import ANSWER_LEAD, DEFAULT_SYSTEM, QUESTION_LEAD, SEPARATOR
 from training.documents import Writer, training_haystack
+from training.shape import Shape
 
 DOCUMENTS = 3000  # that a vocabulary is learned from, beside the training texts
+SHAPE = Shape(context=0, questions=0, chunks=(6, 6), chunk_tokens=(48, 128), sparse=0.3)
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 SPLIT = r" ?\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -48,7 +50,7 @@ def training_texts(seed: int) -> Iterator[str]:
     yield from (DEFAULT_SYSTEM + SEPARATOR, SEPARATOR, QUESTION_LEAD, ANSWER_LEAD) * 200
     writer = Writer(random.Random(seed), count=lambda text: len(text) // 4)
     for _ in range(DOCUMENTS):
-        document = writer.document(chunks=6)
+        document = writer.document(6, SHAPE)
         yield from document.chunks
         for question in document.questions:
             yield question.text

@@ -8,8 +8,8 @@ import random
 import re
 from collections.abc import Sequence
 
-from kvweave.evaluation.splits import TRAIN, Phrases, chosen
-from kvweave.evaluation.world import World
+from kvweave.evaluation.splits import Phrases, chosen
+from training.naming import TrainingWorld
 from training.phrases import more
 
 REWORDED = 0.6  # of the sentences of a document that has any
@@ -39,16 +39,16 @@ _ASKED_LAST = (
 _WORD = re.compile(r"(?<![\w{])[a-z]{4,}(?![\w}])")
 
 
-class RewordingWorld(World):
+class RewordingWorld(TrainingWorld):
     """A world that says many of its sentences otherwise.
 
     Args:
-        rng, words: as for World, which draws from the train split here.
+        rng, words: as for TrainingWorld.
         strange: words that take the place of others.
     """
 
     def __init__(self, rng: random.Random, words: Sequence[str], strange: Sequence[str]) -> None:
-        super().__init__(rng, TRAIN, words)
+        super().__init__(rng, words)
         self._strange = strange
 
     def phrase(self, phrases: Phrases) -> str:

@@ -203,6 +203,26 @@ def test_training_facts_are_given_for_the_shipped_model_only(quality):
         quality.reference(shipped | {"digest": "other"})
 
 
+def test_what_a_model_was_trained_in_all_counts_what_it_went_on_from(quality, tmp_path, monkeypatch):
+    shipped = {"model": "reference", "dtype": "float32", "digest": load_model().fingerprint.digest}
+    parts = ((10, 1.5, 2, "CPU"), (100, 0.25, 30, "CPU"), (1000, 6.0, 400, "GPU"))
+    made: dict[str, object] = {}
+    for part in reversed(parts):
+        made = dict(zip(("tokens", "hours", "steps", "device"), part, strict=True)) | (
+            {"earlier": made} if made else {}
+        )
+    (tmp_path / "training.json").write_text(json.dumps(made))
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
+    monkeypatch.setattr(quality, "SHIPPED", tmp_path)
+    assert quality.reference(shipped) == {
+        "tokens": 1110,
+        "hours": 7.75,
+        "steps": 432,
+        "device": "CPU",
+        "bytes": 4,
+    }
+
+
 def test_a_row_is_a_line_of_the_file(quality, tmp_path):
     made = quality.gather([evaluated(tmp_path, outcomes())])
     written = quality.text(made)

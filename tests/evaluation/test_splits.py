@@ -11,10 +11,15 @@ from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.splits import DEV, HIDDEN, SPLITS, TEST, TRAIN, nouns, split_of, variants
 from kvweave.evaluation.world import World
 from training import phrases as training_phrases
-from training.documents import Document, Writer, training_haystack, training_words
+from training.documents import Document, Writer, joined_words, training_haystack, training_words
+from training.shape import Shape
 
 OTHERS = (DEV, TEST, HIDDEN)
 PHRASES = all_phrases()
+VOCABULARY = [
+    f"Ġ{noun[:cut]}" for split in SPLITS for noun in nouns(split) for cut in (2, 3, 4, len(noun))
+] + [noun[cut:] for split in SPLITS for noun in nouns(split) for cut in (2, 3, 4)]
+"""Tokens out of which every split's values could be put together."""
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +30,14 @@ def training() -> list[Document]:
 
 @pytest.fixture(scope="module")
 def otherwise() -> list[Document]:
-    """Documents that say most things otherwise than the tasks do."""
-    return _documents(varied=1.0)
+    """Documents that say most things otherwise than the tasks do, with names alike and values put together of tokens."""
+    return _documents(varied=1.0) + _documents(varied=0.5, alike=1.0, joined=1.0)
 
 
 def _documents(**shares: float) -> list[Document]:
-    writer = Writer(random.Random(5), count=lambda text: len(text) // 4)
+    writer = Writer(random.Random(5), lambda text: len(text) // 4, VOCABULARY)
     return [
-        writer.document(chunks, sparse=sparse, **shares)
+        writer.document(chunks, Shape(0, 0, (chunks, chunks), (48, 128), sparse, **shares))
         for chunks in (2, 5, 12)
         for sparse in (0.0, 0.5)
         for _ in range(6)
@@ -119,6 +124,13 @@ def test_training_words_are_no_noun_of_another_split():
     assert len(training_words()) > 1000
     for split in OTHERS:
         assert not set(training_words()) & set(nouns(split))
+
+
+def test_words_put_together_of_tokens_are_the_train_splits():
+    words = joined_words(tuple(VOCABULARY))
+    assert len(words) > 1000
+    assert {split_of(word) for word in words} == {TRAIN}
+    assert not set(words) & {noun for split in OTHERS for noun in nouns(split)}
 
 
 def test_a_name_of_another_split_is_no_word_that_training_uses_as_a_value():

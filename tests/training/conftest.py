@@ -1,6 +1,6 @@
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from kvweave.evaluation.draft import Question
 from kvweave.testing import tiny_tokenizer
 from training import abilities
 from training.documents import Document
-from training.rows import COUNTED, RowMaker, Rows, Shape
+from training.rows import COUNTED, RowMaker, Rows
+from training.shape import Shape
 from training.vocabulary import learn
 
 SHAPE = Shape(context=900, questions=500, chunks=(2, 4), chunk_tokens=(150, 220), sparse=0.2, easy=0.3)
@@ -64,6 +65,16 @@ def uncompiled() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def batch(tokenizer) -> Batch:
     """Rows of documents, with the documents they were made from."""
+    return made(tokenizer, SHAPE)
+
+
+@pytest.fixture(scope="session")
+def owned(tokenizer) -> Batch:
+    """Others, with hints that say whose a thing is."""
+    return made(tokenizer, replace(SHAPE, stepwise=8.0, owned=True))
+
+
+def made(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Batch:
     documents, questions = [], []
     maker = RowMaker(tokenizer)
     write, able = maker._writer.document, abilities.questions
@@ -81,6 +92,6 @@ def batch(tokenizer) -> Batch:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maker._writer, "document", writing)
         patch.setattr(abilities, "questions", also)
-        rows = maker.batch(SHAPE, [str(row) for row in range(ROWS)], copying=0.0)
+        rows = maker.batch(shape, [str(row) for row in range(ROWS)], copying=0.0)
     assert len(documents) == ROWS, "a document did not fit; take a larger context"
-    return Batch(SHAPE, rows, documents, questions)
+    return Batch(shape, rows, documents, questions)

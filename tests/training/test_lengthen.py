@@ -13,7 +13,8 @@ from training.lengthen import LongTrainer
 from training.long_rows import LongRowMaker, of_length
 from training.network import hidden_states, rotation
 from training.plan import Stage, configuration
-from training.rows import COUNTED, Shape
+from training.rows import COUNTED
+from training.shape import Shape
 
 SEED = 5
 SHORT = Shape(context=300, questions=200, chunks=(2, 2), chunk_tokens=(40, 60), sparse=0.0, easy=0.9)

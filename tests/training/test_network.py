@@ -7,7 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvweave.testing import VOCABULARY
 from training import attention, network
 from training.network import FUSED_FROM, hidden_states, question_attention, rotation
-from training.rows import RowMaker, Rows, Shape
+from training.rows import RowMaker, Rows
+from training.shape import Shape
 
 THETA, WIDTH = 100_000.0, 16
 TOLERANCES = {"bfloat16": 0.1, "float32": 1e-3}

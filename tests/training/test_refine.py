@@ -1,23 +1,23 @@
 """The reference model is refined in cycles, from the weights that another training left."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from training import refine
+from training import refine, settle
 from training.plan import LOWEST_PACE, Stage, configuration
 from training.refine import RefiningTrainer, pace
-from training.rows import Shape
+from training.settle import SettlingTrainer
+from training.shape import Shape
 
 SEED = 3
 SHORT = Shape(
     context=300, questions=200, chunks=(2, 2), chunk_tokens=(40, 60), sparse=0.0, easy=0.0, varied=1.0
 )
-LONG = Shape(
-    context=500, questions=250, chunks=(2, 3), chunk_tokens=(60, 90), sparse=0.0, easy=0.0, varied=1.0
-)
+LONG = {"context": 500, "questions": 250, "chunks": (2, 3), "chunk_tokens": (60, 90)}
 CYCLES = tuple(Stage(2, SHORT, 2, 0.2, 0.01, 0.1, 0.5, longer) for longer in (0.0, 1.0))
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
 
@@ -27,6 +27,7 @@ def _small(uncompiled):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(refine, "CYCLES", CYCLES)
         patch.setattr(refine, "_LONG", LONG)
+        patch.setattr(settle, "CYCLES", CYCLES)
         yield
 
 
@@ -61,6 +62,29 @@ def test_a_run_starts_from_the_weights_before_and_exports_what_lies_halfway(base
     assert (facts["steps"], facts["averaged"], facts["seed"]) == (4, 2, SEED)
 
 
+def test_settling_goes_on_from_a_refined_model_and_exports_the_mean_of_all_it_came_by(
+    base, tmp_path, monkeypatch
+):
+    refined, settled = tmp_path / "refined", tmp_path / "settled"
+    for folder, kind in ((refined, RefiningTrainer), (settled, SettlingTrainer)):
+        folder.mkdir()
+        monkeypatch.setattr(SettlingTrainer, "start", refined / "model")
+        kind.prepare(folder, SEED)
+        trainer = kind(folder, SEED, 0, 1)
+        trainer.run()
+    start, first, last = trainer.ended
+    result = AutoModelForCausalLM.from_pretrained(settled / "model", dtype=torch.float32)
+    before = AutoModelForCausalLM.from_pretrained(refined / "model", dtype=torch.float32).state_dict()
+    for name, weight in result.state_dict().items():
+        assert torch.equal(start[name], before[name])
+        assert not torch.equal(first[name], last[name])
+        torch.testing.assert_close(weight, (start[name] + first[name] + last[name]) / 3, atol=0.01, rtol=0.01)
+    facts = json.loads((settled / "model" / "training.json").read_text())
+    assert facts["averaged"] == 3
+    assert facts["earlier"] == json.loads((refined / "model" / "training.json").read_text())
+    assert "earlier" not in facts["earlier"]  # the base here says nothing of how it was made
+
+
 def test_rows_are_long_ones_as_often_as_the_cycle_says(base, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -69,7 +93,7 @@ def test_rows_are_long_ones_as_often_as_the_cycle_says(base, tmp_path):
     shapes = []
     for trainer.step in range(4):
         shapes.append(trainer.lesson()[0].shape)
-    assert shapes == [SHORT, SHORT, LONG, LONG]
+    assert shapes == [SHORT, SHORT, replace(SHORT, **LONG), replace(SHORT, **LONG)]
 
 
 def test_without_a_model_to_go_on_from_it_says_which_one_is_missing(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """A row's ids are those of the prompt template, and what is asked of the model stands where it should."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from kvweave.core import Prompt
 from kvweave.models.template import PromptTemplate
-from training.rows import COPY, COUNTED, RowMaker, Rows, Shape
+from training.rows import COPY, COUNTED, RowMaker, Rows
+from training.shape import Shape
 
 SHAPE = Shape(context=900, questions=300, chunks=(2, 4), chunk_tokens=(150, 220), sparse=0.2, easy=0.3)
 
@@ -103,6 +105,36 @@ def test_hints_stand_at_the_last_two_tokens_of_every_sentence_that_refers(batch,
             assert hints[first] == hints[last] == leads.pop(text)
             hinted += 1
     assert hinted > 5
+
+
+def test_hints_may_say_whose_a_thing_is_at_all_its_tokens(owned, maker, tokenizer):
+    first = {name: tokenizer(name, add_special_tokens=False)["input_ids"][0] for name in names(owned)}
+    plain = maker.batch(
+        replace(owned.shape, owned=False), [str(row) for row in range(len(owned.documents))], 0.0
+    )
+    assert torch.equal(owned.rows.ids, plain.ids)
+    found = 0
+    for row, document in enumerate(owned.documents):
+        told, before = owned.rows.hints[row], plain.hints[row]
+        assert torch.equal(told[before >= 0], before[before >= 0])
+        told = torch.where(before >= 0, -1, told)
+        wanted = {
+            (thing, first[name])
+            for text, (thing, name) in document.belongs.items()
+            if any(text in chunk for chunk in document.chunks)
+        }
+        seen = set()
+        for at in [0, *(told.diff().nonzero().flatten() + 1).tolist()]:
+            if told[at] >= 0:
+                run = int((told[at:] != told[at]).int().argmax())
+                seen.add((tokenizer.decode(owned.rows.ids[row, at : at + run]).strip(), int(told[at])))
+        assert seen == wanted
+        found += len(seen)
+    assert found > 5
+
+
+def names(batch) -> set[str]:
+    return {name for document in batch.documents for _, name in document.belongs.values()}
 
 
 @pytest.mark.parametrize("copying", [0.0, 1.0])

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from training import train
 from training.plan import DECAY_FROM, WARM_STEPS, Stage, configuration, drawn, pace
-from training.rows import COPY, RowMaker, Rows, Shape
+from training.rows import COPY, RowMaker, Rows
+from training.shape import Shape
 from training.train import Trainer
 
 SHORT = Shape(context=250, questions=200, chunks=(2, 2), chunk_tokens=(40, 60), sparse=0.0, easy=0.9)

@@ -1,11 +1,12 @@
 import random
 import re
+from dataclasses import replace
 from string import Formatter
 
 import pytest
 
 from kvweave.evaluation import attributes
-from kvweave.evaluation.splits import TRAIN, variants
+from kvweave.evaluation.splits import TRAIN, split_of, variants
 from kvweave.evaluation.tasks import TASKS
 from training.documents import (
     SEPARATION,
@@ -14,10 +15,13 @@ from training.documents import (
     EasyWorld,
     TrainingHaystack,
     Writer,
+    joined_words,
     training_haystack,
     training_words,
 )
+from training.naming import FEW, TrainingWorld
 from training.phrases import CONTAINERS, more, relations
+from training.shape import Shape
 from training.wording import OTHERWISE, VariedWorld
 
 
@@ -25,9 +29,13 @@ def count(text: str) -> int:
     return len(re.findall(r"\d|[^\W\d]{1,5}|[^\w\s]", text))
 
 
-def documents(seed: int, of: int, **given) -> list[Document]:
-    writer = Writer(random.Random(seed), count)
-    return [writer.document(**given) for _ in range(of)]
+PLAIN = Shape(context=0, questions=0, chunks=(6, 6), chunk_tokens=(48, 128), sparse=0.3)
+VOCABULARY = ("Ġthe", "Ġlantern", "Ġwh", "Ġa", "ĠThe", "oe", "kin", "b", "1", "lantern", "ing,")
+
+
+def documents(seed: int, of: int, chunks: int, **given) -> list[Document]:
+    writer = Writer(random.Random(seed), count, VOCABULARY)
+    return [writer.document(chunks, replace(PLAIN, **given)) for _ in range(of)]
 
 
 def test_every_task_has_a_share():
@@ -41,7 +49,7 @@ def test_equal_generators_write_equal_documents():
 @pytest.mark.parametrize("chunks", [1, 2, 5, 16])
 @pytest.mark.parametrize("sizes", [(32, 64), (48, 128)])
 def test_a_document_has_its_chunks_within_their_size(chunks, sizes):
-    for document in documents(chunks, 8, chunks=chunks, sizes=sizes):
+    for document in documents(chunks, 8, chunks=chunks, chunk_tokens=sizes):
         assert len(document.chunks) == chunks
         assert all(0 < count(chunk) <= sizes[1] for chunk in document.chunks)
 
@@ -60,7 +68,7 @@ def test_now_and_then_a_sentence_of_the_haystack_stands_at_a_cut(monkeypatch):
     monkeypatch.setattr("training.documents.SHARES", dict.fromkeys(SHARES, 0.0) | {"coref": 1.0})
     natural = {sentence for text in training_haystack().sentences() for sentence in text}
     apart = []
-    for document in documents(6, 100, chunks=5, sizes=(100, 128)):
+    for document in documents(6, 100, chunks=5, chunk_tokens=(100, 128)):
         pairs = zip(document.facts[::2], document.facts[1::2], strict=True)
         text = "|".join(chunk.strip() for chunk in document.chunks)
         for first, then in pairs:
@@ -138,3 +146,36 @@ def test_varied_documents_tell_of_kinds_that_the_tasks_do_not_have():
     }
     assert sum(any(re.search(rf"\b{role}\b", text) for text in asked) for role in roles) > 5
     assert any(re.search(rf"\b{place} [A-Z]", told, re.IGNORECASE) for place in CONTAINERS[6:])
+
+
+def test_values_are_put_together_of_tokens_where_a_shape_says_so():
+    words = joined_words(VOCABULARY)
+    assert all(re.fullmatch("(the|lantern|wh)(oe|kin|b|lantern){1,2}", word) for word in words)
+    assert 20 < len(words) < 3 * (4 + 4 * 4)
+    assert {split_of(word) for word in words} == {TRAIN}
+
+    def joined(share: float) -> float:
+        answers = [
+            answer
+            for document in documents(5, 40, chunks=6, joined=share)
+            for question in document.questions
+            if question.task in ("coref", "order")
+            for answer in question.answers
+        ]
+        assert len(answers) > 50
+        return sum(answer in words for answer in answers) / len(answers)
+
+    assert joined(0.0) == 0.0
+    assert 0.3 < joined(1.0) < 0.8
+
+
+def test_in_a_world_of_look_alikes_names_share_their_endings():
+    for seed in range(20):
+        world = TrainingWorld(random.Random(seed), ())
+        usual = {world.person() for _ in range(40)}
+        world.resemble()
+        names, towns = {world.person() for _ in range(40)}, {world.town() for _ in range(12)}
+        assert len({*usual, *names, *towns}) == 92
+        for alike in (names, towns):
+            assert min(len({name[-size:] for name in alike}) for size in (2, 3, 4)) <= FEW
+            assert len({name[:3] for name in alike}) > 8

@@ -60,6 +60,8 @@ class Draft:
     questions: list[Question] = field(default_factory=list)
     refers: dict[str, str] = field(default_factory=dict)
     """For a sentence that says something only together with an earlier one: the word that it leads to."""
+    belongs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """For a sentence in which something stands that is found by its name: the thing and the name."""
 
     def ask(self, task: str, text: str, *answers: str, reply: str | None = None) -> None:
         """Add a question; the reply defaults to the values, separated by commas."""

@@ -55,11 +55,11 @@ class World:
 
     def person(self) -> str:
         """A name of one word: Brenek, Toulia."""
-        return self._fresh(lambda: (self.rng.choice(_starts()) + self.rng.choice(_ENDINGS)).capitalize())
+        return self._fresh(lambda: self._composed(_ENDINGS))
 
     def town(self) -> str:
         """A place name of one word: Skeltford."""
-        return self._fresh(lambda: (self.rng.choice(_starts()) + self.rng.choice(_TOWNS)).capitalize())
+        return self._fresh(lambda: self._composed(_TOWNS))
 
     def name(self) -> str:
         """A person or a town."""
@@ -87,6 +87,9 @@ class World:
     def phrase(self, phrases: Phrases) -> str:
         """One of the split's sentences, its placeholders unfilled."""
         return self.rng.choice(phrases[self.split])
+
+    def _composed(self, endings: Sequence[str]) -> str:
+        return (self.rng.choice(_starts()) + self.rng.choice(endings)).capitalize()
 
     def _fresh(self, draw: Callable[[], str], *, sorts: bool = True) -> str:
         for _ in range(1000):

@@ -110,6 +110,7 @@ def write(world: World, *, pairs: int = PAIRS, relations: Sequence[Relation] = R
         p, q, value = world.person(), world.person(), world.thing()
         link = world.phrase(relation.phrases).format(p=p, q=q)
         fact = world.phrase(COLLECTS).format(p=p, v=value)
+        draft.belongs |= {link: (p, q), fact: (value, p)}
         draft.pieces.append(InOrder((fact, link) if world.rng.random() < 0.5 else (link, fact)))
         draft.ask(NAME, world.phrase(ASKED).format(r=relation.role, q=q), value, reply=f"{p}, {value}")
         draft.ask("twohop_fact", f"What is the treasure of {p}?", value)
