@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from training.folder import MADE
 from training.train import Trainer
 
-BASE = Path(__file__).parent / "runs" / "base" / "model"
-"""What `training.train` leaves in the folder that the Makefile names."""
+_RUNS = Path(__file__).parent / "runs"
+BASE, REFINED = _RUNS / "base" / "model", _RUNS / "refined" / "model"
+"""What `training.train` and `training.refine` leave in the folders that the Makefile names."""
 
 _START = "start"
 

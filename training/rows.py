@@ -173,13 +173,10 @@ class RowMaker:
         if not ends and not things:
             return []
         token_of = self._encode(chunk, add_special_tokens=False).char_to_token
-        last = [(start + token_of(end), word) for end, word in ends]
+        tokens = [(token_of(end) - 1, token_of(end), word) for end, word in ends]
+        tokens += [(token_of(at), token_of(at + len(thing) - 1), name) for at, thing, name in things]
         return [
-            *((slice(at - 1, at + 1), self._plain(word)[0]) for at, word in last),
-            *(
-                (slice(start + token_of(at), start + token_of(at + len(thing) - 1) + 1), self._plain(name)[0])
-                for at, thing, name in things
-            ),
+            (slice(start + first, start + last + 1), self._plain(word)[0]) for first, last, word in tokens
         ]
 
     def _write_questions(self, made: Rows, row: int, shape: Shape, document: Document, length: int) -> None:

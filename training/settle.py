@@ -7,7 +7,7 @@ of any tokens: a name is to be told by all of it, and a value copied whatever it
 from collections.abc import Sequence
 from dataclasses import replace
 
-from training.continued import BASE
+from training.continued import REFINED
 from training.plan import Stage
 from training.refine import SHORT, RefiningTrainer
 from training.train import main
@@ -35,7 +35,7 @@ class SettlingTrainer(RefiningTrainer):
     """Further cycles; what is exported is the mean of the start and of their ends."""
 
     averaged = len(CYCLES)
-    start = BASE.parent.parent / "refined" / "model"
+    start = REFINED
 
     @staticmethod
     def stages() -> Sequence[Stage]:
