@@ -114,6 +114,30 @@ def test_each_kind_of_call_rests_by_itself_and_all_with_a_tier_that_does_not_ans
     assert not guard.refusing
 
 
+@pytest.mark.parametrize("too", [False, True])
+def test_a_call_that_began_before_a_failure_says_nothing_of_what_comes_after_it(
+    too: bool, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded, "FIRST_REST_S", 1.0)
+    monkeypatch.setattr(guarded, "LONGEST_REST_S", 60.0)
+    now = [0.0]
+    guard = GuardedTier(tier, clock=lambda: now[0])
+
+    def meanwhile(call: str, keys: object) -> None:
+        if call == "has_many":
+            assert guard.sizes() is None
+        refusing("sizes", *(["has_many"] if too else []))(call, [])
+
+    tier.before = meanwhile
+    assert guard.has_many(["a"]) == frozenset()
+    assert guard.resting
+    now[0] = 1.0  # one failure's rest, though both may have failed
+    assert not guard.resting
+    tier.before = refusing()
+    assert guard.sizes() == {}
+    assert not guard.failing
+
+
 def test_refused_writes_are_tried_ever_more_seldom_whatever_is_read_meanwhile(
     tier: MemoryTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

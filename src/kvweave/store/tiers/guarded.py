@@ -28,6 +28,8 @@ Answer = TypeVar("Answer")
 class Attempts:
     """How one kind of call fares: how often it failed in a row, and until when it is left alone.
 
+    Calls that run at the same time tell as much as one: whatever began before the last failure ended says nothing new.
+
     `clock` gives seconds from any beginning; `say_again_after_s` lie between two warnings. Safe to use from several threads.
     """
 
@@ -37,6 +39,7 @@ class Attempts:
         self._say_again_after_s = say_again_after_s
         self._guard = threading.Lock()
         self._failures = 0
+        self._ever_failed = 0
         self._again_s = 0.0
         self._silent_until_s = float("-inf")
         self._said = False
@@ -51,9 +54,16 @@ class Attempts:
         """Whether the last attempt failed."""
         return self._failures > 0
 
-    def failed(self, error: TierUnavailable) -> None:
+    def begun(self) -> int:
+        """To be given back with how the attempt that begins now ended."""
+        return self._ever_failed
+
+    def failed(self, attempt: int, error: TierUnavailable) -> None:
         """Leave it alone for twice as long as the last time; say so, if this is the first failure in a row."""
         with self._guard:
+            if attempt != self._ever_failed:
+                return
+            self._ever_failed += 1
             now = self._clock()
             self._again_s = now + min(LONGEST_REST_S, FIRST_REST_S * 2.0**self._failures)
             first, self._failures = self._failures == 0, min(self._failures + 1, 30)
@@ -63,11 +73,13 @@ class Attempts:
         if say:
             _LOG.warning("%s: %s", self._warning, error)
 
-    def worked(self, place: str) -> None:
+    def worked(self, attempt: int, place: str) -> None:
         """It need not be left alone; say so, if its failure was told."""
         if not self._failures:
             return
         with self._guard:
+            if attempt != self._ever_failed:
+                return
             say, self._said, self._failures = self._said, False, 0
         if say:
             _LOG.info("shared tier %s works again", place)
@@ -139,25 +151,27 @@ class GuardedTier:
     def _read(self, step: Callable[[], Answer], otherwise: Answer) -> Answer:
         if self.resting:
             return otherwise
+        attempt = self._reading.begun()
         try:
             answer = step()
         except TierUnavailable as error:
-            self._reading.failed(error)
+            self._reading.failed(attempt, error)
             return otherwise
         except Exception:
             if self._closed:  # in the middle of this
                 return otherwise
             raise
-        self._reading.worked(self.place)
+        self._reading.worked(attempt, self.place)
         return answer
 
     def _written(self, attempts: Attempts, step: Callable[[], None]) -> bool:
         if self.resting or attempts.resting:
             return False
+        attempt = attempts.begun()
         try:
             step()
         except TierUnavailable as error:
-            attempts.failed(error)
+            attempts.failed(attempt, error)
             return False
-        attempts.worked(self.place)
+        attempts.worked(attempt, self.place)
         return True
