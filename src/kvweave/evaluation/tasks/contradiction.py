@@ -44,6 +44,7 @@ def write(world: World, *, revised: int = REVISED, kept: int = KEPT) -> Draft:
     for number in range(revised + kept):
         name, value = world.name(), world.thing()
         told = world.phrase(STATED).format(a=attribute, k=name, v=value)
+        draft.belongs[told] = (value, name)
         if number >= revised:
             draft.pieces.append(Anywhere(told))
             draft.ask("contradiction_kept", world.phrase(ASKED).format(a=attribute, k=name), value)
@@ -52,9 +53,11 @@ def write(world: World, *, revised: int = REVISED, kept: int = KEPT) -> Draft:
         if world.rng.random() < 0.5:
             again = world.phrase(STATED).format(a=attribute, k=name, v=later)
             draft.pieces.append(InOrder((told, again)))
+            draft.belongs[again] = (later, name)
         else:
             correction = world.phrase(CORRECTED).format(v=later)
             draft.pieces.append(AcrossCut(told, correction))
             draft.refers[correction] = name
+            draft.belongs[correction] = (later, name)
         draft.ask(NAME, world.phrase(ASKED).format(a=attribute, k=name), later, reply=f"{value}, {later}")
     return draft

@@ -120,6 +120,7 @@ def write(
         then = world.phrase(kind.referring).format(s=pronoun, v=value)
         is_cut = number < cut
         draft.refers[then] = name
+        draft.belongs[then] = (value, name)
         draft.pieces.append(AcrossCut(first, then) if is_cut else Together((first, then)))
         draft.ask(NAME if is_cut else "coref_whole", world.phrase(kind.asked).format(k=name), value)
     return draft
