@@ -61,7 +61,8 @@ class Rows:
         segments: 0 for the context, k for its k-th question, -1 for padding.
         weights: of each token as a target, 0 where it is none.
         tasks: place in COUNTED of the task that each answer token counts for, -1 elsewhere.
-        hints: the token that a sentence leads to, at the last two tokens of the sentence; -1 elsewhere.
+        hints: the token that a sentence leads to, at the last two tokens of the sentence, and in shapes that say whose a
+            thing is the one that its owner's name begins with, at the thing's tokens; -1 elsewhere.
         ends: where the end of an answer is to be learned though the text goes on with another token.
         tokens: real tokens in the batch.
     """

@@ -39,7 +39,7 @@ class Attempts:
         self._say_again_after_s = say_again_after_s
         self._guard = threading.Lock()
         self._failures = 0
-        self._ever_failed = 0
+        self._failures_ever = 0
         self._again_s = 0.0
         self._silent_until_s = float("-inf")
         self._said = False
@@ -56,14 +56,14 @@ class Attempts:
 
     def begun(self) -> int:
         """To be given back with how the attempt that begins now ended."""
-        return self._ever_failed
+        return self._failures_ever
 
     def failed(self, attempt: int, error: TierUnavailable) -> None:
         """Leave it alone for twice as long as the last time; say so, if this is the first failure in a row."""
         with self._guard:
-            if attempt != self._ever_failed:
+            if attempt != self._failures_ever:
                 return
-            self._ever_failed += 1
+            self._failures_ever += 1
             now = self._clock()
             self._again_s = now + min(LONGEST_REST_S, FIRST_REST_S * 2.0**self._failures)
             first, self._failures = self._failures == 0, min(self._failures + 1, 30)
@@ -78,7 +78,7 @@ class Attempts:
         if not self._failures:
             return
         with self._guard:
-            if attempt != self._ever_failed:
+            if attempt != self._failures_ever:
                 return
             say, self._said, self._failures = self._said, False, 0
         if say:
