@@ -94,6 +94,21 @@ def test_minutes_are_those_of_all_runs_together(adapter, file, tmp_path):
     assert again.rows == whole.rows
 
 
+def test_rulers_files_of_one_task_and_several_lengths_are_not_averaged(adapter, tmp_path):
+    text = "Memorize and track the chain(s) of variable. VAR A = 1. Question: Find all variables that are assigned the value 1"
+    for length in ("4096", "8192"):
+        (tmp_path / length / "vt").mkdir(parents=True)
+        line = json.dumps({"index": 0, "input": text, "outputs": ["A"]})
+        (tmp_path / length / "vt" / "validation.jsonl").write_text(line)
+    request = Request(SUITE, "dev", files=(("ruler", tmp_path),))
+    with pytest.raises(
+        InvalidRequest, match=r"4096/vt/.* and .*8192/vt/.* both hold vt, .* one after the other"
+    ):
+        run_evaluation(adapter, request)
+    one = replace(request, files=(("ruler", tmp_path / "4096"),))
+    assert run_evaluation(adapter, one).rows[0].samples == 1
+
+
 def test_other_documents_are_the_same_however_many_are_asked_for(adapter, tmp_path):
     def line(number):
         dataset = (

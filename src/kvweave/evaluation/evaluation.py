@@ -85,8 +85,8 @@ def run_evaluation(
     """Run an evaluation; interrupted with an output folder, the same call goes on where it stopped.
 
     Prompts beyond the model's context are left out and counted, and the notice says so. Raises InvalidRequest for
-    names that do not exist, a context too short for a task, files that cannot be read and an output folder of
-    another evaluation; PromptTooLong, before anything runs, if no prompt fits the model.
+    names that do not exist, a context too short for a task, files that cannot be read or of which two of RULER
+    hold the same task, and an output folder of another evaluation; PromptTooLong, before anything runs, if no prompt fits the model.
     """
     if request.split not in SPLITS:
         raise InvalidRequest(f"there is no split {request.split!r}; choose one of {', '.join(SPLITS)}")
@@ -147,6 +147,7 @@ def _generated(adapter: Adapter, request: Request) -> Iterable[Case]:
 
 
 def _file_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
+    origins: dict[str, Path] = {}
     chunker = Chunker(adapter.tokenizer, request.suite.chunk_tokens, request.overlap_tokens)
     limit = request.samples_per_file
     # Enough for the other documents of the last one, which are then the same however many are asked for.
@@ -156,7 +157,14 @@ def _file_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
             samples = READERS[reader](file, chunker, read)
             tasks = (list(alike) for _, alike in groupby(samples, key=lambda sample: sample.task))
             together = chain.from_iterable(map(beside_others, tasks))
-            yield from (Case(sample, 0, 0) for sample in islice(together, limit))
+            for sample in islice(together, limit):
+                if reader == "ruler" and (first := origins.setdefault(sample.task, file)) != file:
+                    # Its files are named by task and not by length; those of one task are of different lengths.
+                    raise InvalidRequest(
+                        f"{first} and {file} both hold {sample.task}, and one row would be the mean of both;"
+                        " evaluate them one after the other, each with an --output of its own"
+                    )
+                yield Case(sample, 0, 0)
 
 
 def _about(adapter: Adapter, request: Request, minutes: float, left_out: int) -> About:
