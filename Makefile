@@ -51,16 +51,21 @@ docs: $(READY)
 # the kernel clears the same gigabyte in every step.
 TRAIN := MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=8589934592 PYTHONPATH=. $(BIN)/python -m
 
+# `make reference SEED=5 RUNS=training/runs/second` is a second run beside the first. Rows are drawn from the seed, so
+# settling takes the next one: with the same it would begin with what refining began with.
+SEED ?= 0
+RUNS ?= training/runs
+
 reference: $(READY)
-	@$(TRAIN) training.train training/runs/base
-	@$(TRAIN) training.refine training/runs/refined
-	@$(TRAIN) training.settle training/runs/reference --seed 1
+	@$(TRAIN) training.train $(RUNS)/base --seed $(SEED)
+	@$(TRAIN) training.refine $(RUNS)/refined --seed $(SEED)
+	@$(TRAIN) training.settle $(RUNS)/reference --seed $$(($(SEED) + 1))
 
 auxiliary: $(READY)
-	@$(TRAIN) training.auxiliary training/runs/base/model training/runs/auxiliary
+	@$(TRAIN) training.auxiliary $(RUNS)/base/model $(RUNS)/auxiliary --seed $(SEED)
 
 longer: $(READY)
-	@$(TRAIN) training.lengthen training/runs/longer
+	@$(TRAIN) training.lengthen $(RUNS)/longer --seed $(SEED)
 
 env: $(READY)
 

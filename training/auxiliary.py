@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -176,6 +177,12 @@ class Distillation:
             tokens=self.tokens,
             hours=round(self.seconds / 3600, 2),
             device="CPU",
+            reference=self.teacher.adapter.fingerprint.digest,
+            documents=DOCUMENTS,
+            questions=QUESTIONS,
+            document=asdict(DOCUMENT),
+            rate=RATE,
+            answering=ANSWERING,
         )
 
 

@@ -8,30 +8,30 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from training.folder import MADE
+from training.folder import MADE, RESULT
 from training.train import Trainer
-
-_RUNS = Path(__file__).parent / "runs"
-BASE, REFINED = _RUNS / "base" / "model", _RUNS / "refined" / "model"
-"""What `training.train` and `training.refine` leave in the folders that the Makefile names."""
 
 _START = "start"
 
 
 class ContinuedTrainer(Trainer):
-    """Starts from the model in `start`, of which the run's folder keeps a copy: what lies there later changes nothing."""
+    """Starts from what the run in the folder `after`, beside its own, exported.
 
-    start: Path
+    The run's folder keeps a copy of it: what lies there later changes nothing.
+    """
+
+    after: str
 
     @classmethod
     def prepare(cls, folder: Path, seed: int) -> None:
         """Put the weights and the tokenizer that training starts from into an empty folder."""
-        if not cls.start.exists():
-            sys.exit(f"nothing to go on from in {cls.start}; train that model first (training/README.md)")
-        AutoModelForCausalLM.from_pretrained(cls.start).save_pretrained(folder / _START)
-        AutoTokenizer.from_pretrained(cls.start).save_pretrained(folder)
-        if (cls.start / MADE).exists():
-            shutil.copy(cls.start / MADE, folder / _START)
+        start = folder.absolute().parent / cls.after / RESULT
+        if not start.exists():
+            sys.exit(f"nothing to go on from in {start}; train that model first (training/README.md)")
+        AutoModelForCausalLM.from_pretrained(start).save_pretrained(folder / _START)
+        AutoTokenizer.from_pretrained(start).save_pretrained(folder)
+        if (start / MADE).exists():
+            shutil.copy(start / MADE, folder / _START)
 
     def first_model(self) -> LlamaForCausalLM:
         """The weights as they were, in float32."""

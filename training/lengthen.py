@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import LlamaForCausalLM
 
-from training.continued import BASE, ContinuedTrainer
+from training.continued import ContinuedTrainer
 from training.long_rows import LongRowMaker, of_length
 from training.plan import Stage, drawn
 from training.shape import Shape
@@ -34,7 +34,7 @@ class LongTrainer(ContinuedTrainer):
     averaged = 1
     save_steps = 25  # a step on long texts takes many times as long
     row_maker = LongRowMaker
-    start = BASE
+    after = "base"
 
     @staticmethod
     def stages() -> Sequence[Stage]:

@@ -1,6 +1,6 @@
 """Refine the reference model: `python -m training.refine FOLDER`. Interrupted, the same command goes on.
 
-Goes on from what `training.train` left in `training/runs/base`, on documents most of which say what they say in ways
+Goes on from what `training.train` left in the folder `base` beside, on documents most of which say what they say in ways
 that the tasks do not have (`training.phrases`), and on long contexts more often than before: what a model reads right in
 words that it learned by heart it has yet to read in words that it never met.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from training.continued import BASE, ContinuedTrainer
+from training.continued import ContinuedTrainer
 from training.plan import WARM_STEPS, Stage, held, reached
 from training.shape import Shape
 from training.train import main
@@ -35,12 +35,17 @@ class RefiningTrainer(ContinuedTrainer):
 
     averaged = 1
     save_steps = 100
-    start = BASE
+    after = "base"
 
     @staticmethod
     def stages() -> Sequence[Stage]:
         """The cycles before they are scaled."""
         return CYCLES
+
+    @classmethod
+    def rows_of_steps(cls) -> set[int]:
+        """Those of its cycles, and of steps on long contexts."""
+        return {*super().rows_of_steps(), _LONG_ROWS}
 
     def lesson(self) -> tuple[Stage, float]:
         """Short rows or long ones, and the rate at this place of the cycle."""

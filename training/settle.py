@@ -1,6 +1,6 @@
 """Settle the refined reference model: `python -m training.settle FOLDER`. Interrupted, the same command goes on.
 
-Goes on from what `training.refine` left in `training/runs/refined`, on names that end alike and on values put together
+Goes on from what `training.refine` left in the folder `refined` beside, on names that end alike and on values put together
 of any tokens: a name is to be told by all of it, and a value copied whatever it is. Hints say whose a thing is, until the
 last cycle lets go of them.
 """
@@ -8,7 +8,6 @@ last cycle lets go of them.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from training.continued import REFINED
 from training.plan import Stage
 from training.refine import SHORT, RefiningTrainer
 from training.train import main
@@ -38,7 +37,7 @@ class SettlingTrainer(RefiningTrainer):
     """Further cycles; what is exported is the mean of the start and of the ends of the last two."""
 
     averaged = 2
-    start = REFINED
+    after = "refined"
 
     @staticmethod
     def stages() -> Sequence[Stage]:

@@ -85,6 +85,11 @@ class Trainer:
         return PLAN
 
     @classmethod
+    def rows_of_steps(cls) -> set[int]:
+        """How many rows a step can have."""
+        return {stage.rows for stage in cls.stages()}
+
+    @classmethod
     def prepare(cls, folder: Path, seed: int) -> None:
         """Put into an empty folder what every process reads: here, the tokenizer."""
         learn(VOCABULARY, seed).save_pretrained(folder)
@@ -282,7 +287,7 @@ def main(kind: type[Trainer] = Trainer, module: str = "training.train") -> None:
     parser.add_argument("--rank", type=int, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     processes = given.processes or (2 if given.device == "cpu" else 1)
-    if any(stage.rows % processes for stage in kind.stages()):
+    if any(rows % processes for rows in kind.rows_of_steps()):
         parser.error(f"a step's rows cannot be shared out evenly among {processes} processes; take 1 or 2")
     if given.rank is None:
         sys.exit(_start(kind, module, given.folder, given.seed, processes))

@@ -107,6 +107,7 @@ class TestARun:
         made = finished.folder / "model"
         facts = json.loads((made / "training.json").read_text())
         assert (facts["seed"], facts["steps"], facts["tokens"]) == (SEED, STEPS, finished.tokens)
+        assert facts["reference"] == finished.teacher.adapter.fingerprint.digest
         model = AutoModelForCausalLM.from_pretrained(made).state_dict()
         for name, weight in finished.student.model.state_dict().items():
             assert torch.equal(model[name], weight.bfloat16())

@@ -12,6 +12,7 @@ from training.plan import LOWEST_PACE, Stage, configuration
 from training.refine import RefiningTrainer, pace
 from training.settle import SettlingTrainer
 from training.shape import Shape
+from training.train import main
 
 SEED = 3
 SHORT = Shape(
@@ -32,13 +33,12 @@ def _small(uncompiled):
 
 
 @pytest.fixture
-def base(tmp_path, vocabulary, monkeypatch):
-    """A model to go on from."""
+def base(tmp_path, vocabulary):
+    """A model to go on from, where a run of `training.train` leaves it."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(configuration(vocabulary, max_position_embeddings=1024, **SIZES))
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "base")
-    vocabulary.save_pretrained(tmp_path / "base")
-    monkeypatch.setattr(RefiningTrainer, "start", tmp_path / "base")
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "base" / "model")
+    vocabulary.save_pretrained(tmp_path / "base" / "model")
     return model
 
 
@@ -62,13 +62,10 @@ def test_a_run_starts_from_the_weights_before_and_exports_what_lies_halfway(base
     assert (facts["steps"], facts["averaged"], facts["seed"]) == (4, 2, SEED)
 
 
-def test_settling_goes_on_from_a_refined_model_and_exports_the_mean_of_all_it_came_by(
-    base, tmp_path, monkeypatch
-):
+def test_settling_goes_on_from_a_refined_model_and_exports_the_mean_of_all_it_came_by(base, tmp_path):
     refined, settled = tmp_path / "refined", tmp_path / "settled"
     for folder, kind in ((refined, RefiningTrainer), (settled, SettlingTrainer)):
         folder.mkdir()
-        monkeypatch.setattr(SettlingTrainer, "start", refined / "model")
         kind.prepare(folder, SEED)
         trainer = kind(folder, SEED, 0, 1)
         trainer.run()
@@ -96,10 +93,18 @@ def test_rows_are_long_ones_as_often_as_the_cycle_says(base, tmp_path):
     assert shapes == [SHORT, SHORT, replace(SHORT, **LONG), replace(SHORT, **LONG)]
 
 
-def test_without_a_model_to_go_on_from_it_says_which_one_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(RefiningTrainer, "start", tmp_path / "nothing")
-    with pytest.raises(SystemExit, match=r"nothing; train that model first"):
-        RefiningTrainer.prepare(tmp_path, SEED)
+def test_without_a_model_to_go_on_from_it_says_which_one_is_missing(tmp_path):
+    with pytest.raises(SystemExit, match=r"nothing to go on from in .*/base/model; train that model first"):
+        RefiningTrainer.prepare(tmp_path / "run", SEED)
+
+
+def test_long_rows_too_have_to_be_shared_out_evenly(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(refine, "CYCLES", (replace(CYCLES[0], rows=6),))
+    monkeypatch.setattr("sys.argv", ["refine", str(tmp_path / "run"), "--processes=3"])
+    with pytest.raises(SystemExit):
+        main(RefiningTrainer, "training.refine")
+    assert "cannot be shared out evenly among 3 processes" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_rate_rises_is_held_and_falls():
