@@ -111,6 +111,7 @@ def result(folders: list[Path], shape: str, scale: float, repeats: int) -> dict[
         **computed_with(adapter),
         "scale": scale,
         "repeats": repeats,
+        "digest": found.subject["model"],
         "evaluations": found.commands,
         "rows": measure(adapter, mean_traces(found.outcomes), scale, repeats),
         **circumstances(

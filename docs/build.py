@@ -20,9 +20,10 @@ from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
 from decoding_page import parts as decoding_parts
+from evaluation_targets import targets
 from methods_page import headings, methods_page, tasks_page
 from personas_page import whole_systems
-from selection_part import selection_part
+from selection_page import selection_page
 from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
 from tables import NOT_MEASURED, folded, header, row
 from ttft_page import FILES as TTFT_FILES
@@ -90,12 +91,6 @@ def what_the_papers_saw(images: Iterable[str]) -> str:
     from papers import CLAIMS
 
     return claims_page(CLAIMS, results("claims.json"), images)
-
-
-def which_tokens_matter() -> str:
-    """For docs/evaluation.md."""
-    result = results("selection.json")
-    return NOT_MEASURED if result is None else selection_part(result)
 
 
 def families() -> str:
@@ -176,6 +171,62 @@ def scores_of_the_model() -> str:
     return "\n".join(lines)
 
 
+def second_run() -> str:
+    """For training/README.md: another training beside the one that ships, on the same prompts."""
+    result = results("second_run.json")
+    if result is None:
+        return NOT_MEASURED
+    rows, made = result["rows"], result["training"]
+    outside = [
+        f"`{one['task']}` at {one['context_tokens']:,}"
+        for one in rows
+        if not one["first"][1] <= one["second"][0] <= one["first"][2]
+    ]
+    lines = [
+        f"Scores under full attention on `test` with 95 % intervals, the same {min(one['prompts'] for one in rows)} prompts of each task, of what ships and "
+        f"of settling with seed {made['seed']} ({made['steps']:,} steps, {made['hours']:.1f} hours). In {len(rows) - len(outside)} of {len(rows)} the second score "
+        "lies in the first one's interval" + (f"; in {', '.join(outside)} it does not." if outside else "."),
+        "",
+        *header("context", "task", "ships", "second run"),
+    ]
+    for one in rows:
+        told = ("{:.3f} ({:.3f}–{:.3f})".format(*one[name]) for name in ("first", "second"))
+        lines.append(row(f"{one['context_tokens']:,}", f"`{one['task']}`", *told))
+    return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
+
+
+def written_requests() -> str:
+    """For the model card: what becomes of the questions and key content that the model writes."""
+    result = results("abilities.json")
+    if result is None:
+        return NOT_MEASURED
+    said = {
+        "ask": {
+            "about_notes": "names something of the notes",
+            "answered": "is answered right, asked over them",
+        },
+        "sum_up": {"facts_kept": "facts kept", "true_to_notes": "sentences that stand in the notes"},
+        "ask_like": {
+            "about_notes": "names something of the notes",
+            "another": "and not what the earlier ones do",
+            "answered": "is answered right",
+        },
+    }
+    requests = {"ask": "a question", "sum_up": "key content", "ask_like": "the next question"}
+    lines = [
+        f"What it writes behind notes of {result['context_tokens']} tokens (`{result['split']}` split), mean shares over kinds of notes with 95 % intervals:",
+        "",
+        *header("written", "prompts", "", "share"),
+    ]
+    for name, columns in said.items():
+        one = result["requests"][name]
+        for column, words in columns.items():
+            share = one["shares"][column]
+            told = f"{share['value']:.3f} ({share['low']:.3f}–{share['high']:.3f})"
+            lines.append(row(requests[name], f"{one['prompts']:,}", words, told))
+    return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
+
+
 def scores_of_the_recipes() -> str:
     """For README: the mean over tasks."""
     result = results("quality.json")
@@ -206,17 +257,18 @@ def replayed() -> str:
         f"The mean traces of the evaluation on the shape of {result['shape']} ({result['dtype']}, random weights, {where}), all counts "
         f"times {result['scale']:g}: median of {result['repeats']} repeats, interleaved with full prefill of as many tokens.",
         "",
-        *header("context", "recipe", "tokens", "computed", "first token", "full prefill", "share of it"),
+        *header(
+            "context", "recipe", "ratio", "tokens", "computed", "first token", "full prefill", "share of it"
+        ),
     ]
     for one in result["rows"]:
-        if one["recipe"] not in BASELINES or one["ratio"] != BASELINES[one["recipe"]]:
-            continue
         trace, scale = one["trace"], result["scale"]
         low, high = one["ttft_over_full_range"]
         lines.append(
             row(
                 f"{one['context_tokens']:,}",
                 f"`{one['recipe']}`",
+                f"{one['ratio']:g}",
                 f"{scale * (trace['exact'] + trace['stale'] + trace['fresh']):,.0f}",
                 f"{scale * (trace['recomputed'] + trace['fresh']):,.0f}",
                 f"{one['ttft_s']:.3f} s",
@@ -309,8 +361,12 @@ def main() -> None:
         ),
         docs / "methods-by-task.md": tasks_page(measured),
         docs / "claims.md": what_the_papers_saw(images),
+        docs / "selection.md": selection_page(results("selection.json"), images),
         evaluation: with_parts(
-            evaluation, quality=scores_of_all_tasks(), replay=replayed(), selection=which_tokens_matter()
+            evaluation,
+            quality=scores_of_all_tasks(),
+            targets=targets(results("quality.json"), results("selection.json")),
+            replay=replayed(),
         ),
         store: with_parts(
             store,
@@ -333,7 +389,10 @@ def main() -> None:
         docs / "personas.md": with_parts(
             docs / "personas.md", personas=whole_systems(results("personas.json"))
         ),
-        CARD: with_parts(CARD, quality=scores_of_the_model()),
+        ROOT / "training" / "README.md": with_parts(
+            ROOT / "training" / "README.md", **{"second-run": second_run()}
+        ),
+        CARD: with_parts(CARD, quality=scores_of_the_model(), requests=written_requests()),
         LONGER_CARD: with_parts(LONGER_CARD, longer=dense_scores(results(DECODING_QUALITY))),
     }
     stale = [

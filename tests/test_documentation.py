@@ -171,7 +171,7 @@ class TestFiguresOfTheEvaluation:
             "| 2,048 tokens | 0.400 (0.350–0.440) | – | – | – |",
         ]
 
-    def test_replayed_times_are_those_of_the_baselines(self, build, tmp_path):
+    def test_replayed_times_have_a_row_for_each_recipe_and_ratio(self, build, tmp_path):
         trace = {"exact": 100.0, "stale": 400.5, "recomputed": 0.0, "fresh": 20.0, "decoded": 5.0}
         times = {
             "ttft_s": 0.05,
@@ -181,15 +181,46 @@ class TestFiguresOfTheEvaluation:
         }
         rows = [
             {"context_tokens": 2048, "recipe": recipe, "ratio": ratio, "trace": trace, **times}
-            for recipe, ratio in (("reuse", 0.0), ("reuse", 1.0), ("some", 0.0))
+            for recipe, ratio in (("reuse", 0.0), ("some", 0.1))
         ]
         circumstances = {"threads": 2, "date": "2026-01-02", "command": "replay a", "device": "cpu"}
         replay = {"shape": "some shape", "dtype": "bfloat16", "scale": 2.0, "repeats": 3, "rows": rows}
         (tmp_path / "replay.json").write_text(json.dumps(replay | circumstances))
         said, _, _, _, *table, _, source = build.replayed().split("\n")
         assert "shape of some shape (bfloat16, random weights, 2 CPU threads), all counts times 2" in said
-        assert table == ["| 2,048 | `reuse` | 1,041 | 40 | 0.050 s | 0.500 s | 0.100 (0.090–0.120) |"]
+        assert table == [
+            f"| 2,048 | {recipe} | 1,041 | 40 | 0.050 s | 0.500 s | 0.100 (0.090–0.120) |"
+            for recipe in ("`reuse` | 0", "`some` | 0.1")
+        ]
         assert source == "`replay a`, 2026-01-02."
+
+    def test_what_the_models_are_meant_to_reach_is_said_beside_what_they_do(self, build):
+        targets = sys.modules["evaluation_targets"].targets
+        assert targets(None, None) == "Not measured yet."
+        scores = {
+            "coref": (0.95, 0.5),
+            "contradiction": (0.9, 0.6),
+            "vartrack": (0.85, 0.6),
+            "order": (0.84, 0.8),
+        }
+        scores |= dict.fromkeys(("single", "multikey", "twohop", "multivalue", "multiquery"), (0.96, 0.96))
+        scores |= dict.fromkeys(("commonwords", "frequentwords"), (0.5, 0.5))
+        rows = [
+            self.row(task, 512, recipe, ratio, score)
+            for task, (full, reuse) in scores.items()
+            for recipe, ratio, score in (("full", 1.0, full), ("reuse", 0.0, reuse), ("reuse", 1.0, full))
+        ]
+        quality = {"rows": rows, "reference": {"bytes": 20_000_001}}
+        auxiliary = {
+            "kl_difference": {"value": -2, "high": -1.5},
+            "jaccard_difference": {"value": 0.1, "low": 0.05},
+        }
+        told = targets(quality, {"auxiliary": auxiliary, "context_tokens": 517.2}).splitlines()[2:]
+        assert [line.split(" | ")[-2] for line in told] == ["yes", "**no**", "**no**", "yes", "**no**", "yes"]
+        assert told[0].endswith("| 0.960, 0.960, 0.960, 0.950 |")
+        assert told[2].endswith("| 8 of 11 |")
+        assert told[3].endswith("| 0.450, 0.000, 0.250, 0.300, 0.040 |")
+        assert len(targets(quality, None).splitlines()) == len(told) + 1
 
     def test_a_row_that_misses_what_was_aimed_at_is_named(self, build):
         rows = [

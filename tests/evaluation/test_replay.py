@@ -46,6 +46,7 @@ def test_what_is_kept_says_what_was_replayed_and_how(replay, tmp_path, monkeypat
         low, high = row["ttft_over_full_range"]
         assert low <= row["ttft_over_full"] <= high
     assert made["command"] == "benchmarks/replay.py here --shape qwen3 --scale 2 --repeats 2"
+    assert made["digest"] == "tiny"
     assert made["evaluations"] == ["kvweave eval --split test --output 512"]
     assert (made["dtype"], made["device"], made["scale"]) == ("float32", "cpu", 2.0)
     assert {"date", "commit", "machine", "threads"} <= set(made)

@@ -1,0 +1,89 @@
+"""What the shipped models are meant to reach on the evaluation's tasks, and how far they come."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tables import NOT_MEASURED, header, row
+
+Result = Mapping[str, Any]
+
+LENGTHS = (512, 2048)
+SURE = ("single", "multikey", "twohop", "coref")
+NAMED = ("multivalue", "multiquery", "vartrack", "contradiction", "order")
+DEPENDENT = ("coref", "twohop", "vartrack", "contradiction", "order")
+"""Tasks in which chunks depend on one another."""
+
+LEAST_SURE, LEAST, TASKS = 0.95, 0.85, 9
+FALL, FALLING = 0.25, 3
+MOST_BYTES = 20_000_000
+
+
+def targets(quality: Result | None, selection: Result | None) -> str:
+    """A line for each target and length."""
+    if quality is None:
+        return NOT_MEASURED
+    lines = [*header("aimed at", "context", "reached", "measured")]
+    for length in LENGTHS:
+        full, reuse = (_scores(quality, length, recipe) for recipe in ("full", "reuse"))
+        if not full:
+            continue
+        for tasks, least in ((SURE, LEAST_SURE), (NAMED, LEAST)):
+            said = f"at least {least:.2f} on {_listed(tasks)}"
+            lines.append(_told(said, length, all(full.get(task, 0) >= least for task in tasks), tasks, full))
+        enough = [task for task, score in full.items() if score >= LEAST]
+        lines.append(
+            row(
+                f"at least {LEAST:.2f} on {TASKS} of all tasks",
+                f"{length:,}",
+                _yes(len(enough) >= TASKS),
+                f"{len(enough)} of {len(full)}",
+            )
+        )
+        falls = {task: full[task] - reuse[task] for task in DEPENDENT if task in full and task in reuse}
+        lines.append(
+            _told(
+                f"`reuse` falls by at least {FALL:.2f} on {FALLING} of {_listed(DEPENDENT)}",
+                length,
+                sum(fall >= FALL for fall in falls.values()) >= FALLING,
+                tuple(falls),
+                falls,
+            )
+        )
+    size = quality["reference"]["bytes"]
+    lines.append(row("weights of at most 20 MB", "", _yes(size <= MOST_BYTES), f"{size / 1e6:.1f} MB"))
+    auxiliary = (selection or {}).get("auxiliary")
+    if auxiliary:
+        kl, jaccard = auxiliary["kl_difference"], auxiliary["jaccard_difference"]
+        lines.append(
+            row(
+                "the auxiliary model foresees the last layer better than the first layer does",
+                f"{selection['context_tokens']:.0f}" if selection else "",
+                _yes(kl["high"] < 0 < jaccard["low"]),
+                f"KL {kl['value']:+.2f}, Jaccard {jaccard['value']:+.3f} ([selection](selection.md#the-auxiliary-model))",
+            )
+        )
+    return "\n".join(lines)
+
+
+def _scores(quality: Result, length: int, recipe: str) -> dict[str, float]:
+    """By task, at the ratio at which the recipe stands in the tables."""
+    return {
+        one["task"]: one["score"]
+        for one in quality["rows"]
+        if (one["context_tokens"], one["recipe"]) == (length, recipe)
+        and one["task"] != "overall"
+        and one["ratio"] == (1.0 if recipe == "full" else 0.0)
+    }
+
+
+def _told(said: str, length: int, reached: bool, tasks: Sequence[str], scores: Mapping[str, float]) -> str:
+    measured = ", ".join(f"{scores[task]:.3f}" if task in scores else "–" for task in tasks)
+    return row(said, f"{length:,}", _yes(reached), measured)
+
+
+def _listed(tasks: Sequence[str]) -> str:
+    return ", ".join(f"`{task}`" for task in tasks)
+
+
+def _yes(reached: bool) -> str:
+    return "yes" if reached else "**no**"
