@@ -75,7 +75,7 @@ def _selections(found: Found) -> list[str]:
         of_ideal = sum(one["of_optimal"]) / len(one["of_optimal"])
         lines.append(
             row(
-                SELECTIONS[name],
+                f"`{name}`: {SELECTIONS[name]}",
                 _estimate(one["of_decoding"]),
                 f"{of_ideal:.3f}",
                 _estimate(one["loss_left"]),
@@ -93,7 +93,7 @@ def _answers(found: Found) -> list[str]:
         "",
         *header("recomputed", *(f"{ratio:.0%}" for ratio in answers["ratios"])),
         *(
-            row(SELECTIONS[name], *map(_estimate, scores))
+            row(f"`{name}`", *map(_estimate, scores))
             for name, scores in zip(answers["selections"], answers["score"], strict=True)
         ),
     ]
@@ -155,7 +155,7 @@ def _factors(found: Found) -> list[str]:
         "",
         *header("factor", *(f"{ratio:.0%}" for ratio in found["ratios"])),
         *(
-            row(FACTORS[name].replace("|", "\\|"), *map(_estimate, losses))
+            row(f"`{name}`: {FACTORS[name]}".replace("|", "\\|"), *map(_estimate, losses))
             for name, losses in found["factors"].items()
         ),
         "",
@@ -190,7 +190,7 @@ def _places(found: Found) -> list[str]:
             f"{said}, as shares of the selected tokens; the last line has the deviation of the second layer's keys and values:",
             "",
             *header("tokens are ranked by", *(f"{number}" for number in range(1, count + 1))),
-            *(row(SELECTIONS[name], *_shares(one[part])) for name, one in found["selections"].items()),
+            *(row(f"`{name}`", *_shares(one[part])) for name, one in found["selections"].items()),
             row("*KV deviation*", *_shares(off[part])),
             "",
         ]
@@ -219,12 +219,10 @@ def _settings(found: Found) -> list[str]:
             ),
         ),
         *(
-            row(
-                f"of decoding: {SELECTIONS[name]}", *(_estimate(one["of_decoding"][name]) for one in settings)
-            )
+            row(f"of decoding: `{name}`", *(_estimate(one["of_decoding"][name]) for one in settings))
             for name in _SWEPT
         ),
-        row("loss left: first line's tokens", *(_estimate(one["loss_left"]) for one in settings)),
+        row("loss left: `question_stale`", *(_estimate(one["loss_left"]) for one in settings)),
         *(
             row(f"off: `{kind}`", *(_estimate(one["last_layer_off"][kind]) for one in settings))
             for kind in kinds

@@ -48,7 +48,7 @@ def test_every_part_of_a_report_stands_on_it(parts, report):
     assert f"(ProphetKV eq. 7) | {_said(first.overlap[stale][decoding])} | " in text
     near = report.ratios.index(0.2)
     assert f" | {_said(first.selection_loss[stale][near])} |" in text
-    assert f"| \\|ΔΦ\\| | {_said(first.factor_loss[1][0])} | " in text
+    assert f"| `attention_change`: \\|ΔΦ\\| | {_said(first.factor_loss[1][0])} | " in text
     for kind in report.preparations:
         assert _said(kind.deviation.relative[-1]) in text
     assert (
