@@ -7,29 +7,28 @@ never saw. They are as long as `kvweave idle` puts in front of such a request. A
 asked it over the same notes, gives what the notes say about the name that it asks about.
 """
 
-import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-import torch
+from answered import answer
 from measured import arguments, circumstances, command_of, computed_with, keep, started
 
-from kvweave.core import Prompt
-from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft
+from kvweave.evaluation.draft import Draft, sentences
+from kvweave.evaluation.evaluation import token_count
 from kvweave.evaluation.haystack import Haystack
-from kvweave.evaluation.layout import lay_out
 from kvweave.evaluation.metrics import METRICS
+from kvweave.evaluation.samples import Setting, written
 from kvweave.evaluation.statistics import interval_over_tasks
-from kvweave.evaluation.tasks import METRIC_OF, TASKS
-from kvweave.evaluation.world import World
+from kvweave.evaluation.tasks import METRIC_OF
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
 from kvweave.predict.wording import Trained
 
 SPLIT = "test"
-CONTEXT_TOKENS, CHUNK_TOKENS = 256, 96
+SETTING = Setting(SPLIT, seed=0, context_tokens=256, chunk_tokens=96)
 ABOUT = ("multikey", "multivalue", "coref", "contradiction", "vartrack")
 """Tasks whose documents have several names, so that there are questions about several of them."""
 MOST_NEW_TOKENS = 160
@@ -50,7 +49,7 @@ class Notes:
     @property
     def facts(self) -> list[str]:
         """The sentences that are not natural text."""
-        return [text for piece in self.draft.pieces for text in _texts(piece)]
+        return [text for piece in self.draft.pieces for text in sentences(piece)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +69,15 @@ class SummedUp:
 
 
 @dataclass(frozen=True, slots=True)
-class NextAsked:
-    """A question written after earlier ones: as `Asked`, and whether it is about something else than they are."""
+class NextAsked(Asked):
+    """A question written after earlier ones, and whether it is about something else than they are."""
 
-    about_notes: float
-    answered: float
     another: float
 
 
 def drawn(task: str, number: int, count: Callable[[str], int], haystack: Haystack) -> Notes:
     """The notes of a number, the same in every run."""
-    world = World(random.Random(f"abilities/{task}/{SPLIT}/{number}"), SPLIT)
-    draft = TASKS[task](world)
-    natural = haystack.without(world.drawn)
-    laid = lay_out(world.rng, draft.pieces, CONTEXT_TOKENS, CHUNK_TOKENS, count, natural)
+    world, draft, laid = written(task, f"abilities/{task}/{SPLIT}/{number}", SETTING, count, haystack)
     return Notes(task, tuple(chunk.text for chunk in laid), frozenset(world.drawn), draft)
 
 
@@ -100,11 +94,11 @@ def asked(notes: Notes, question: str, reply: Reply) -> Asked:
 
 def summed_up(notes: Notes, text: str) -> SummedUp:
     """How much of the facts stands in a text, and how much of the text in the notes."""
-    sentences = [part for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part]
+    parts = [part for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part]
     context = " ".join(notes.chunks)
     return SummedUp(
         sum(fact in text for fact in notes.facts) / len(notes.facts),
-        sum(sentence in context for sentence in sentences) / len(sentences) if sentences else 0.0,
+        sum(part in context for part in parts) / len(parts) if parts else 0.0,
     )
 
 
@@ -113,7 +107,7 @@ def next_asked(notes: Notes, earlier: Sequence[str], question: str, reply: Reply
     found = asked(notes, question, reply)
     names = named(notes, question)
     another = bool(names) and all(names != named(notes, one) for one in earlier)
-    return NextAsked(found.about_notes, found.answered, float(another))
+    return NextAsked(**asdict(found), another=float(another))
 
 
 def named(notes: Notes, text: str) -> frozenset[str]:
@@ -121,42 +115,14 @@ def named(notes: Notes, text: str) -> frozenset[str]:
     return notes.names & {*_WORD.findall(text)}
 
 
-def _texts(piece: Any) -> tuple[str, ...]:
-    match piece:
-        case Anywhere(text):
-            return (text,)
-        case AcrossCut(first, then):
-            return (first, then)
-        case _:
-            return tuple(piece.texts)
-
-
-def replying(adapter: Adapter, notes: Notes) -> Reply:
-    """What the model says to a request behind these notes, under full attention."""
-
-    def reply(request: str) -> str:
-        ids = torch.tensor([adapter.template.render(Prompt(request, notes.chunks)).token_ids])
-        with torch.no_grad():
-            made = adapter.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=MOST_NEW_TOKENS, do_sample=False
-            )
-        return str(adapter.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)).strip()
-
-    return reply
-
-
 def measure(adapter: Adapter, samples: int) -> dict[str, Any]:
     """Every request's shares, means over tasks with intervals, and how many prompts are behind them."""
-    wording, haystack = Trained(), Haystack.of_split(SPLIT)
-
-    def count(text: str) -> int:
-        return len(adapter.template.text_ids(text))
-
+    wording, haystack, count = Trained(), Haystack.of_split(SPLIT), token_count(adapter)
     found: dict[str, dict[str, list[Mapping[str, float]]]] = {"ask": {}, "sum_up": {}, "ask_like": {}}
     for task in ABOUT:
         for number in range(samples):
             notes = drawn(task, number, count, haystack)
-            reply = replying(adapter, notes)
+            reply = partial(answer, adapter, chunks=notes.chunks, max_new_tokens=MOST_NEW_TOKENS)
             made: dict[str, Any] = {
                 "ask": asked(notes, reply(wording.from_knowledge(1)), reply),
                 "sum_up": summed_up(notes, reply(wording.sum_up())),
@@ -190,7 +156,7 @@ def main() -> None:
     adapter = load_model()
     result = {
         "split": SPLIT,
-        "context_tokens": CONTEXT_TOKENS,
+        "context_tokens": SETTING.context_tokens,
         "digest": adapter.fingerprint.digest,
         **computed_with(adapter),
         "requests": measure(adapter, args.samples),

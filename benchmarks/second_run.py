@@ -11,18 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from answered import answer
 from measured import arguments, circumstances, keep, started
 
-from kvweave.core import Prompt
 from kvweave.errors import InvalidRequest
+from kvweave.evaluation.evaluation import token_count
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.metrics import METRICS
 from kvweave.evaluation.results import FULL
-from kvweave.evaluation.samples import Sample, Setting, generate
+from kvweave.evaluation.samples import Setting, generate
 from kvweave.evaluation.statistics import interval_over_tasks
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
+from kvweave.store.atomic_file import write_atomically
 
 QUALITY = Path(__file__).parent / "results" / "quality.json"
 SEED = 0
@@ -42,37 +43,26 @@ def asked(quality: Mapping[str, Any], tasks: Sequence[str]) -> Full:
     return {(length, task): one for (length, task), one in sorted(found.items()) if task in tasks}
 
 
-def answer(adapter: Adapter, sample: Sample) -> str:
-    """The greedy answer to a prompt that is read as a whole."""
-    ids = torch.tensor([adapter.template.render(Prompt(sample.question, sample.chunks)).token_ids])
-    with torch.no_grad():
-        made = adapter.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=sample.max_new_tokens, do_sample=False
-        )
-    return str(adapter.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)).strip()
-
-
 def scores(adapter: Adapter, quality: Mapping[str, Any], length: int, task: str, samples: int) -> list[float]:
     """One task's, prompt by prompt."""
-
-    def count(text: str) -> int:
-        return len(adapter.template.text_ids(text))
-
     split = quality["split"]
     setting = Setting(split, SEED, length, quality["chunk_tokens"])
-    made = generate(task, setting, samples, count, Haystack.of_split(split))
-    return [METRICS[one.metric](answer(adapter, one), one.answers) for one in made]
+    made = generate(task, setting, samples, token_count(adapter), Haystack.of_split(split))
+    return [
+        METRICS[one.metric](answer(adapter, one.question, one.chunks, one.max_new_tokens), one.answers)
+        for one in made
+    ]
 
 
 def compared(
     adapter: Adapter, quality: Mapping[str, Any], full: Full, work: Path
 ) -> Iterator[dict[str, Any]]:
     """A row for every length and task; what is in the folder is not asked again."""
-    work.mkdir(parents=True, exist_ok=True)
     for (length, task), first in full.items():
         kept = work / f"{adapter.fingerprint.digest}-{length}-{task}.json"
         if not kept.exists():
-            kept.write_text(json.dumps(scores(adapter, quality, length, task, first["samples"])))
+            made = scores(adapter, quality, length, task, first["samples"])
+            write_atomically(kept, [json.dumps(made).encode()])
         second = interval_over_tasks([json.loads(kept.read_text())])
         yield {
             "context_tokens": length,

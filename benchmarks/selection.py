@@ -48,7 +48,6 @@ def quoted(report: Report) -> Report:
         **compared(report),
         "selections": {
             name: {
-                "of_decoding": first["overlap"][number][report["selections"].index("decoding")],
                 "of_optimal": [cell["value"] for cell in first["with_optimal"][number]],
                 "loss_left": first["selection_loss"][number][near(report)],
                 "depths": first["depths"][number],

@@ -10,12 +10,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from answers_part import told_apart
+from baselines import BASELINES, baseline_cells, lengths, prompts, score
 from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
@@ -25,7 +26,7 @@ from methods_page import headings, methods_page, tasks_page
 from personas_page import whole_systems
 from selection_page import selection_page
 from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
-from tables import NOT_MEASURED, folded, header, row
+from tables import NOT_MEASURED, between, folded, header, row
 from ttft_page import FILES as TTFT_FILES
 from ttft_page import LIMITS as TTFT_LIMITS
 from ttft_page import headline
@@ -42,9 +43,6 @@ CARD, LONGER_CARD = (
 )
 
 EARLIER = ", with the weights that the reference model had then"
-
-BASELINES = {"full": 1.0, "naive": 0.0, "direct": 0.0, "reuse": 0.0}
-"""The recipes, each with its ratio, that stand in these tables; others have pages of their own."""
 
 
 def results(name: str) -> dict[str, Any] | None:
@@ -190,7 +188,7 @@ def second_run() -> str:
         *header("context", "task", "ships", "second run"),
     ]
     for one in rows:
-        told = ("{:.3f} ({:.3f}–{:.3f})".format(*one[name]) for name in ("first", "second"))
+        told = (between(*one[name]) for name in ("first", "second"))
         lines.append(row(f"{one['context_tokens']:,}", f"`{one['task']}`", *told))
     return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
 
@@ -222,8 +220,7 @@ def written_requests() -> str:
         one = result["requests"][name]
         for column, words in columns.items():
             share = one["shares"][column]
-            told = f"{share['value']:.3f} ({share['low']:.3f}–{share['high']:.3f})"
-            lines.append(row(requests[name], f"{one['prompts']:,}", words, told))
+            lines.append(row(requests[name], f"{one['prompts']:,}", words, between(**share)))
     return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
 
 
@@ -263,7 +260,6 @@ def replayed() -> str:
     ]
     for one in result["rows"]:
         trace, scale = one["trace"], result["scale"]
-        low, high = one["ttft_over_full_range"]
         lines.append(
             row(
                 f"{one['context_tokens']:,}",
@@ -273,7 +269,7 @@ def replayed() -> str:
                 f"{scale * (trace['recomputed'] + trace['fresh']):,.0f}",
                 f"{one['ttft_s']:.3f} s",
                 f"{one['full_ttft_s']:.3f} s",
-                f"{one['ttft_over_full']:.3f} ({low:.3f}–{high:.3f})",
+                between(one["ttft_over_full"], *one["ttft_over_full_range"]),
             )
         )
     return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
@@ -292,36 +288,6 @@ def giving_way() -> str:
         f"{result['block_tokens']} takes {result['blocks_over_at_once']:.2f} times ({low:.2f}–{high:.2f}) as long as one at once. "
         f"`{result['command']}`, {result['date']}."
     )
-
-
-Cells = Mapping[tuple[int, str, str], Mapping[str, Any]]
-"""Rows by length, task and recipe, in the order of the results."""
-
-
-def baseline_cells(result: Mapping[str, Any]) -> Cells:
-    return {
-        (one["context_tokens"], one["task"], one["recipe"]): one
-        for one in result["rows"]
-        if one["recipe"] in BASELINES and one["ratio"] == BASELINES[one["recipe"]]
-    }
-
-
-def score(cells: Cells, length: int, task: str, recipe: str) -> str:
-    """With its interval; nothing for a mean that is not over the prompts that full attention's is over."""
-    found = cells.get((length, task, recipe))
-    if found is None or found["samples"] != cells[length, task, "full"]["samples"]:
-        return "–"
-    low, high = found["score_interval"]
-    return f"{found['score']:.3f} ({low:.3f}–{high:.3f})"
-
-
-def lengths(cells: Cells) -> list[int]:
-    return sorted({length for length, _, _ in cells})
-
-
-def prompts(cells: Cells) -> str:
-    counts = {found["samples"] for (_, task, _), found in cells.items() if task != OVERALL}
-    return f"{' to '.join(f'{count:,}' for count in sorted({min(counts), max(counts)}))} prompts"
 
 
 def with_parts(path: Path, **parts: str) -> str:

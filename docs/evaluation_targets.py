@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from baselines import Cells, baseline_cells
 from tables import NOT_MEASURED, header, row
+
+from kvweave.evaluation.summary import OVERALL
 
 Result = Mapping[str, Any]
 
@@ -23,8 +26,9 @@ def targets(quality: Result | None, selection: Result | None) -> str:
     if quality is None:
         return NOT_MEASURED
     lines = [*header("aimed at", "context", "reached", "measured")]
+    cells = baseline_cells(quality)
     for length in LENGTHS:
-        full, reuse = (_scores(quality, length, recipe) for recipe in ("full", "reuse"))
+        full, reuse = (_scores(cells, length, recipe) for recipe in ("full", "reuse"))
         if not full:
             continue
         for tasks, least in ((SURE, LEAST_SURE), (NAMED, LEAST)):
@@ -65,14 +69,12 @@ def targets(quality: Result | None, selection: Result | None) -> str:
     return "\n".join(lines)
 
 
-def _scores(quality: Result, length: int, recipe: str) -> dict[str, float]:
-    """By task, at the ratio at which the recipe stands in the tables."""
+def _scores(cells: Cells, length: int, recipe: str) -> dict[str, float]:
+    """By task."""
     return {
-        one["task"]: one["score"]
-        for one in quality["rows"]
-        if (one["context_tokens"], one["recipe"]) == (length, recipe)
-        and one["task"] != "overall"
-        and one["ratio"] == (1.0 if recipe == "full" else 0.0)
+        task: one["score"]
+        for (tokens, task, name), one in cells.items()
+        if (tokens, name) == (length, recipe) and task != OVERALL
     }
 
 

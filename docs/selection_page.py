@@ -76,7 +76,7 @@ def _selections(found: Found) -> list[str]:
         lines.append(
             row(
                 f"`{name}`: {SELECTIONS[name]}",
-                _estimate(one["of_decoding"]),
+                _estimate(found["of_decoding"][name]),
                 f"{of_ideal:.3f}",
                 _estimate(one["loss_left"]),
             )

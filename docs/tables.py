@@ -18,6 +18,11 @@ def spread(values: Mapping[str, float]) -> str:
     return f"{values['median']:.2f} ({values['low']:.2f} – {values['high']:.2f})"
 
 
+def between(value: float, low: float, high: float, digits: int = 3) -> str:
+    """A value and its interval."""
+    return f"{value:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+
+
 def folded(commands: Sequence[str], said: str) -> list[str]:
     """Many commands, of which a reader sees at first how many there are and what else is `said` of them."""
     return [

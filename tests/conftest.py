@@ -1,10 +1,14 @@
+import importlib
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 from kvweave.samples import DOCUMENTS
+
+ROOT = Path(__file__).parent.parent
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -15,6 +19,14 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # in a shell's background jobs, and inherited by processes
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A script of benchmarks/ or docs/ by its name."""
+    for folder in ("benchmarks", "docs"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    return importlib.import_module
 
 
 @pytest.fixture

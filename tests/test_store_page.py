@@ -1,7 +1,7 @@
 """What docs/store.md shows of measurements, and the default storage that follows from them."""
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,9 +17,8 @@ SAID = "`measure`, 2026-01-02, abc, x86, 2 threads."
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    return importlib.import_module("store_page")
+def page(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("store_page")
 
 
 def cost(storage: str, highest: float, samples: int = 2200) -> dict[str, Any]:

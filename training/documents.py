@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft, InOrder, Piece, Question, Together
+from kvweave.evaluation.draft import Draft, Question, sentences
 from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.layout import Layout
 from kvweave.evaluation.splits import SPLITS, TRAIN, Phrases, nouns, split_of
@@ -200,7 +200,7 @@ class Writer:
                 questions += draft.questions
                 refers |= draft.refers
                 belongs |= draft.belongs
-                facts += [sentence for piece in draft.pieces for sentence in _sentences(piece)]
+                facts += [sentence for piece in draft.pieces for sentence in sentences(piece)]
         haystack = training_haystack()
         natural = (haystack.passage(rng, tokens, self._count) for tokens in layout.room)
         texts = [self._as_cut(text) for text in layout.chunks(natural)]
@@ -296,13 +296,3 @@ class Writer:
             case "order":
                 return order.write(world, events=rng.randint(2, 3 if few else 5))
         return TASKS[name](world)
-
-
-def _sentences(piece: Piece) -> tuple[str, ...]:
-    match piece:
-        case Anywhere(text):
-            return (text,)
-        case AcrossCut(first, then):
-            return (first, then)
-        case InOrder(texts) | Together(texts):
-            return texts

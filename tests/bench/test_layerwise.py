@@ -1,7 +1,6 @@
 """The script that compares loading by layer with loading whole entries: what it computes, not how fast."""
 
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +9,8 @@ from kvweave.testing import tiny_adapter
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    import layerwise
-
-    return layerwise
+def layerwise(script):
+    return script("layerwise")
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +18,10 @@ def adapter():
     return tiny_adapter()
 
 
-def test_the_pass_waits_for_each_layer_and_computes_the_same(script, adapter):
-    context = script.Context(adapter, tokens=64, chunk_tokens=16, ratio=0.25)
+def test_the_pass_waits_for_each_layer_and_computes_the_same(layerwise, adapter):
+    context = layerwise.Context(adapter, tokens=64, chunk_tokens=16, ratio=0.25)
     at_once = context.chunks()
-    script.deliver(at_once, script.Link(float("inf"), 0.0), by_layer=False)
+    layerwise.deliver(at_once, layerwise.Link(float("inf"), 0.0), by_layer=False)
     expected = context.compute(at_once)
     chunks, found = context.chunks(), []
     computing = threading.Thread(target=lambda: found.append(context.compute(chunks)))
@@ -45,28 +41,30 @@ def test_the_pass_waits_for_each_layer_and_computes_the_same(script, adapter):
         (False, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]),
     ],
 )
-def test_layers_come_in_the_order_of_use_and_entries_one_after_the_other(script, adapter, by_layer, expected):
+def test_layers_come_in_the_order_of_use_and_entries_one_after_the_other(
+    layerwise, adapter, by_layer, expected
+):
     came = []
 
-    class Noting(script.Arriving):
+    class Noting(layerwise.Arriving):
         def arrive(self, layer):
             came.append((chunks.index(self), layer))
 
-    held = script.Context(adapter, tokens=32, chunk_tokens=16, ratio=0.0).chunks()
+    held = layerwise.Context(adapter, tokens=32, chunk_tokens=16, ratio=0.0).chunks()
     chunks = [Noting(chunk.held) for chunk in held]
-    script.deliver(chunks, script.Link(float("inf"), 0.0), by_layer)
+    layerwise.deliver(chunks, layerwise.Link(float("inf"), 0.0), by_layer)
     assert came == expected
 
 
-def test_every_point_is_measured_both_ways(script, adapter):
-    context = script.Context(adapter, tokens=32, chunk_tokens=16, ratio=0.5)
-    found = script.measure(context, [0.0, 0.001], rounds=1)
+def test_every_point_is_measured_both_ways(layerwise, adapter):
+    context = layerwise.Context(adapter, tokens=32, chunk_tokens=16, ratio=0.5)
+    found = layerwise.measure(context, [0.0, 0.001], rounds=1)
     assert found["balance"] == context.bytes / found["pass_s"][0]
     assert [(point["round_trip_s"], point["of_balance"]) for point in found["points"]] == [
-        (trip, times) for trip in (0.0, 0.001) for times in script.OF_BALANCE
+        (trip, times) for trip in (0.0, 0.001) for times in layerwise.OF_BALANCE
     ]
     for point in found["points"]:
-        link = script.Link(point["bandwidth"], point["round_trip_s"])
+        link = layerwise.Link(point["bandwidth"], point["round_trip_s"])
         assert point["whole_s"][1] >= link.takes_s(
             context.bytes
         )  # no unit comes before the link has delivered it

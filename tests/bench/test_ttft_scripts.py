@@ -1,7 +1,6 @@
 """The scripts beside `kvweave bench ttft`, on a tiny model, and the tables that the documentation makes of what they find."""
 
 import dataclasses
-import importlib
 import json
 from pathlib import Path
 
@@ -25,14 +24,6 @@ from kvweave.testing import tiny_adapter
 
 ROOT = Path(__file__).parents[2]
 TOLD = facts(circumstances("a command"))
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """A script of benchmarks/ or docs/ by its name."""
-    for folder in ("benchmarks", "docs"):
-        monkeypatch.syspath_prepend(ROOT / folder)
-    return importlib.import_module
 
 
 @pytest.fixture(scope="module")

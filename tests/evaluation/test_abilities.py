@@ -1,8 +1,5 @@
 """The benchmark that tells what becomes of the questions and key content that the reference model writes."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 
 from kvweave.evaluation.draft import AcrossCut, Anywhere, Draft
@@ -10,9 +7,8 @@ from kvweave.evaluation.haystack import Haystack
 
 
 @pytest.fixture
-def abilities(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    return importlib.import_module("abilities")
+def abilities(script):
+    return script("abilities")
 
 
 @pytest.fixture

@@ -26,11 +26,7 @@ from kvweave.testing import tiny_adapter
 ROOT = Path(__file__).parents[2]
 PROMPTS = 3
 
-
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    for folder in ("benchmarks", "docs"):
-        monkeypatch.syspath_prepend(ROOT / folder)
+pytestmark = pytest.mark.usefixtures("script")
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Recipe variants from a file run side by side, are kept by name, and are compared with a baseline."""
 
-import importlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from test_journal import OUTCOME
@@ -29,16 +27,9 @@ SAMPLE = Sample(
 
 
 @pytest.fixture
-def scripts(monkeypatch):
-    """A script of benchmarks/ by its name."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    return importlib.import_module
-
-
-@pytest.fixture
-def side_by_side(scripts, monkeypatch):
+def side_by_side(script, monkeypatch):
     """On a tiny model, one prompt for each task."""
-    module = scripts("side_by_side")
+    module = script("side_by_side")
     adapter = tiny_adapter()
     monkeypatch.setattr(module, "model", lambda name: adapter)
 
@@ -71,18 +62,18 @@ def file(tmp_path):
 
 
 class TestVariantsOfAFile:
-    def test_all_of_them_and_named_recipes(self, scripts, file):
-        made = scripts("experiments").FromFile(file, (), ("epic", "similar+prophetkv"))()
+    def test_all_of_them_and_named_recipes(self, script, file):
+        made = script("experiments").FromFile(file, (), ("epic", "similar+prophetkv"))()
         assert list(made) == ["mine", "few neighbours", "epic", "similar+prophetkv"]
         assert made["few neighbours"].prepare.most == 5
 
-    def test_only_those_that_were_chosen_and_the_baseline_among_the_files_own(self, scripts, file):
-        made = scripts("experiments").FromFile(file, ("few neighbours",), ("mine",))()
+    def test_only_those_that_were_chosen_and_the_baseline_among_the_files_own(self, script, file):
+        made = script("experiments").FromFile(file, ("few neighbours",), ("mine",))()
         assert list(made) == ["few neighbours", "mine"]
         assert made["mine"] == recipe_named("prophetkv")
 
-    def test_what_is_not_there_is_named(self, scripts, file, tmp_path):
-        experiments = scripts("experiments")
+    def test_what_is_not_there_is_named(self, script, file, tmp_path):
+        experiments = script("experiments")
         with pytest.raises(InvalidRequest, match="has no variant 'other'; it has mine, few neighbours"):
             experiments.FromFile(file, ("other",), ())()
         with pytest.raises(UnknownRecipe, match="there is no recipe 'nothing'"):
@@ -167,8 +158,8 @@ class TestSideBySide:
         with pytest.raises(InvalidRequest, match=f"a variant is called '{name}'"):
             grid.candidates()
 
-    def test_samples_count_as_what_a_grid_says(self, scripts):
-        module = scripts("side_by_side")
+    def test_samples_count_as_what_a_grid_says(self, script):
+        module = script("side_by_side")
         suite = replace(SUITE, tasks=("single",), samples=12, context_tokens=(300,))
         adapter = tiny_adapter()
 
@@ -198,8 +189,8 @@ FULL_AND_REUSE = {("full", 1.0): (1.0, 1.0), ("reuse", 0.0): (0.0, 0.0)}
 
 
 class TestTables:
-    def test_variants_by_ratio_and_score_with_gains_over_the_baseline_there(self, scripts):
-        experiments = scripts("experiments")
+    def test_variants_by_ratio_and_score_with_gains_over_the_baseline_there(self, script):
+        experiments = script("experiments")
         scores = {
             ("base", 0.1): (0.0, 1.0),
             ("base", 0.2): (1.0, 1.0),
@@ -222,15 +213,15 @@ class TestTables:
         assert gains["`mine`", "0.2"].startswith("-0.500 ")
         assert {gains[run] for run in (("`base`", "0.1"), ("`base`", "0.2"), ("`full`", "1"))} == {"–"}
 
-    def test_a_baseline_without_ratios_is_compared_with_at_all_of_them(self, scripts):
-        experiments = scripts("experiments")
+    def test_a_baseline_without_ratios_is_compared_with_at_all_of_them(self, script):
+        experiments = script("experiments")
         made = outcomes(FULL_AND_REUSE | {("mine", 0.1): (1.0, 0.5), ("mine", 0.2): (1.0, 1.0)})
         lines = experiments.overall(made, rows(made), "reuse")
         gains = [line.split("|")[5].split()[0] for line in lines if "`mine`" in line]
         assert gains == ["+0.750", "+1.000"]
 
-    def test_every_task_has_a_column(self, scripts):
+    def test_every_task_has_a_column(self, script):
         made = outcomes(FULL_AND_REUSE)
-        head, _, *lines = scripts("experiments").by_task(rows(made))
+        head, _, *lines = script("experiments").by_task(rows(made))
         assert head == "| variant | ratio | single | overall |"
         assert lines == ["| `reuse` | 0 | 0.00 | 0.00 |", "| `full` | 1 | 1.00 | 1.00 |"]

@@ -1,9 +1,7 @@
 """Folders of evaluations are gathered into the figures that are kept, and nothing is mixed that must not be."""
 
-import importlib
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from test_journal import OUTCOME, SUBJECT
@@ -35,9 +33,8 @@ ABOUT = About(
 
 
 @pytest.fixture
-def quality(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    return importlib.import_module("quality")
+def quality(script):
+    return script("quality")
 
 
 @pytest.fixture

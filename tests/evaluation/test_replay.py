@@ -1,8 +1,6 @@
 """The benchmark that replays an evaluation's traces on another model."""
 
-import importlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from test_journal import OUTCOME
@@ -13,9 +11,8 @@ from kvweave.testing import tiny_adapter
 
 
 @pytest.fixture
-def replay(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    return importlib.import_module("replay")
+def replay(script):
+    return script("replay")
 
 
 def test_traces_are_means_by_length_recipe_and_ratio(replay):

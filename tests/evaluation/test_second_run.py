@@ -1,8 +1,5 @@
 """The benchmark that lays a second training beside the shipped model."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 
 from kvweave.errors import InvalidRequest
@@ -14,9 +11,8 @@ TASKS = ("multivalue", "vartrack")
 
 
 @pytest.fixture
-def second_run(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    return importlib.import_module("second_run")
+def second_run(script):
+    return script("second_run")
 
 
 @pytest.fixture

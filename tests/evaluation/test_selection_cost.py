@@ -1,8 +1,5 @@
 """The benchmark of what selections cost, on a tiny shape."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 
 from kvweave.evaluation.suites import selectors
@@ -11,9 +8,8 @@ from kvweave.testing import tiny_adapter
 
 
 @pytest.fixture
-def cost(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    module = importlib.import_module("selection_cost")
+def cost(script, monkeypatch):
+    module = script("selection_cost")
     monkeypatch.setattr(module, "random_model", lambda shape: tiny_adapter(shape))
     return module
 

@@ -1,8 +1,6 @@
 """benchmarks/selection.py, and what docs/build.py writes of it."""
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 from test_selection import SAMPLES, values
@@ -24,11 +22,8 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture
-def parts(monkeypatch):
-    root = Path(__file__).parents[2]
-    for folder in ("docs", "benchmarks"):
-        monkeypatch.syspath_prepend(root / folder)
-    return importlib.import_module("selection"), importlib.import_module("selection_page").selection_page
+def parts(script):
+    return script("selection"), script("selection_page").selection_page
 
 
 def test_it_says_what_was_not_measured(parts):

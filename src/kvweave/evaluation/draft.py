@@ -35,6 +35,17 @@ class Together:
 Piece = Anywhere | InOrder | AcrossCut | Together
 
 
+def sentences(piece: Piece) -> tuple[str, ...]:
+    """All that a piece says, in its order."""
+    match piece:
+        case Anywhere(text):
+            return (text,)
+        case AcrossCut(first, then):
+            return (first, then)
+        case InOrder(texts) | Together(texts):
+            return texts
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A question and what its answer has to contain.

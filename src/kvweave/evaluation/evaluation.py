@@ -15,7 +15,7 @@ from kvweave.evaluation.haystack import Haystack
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.matrix import Matrix, matrices
 from kvweave.evaluation.quantisation import StorageCost, storage_costs
-from kvweave.evaluation.readers import READERS
+from kvweave.evaluation.readers import NAMED_BY_FILE, READERS
 from kvweave.evaluation.readers.records import files
 from kvweave.evaluation.report import About, write_report
 from kvweave.evaluation.results import Outcome, Row
@@ -158,8 +158,8 @@ def _file_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
             tasks = (list(alike) for _, alike in groupby(samples, key=lambda sample: sample.task))
             together = chain.from_iterable(map(beside_others, tasks))
             for sample in islice(together, limit):
-                if reader == "ruler" and (first := origins.setdefault(sample.task, file)) != file:
-                    # Its files are named by task and not by length; those of one task are of different lengths.
+                first = origins.setdefault(sample.task, file)
+                if first != file and reader in NAMED_BY_FILE:
                     raise InvalidRequest(
                         f"{first} and {file} both hold {sample.task}, and one row would be the mean of both;"
                         " evaluate them one after the other, each with an --output of its own"

@@ -8,8 +8,9 @@ from functools import cache
 
 import xxhash
 
+from kvweave.evaluation.draft import Draft
 from kvweave.evaluation.haystack import Haystack
-from kvweave.evaluation.layout import lay_out
+from kvweave.evaluation.layout import Laid, lay_out
 from kvweave.evaluation.tasks import METRIC_OF, TASKS
 from kvweave.evaluation.world import World
 
@@ -94,15 +95,26 @@ def _drawn(
     behind = cache(_behind_a_sentence(count))
     for number in range(samples):
         source = f"{task}/{s.split}/{s.context_tokens}/{s.chunk_tokens}/{s.seed}/{number}"
-        world = World(random.Random(source), s.split)
-        draft = TASKS[task](world)
-        natural = haystack.without(world.drawn)
-        laid = lay_out(world.rng, draft.pieces, s.context_tokens, s.chunk_tokens, behind, natural)
+        _, draft, laid = written(task, source, setting, behind, haystack)
         asked = draft.questions[0]
         texts = tuple(chunk.text for chunk in laid)
         prompt = (texts, asked.text, asked.answers, METRIC_OF[task], 2 * count(asked.reply) + 8)
         continuing = tuple(chunk.continues for chunk in laid)
         yield Sample(f"{source}-{_digest(prompt)}", task, *prompt, continuing=continuing)
+
+
+def written(
+    task: str, source: str, setting: Setting, count: Callable[[str], int], haystack: Haystack
+) -> tuple[World, Draft, list[Laid]]:
+    """What was drawn for one context of a task, what it says and asks, and its chunks; `source` seeds every choice.
+
+    `count` is the token count of a sentence. Raises InvalidRequest when the context is too short for the task.
+    """
+    world = World(random.Random(source), setting.split)
+    draft = TASKS[task](world)
+    natural = haystack.without(world.drawn)
+    laid = lay_out(world.rng, draft.pieces, setting.context_tokens, setting.chunk_tokens, count, natural)
+    return world, draft, laid
 
 
 def beside_others(samples: Sequence[Sample]) -> list[Sample]:

@@ -12,3 +12,6 @@ READERS: Mapping[str, Callable[[Path, Chunker, int | None], Iterator[Sample]]] =
     {"ruler": ruler.read, "longbench": longbench.read}
 )
 """Readers by name: a file or folder, how contexts are cut, and how many samples of each file (None: all)."""
+
+NAMED_BY_FILE = frozenset({"ruler"})
+"""Those that name a task after its file. Files of one name are of different lengths, which nothing inside them says."""
