@@ -21,6 +21,7 @@
     │   ├── EntriesInUse          running requests use what would have to go; caught inside: not stored
     │   ├── DamagedEntry          caught inside: counted as a miss, never used
     │   └── TierUnavailable       a shared tier does not answer; caught inside: computed instead
+    ├── EvaluationStopped         a process of an evaluation ended before its time
     └── MissingExtra              names the extra to install
 
 A message says what was wrong, the value, the limit, and what to do.
@@ -113,6 +114,10 @@ class DamagedEntry(StoreError):
 
 class TierUnavailable(StoreError):
     """A place for entries does not answer, refuses or has no room; the store computes instead, and tries again later."""
+
+
+class EvaluationStopped(KvweaveError):
+    """A process that answered prompts beside others ended before its time; what was answered until then is kept."""
 
 
 class MissingExtra(KvweaveError, ImportError):

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,6 +130,15 @@ def evaluate(
             help="Answers to a prompt generated together, each with KV of its own. Default: 8.",
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            help="Processes that answer prompts, each with the model. Default: a small model on the CPU gets one for each"
+            " core, up to 8; others get one.",
+        ),
+    ] = None,
     output: Output = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -143,8 +153,8 @@ def evaluate(
         _refuse(given, _GENERATED, "only for generated samples; leave it out, or the file")
     else:
         _refuse(given, ("overlap",), "only for --ruler and --longbench; leave it out")
-    opt.quiet_libraries()
     from kvweave.cli.show import print_json, progress_bar
+    from kvweave.evaluation.crew import Crew
     from kvweave.evaluation.evaluation import Request, run_evaluation
     from kvweave.evaluation.report import content, first_look
 
@@ -175,8 +185,9 @@ def evaluate(
         output=output,
         command=_command(context),
     )
+    load = partial(_adapter, model, dtype, device)
     with progress_bar(quiet or json) as report:
-        done = run_evaluation(_adapter(model, dtype, device), request, report, _tell)
+        done = run_evaluation(load(), request, report, _tell, Crew(load, processes))
     if warning := first_look(min(row.samples for row in done.rows)):
         _tell(warning)
     if json:
@@ -244,6 +255,7 @@ def _suite(name: str, matrix: bool, **changes: Any) -> "Suite":
 
 
 def _adapter(model: str | None, dtype: str | None, device: str | None) -> Any:
+    opt.quiet_libraries()
     from kvweave.models.loading import load_model
 
     return load_model(model, dtype=dtype or "auto", device=device or "auto")
@@ -307,7 +319,6 @@ def selection(
     from kvweave.evaluation.selection.sweep import Sweep, run_sweep, write
     from kvweave.evaluation.selection.tables import sweep_table, tables
 
-    opt.quiet_libraries()
     sweep = Sweep(
         tasks=tuple(task or ("multikey", "twohop", "coref", "vartrack")),
         split=split,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kvweave
 from kvweave.errors import InvalidRequest
+from kvweave.evaluation.crew import Crew, Work, fill
 from kvweave.evaluation.faithfulness import Judge
 from kvweave.evaluation.fitting import too_long
 from kvweave.evaluation.grid import Case, Progress, candidates, evaluate, generated_cases
@@ -81,12 +82,14 @@ def run_evaluation(
     request: Request,
     progress: Progress = lambda stage, done, of: None,
     notice: Notice = lambda sentence: None,
+    crew: Crew | None = None,
 ) -> Evaluation:
     """Run an evaluation; interrupted with an output folder, the same call goes on where it stopped.
 
-    Prompts beyond the model's context are left out and counted, and the notice says so. Raises InvalidRequest for
+    A `crew` may answer prompts in processes of their own; without one, all are answered in this one. Prompts beyond the model's context are left out and counted, and the notice says so. Raises InvalidRequest for
     names that do not exist, a context too short for a task, files that cannot be read or of which two of RULER
-    hold the same task, and an output folder of another evaluation; PromptTooLong, before anything runs, if no prompt fits the model.
+    hold the same task, and an output folder of another evaluation; PromptTooLong, before anything runs, if no prompt fits the model;
+    EvaluationStopped if a process of the crew dies.
     """
     if request.split not in SPLITS:
         raise InvalidRequest(f"there is no split {request.split!r}; choose one of {', '.join(SPLITS)}")
@@ -102,7 +105,7 @@ def run_evaluation(
             f" {adapter.geometry.context_tokens} tokens that {adapter.fingerprint.name} takes, answer included"
         )
     cases = [case for case in made if case.sample.name not in left_out]
-    outcomes = _outcomes(adapter, request, cases, among, progress)
+    outcomes = _outcomes(adapter, request, cases, among, progress, crew)
     found = rows(outcomes)
     compared = matrices(outcomes, found)
     about = _about(adapter, request, sum(outcome.took_s for outcome in outcomes) / 60, len(left_out))
@@ -112,15 +115,23 @@ def run_evaluation(
 
 
 def _outcomes(
-    adapter: Adapter, request: Request, cases: Sequence[Case], among: Sequence[Candidate], progress: Progress
+    adapter: Adapter,
+    request: Request,
+    cases: Sequence[Case],
+    among: Sequence[Candidate],
+    progress: Progress,
+    crew: Crew | None,
 ) -> list[Outcome]:
     subject = {
         **subject_of(adapter, request.suite.auxiliary),
         "haystack": str(request.haystack.resolve()) if request.haystack else None,
         **({"judge": request.judge.name} if request.judge else {}),
     }
+    work = Work(request.suite, request.judge, request.batch or BATCH)
     with Journal(request.output, subject) as journal:
-        runner = Runner(adapter, journal, request.judge, request.batch or BATCH)
+        if crew is not None:
+            fill(journal, cases, among, adapter, crew, work, progress)
+        runner = Runner(adapter, journal, work.judge, work.batch)
         return evaluate(cases, len(cases), among, runner, progress)
 
 

@@ -20,7 +20,8 @@ class About:
         command: repeats the run when pasted into a shell.
         date: day of the run, ISO 8601.
         version: of kvweave.
-        minutes: time that the outcomes took, in all the runs that an interrupted evaluation came by them.
+        minutes: time that the outcomes took, in all the runs that an interrupted evaluation came by them; where several
+            processes answered, all their minutes together.
     """
 
     model: str

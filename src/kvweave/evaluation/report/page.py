@@ -98,7 +98,7 @@ def _facts(about: About) -> list[tuple[str, str]]:
         ("chunks", f"at most {about.chunk_tokens:,} tokens"),
         ("date", about.date),
         ("kvweave", about.version),
-        ("time", f"{about.minutes:.1f} minutes"),
+        ("time, processes added up", f"{about.minutes:.1f} minutes"),
     ]
 
 
