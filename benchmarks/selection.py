@@ -48,7 +48,7 @@ def quoted(report: Report) -> Report:
         **compared(report),
         "selections": {
             name: {
-                "of_optimal": [cell["value"] for cell in first["with_optimal"][number]],
+                "of_optimal": first["of_optimal"][number],
                 "loss_left": first["selection_loss"][number][near(report)],
                 "depths": first["depths"][number],
                 "chunks": first["chunks"][number],

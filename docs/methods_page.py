@@ -166,7 +166,7 @@ def _every_task(quality: Result | None) -> list[str]:
 
 
 def _nearest(quality: Result | None) -> list[str]:
-    """The same comparison on new prompts: what left a question open is asked again, and answered without the first answer."""
+    """The same comparison on new prompts, more of them where recipes differ, and without the first answer."""
     if quality is None:
         return []
     counts: dict[int, list[str]] = {}
@@ -179,8 +179,8 @@ def _nearest(quality: Result | None) -> list[str]:
     return [
         "### The nearest ones, on other prompts",
         "",
-        "Where the table leaves open whether `weave` is better, the nearest recipes ran again beside it, on prompts of other seeds, more of",
-        f"the tasks on which recipes differ: {prompts}. What follows counts these prompts alone, every task alike.",
+        "Two recipes that come near `weave` ran again beside it, on prompts of other seeds, more of the tasks on which recipes differ:",
+        f"{prompts}. What follows counts these prompts alone, every task alike.",
         "",
         *_beside_own(quality),
         *folded(_commands(quality), quality["date"]),

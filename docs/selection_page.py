@@ -72,12 +72,11 @@ def _selections(found: Found) -> list[str]:
         *header("tokens are ranked by", "of decoding", "of the ideal", "loss left"),
     ]
     for name, one in found["selections"].items():
-        of_ideal = sum(one["of_optimal"]) / len(one["of_optimal"])
         lines.append(
             row(
                 f"`{name}`: {SELECTIONS[name]}",
                 _estimate(found["of_decoding"][name]),
-                f"{of_ideal:.3f}",
+                _estimate(one["of_optimal"]),
                 _estimate(one["loss_left"]),
             )
         )
@@ -121,11 +120,11 @@ def _layers(found: Found) -> list[str]:
             row(
                 f"{layer + 1}",
                 *(_estimate(found["layers"][curve][layer]) for curve in ("stale", "full")),
-                *(f"{curve[layer]['value']:.3f}" for curve in by_task.values()),
+                *(_estimate(curve[layer]) for curve in by_task.values()),
             )
         )
     best = {task: _best(curve) for task, curve in by_task.items()}
-    between = [found["agreement"][a][b] for a in range(len(by_task)) for b in range(len(by_task)) if a < b]
+    between = [found["agreement"][a][b] for a in range(len(by_task)) for b in range(a + 1, len(by_task))]
     within = [found["agreement"][a][a] for a in range(len(by_task))]
     said = ", ".join(f"layer {layer} in `{task}`" for task, layer in best.items())
     if len({*best.values()}) == 1:
@@ -134,11 +133,17 @@ def _layers(found: Found) -> list[str]:
         *lines,
         "",
         f"Are they the same layers on every task? The best one is {said}. Ranked by what they find, the layers of two tasks correlate by "
-        f"{min(between):.2f} to {max(between):.2f}; those of two halves of one task's prompts by {min(within):.2f} to {max(within):.2f}. The first layer's "
+        f"{_range(between)}; those of two halves of one task's prompts by {_range(within)}. The first layer's "
         "keys know their own token alone: what it finds are words of the question, and recomputing those leaves "
         f"{found['selections']['question_stale_first']['loss_left']['value']:.2f} of the loss.",
         "",
     ]
+
+
+def _range(estimates: Sequence[Found]) -> str:
+    """The smallest and the largest."""
+    ordered = sorted(estimates, key=lambda one: float(one["value"]))
+    return f"{_estimate(ordered[0])} to {_estimate(ordered[-1])}"
 
 
 def _best(curve: Sequence[Found]) -> int:
@@ -189,7 +194,7 @@ def _places(found: Found) -> list[str]:
         lines += [
             f"{said}, as shares of the selected tokens; the last line has the deviation of the second layer's keys and values:",
             "",
-            *header("tokens are ranked by", *(f"{number}" for number in range(1, count + 1))),
+            *header("tokens are ranked by", *(f"{number}" for number in range(1, count + 1)), "at most ±"),
             *(row(f"`{name}`", *_shares(one[part])) for name, one in found["selections"].items()),
             row("*KV deviation*", *_shares(off[part])),
             "",
@@ -197,8 +202,10 @@ def _places(found: Found) -> list[str]:
     return lines
 
 
-def _shares(shares: Sequence[float]) -> list[str]:
-    return [f"{share:.2f}" for share in shares]
+def _shares(shares: Sequence[Found]) -> list[str]:
+    """The shares, and half of the widest of their intervals."""
+    widest = max((share["high"] - share["low"]) / 2 for share in shares)
+    return [*(f"{share['value']:.2f}" for share in shares), f"{widest:.3f}"]
 
 
 def _settings(found: Found) -> list[str]:

@@ -137,10 +137,15 @@ class TestMeasures:
         ],
     )
     def test_rank_correlation(self, left, right, expected):
-        got = rank_correlation(
-            torch.tensor(left, dtype=torch.float64), torch.tensor(right, dtype=torch.float64)
+        pair = (torch.tensor(values, dtype=torch.float64) for values in (left, right))
+        assert float(rank_correlation(*pair)) == pytest.approx(expected)
+
+    def test_rank_correlations_of_many_pairs_are_those_of_each(self):
+        left, right = torch.rand(2, 5, 7, 4, dtype=torch.float64)
+        each = torch.stack(
+            [rank_correlation(*pair) for pair in zip(left.view(-1, 4), right.view(-1, 4), strict=True)]
         )
-        assert got == pytest.approx(expected)
+        torch.testing.assert_close(rank_correlation(left, right), each.view(5, 7))
 
     def test_share_left_is_what_the_unselected_add_up_to(self):
         loss = torch.tensor([[4.0, 1.0, 5.0], [0.0, 0.0, 0.0]])
@@ -178,8 +183,17 @@ class TestReport:
     def test_position_selects_the_heads_of_chunks(self, report):
         place = report.selections.index("position")
         shares = report.preparations[0].depths[place]
-        assert sum(shares[:3]) == pytest.approx(1)
-        assert all(share > 0 for share in report.preparations[0].chunks[place])
+        assert sum(values(shares[:3])) == pytest.approx(1)
+        assert all(share > 0 for share in values(report.preparations[0].chunks[place]))
+
+    def test_places_and_agreements_have_intervals(self, report):
+        first = report.preparations[0]
+        found = [*first.depths, *first.chunks, *first.agreement, first.of_optimal]
+        for one in [estimate for row in found for estimate in row]:
+            assert one.low <= one.high
+        random = first.depths[report.selections.index("random")]
+        assert any(one.low < one.value < one.high for one in random)
+        assert any(one.low < one.high for row in first.agreement for one in row)
 
     def test_kv_deviates_from_the_second_layer_and_the_second_isolated_chunk_on(self, report):
         isolated, bare, *others = (preparation.deviation for preparation in report.preparations)
@@ -187,8 +201,8 @@ class TestReport:
             assert deviation.relative[0].value == pytest.approx(0, abs=1e-9)
             assert all(value > 1e-4 for value in values(deviation.relative[1:]))
             assert all(0 < value < 1 for value in values(deviation.left[1:]))
-        assert isolated.chunks[0] == pytest.approx(0, abs=1e-6)
-        assert bare.chunks[0] > 1e-3
+        assert isolated.chunks[0].value == pytest.approx(0, abs=1e-6)
+        assert bare.chunks[0].value > 1e-3
 
     def test_layers_are_told_apart_and_compared_between_tasks(self, report, adapter):
         layers = report.preparations[0].layers
@@ -202,7 +216,7 @@ class TestReport:
         torch.testing.assert_close(overall, (single + twohop) / 2)
         agreement = report.preparations[0].agreement
         assert agreement[0][1] == agreement[1][0]
-        assert all(-1 <= value <= 1 + 1e-9 for row in agreement for value in row)
+        assert all(-1 <= value <= 1 + 1e-9 for row in agreement for value in values(row))
 
     def test_recomputing_everything_answers_as_full_attention(self, report):
         assert report.answers is not None

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from kvweave.evaluation.statistics import Scores, interval_over_tasks, ratio_over_tasks, unpaired_over_tasks
+from kvweave.evaluation.statistics import (
+    Scores,
+    interval_of_means,
+    interval_over_tasks,
+    ratio_over_tasks,
+    unpaired_over_tasks,
+)
 
 
 def interval(values, **more):
@@ -26,6 +32,17 @@ def test_the_interval_of_many_values_is_the_normal_one():
     estimate = interval([0.0, 1.0] * 200, resamples=5000)
     assert estimate.low == pytest.approx(0.5 - 1.96 * 0.5 / 20, abs=0.006)
     assert estimate.high == pytest.approx(0.5 + 1.96 * 0.5 / 20, abs=0.006)
+
+
+def test_what_is_made_of_two_means_has_an_interval_of_its_resamples():
+    """As for one mean, where the other set is all 0."""
+    mine = np.array([[0.0], [1.0], [0.0], [0.0]])
+    estimate = interval_of_means(lambda a, b: (a - b)[..., 0], [mine, np.zeros((3, 1))])
+    assert (estimate.value, estimate.low, estimate.high) == (0.25, 0.0, 0.75)
+    both = interval_of_means(lambda a, b: (a - b)[..., 0], [mine, mine])
+    assert both.value == 0
+    assert both.low < -0.4  # of the same numbers, and yet not drawn together
+    assert both.high > 0.4
 
 
 def test_equal_seeds_give_equal_intervals_and_others_do_not():

@@ -31,7 +31,7 @@ SMALL_PARAMETERS = 20_000_000
 """Up to here a core of its own is taken to gain a prompt more than a second core gains a pass."""
 
 MOST_PROCESSES = 8
-"""As many as start where nobody says how many: each holds the model, and its own 0.6 GB of libraries."""
+"""As many as start where nobody says how many: each holds the model, and 0.8 GB of libraries and caches beside it."""
 
 WORTHWHILE_PROMPTS = 16
 """What a process has to answer to be worth the seconds in which it starts."""

@@ -4,7 +4,7 @@ A resample draws prompts with replacement within each task, the same ones for ev
 that differences between recipes on one prompt stay together. Knows arrays only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,6 +37,25 @@ def interval_over_tasks(tasks: Sequence[ArrayLike], *, resamples: int = 2000, se
     columns = [_array(values) for values in tasks]
     means = _resampled(columns, resamples, seed)
     return _estimate(float(np.mean([column.mean() for column in columns])), means)
+
+
+def interval_of_means(
+    of: Callable[[Array, Array], Array],
+    pair: Sequence[ArrayLike],
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Estimate:
+    """What `of` makes of the means of two sets of prompts, of shapes (prompts, m), each set resampled apart.
+
+    `of` is given means of shape (…, m) and returns (…).
+    """
+    mine, theirs = (np.asarray(values, dtype=np.float64) for values in pair)
+    means = [
+        _draws(len(values), resamples, (seed, number)) @ values / len(values)
+        for number, values in enumerate((mine, theirs))
+    ]
+    return _estimate(float(of(mine.mean(axis=0), theirs.mean(axis=0))), of(*means))
 
 
 def unpaired_over_tasks(

@@ -34,17 +34,17 @@ def _distribution(scores: Tensor) -> Tensor:
     return floored / floored.sum()
 
 
-def rank_correlation(left: Tensor, right: Tensor) -> float:
-    """Spearman's correlation of two vectors (m,), ties given their mean rank; 0 where one of them is constant."""
+def rank_correlation(left: Tensor, right: Tensor) -> Tensor:
+    """Spearman's correlation of vectors (…, m), ties given their mean rank; (…), 0 where one of two is constant."""
     a, b = (_ranks(values) for values in (left, right))
-    a, b = a - a.mean(), b - b.mean()
-    size = float(a.norm() * b.norm())
-    return float(a @ b) / size if size else 0.0
+    a, b = (ranks - ranks.mean(-1, keepdim=True) for ranks in (a, b))
+    size = a.norm(dim=-1) * b.norm(dim=-1)
+    return torch.where(size > 0, (a * b).sum(-1) / size.clamp_min(1e-300), 0.0)
 
 
 def _ranks(values: Tensor) -> Tensor:
-    below = (values[None, :] < values[:, None]).double().sum(1)
-    equal = (values[None, :] == values[:, None]).double().sum(1)
+    below = (values[..., None, :] < values[..., :, None]).double().sum(-1)
+    equal = (values[..., None, :] == values[..., :, None]).double().sum(-1)
     return below + (equal - 1) / 2
 
 

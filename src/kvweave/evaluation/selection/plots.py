@@ -125,7 +125,7 @@ def _layers(report: SelectionReport) -> Figure:
     stale = report.layer_curves.index("stale")
     series = {task.task: task.curves[stale] for task in report.preparations[0].layers}
     title = f"Decode-attended tokens found by one layer's question rows, top {report.ratio:.0%}"
-    figure, axes = _one_panel(title, f"{_about(report)} · over stale KV")
+    figure, axes = _one_panel(title, _about(report))
     _lines(figure, axes, series, range(1, 1 + len(series["overall"])), bands=len(series) == 1)
     axes.set_xlabel("layer")
     axes.set_ylabel("share of the decode-attended tokens")
@@ -147,9 +147,10 @@ def _deviation(report: SelectionReport) -> Figure:
     for preparation in report.preparations:
         found, look = preparation.deviation, chosen[preparation.name]
         _line(by_layer, range(1, 1 + len(found.relative)), found.relative, look, bands=True)
-        by_depth.plot(
-            range(1, DEPTHS + 1), [share * DEPTHS for share in found.depths], color=look.color, marker="o"
-        )
+        against_mean = [
+            Estimate(share.value * DEPTHS, share.low * DEPTHS, share.high * DEPTHS) for share in found.depths
+        ]
+        _line(by_depth, range(1, DEPTHS + 1), against_mean, look, bands=True)
     by_layer.set_title("by layer, share of the squared length")
     by_layer.set_xlabel("layer")
     by_depth.set_title("second layer, against the chunk's mean")
@@ -162,15 +163,14 @@ def _deviation(report: SelectionReport) -> Figure:
 def _places(report: SelectionReport) -> Figure:
     """FusionRAG fig. 8."""
     first = report.preparations[0]
-    figure = sheet(8.8, 3.4, f"Where the top {report.ratio:.0%} tokens lie", _about(report), LIGHT)
+    title = f"Where the top {report.ratio:.0%} tokens lie"
+    figure = sheet(8.8, 3.4, title, f"{_about(report)} · bands: 95 % interval", LIGHT)
     by_depth, by_chunk = figure.subplots(1, 2)
     chosen = looks(_DRAWN, LIGHT)
     for name in _DRAWN:
         number, look = report.selections.index(name), chosen[name]
         for axes, shares in ((by_depth, first.depths[number]), (by_chunk, first.chunks[number])):
-            axes.plot(
-                range(1, 1 + len(shares)), shares, color=look.color, linestyle=look.dashes, marker=look.marker
-            )
+            _line(axes, range(1, 1 + len(shares)), shares, look, bands=True)
     for axes, label in ((by_depth, "tenth of the chunk"), (by_chunk, "chunk")):
         axes.set_xlabel(label)
         axes.set_ylim(bottom=0)

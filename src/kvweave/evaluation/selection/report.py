@@ -6,7 +6,6 @@ from kvweave.evaluation.results import Estimate
 
 Line = tuple[Estimate, ...]
 Grid = tuple[Line, ...]
-Shares = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ class KVDeviation:
     values: Line
     relative: Line
     left: Line
-    depths: tuple[float, ...]
-    chunks: tuple[float, ...]
+    depths: Line
+    chunks: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class PreparationReport:
         jaccard: selections × selections.
         by_ratio: selections × ratios, share of the decode-attended tokens selected.
         with_optimal: selections × layers from the second on, share of that layer's optimal tokens selected.
+        of_optimal: selections, the same as a mean over those layers.
         factor_loss: factors × ratios, share of the loss left.
         selection_loss: selections × ratios, share of the loss left.
         layers: over all tasks first, named "overall", then task by task.
@@ -67,12 +67,13 @@ class PreparationReport:
     jaccard: Grid
     by_ratio: Grid
     with_optimal: Grid
+    of_optimal: Line
     factor_loss: Grid
     selection_loss: Grid
     layers: tuple[TaskLayers, ...]
-    agreement: Shares
-    depths: Shares
-    chunks: Shares
+    agreement: Grid
+    depths: Grid
+    chunks: Grid
     deviation: KVDeviation
 
 

@@ -19,10 +19,9 @@ from kvweave.evaluation.selection.report import (
     KVDeviation,
     PreparationReport,
     SelectionReport,
-    Shares,
     TaskLayers,
 )
-from kvweave.evaluation.statistics import interval_over_tasks
+from kvweave.evaluation.statistics import Array, interval_of_means, interval_over_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +78,20 @@ def _preparation(name: str, measured: Sequence[Measured], tasks: Sequence[str]) 
         jaccard=values(lambda one: one.jaccard),
         by_ratio=values(lambda one: one.by_ratio),
         with_optimal=values(lambda one: one.with_optimal),
+        of_optimal=tuple(mean for (mean,) in values(lambda one: one.with_optimal.mean(-1, keepdim=True))),
         factor_loss=values(lambda one: one.loss),
         selection_loss=values(lambda one: one.selection_loss),
         layers=_task_layers(measured, tasks),
         agreement=_agreement(measured, tasks),
-        depths=_mean_shares([one.depths for one in measured]),
-        chunks=_mean_shares([one.chunks for one in measured]),
+        depths=values(lambda one: one.depths),
+        chunks=_grid(_padded([one.chunks for one in measured]), tasks),
         deviation=KVDeviation(
             keys=keys,
             values=of_values,
             relative=values(lambda one: one.relative[None])[0],
             left=values(lambda one: one.deviation_left[None])[0],
-            depths=_mean_shares([one.deviation_depths[None] for one in measured])[0],
-            chunks=_mean_shares([one.deviation_chunks[None] for one in measured])[0],
+            depths=values(lambda one: one.deviation_depths[None])[0],
+            chunks=_grid(_padded([one.deviation_chunks[None] for one in measured]), tasks)[0],
         ),
     )
 
@@ -161,23 +161,27 @@ def _task_layers(measured: Sequence[Measured], tasks: Sequence[str]) -> tuple[Ta
     )
 
 
-def _agreement(measured: Sequence[Measured], tasks: Sequence[str]) -> Shares:
+def _agreement(measured: Sequence[Measured], tasks: Sequence[str]) -> Grid:
     curve = list(LAYER_CURVES).index("stale")
     curves = torch.stack([one.layers[curve] for one in measured])  # (prompts, L)
     by_task = [curves[own] for own in _by_task(tasks).values()]
 
-    def between(a: int, b: int) -> float:
-        if a != b:
-            return rank_correlation(by_task[a].mean(0), by_task[b].mean(0))
-        own = by_task[a]
-        return rank_correlation(own[::2].mean(0), own[1::2].mean(0)) if len(own) > 1 else 1.0
+    def between(a: int, b: int) -> Estimate:
+        pair = (by_task[a], by_task[b]) if a != b else (by_task[a][::2], by_task[a][1::2])
+        if min(len(prompts) for prompts in pair) == 0:
+            return Estimate(1.0, 1.0, 1.0)  # a single prompt agrees with itself
+        return interval_of_means(_rank_correlations, [prompts.numpy() for prompts in pair])
 
     count = range(len(by_task))
-    return tuple(tuple(between(a, b) for b in count) for a in count)
+    return tuple(tuple(between(min(a, b), max(a, b)) for b in count) for a in count)
 
 
-def _mean_shares(parts: Sequence[Tensor]) -> Shares:
-    """Mean of shares (rows, C), whose C may differ: prompts with fewer chunks have nothing in the last ones."""
+def _rank_correlations(left: Array, right: Array) -> Array:
+    found: Array = rank_correlation(torch.from_numpy(left), torch.from_numpy(right)).numpy()
+    return found
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    """Shares (rows, C) one after the other, whose C may differ: prompts with fewer chunks have nothing in the last ones."""
     most = max(part.shape[-1] for part in parts)
-    padded = [torch.nn.functional.pad(part, (0, most - part.shape[-1])) for part in parts]
-    return tuple(tuple(row) for row in torch.stack(padded).mean(0).tolist())
+    return torch.stack([torch.nn.functional.pad(part, (0, most - part.shape[-1])) for part in parts])

@@ -15,6 +15,9 @@ from kvweave.evaluation.selection.report import (
     SelectionReport,
 )
 
+_WIDEST = "at most"
+"""The column that has half of a row's widest interval."""
+
 _SWEPT = ("question_stale", "question_stale_last", "question_full", "deviation", "position", "random")
 
 
@@ -122,9 +125,8 @@ def _optimal(report: SelectionReport, first: PreparationReport) -> Table:
         "layers from the second on: in the first, nothing depends on what stands before",
         ("", "mean", *map(str, layers)),
     )
-    for name, row in zip(report.selections, first.with_optimal, strict=True):
-        mean = sum(cell.value for cell in row) / len(row)
-        table.add_row(name, _short(mean), *(_short(cell.value) for cell in row))
+    for name, mean, row in zip(report.selections, first.of_optimal, first.with_optimal, strict=True):
+        table.add_row(name, _pm(mean), *(_short(cell.value) for cell in row))
     return table
 
 
@@ -154,36 +156,41 @@ def _layers(report: SelectionReport, first: PreparationReport) -> Table:
 def _agreement(report: SelectionReport, first: PreparationReport) -> Table:
     table = _table(
         "Are the layers that foresee decoding the same on every task? Rank correlation",
-        "on the diagonal: between the task's own odd and even prompts",
+        "on the diagonal: between the task's own odd and even prompts · ± half of the 95 % interval",
         ("", *report.tasks),
     )
     for name, row in zip(report.tasks, first.agreement, strict=True):
-        table.add_row(name, *map(_short, row))
+        table.add_row(name, *map(_pm, row))
     return table
 
 
 def _depths(report: SelectionReport, first: PreparationReport) -> Table:
     table = _table(
         "Where in the chunk the selected tokens lie, by tenth",
-        "KV deviation: of the second layer",
-        ("", *(f"{tenth}" for tenth in range(1, DEPTHS + 1))),
+        "KV deviation: of the second layer · at most: half of the line's widest 95 % interval",
+        ("", *(f"{tenth}" for tenth in range(1, DEPTHS + 1)), _WIDEST),
     )
     for name, row in zip(report.selections, first.depths, strict=True):
-        table.add_row(name, *map(_short, row))
-    table.add_row("KV deviation", *map(_short, first.deviation.depths))
+        table.add_row(name, *_shares(row))
+    table.add_row("KV deviation", *_shares(first.deviation.depths))
     return table
 
 
 def _chunks(report: SelectionReport, first: PreparationReport) -> Table:
     table = _table(
         "In which chunk the selected tokens lie",
-        "KV deviation: of the second layer",
-        ("", *(f"{number}" for number in range(1, len(first.chunks[0]) + 1))),
+        "KV deviation: of the second layer · at most: half of the line's widest 95 % interval",
+        ("", *(f"{number}" for number in range(1, len(first.chunks[0]) + 1)), _WIDEST),
     )
     for name, row in zip(report.selections, first.chunks, strict=True):
-        table.add_row(name, *map(_short, row))
-    table.add_row("KV deviation", *map(_short, first.deviation.chunks))
+        table.add_row(name, *_shares(row))
+    table.add_row("KV deviation", *_shares(first.deviation.chunks))
     return table
+
+
+def _shares(row: Sequence[Estimate]) -> list[str]:
+    """The shares, and half of the widest of their intervals."""
+    return [*(_short(cell.value) for cell in row), f"±{_short(max(map(_half, row)))}"]
 
 
 def _deviation(report: SelectionReport, preparation: PreparationReport) -> Table:
@@ -247,4 +254,8 @@ def _short(value: float) -> str:
 
 
 def _pm(estimate: Estimate) -> str:
-    return f"{_short(estimate.value)} ±{_short((estimate.high - estimate.low) / 2)}"
+    return f"{_short(estimate.value)} ±{_short(_half(estimate))}"
+
+
+def _half(estimate: Estimate) -> float:
+    return (estimate.high - estimate.low) / 2
