@@ -155,6 +155,7 @@ def _deviation(report: SelectionReport) -> Figure:
     by_layer.set_xlabel("layer")
     by_depth.set_title("second layer, against the chunk's mean")
     by_depth.set_xlabel("tenth of the chunk")
+    by_depth.set_xticks(range(1, 1 + DEPTHS))
     by_depth.set_ylim(bottom=0)
     legend_below(figure, [(sign(chosen[name], LIGHT, line=True), name) for name in names])
     return figure
@@ -171,8 +172,12 @@ def _places(report: SelectionReport) -> Figure:
         number, look = report.selections.index(name), chosen[name]
         for axes, shares in ((by_depth, first.depths[number]), (by_chunk, first.chunks[number])):
             _line(axes, range(1, 1 + len(shares)), shares, look, bands=True)
-    for axes, label in ((by_depth, "tenth of the chunk"), (by_chunk, "chunk")):
+    for axes, label, count in (
+        (by_depth, "tenth of the chunk", DEPTHS),
+        (by_chunk, "chunk", len(first.chunks[0])),
+    ):
         axes.set_xlabel(label)
+        axes.set_xticks(range(1, 1 + count))
         axes.set_ylim(bottom=0)
     by_depth.set_ylabel("share of the selected tokens")
     legend_below(figure, [(sign(chosen[name], LIGHT, line=True), name) for name in _DRAWN])
