@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/selection.py --work selection --output benchmarks/results/selection.json --images docs/images
 
 `--work` is the folder for the whole reports and all their figures. The page docs/selection.md quotes means over tasks, each
-figure from all prompts. Settings run two at a time, each on one core.
+from all prompts; what it says of single tasks rests on 50. Settings run two at a time, each on one core.
 """
 
 import argparse

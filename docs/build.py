@@ -272,7 +272,7 @@ def replayed() -> str:
                 between(one["ttft_over_full"], *one["ttft_over_full_range"]),
             )
         )
-    return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
+    return "\n".join([*lines, "", *folded([*result["evaluations"], result["command"]], result["date"])])
 
 
 def giving_way() -> str:
@@ -331,7 +331,7 @@ def main() -> None:
         evaluation: with_parts(
             evaluation,
             quality=scores_of_all_tasks(),
-            targets=targets(results("quality.json"), results("selection.json")),
+            targets=targets(results("quality.json"), results("selection.json"), results("second_run.json")),
             replay=replayed(),
         ),
         store: with_parts(

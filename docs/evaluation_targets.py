@@ -6,6 +6,7 @@ from typing import Any
 from baselines import Cells, baseline_cells
 from tables import NOT_MEASURED, header, row
 
+from kvweave.evaluation.results import FULL
 from kvweave.evaluation.summary import OVERALL
 
 Result = Mapping[str, Any]
@@ -19,10 +20,11 @@ DEPENDENT = ("coref", "twohop", "vartrack", "contradiction", "order")
 LEAST_SURE, LEAST, TASKS = 0.95, 0.85, 9
 FALL, FALLING = 0.25, 3
 MOST_BYTES = 20_000_000
+EXACT_KL = 1e-6
 
 
-def targets(quality: Result | None, selection: Result | None) -> str:
-    """A line for each target and length."""
+def targets(quality: Result | None, selection: Result | None, second: Result | None = None) -> str:
+    """A line for each target and length; `second` is what a second training run scored."""
     if quality is None:
         return NOT_MEASURED
     lines = [*header("aimed at", "context", "reached", "measured")]
@@ -53,6 +55,19 @@ def targets(quality: Result | None, selection: Result | None) -> str:
                 falls,
             )
         )
+        whole = [one for one in _recomputed_whole(quality) if one["context_tokens"] == length]
+        if whole:
+            exact = all(one["agreement"] == 1 and one["kl"] < EXACT_KL for one in whole)
+            recipes = _listed(sorted({one["recipe"] for one in whole}))
+            measured = f"every answer equal, KL below {EXACT_KL:g}" if exact else "not every answer equal"
+            lines.append(
+                row(
+                    "recomputing 100 % restores full attention",
+                    f"{length:,}",
+                    _yes(exact),
+                    f"{recipes}: {measured}",
+                )
+            )
     size = quality["reference"]["bytes"]
     lines.append(row("weights of at most 20 MB", "", _yes(size <= MOST_BYTES), f"{size / 1e6:.1f} MB"))
     auxiliary = (selection or {}).get("auxiliary")
@@ -66,7 +81,25 @@ def targets(quality: Result | None, selection: Result | None) -> str:
                 f"KL {kl['value']:+.2f}, Jaccard {jaccard['value']:+.3f} ([selection](selection.md#the-auxiliary-model))",
             )
         )
+    if second:
+        lines.append(_second_run(second["rows"]))
     return "\n".join(lines)
+
+
+def _recomputed_whole(quality: Result) -> list[Result]:
+    """The rows in which a recipe other than full attention recomputed all tokens."""
+    return [one for one in quality["rows"] if one["ratio"] == 1 and one["recipe"] != FULL]
+
+
+def _second_run(rows: Sequence[Result]) -> str:
+    inside = [one for one in rows if one["first"][1] <= one["second"][0] <= one["first"][2]]
+    lengths = ", ".join(f"{length:,}" for length in sorted({one["context_tokens"] for one in rows}))
+    return row(
+        "a second training run scores within the first one's interval",
+        lengths,
+        _yes(len(inside) == len(rows)),
+        f"{len(inside)} of {len(rows)}, its last stage run again ([training](../training/README.md#a-second-run))",
+    )
 
 
 def _scores(cells: Cells, length: int, recipe: str) -> dict[str, float]:

@@ -113,14 +113,13 @@ def _layers(found: Found) -> list[str]:
         "",
         "What the question's most attended tokens of one layer alone find of the tokens to which decoding attends, mean over layers:",
         "",
-        *header("layer", "over stale KV", "under full attention", *(f"`{task}`, stale" for task in by_task)),
+        *header("layer", "over stale KV", "under full attention"),
     ]
     for layer in range(count):
         lines.append(
             row(
                 f"{layer + 1}",
                 *(_estimate(found["layers"][curve][layer]) for curve in ("stale", "full")),
-                *(_estimate(curve[layer]) for curve in by_task.values()),
             )
         )
     best = {task: _best(curve) for task, curve in by_task.items()}
@@ -132,8 +131,9 @@ def _layers(found: Found) -> list[str]:
     return [
         *lines,
         "",
-        f"Are they the same layers on every task? The best one is {said}. Ranked by what they find, the layers of two tasks correlate by "
-        f"{_range(between)}; those of two halves of one task's prompts by {_range(within)}. The first layer's "
+        f"Are they the same layers on every task? With {found['samples'] // len(by_task)} prompts of each, which is enough for a first look: the best one is "
+        f"{said}. Ranked by what they find, the layers of two tasks correlate by {_range(between)}; those of two halves of one task's prompts by "
+        f"{_range(within)}. (Resampled prompts rank close layers otherwise more often than they rank them the same, so the intervals reach low.) The first layer's "
         "keys know their own token alone: what it finds are words of the question, and recomputing those leaves "
         f"{found['selections']['question_stale_first']['loss_left']['value']:.2f} of the loss.",
         "",
@@ -194,7 +194,7 @@ def _places(found: Found) -> list[str]:
         lines += [
             f"{said}, as shares of the selected tokens; the last line has the deviation of the second layer's keys and values:",
             "",
-            *header("tokens are ranked by", *(f"{number}" for number in range(1, count + 1)), "at most ±"),
+            *header("tokens are ranked by", *(f"{number}" for number in range(1, count + 1)), "widest ±"),
             *(row(f"`{name}`", *_shares(one[part])) for name, one in found["selections"].items()),
             row("*KV deviation*", *_shares(off[part])),
             "",

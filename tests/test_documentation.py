@@ -185,14 +185,19 @@ class TestFiguresOfTheEvaluation:
         ]
         circumstances = {"threads": 2, "date": "2026-01-02", "command": "replay a", "device": "cpu"}
         replay = {"shape": "some shape", "dtype": "bfloat16", "scale": 2.0, "repeats": 3, "rows": rows}
+        replay["evaluations"] = ["evaluate a"]
         (tmp_path / "replay.json").write_text(json.dumps(replay | circumstances))
-        said, _, _, _, *table, _, source = build.replayed().split("\n")
+        said, _, _, _, *lines = build.replayed().split("\n")
+        table = lines[:2]
         assert "shape of some shape (bfloat16, random weights, 2 CPU threads), all counts times 2" in said
         assert table == [
             f"| 2,048 | {recipe} | 1,041 | 40 | 0.050 s | 0.500 s | 0.100 (0.090–0.120) |"
             for recipe in ("`reuse` | 0", "`some` | 0.1")
         ]
-        assert source == "`replay a`, 2026-01-02."
+        assert lines[3:] == [
+            "<details><summary>2 commands, 2026-01-02</summary>",
+            *("", "```", "evaluate a", "replay a", "```", "", "</details>"),
+        ]
 
     def test_what_the_models_are_meant_to_reach_is_said_beside_what_they_do(self, build):
         targets = sys.modules["evaluation_targets"].targets
@@ -206,7 +211,7 @@ class TestFiguresOfTheEvaluation:
         scores |= dict.fromkeys(("single", "multikey", "twohop", "multivalue", "multiquery"), (0.96, 0.96))
         scores |= dict.fromkeys(("commonwords", "frequentwords"), (0.5, 0.5))
         rows = [
-            self.row(task, 512, recipe, ratio, score)
+            self.row(task, 512, recipe, ratio, score) | {"agreement": 1.0, "kl": 0.0}
             for task, (full, reuse) in scores.items()
             for recipe, ratio, score in (("full", 1.0, full), ("reuse", 0.0, reuse), ("reuse", 1.0, full))
         ]
@@ -216,11 +221,25 @@ class TestFiguresOfTheEvaluation:
             "jaccard_difference": {"value": 0.1, "low": 0.05},
         }
         told = targets(quality, {"auxiliary": auxiliary, "context_tokens": 517.2}).splitlines()[2:]
-        assert [line.split(" | ")[-2] for line in told] == ["yes", "**no**", "**no**", "yes", "**no**", "yes"]
+        assert [line.split(" | ")[-2] for line in told] == [
+            *("yes", "**no**", "**no**", "yes"),
+            *("yes", "**no**", "yes"),
+        ]
         assert told[0].endswith("| 0.960, 0.960, 0.960, 0.950 |")
         assert told[2].endswith("| 8 of 11 |")
         assert told[3].endswith("| 0.450, 0.000, 0.250, 0.300, 0.040 |")
+        assert told[4].endswith("| `reuse`: every answer equal, KL below 1e-06 |")
         assert len(targets(quality, None).splitlines()) == len(told) + 1
+        rows[-1]["kl"] = 1e-3
+        second = {
+            "rows": [
+                {"context_tokens": 512, "first": (0.5, 0.4, 0.6), "second": (score, 0, 1)}
+                for score in (0.4, 0.7)
+            ]
+        }
+        told = targets(quality, None, second).splitlines()
+        assert "| **no** | `reuse`: not every answer equal |" in told[-3]
+        assert "| 512 | **no** | 1 of 2, its last stage" in told[-1]
 
     def test_a_row_that_misses_what_was_aimed_at_is_named(self, build):
         rows = [

@@ -153,3 +153,9 @@ def test_selection_says_which_tokens_matter(command, tmp_path):
 def test_what_cannot_be_evaluated_is_said_with_what_could(command, flags, said):
     refused = command("eval", "--samples", "1", "--quiet", *flags, code=1)
     assert said in " ".join(refused.stderr.split())
+
+
+def test_processes_find_what_one_finds_auxiliary_model_and_all(command):
+    asked = (*FEW, "--recipe", "cacheclip", "--ratio", "0.2", "--json")
+    one, two = (json.loads(command(*asked, "--processes", count).stdout)["rows"] for count in ("1", "2"))
+    assert one == two

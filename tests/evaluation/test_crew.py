@@ -14,8 +14,8 @@ import pytest
 import torch
 from test_journal import OUTCOME
 
-from kvweave.errors import EvaluationStopped, PromptTooLong
-from kvweave.evaluation.crew import MOST_PROCESSES, WORTHWHILE_PROMPTS, Crew, Work, fill
+from kvweave.errors import EvaluationStopped, ModelNotFound, PromptTooLong
+from kvweave.evaluation.crew import MOST_PROCESSES, PROCESS_BYTES, WORTHWHILE_PROMPTS, Crew, Work, fill
 from kvweave.evaluation.grid import Case, candidates, evaluate
 from kvweave.evaluation.journal import Journal
 from kvweave.evaluation.runner import Runner
@@ -64,8 +64,8 @@ def adapter():
     return tiny_adapter()
 
 
-def filled(journal, adapter, cases=CASES, judge=None, progress=lambda *done: None):
-    fill(journal, cases, AMONG, adapter, Crew(tiny_adapter, 2), Work(SUITE, judge, 8), progress)
+def filled(journal, adapter, cases=CASES, judge=None, progress=lambda *done: None, load=tiny_adapter):
+    fill(journal, cases, AMONG, adapter, Crew(load, 2), Work(SUITE, judge, 8), progress)
 
 
 def everything(journal, cases=CASES):
@@ -113,6 +113,16 @@ def test_what_a_prompt_raises_is_raised_here(adapter):
     assert not multiprocessing.active_children()
 
 
+def test_why_a_process_cannot_begin_is_said(adapter):
+    with pytest.raises(ModelNotFound, match="no model here"):
+        filled(Journal(None, {}), adapter, load=_no_model)
+    assert not multiprocessing.active_children()
+
+
+def _no_model():
+    raise ModelNotFound("no model here")
+
+
 def test_nobody_answers_on_when_the_one_who_asked_is_killed(tmp_path):
     asks = multiprocessing.get_context("spawn").Process(target=_ask_slowly, args=(tmp_path,))
     asks.start()
@@ -152,8 +162,11 @@ class TestSize:
         )
 
     @pytest.fixture(autouse=True)
-    def threads(self, monkeypatch):
+    def machine(self, monkeypatch):
+        """Many threads, and memory for more processes than ever start."""
         monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+        self.free = 100 * PROCESS_BYTES
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=self.free))
 
     def test_a_small_model_gets_a_process_for_each_thread_up_to_a_limit(self, monkeypatch):
         assert Crew(tiny_adapter).size(self.model(), 1000) == MOST_PROCESSES
@@ -164,6 +177,12 @@ class TestSize:
         assert Crew(tiny_adapter).size(self.model(), 0) == 1
         assert Crew(tiny_adapter).size(self.model(), 2 * WORTHWHILE_PROMPTS - 1) == 1
         assert Crew(tiny_adapter).size(self.model(), 2 * WORTHWHILE_PROMPTS) == 2
+
+    def test_there_are_no_more_than_memory_has_room_for(self):
+        self.free = 3 * PROCESS_BYTES + 1
+        assert Crew(tiny_adapter).size(self.model(), 1000) == 3
+        self.free = 0
+        assert Crew(tiny_adapter).size(self.model(), 1000) == 1
 
     def test_large_models_and_gpus_have_one(self):
         assert Crew(tiny_adapter).size(self.model(parameters=500_000_000), 1000) == 1

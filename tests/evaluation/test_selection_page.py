@@ -50,16 +50,32 @@ def test_every_part_of_a_report_stands_on_it(parts, report):
         f"| {report.context_tokens:.0f} tokens in chunks of {report.chunk_tokens:.0f} | 2,048 tokens in chunks of 191 |"
         in text
     )
+    assert (
+        f"(ProphetKV eq. 7) | {_said(first.overlap[stale][decoding])} | {_said(first.of_optimal[stale])} | "
+        in text
+    )
+    row = first.depths[stale]
+    shares = " | ".join(f"{share.value:.2f}" for share in row)
+    widest = max((share.high - share.low) / 2 for share in row)
+    assert f"| `question_stale` | {shares} | {widest:.3f} |" in text
+    assert (
+        f"halves of one task's prompts by {_said(min((first.agreement[0][0], first.agreement[1][1]), key=_value))} to"
+        in text
+    )
     assert f"| difference, paired | {_said(report.auxiliary.kl_difference)} | " in text
     assert f"Full attention scores {_said(report.answers.full_score)}, " in text
     by_task = {task.task: values(task.curves[0]) for task in first.layers[1:]}
     best = {task: 1 + curve.index(max(curve)) for task, curve in by_task.items()}
     one, other = best["single"], best["twohop"]
     apart = f"layer {one} in `single`, layer {other} in `twohop`"
-    assert f"The best one is {apart if one != other else f'layer {one} on all of them'}. Ranked by" in text
+    assert f"the best one is {apart if one != other else f'layer {one} on all of them'}. Ranked by" in text
     assert "evaluate a" in text.partition("## Commands")[2]
 
 
 def _said(estimate) -> str:
     low, high = sorted((estimate.low, estimate.high))
     return f"{estimate.value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _value(estimate):
+    return estimate.value

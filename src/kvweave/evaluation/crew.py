@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -31,7 +32,10 @@ SMALL_PARAMETERS = 20_000_000
 """Up to here a core of its own is taken to gain a prompt more than a second core gains a pass."""
 
 MOST_PROCESSES = 8
-"""As many as start where nobody says how many: each holds the model, and 0.8 GB of libraries and caches beside it."""
+"""As many as start where nobody says how many."""
+
+PROCESS_BYTES = 1_000_000_000
+"""What each of them should find free: 0.8 GB of libraries and caches beside the model."""
 
 WORTHWHILE_PROMPTS = 16
 """What a process has to answer to be worth the seconds in which it starts."""
@@ -44,8 +48,8 @@ class Crew:
     Attributes:
         load: makes the model's adapter once more, in each process: a function of a module, or a partial of one.
         processes: how many, each with its share of the threads that PyTorch has here; None is one for each of those threads
-            where the model is small and on the CPU (at most MOST_PROCESSES, and none with fewer than
-            WORTHWHILE_PROMPTS prompts), and otherwise this one alone.
+            where the model is small and on the CPU (at most MOST_PROCESSES, none with fewer than
+            WORTHWHILE_PROMPTS prompts or PROCESS_BYTES of memory), and otherwise this one alone.
     """
 
     load: Callable[[], Adapter]
@@ -57,12 +61,15 @@ class Crew:
             return min(self.processes, prompts)
         if adapter.geometry.device.type != "cpu" or adapter.model.num_parameters() > SMALL_PARAMETERS:
             return 1
-        return max(1, min(torch.get_num_threads(), MOST_PROCESSES, prompts // WORTHWHILE_PROMPTS))
+        room: int = psutil.virtual_memory().available // PROCESS_BYTES
+        return max(1, min(torch.get_num_threads(), MOST_PROCESSES, room, prompts // WORTHWHILE_PROMPTS))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every process has to know; all of it can be pickled, a judge of one's own included if it is of a module."""
+    """What every process has to know. All of it is pickled: a judge of one's own has to be of a module, or of a script that begins
+    its work under `if __name__ == "__main__"`.
+    """
 
     suite: Suite
     judge: Judge | None
@@ -143,8 +150,8 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_here: tuple[Runner, dict[Label, Candidate]] | None = None
-"""In a process of the crew: what it answers with."""
+_here: tuple[Runner, dict[Label, Candidate]] | Exception
+"""In a process of the crew: what it answers with, or why it cannot."""
 
 
 def _begin(leash: Connection, load: Callable[[], Adapter], work: Work, threads: int) -> None:
@@ -155,8 +162,11 @@ def _begin(leash: Connection, load: Callable[[], Adapter], work: Work, threads: 
         threading.RLock()
     )  # its own is a semaphore of the system, which a sudden end would leave behind
     torch.set_num_threads(threads)
-    runner = Runner(load(), Journal(None, {}), work.judge, work.batch)
-    _here = runner, {candidate.label: candidate for candidate in candidates(work.suite)}
+    try:
+        runner = Runner(load(), Journal(None, {}), work.judge, work.batch)
+        _here = runner, {candidate.label: candidate for candidate in candidates(work.suite)}
+    except Exception as error:  # raised to whoever asks; here, it would end the process without a word
+        _here = error
 
 
 def _end_with(leash: Connection) -> None:
@@ -165,7 +175,8 @@ def _end_with(leash: Connection) -> None:
 
 
 def _answer(case: Case, labels: Sequence[Label]) -> list[Outcome]:
-    assert _here is not None
+    if isinstance(_here, Exception):
+        raise _here
     runner, among = _here
     chosen = [among[label] for label in labels if label in among]
     return list(runner.outcomes(case.sample, chosen, case.context_tokens, case.seed))

@@ -182,6 +182,6 @@ def _rank_correlations(left: Array, right: Array) -> Array:
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:
-    """Shares (rows, C) one after the other, whose C may differ: prompts with fewer chunks have nothing in the last ones."""
+    """Shares (rows, C) of prompts as (prompts, rows, C), whose C may differ: prompts with fewer chunks have nothing in the last ones."""
     most = max(part.shape[-1] for part in parts)
     return torch.stack([torch.nn.functional.pad(part, (0, most - part.shape[-1])) for part in parts])

@@ -15,7 +15,7 @@ from kvweave.evaluation.selection.report import (
     SelectionReport,
 )
 
-_WIDEST = "at most"
+_WIDEST = "widest ±"
 """The column that has half of a row's widest interval."""
 
 _SWEPT = ("question_stale", "question_stale_last", "question_full", "deviation", "position", "random")
@@ -156,18 +156,20 @@ def _layers(report: SelectionReport, first: PreparationReport) -> Table:
 def _agreement(report: SelectionReport, first: PreparationReport) -> Table:
     table = _table(
         "Are the layers that foresee decoding the same on every task? Rank correlation",
-        "on the diagonal: between the task's own odd and even prompts · ± half of the 95 % interval",
+        "on the diagonal: between the task's own odd and even prompts · 95 % intervals, which reach low where layers are close",
         ("", *report.tasks),
     )
     for name, row in zip(report.tasks, first.agreement, strict=True):
-        table.add_row(name, *map(_pm, row))
+        table.add_row(
+            name, *(f"{_short(cell.value)} ({_short(cell.low)}–{_short(cell.high)})" for cell in row)
+        )
     return table
 
 
 def _depths(report: SelectionReport, first: PreparationReport) -> Table:
     table = _table(
         "Where in the chunk the selected tokens lie, by tenth",
-        "KV deviation: of the second layer · at most: half of the line's widest 95 % interval",
+        "KV deviation: of the second layer · widest ±: half of the line's widest 95 % interval",
         ("", *(f"{tenth}" for tenth in range(1, DEPTHS + 1)), _WIDEST),
     )
     for name, row in zip(report.selections, first.depths, strict=True):
@@ -179,7 +181,7 @@ def _depths(report: SelectionReport, first: PreparationReport) -> Table:
 def _chunks(report: SelectionReport, first: PreparationReport) -> Table:
     table = _table(
         "In which chunk the selected tokens lie",
-        "KV deviation: of the second layer · at most: half of the line's widest 95 % interval",
+        "KV deviation: of the second layer · widest ±: half of the line's widest 95 % interval",
         ("", *(f"{number}" for number in range(1, len(first.chunks[0]) + 1)), _WIDEST),
     )
     for name, row in zip(report.selections, first.chunks, strict=True):
@@ -190,7 +192,7 @@ def _chunks(report: SelectionReport, first: PreparationReport) -> Table:
 
 def _shares(row: Sequence[Estimate]) -> list[str]:
     """The shares, and half of the widest of their intervals."""
-    return [*(_short(cell.value) for cell in row), f"±{_short(max(map(_half, row)))}"]
+    return [*(_short(cell.value) for cell in row), f"{_short(max(map(_half, row)))}"]
 
 
 def _deviation(report: SelectionReport, preparation: PreparationReport) -> Table:
