@@ -21,7 +21,7 @@ from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
 from decoding_page import parts as decoding_parts
-from evaluation_targets import targets
+from evaluation_targets import repeated, targets
 from methods_page import headings, methods_page, tasks_page
 from personas_page import whole_systems
 from selection_page import selection_page
@@ -175,11 +175,7 @@ def second_run() -> str:
     if result is None:
         return NOT_MEASURED
     rows, made = result["rows"], result["training"]
-    outside = [
-        f"`{one['task']}` at {one['context_tokens']:,}"
-        for one in rows
-        if not one["first"][1] <= one["second"][0] <= one["first"][2]
-    ]
+    outside = [f"`{one['task']}` at {one['context_tokens']:,}" for one in rows if not repeated(one)]
     lines = [
         f"Scores under full attention on `test` with 95 % intervals, the same {min(one['prompts'] for one in rows)} prompts of each task, of what ships and "
         f"of settling with seed {made['seed']} ({made['steps']:,} steps, {made['hours']:.1f} hours). In {len(rows) - len(outside)} of {len(rows)} the second score "

@@ -91,8 +91,14 @@ def _recomputed_whole(quality: Result) -> list[Result]:
     return [one for one in quality["rows"] if one["ratio"] == 1 and one["recipe"] != FULL]
 
 
+def repeated(one: Result) -> bool:
+    """Whether a second training run's score lies in the first one's interval."""
+    _, low, high = one["first"]
+    return bool(low <= one["second"][0] <= high)
+
+
 def _second_run(rows: Sequence[Result]) -> str:
-    inside = [one for one in rows if one["first"][1] <= one["second"][0] <= one["first"][2]]
+    inside = [one for one in rows if repeated(one)]
     lengths = ", ".join(f"{length:,}" for length in sorted({one["context_tokens"] for one in rows}))
     return row(
         "a second training run scores within the first one's interval",

@@ -51,10 +51,7 @@ def interval_of_means(
     `of` is given means of shape (…, m) and returns (…).
     """
     mine, theirs = (np.asarray(values, dtype=np.float64) for values in pair)
-    means = [
-        _draws(len(values), resamples, (seed, number)) @ values / len(values)
-        for number, values in enumerate((mine, theirs))
-    ]
+    means = _resampled_means((mine, theirs), resamples, seed)
     return _estimate(float(of(mine.mean(axis=0), theirs.mean(axis=0))), of(*means))
 
 
@@ -111,11 +108,15 @@ def _array(values: ArrayLike) -> Array:
 
 def _resampled(columns: Sequence[Array], resamples: int, seed: int) -> Array:
     """Means over columns of their means, once per resample: (resamples,)."""
-    means = [
-        _draws(len(column), resamples, (seed, number)) @ column / len(column)
-        for number, column in enumerate(columns)
+    return np.mean(_resampled_means(columns, resamples, seed), axis=0)  # type: ignore[no-any-return]
+
+
+def _resampled_means(sets: Sequence[Array], resamples: int, seed: int) -> list[Array]:
+    """The mean of each set of prompts (prompts, …), once per resample and each set drawn apart: (resamples, …)."""
+    return [
+        _draws(len(values), resamples, (seed, number)) @ values / len(values)
+        for number, values in enumerate(sets)
     ]
-    return np.mean(means, axis=0)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=32)

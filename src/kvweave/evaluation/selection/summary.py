@@ -173,7 +173,8 @@ def _agreement(measured: Sequence[Measured], tasks: Sequence[str]) -> Grid:
         return interval_of_means(_rank_correlations, [prompts.numpy() for prompts in pair])
 
     count = range(len(by_task))
-    return tuple(tuple(between(min(a, b), max(a, b)) for b in count) for a in count)
+    found = {(a, b): between(a, b) for a in count for b in count if a <= b}
+    return tuple(tuple(found[min(a, b), max(a, b)] for b in count) for a in count)
 
 
 def _rank_correlations(left: Array, right: Array) -> Array:
