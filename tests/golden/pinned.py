@@ -1,0 +1,180 @@
+"""Collects what users and stored knowledge bases depend on: commands, public names, entry keys, tables, entry files.
+
+`python tests/golden/pinned.py` writes the golden files anew. Do that only for a change that users are told about.
+"""
+
+import base64
+import dataclasses
+import inspect
+import json
+import sqlite3
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+import kvweave
+from kvweave.config import Config
+from kvweave.core import ChunkKV, ChunkNote, Making, Storage
+from kvweave.errors import InvalidRequest
+from kvweave.ops.quantise import quantise
+from kvweave.recipes.methods import METHODS, recipe_named
+from kvweave.store.format import Content, encode_entry
+from kvweave.store.keys import EntryKey, digest_tokens, quantised, with_queries
+from kvweave.testing import tiny_adapter
+
+FOLDER = Path(__file__).parent
+IDS = (3, 1, 4, 1, 5, 9, 2, 6)
+PREFIX = (2, 7, 1, 8)
+STORAGES: tuple[Storage, ...] = ("exact", "int8", "int4")
+PUBLIC_CALLS = {
+    "open": kvweave.open,
+    "load_model": kvweave.load_model,
+    "prefill": kvweave.prefill,
+    "prepare": kvweave.prepare,
+    "generate": kvweave.generate,
+    "Prompt": kvweave.Prompt,
+    "ChunkStore": kvweave.ChunkStore,
+}
+
+
+def commands() -> dict[str, Any]:
+    """Every command with its parameters: spellings, environment variable, whether it takes a value."""
+    from kvweave.cli.app import app
+
+    return dict(_commands(typer.main.get_command(app), "kvweave"))
+
+
+def _commands(command: Any, path: str) -> Any:
+    yield path, [_parameter(each) for each in command.params]
+    if hasattr(command, "list_commands"):
+        context = command.make_context(path, [], resilient_parsing=True)
+        for name in sorted(command.list_commands(context)):
+            yield from _commands(command.get_command(context, name), f"{path} {name}")
+
+
+def _parameter(parameter: Any) -> str:
+    option = parameter.param_type_name == "option"
+    spelled = "/".join([*parameter.opts, *parameter.secondary_opts]) if option else parameter.name
+    takes = "flag" if getattr(parameter, "is_flag", False) else _type(parameter)
+    several = " several" if parameter.multiple or parameter.nargs != 1 else ""
+    return f"{spelled} {takes}{several} {parameter.envvar or ''}".strip()
+
+
+def _type(parameter: Any) -> str:
+    return str(
+        getattr(parameter.type_descriptor.annotation, "__name__", parameter.type_descriptor.annotation)
+    )
+
+
+def public_names() -> dict[str, Any]:
+    """The package's names, and the parameters of its calls and of a knowledge base's methods."""
+    methods = {
+        f"KnowledgeBase.{name}": method
+        for name, method in inspect.getmembers(kvweave.KnowledgeBase, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    calls = {
+        name: list(inspect.signature(call).parameters) for name, call in (PUBLIC_CALLS | methods).items()
+    }
+    return {"names": list(kvweave.__all__), "parameters": calls}
+
+
+def settings() -> dict[str, Any]:
+    """The settings of `config.toml`, by section, and as keywords of `kvweave.open`."""
+    return {
+        field.name: [each.name for each in dataclasses.fields(value)]
+        if dataclasses.is_dataclass(value := getattr(Config(home=Path()), field.name))
+        else "plain"
+        for field in dataclasses.fields(Config)
+    }
+
+
+def entry_keys() -> dict[str, Any]:
+    """Under which keys each recipe looks chunk KV up and stores what it records about chunks."""
+    adapter = tiny_adapter()
+    found = {}
+    for name in METHODS:
+        for storage in STORAGES:
+            with suppress(InvalidRequest):  # a recipe that keeps exact versions takes no other storage
+                found[f"{name} {storage}"] = _keys(adapter, recipe_named(name, storage=storage))
+    return found
+
+
+def _keys(adapter: Any, recipe: Any) -> dict[str, list[str]]:
+    makings = recipe.prepare.makings(adapter, PREFIX, len(IDS))
+    records = dict.fromkeys((*recipe.prepare.records, *recipe.select.records))
+    return {
+        "kv": [_named(making, "kv") for making in makings],
+        "notes": [_named(record.making(adapter, PREFIX, len(IDS)), "note") for record in records],
+    }
+
+
+def _named(making: Making, content: Any) -> str:
+    return f"{making.kind} {EntryKey('default', 'a' * 32, digest_tokens(IDS), making, content).digest}"
+
+
+def schema() -> list[str]:
+    """The tables of a knowledge base, as SQLite describes them."""
+    with tempfile.TemporaryDirectory() as folder:
+        with kvweave.open("notes", home=folder):
+            pass
+        connection = sqlite3.connect(Path(folder) / "kb" / "notes" / "catalog.sqlite")
+        rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+        found = [" ".join(row[0].split()) for row in rows]
+        connection.close()
+    return found
+
+
+def contents() -> dict[str, tuple[EntryKey, Content]]:
+    """Small entries of every kind there is."""
+    tokens = digest_tokens(IDS[:2])
+    made = Making("isolated", ("s" * 32,))
+    kv = torch.arange(32, dtype=torch.float32).reshape(2, 2, 2, 2, 2) / 8 - 2
+    entries: dict[str, tuple[Making, Content]] = {
+        "float32": (made, ChunkKV(IDS[:2], kv)),
+        "bfloat16": (made, ChunkKV(IDS[:2], kv.to(torch.bfloat16))),
+        "queries": (with_queries(made), ChunkKV(IDS[:2], kv, kv[:, 0])),
+        "note": (Making("digest-12.5", made.context), ChunkNote(IDS[:2], {"scores": kv[0, 0, 0, :, 0]})),
+    }
+    for storage in ("int8", "int4"):
+        entries[storage] = (quantised(made, storage), ChunkKV(IDS[:2], quantise(kv, storage)))
+    return {
+        name: (EntryKey("default", "a" * 32, tokens, making, _kind(content)), content)
+        for name, (making, content) in entries.items()
+    }
+
+
+def _kind(content: Content) -> Any:
+    return "kv" if isinstance(content, ChunkKV) else "note"
+
+
+def entry_files() -> dict[str, str]:
+    """The bytes of those entries as they lie on disk, in base 64."""
+    return {
+        name: base64.b64encode(b"".join(encode_entry(key, "tiny", content, (key.tokens,)).parts)).decode()
+        for name, (key, content) in contents().items()
+    }
+
+
+PINNED = {
+    "commands": commands,
+    "public_names": public_names,
+    "settings": settings,
+    "entry_keys": entry_keys,
+    "schema": schema,
+    "entry_files": entry_files,
+}
+
+
+def read(name: str) -> Any:
+    """What is pinned under a name."""
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+if __name__ == "__main__":
+    for name, collect in PINNED.items():
+        (FOLDER / f"{name}.json").write_text(json.dumps(collect(), indent=1) + "\n")

@@ -1,0 +1,73 @@
+import base64
+import json
+import tarfile
+from pathlib import Path
+
+import pinned
+import pytest
+import torch
+
+import kvweave
+from kvweave.core import ChunkKV
+from kvweave.store.format import read_entry
+
+ARCHIVE = Path(__file__).parent / "knowledge_base.tar.xz"
+
+
+@pytest.mark.parametrize("name", pinned.PINNED)
+def test_what_users_and_stored_data_depend_on_is_as_pinned(name):
+    assert json.loads(json.dumps(pinned.PINNED[name]())) == pinned.read(name)
+
+
+@pytest.mark.parametrize("name", pinned.contents())
+def test_an_entry_written_earlier_is_read(name, tmp_path):
+    key, content = pinned.contents()[name]
+    path = tmp_path / "entry.safetensors"
+    path.write_bytes(base64.b64decode(pinned.read("entry_files")[name]))
+    read = read_entry(path, key, content.token_ids)
+    if isinstance(content, ChunkKV):
+        assert torch.equal(read.kv, content.kv)
+    else:
+        assert all(torch.equal(read.tensors[each], tensor) for each, tensor in content.tensors.items())
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """A home as an earlier version left it: one document, its KV, answers, predicted questions, a conversation."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+def test_a_knowledge_base_of_an_earlier_version_opens(earlier):
+    with kvweave.open("default", home=earlier) as base:
+        assert [document.source for document in base.documents()] == ["/notes/passwords.md"]
+        assert base.missing_kv() == 0
+        assert base.store.verify().sound
+        again = base.ask("What is the password of Glorric?")
+        assert again.text == "walnut"
+        assert again.plan.banked is not None
+
+
+@pytest.mark.parametrize(("top_k", "origin"), [(2, "exact"), (1, "reused")])
+def test_chunk_kv_of_an_earlier_version_is_reused(earlier, top_k, origin):
+    with kvweave.open("default", home=earlier) as base:
+        answer = base.ask("What is the password of Glorric, please?", bank="ignore", top_k=top_k)
+        assert answer.text == "walnut"
+        assert {span.origin for span in answer.plan.spans if span.kind == "chunk"} == {origin}
+
+
+def test_a_conversation_of_an_earlier_version_goes_on(earlier):
+    with kvweave.open("default", home=earlier) as base, base.conversation() as talk:
+        before = len(talk.token_ids)
+        assert before > 0
+        text = "".join(base.say(talk, "What is the password of Glorric?"))
+        assert "walnut" in text
+        assert len(talk.token_ids) > before
+
+
+def test_a_document_of_an_earlier_version_is_removed_with_all_that_came_from_it(earlier):
+    with kvweave.open("default", home=earlier) as base:
+        assert base.remove_all() == ["/notes/passwords.md"]
+        assert base.documents() == []
+        assert base.store.used_bytes == 0
