@@ -20,7 +20,7 @@ help:
 	@echo "make test    lint, types, import contracts and the whole test suite"
 	@echo "make lint    the same without the test suite"
 	@echo "make docs    write the generated parts of the documentation"
-	@echo "make reference, make auxiliary, make longer    train the shipped models again, and one for longer texts (training/README.md)"
+	@echo "make reference, make auxiliary, make longer    train the shipped models again, and one for longer texts (lab/training/README.md)"
 	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
 	@echo "make clean   remove .venv, build output and what tools remember"
 
@@ -45,16 +45,16 @@ lint: $(READY)
 
 # What is generated in the documentation, from recipes and measured results.
 docs: $(READY)
-	@$(BIN)/python docs/build.py
+	@$(BIN)/python lab/pages/build.py
 
 # Hours on a CPU; given again after an interruption, each goes on where it stopped. Without the settings for malloc
 # the kernel clears the same gigabyte in every step.
-TRAIN := MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=8589934592 PYTHONPATH=. $(BIN)/python -m
+TRAIN := MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=8589934592 PYTHONPATH=lab $(BIN)/python -m
 
-# `make reference SEED=5 RUNS=training/runs/second` is a second run beside the first. Rows are drawn from the seed, so
+# `make reference SEED=5 RUNS=lab/training/runs/second` is a second run beside the first. Rows are drawn from the seed, so
 # settling takes the next one: with the same it would begin with what refining began with.
 SEED ?= 0
-RUNS ?= training/runs
+RUNS ?= lab/training/runs
 
 reference: $(READY)
 	@$(TRAIN) training.train $(RUNS)/base --seed $(SEED)
@@ -72,7 +72,7 @@ env: $(READY)
 # The stamp is written last, so an interrupted install is done again. PyTorch goes in first and alone:
 # what is resolved later then finds this build in place and keeps it. The build backend and
 # its editables are installed too, for their pinned versions: an isolated build ignores constraints.txt.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
 	  "kvweave needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	@rm -f $@
@@ -82,7 +82,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(INSTALL) $(TORCH)
 	@echo "== installing kvweave and what it needs"
 	@$(INSTALL) hatchling editables
-	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@$(INSTALL) --no-build-isolation --editable '.[dev]' --editable './lab[bleu]'
 	@touch $@
 
 clean:

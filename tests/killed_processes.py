@@ -70,7 +70,7 @@ def victims(folder: Path, load: Callable[[], Any], work: Callable[..., None], se
 def child_processes() -> multiprocessing.context.ForkServerContext:
     """Children forked from a server without threads that has torch and a tiny model's code loaded: quick, and safe."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kvweave.testing", "kvweave.recipes.prefill", LLAMA])
+    context.set_forkserver_preload(["kvweave.testing", "kvweave.recipes.chunks_api", LLAMA])
     return context
 
 

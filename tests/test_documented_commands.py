@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 def shown_commands() -> list[str]:
     """Every command of kvweave's that a page shows, in a block or within a line."""
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("training/*.md")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("lab/**/*.md")]
     found = set()
     for page in [*pages, *ROOT.glob("src/kvweave/models/*/README.md")]:
         text = page.read_text()
@@ -42,7 +42,7 @@ def test_commands_in_the_documentation_are_ones_that_there_are(line):
 
 
 def test_tables_of_papers_are_repeated_with_the_recipes_they_compare():
-    page = (ROOT / "docs" / "evaluation.md").read_text()
+    page = (ROOT / "lab" / "docs" / "evaluation.md").read_text()
     section = page.partition("## The papers' tables on a GPU")[2]
     rows = re.findall(r"^\| (\w+), .+ \| `(kvweave eval --.+)` \|$", section, re.M)
     assert {paper for paper, _ in rows} == {"ProphetKV", "FusionRAG", "CacheClip"}

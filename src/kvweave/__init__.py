@@ -12,40 +12,40 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from kvweave.core import Answer as Answer
-    from kvweave.core import Plan as Plan
-    from kvweave.core import Prompt as Prompt
-    from kvweave.core import Timing as Timing
     from kvweave.decode.settings import ClusteredKV as ClusteredKV
-    from kvweave.engine.continuing import generate as generate
-    from kvweave.engine.continuing import prefill as prefill
-    from kvweave.engine.engine import KnowledgeBase as KnowledgeBase
-    from kvweave.engine.engine import open_knowledge_base as open  # noqa: F401  in __all__ by its new name
+    from kvweave.engine.api import generate as generate
+    from kvweave.engine.api import prefill as prefill
+    from kvweave.engine.knowledge_base import KnowledgeBase as KnowledgeBase
+    from kvweave.engine.knowledge_base import open_knowledge_base as open  # noqa: F401  in __all__ by its new name
     from kvweave.errors import KvweaveError as KvweaveError
+    from kvweave.kvstore.chunk_store import ChunkStore as ChunkStore
     from kvweave.models.adapter import Adapter as Adapter
     from kvweave.models.loading import load_model as load_model
+    from kvweave.recipes.chunks_api import prepare as prepare
     from kvweave.recipes.methods import METHODS as METHODS
-    from kvweave.recipes.prefill import prepare as prepare
     from kvweave.recipes.recipe import Recipe as Recipe
-    from kvweave.store.chunk_store import ChunkStore as ChunkStore
+    from kvweave.types import Answer as Answer
+    from kvweave.types import Plan as Plan
+    from kvweave.types import Prompt as Prompt
+    from kvweave.types import Timing as Timing
 
 _EXPORTS = {
     "Adapter": "models.adapter",
-    "Answer": "core",
-    "ChunkStore": "store.chunk_store",
+    "Answer": "types",
+    "ChunkStore": "kvstore.chunk_store",
     "ClusteredKV": "decode.settings",
-    "KnowledgeBase": "engine.engine",
+    "KnowledgeBase": "engine.knowledge_base",
     "KvweaveError": "errors",
     "METHODS": "recipes.methods",
-    "Plan": "core",
-    "Prompt": "core",
+    "Plan": "types",
+    "Prompt": "types",
     "Recipe": "recipes.recipe",
-    "Timing": "core",
-    "generate": "engine.continuing",
+    "Timing": "types",
+    "generate": "engine.api",
     "load_model": "models.loading",
-    "open": "engine.engine",
-    "prefill": "engine.continuing",
-    "prepare": "recipes.prefill",
+    "open": "engine.knowledge_base",
+    "prefill": "engine.api",
+    "prepare": "recipes.chunks_api",
 }
 _RENAMED = {"open": "open_knowledge_base"}
 

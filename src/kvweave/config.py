@@ -15,8 +15,8 @@ from typing import Any
 
 import platformdirs
 
-from kvweave.core import STORAGES
 from kvweave.errors import InvalidRequest
+from kvweave.types import STORAGES
 
 DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import torch
 
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.offloaded_cache import RetrievedKV
 from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
 from kvweave.models.attention import AttentionCall
-from kvweave.models.probe import Geometry
+from kvweave.models.support import Geometry
 from kvweave.ops.partial_attention import PartialAttention
 
 HEADS, WIDTH = 2, 8

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.decode.budget import allowance
+from kvweave.decode.retriever import allowance
 from kvweave.decode.settings import (
     MIN_ENTRIES,
     ClusteredKV,

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvweave.decode.clusters.representatives import Representatives
-from kvweave.decode.entering import enter
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.clusters.centroids import Representatives
+from kvweave.decode.handoff import enter
+from kvweave.decode.offloaded_cache import RetrievedKV
 from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model
 
@@ -94,7 +94,7 @@ def test_a_prompt_read_in_blocks_through_the_clusters_is_the_same(family):
         warnings.simplefilter("ignore")
         adapter = tiny_adapter(family)
         tokens, logits = plain(family)
-    from kvweave.decode.retrieved_kv import RetrievedKV
+    from kvweave.decode.offloaded_cache import RetrievedKV
 
     with RetrievedKV(adapter.geometry, KV) as held:
         found = [adapter.extend(held, IDS, block_tokens=13)]

@@ -9,7 +9,7 @@ import torch
 from driving import Text, geometry, settings
 
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.offloaded_cache import RetrievedKV
 from kvweave.errors import InvalidRequest
 
 PAGE_BYTES = 256

@@ -7,7 +7,7 @@ import pytest
 import torch
 from driving import Text, geometry, settings
 
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.offloaded_cache import RetrievedKV
 from kvweave.decode.settings import ResidencySettings
 from kvweave.errors import StoreError, StoreFull
 

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from kvweave.decode.flash.neighbours import chain, together
-from kvweave.decode.flash.packed import PackedRegions
-from kvweave.decode.flash.pools import DualHeadPools
-from kvweave.decode.flash.runs import joined
-from kvweave.decode.residency.frames import Frames
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.disk.layout import DualHeadPools, PackedRegions, chain, together
+from kvweave.decode.disk.page_file import joined
+from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.page_cache.frames import Frames
 from kvweave.ops.partial_attention import PartialAttention
 
 

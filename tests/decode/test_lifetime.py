@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from driving import Text, geometry, settings
 
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.offloaded_cache import RetrievedKV
 from kvweave.errors import StoreError
 from kvweave.testing import tiny_adapter
 

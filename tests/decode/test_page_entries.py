@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kvweave.core import STORAGES
-from kvweave.decode.flash.entry_format import EntryFormat
+from kvweave.decode.disk.entry_format import EntryFormat
+from kvweave.types import STORAGES
 
 SHAPES = [
     (128, torch.bfloat16),

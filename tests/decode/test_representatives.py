@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from kvweave.decode.clusters.representatives import Representatives
+from kvweave.decode.clusters.centroids import Representatives
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.flash.page_file import PageFile
+from kvweave.decode.disk.page_file import PageFile
 from kvweave.errors import StoreError
 
 LAYERS, HEADS, WIDTH, PAGE_BYTES = (

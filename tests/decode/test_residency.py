@@ -9,19 +9,19 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.residency.frames import Frames
-from kvweave.decode.residency.replacement import (
+from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.page_cache.frames import (
     REPLACEMENTS,
+    Frames,
     Known,
     large_and_settled,
     least_frequently_used,
     least_recently_used,
 )
-from kvweave.decode.residency.residents import Residents
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.page_cache.page_cache import Residents
 from kvweave.decode.settings import ResidencySettings
 from kvweave.errors import InvalidRequest
-from kvweave.models.probe import Geometry
+from kvweave.models.support import Geometry
 
 
 def known(used_at, updated_at, uses, pages, now=100, frames=100) -> Known:

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvweave.decode.entering import enter
-from kvweave.decode.retrieved_kv import RetrievedKV
-from kvweave.decode.saving import keep, new_files, resume
+from kvweave.decode.handoff import enter
+from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.persistence import keep, new_files, resume
 from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.testing import tiny_adapter
@@ -117,7 +117,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(adapter
     with begun(adapter, tmp_path) as held:
         keep(held, tmp_path, IDS, adapter.fingerprint.digest)
     program = (
-        "import sys, pathlib; from kvweave.testing import tiny_adapter; from kvweave.decode.saving import resume\n"
+        "import sys, pathlib; from kvweave.testing import tiny_adapter; from kvweave.decode.persistence import resume\n"
         "adapter = tiny_adapter('qwen2'); held, _ = resume(adapter, pathlib.Path(sys.argv[1]), 90_000)\n"
         "for token in range(10, 10_000): adapter.step(held, 3 + token % 200); print(token, flush=True)\n"
     )
@@ -183,7 +183,7 @@ def test_a_disk_without_room_for_the_index_leaves_none(adapter, tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with begun(adapter, tmp_path) as held:
-        monkeypatch.setattr("kvweave.decode.saving.write_atomically", refuse)
+        monkeypatch.setattr("kvweave.decode.persistence.write_atomically", refuse)
         with pytest.raises(StoreFull, match="the index of the KV could not be written"):
             keep(held, tmp_path, IDS, adapter.fingerprint.digest)
     with pytest.raises(StoreError, match="start again from the tokens"):

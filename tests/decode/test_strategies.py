@@ -6,7 +6,7 @@ import pytest
 import torch
 from driving import HEADS, Text, geometry, settings, stored, watched_attention
 
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.offloaded_cache import RetrievedKV
 from kvweave.decode.strategies import CLUSTERED, STRATEGIES
 from kvweave.errors import InvalidRequest
 

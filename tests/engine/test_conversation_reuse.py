@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from kvweave.config import GenerationConfig
-from kvweave.core import Prompt
 from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
 from kvweave.engine.conversation import Conversation, Manner
 from kvweave.engine.generation import Decoded
 from kvweave.engine.pipeline import prefilled
+from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.canvas import PlacedSpan
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prefill import prepare
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillResult
-from kvweave.store.chunk_store import ChunkStore
+from kvweave.recipes.state import PrefillResult
 from kvweave.testing import tiny_adapter
+from kvweave.types import Prompt
 
 FIRST, LATER = (
     ("The lamp is in the hall.",),

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from kvweave.engine.corpus import ListedCorpus
+from kvweave.engine.components import ListedCorpus
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ import sys
 import pytest
 
 import kvweave
-from kvweave.errors import (
-    EmptyKnowledgeBase,
-)
+from kvweave.errors import EmptyKnowledgeBase
 
 GLORRIC = "What is the password of Glorric?"
 

@@ -7,11 +7,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvweave.core import Answer, Plan, PlanSpan, Prompt, Span, Timing, TokenizedPrompt
-from kvweave.engine.explanation import explain
+from kvweave.engine.ask import explain
 from kvweave.engine.pipeline import Answered
 from kvweave.errors import InvalidRequest
 from kvweave.testing import tiny_adapter
+from kvweave.types import Answer, Plan, PlanSpan, Prompt, Span, Timing, TokenizedPrompt
 
 
 def answered(ids, selected=()):

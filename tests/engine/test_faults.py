@@ -17,7 +17,7 @@ from kvweave.errors import (
     StoreBusy,
     StoreError,
 )
-from kvweave.knowledge import reading
+from kvweave.index import readers as reading
 
 GLORRIC = "What is the password of Glorric?"
 

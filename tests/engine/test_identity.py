@@ -6,12 +6,8 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.errors import (
-    EmptyKnowledgeBase,
-    InvalidRequest,
-    KnowledgeBaseMismatch,
-)
-from kvweave.knowledge.bank import ChunkBank
+from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch
+from kvweave.index.vector_index import ChunkBank
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 GLORRIC = "What is the password of Glorric?"

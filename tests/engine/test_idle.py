@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from kvweave.core import Answer, Plan, Timing
-from kvweave.engine.ahead import Ahead
-from kvweave.engine.alone import alone
-from kvweave.engine.foresight import Foresight
-from kvweave.engine.requests import Requests
+from kvweave.engine.background import Requests
+from kvweave.engine.background_jobs import Ahead
+from kvweave.engine.question_prediction import Foresight
+from kvweave.files import alone
 from kvweave.testing import tiny_model, tiny_tokenizer
+from kvweave.types import Answer, Plan, Timing
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
@@ -151,7 +151,7 @@ def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, f
 
 def test_a_predicted_question_that_the_model_has_no_answer_to_is_dropped(base, foretold, monkeypatch):
     foretold += [SENDBEL]
-    monkeypatch.setattr("kvweave.engine.idle_work.says_nothing", lambda answer: "lantern" in answer)
+    monkeypatch.setattr("kvweave.engine.background_jobs.says_nothing", lambda answer: "lantern" in answer)
     base.idle()
     totals = base.outlook.ledger.totals()
     assert (totals.kept, totals.dropped) == (0, 1)
@@ -354,7 +354,7 @@ def test_on_battery_nothing_is_done_unless_that_is_allowed(open_kb, documents, f
     class Battery:
         power_plugged = False
 
-    monkeypatch.setattr("kvweave.engine.power.psutil.sensors_battery", Battery, raising=False)
+    monkeypatch.setattr("kvweave.engine.background.psutil.sensors_battery", Battery, raising=False)
     saving = open_kb(answer_limit_bytes=10**7)
     saving.add(documents)
     saving.ask(GLORRIC)
@@ -397,7 +397,7 @@ def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, foretold,
         raise AssertionError("was loaded")
 
     monkeypatch.setattr("kvweave.models.loading.load_model", refuse)
-    monkeypatch.setattr("kvweave.embedding.encoder.TextEncoder.load", refuse)
+    monkeypatch.setattr("kvweave.embedding.TextEncoder.load", refuse)
     assert again.idle().ended == "nothing is left to do"
     again.store.set_limit(again.store.limit_bytes // 2)
     assert again.idle().ended == "nothing is left to do"
@@ -472,7 +472,7 @@ def test_a_place_that_cannot_be_written_to_keeps_nobody_from_asking(tmp_path):
 
 def test_a_killed_process_is_no_request_any_more(base):
     code = (
-        "import sys, time; from pathlib import Path; from kvweave.engine.requests import Requests\n"
+        "import sys, time; from pathlib import Path; from kvweave.engine.background import Requests\n"
         f"held = Requests(Path({str(base.folder / 'requests.lock')!r})).arrive(); print('here', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:

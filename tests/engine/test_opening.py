@@ -3,9 +3,9 @@
 import pytest
 
 import kvweave
-from kvweave.engine import records
+from kvweave.database import Database
+from kvweave.engine import state as records
 from kvweave.errors import StoreBusy
-from kvweave.store.database import Database
 
 
 @pytest.mark.parametrize(

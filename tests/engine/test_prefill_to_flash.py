@@ -11,17 +11,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import kvweave
-from kvweave.decode.entering import Entering, entered
-from kvweave.decode.flash.entry_format import EntryFormat
+from kvweave.decode.disk.entry_format import EntryFormat
+from kvweave.decode.handoff import Entering, entered
 from kvweave.decode.settings import ClusterSettings, FlashSettings
 from kvweave.errors import InvalidRequest
+from kvweave.kvstore.header import VerifiedLayers
 from kvweave.models.adapter import Adapter
-from kvweave.models.canvas import Sheet
+from kvweave.models.fused_cache import Sheet
+from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import METHODS, recipe_named
-from kvweave.recipes.prefill import prepare
 from kvweave.recipes.recipe import run
-from kvweave.recipes.request import PrefillResult
-from kvweave.store.layers import VerifiedLayers
+from kvweave.recipes.state import PrefillResult
 from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
 
 TEXTS = ("The lamp is in the hall. ", "The key is under the stone. ", "Rain fell on the tin roof. ")

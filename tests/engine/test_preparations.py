@@ -79,7 +79,7 @@ def test_a_coverage_is_the_budget_and_the_plan_says_so(open_kb, documents):
 )
 def test_what_cannot_be_asked_is_said_before_the_model_is_loaded(open_kb, monkeypatch, asked, said):
     base = open_kb()
-    monkeypatch.setattr("kvweave.knowledge.shelf.Shelf.list", lambda _: [SimpleNamespace(chunks=1)])
+    monkeypatch.setattr("kvweave.index.documents.Shelf.list", lambda _: [SimpleNamespace(chunks=1)])
     monkeypatch.setattr("kvweave.models.loading.load_model", None)
     with pytest.raises((InvalidRequest, UnknownRecipe), match=said):
         base.ask(GLORRIC, **asked)

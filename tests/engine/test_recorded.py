@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvweave.engine.engine import KnowledgeBase
+from kvweave.engine.knowledge_base import KnowledgeBase
 
 
 def kinds(base: KnowledgeBase) -> dict[str, int]:

@@ -3,8 +3,8 @@
 import pytest
 
 import kvweave
-from kvweave.answers.records import Circumstances
-from kvweave.core import Plan
+from kvweave.answer_cache.records import Circumstances
+from kvweave.types import Plan
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
@@ -129,9 +129,9 @@ def test_a_banked_answer_needs_neither_model_nor_index_nor_vectors_for_the_same_
         raise AssertionError("was loaded")
 
     monkeypatch.setattr("kvweave.models.loading.load_model", refuse)
-    monkeypatch.setattr("kvweave.embedding.encoder.TextEncoder.load", refuse)
-    monkeypatch.setattr("kvweave.embedding.encoder.TextEncoder.encode", refuse)
-    monkeypatch.setattr("kvweave.knowledge.bank.ChunkBank.search", refuse)
+    monkeypatch.setattr("kvweave.embedding.TextEncoder.load", refuse)
+    monkeypatch.setattr("kvweave.embedding.TextEncoder.encode", refuse)
+    monkeypatch.setattr("kvweave.index.vector_index.ChunkBank.search", refuse)
     assert again.ask(GLORRIC).text == "walnut"
 
 
@@ -186,7 +186,7 @@ def test_new_chunks_elsewhere_leave_it_and_are_looked_at_once(base, documents, m
     (documents / "news.txt").write_text("The guest was Bertnis. She ordered the fig.")
     base.add(documents)
     assert is_banked(base.ask(GLORRIC, top_k=1))
-    monkeypatch.setattr("kvweave.knowledge.bank.ChunkBank.search", None)
+    monkeypatch.setattr("kvweave.index.vector_index.ChunkBank.search", None)
     assert is_banked(base.ask(GLORRIC, top_k=1))
 
 

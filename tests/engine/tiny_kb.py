@@ -44,7 +44,7 @@ def load():
     adapter = tiny_adapter()
     patches = [
         mock.patch("kvweave.models.loading.load_model", return_value=adapter),
-        mock.patch("kvweave.embedding.encoder.TextEncoder", Letters),
+        mock.patch("kvweave.embedding.TextEncoder", Letters),
     ]
     for patch in patches:
         patch.start()

@@ -18,13 +18,13 @@ import typer
 
 import kvweave
 from kvweave.config import Config
-from kvweave.core import ChunkKV, ChunkNote, Making, Storage
 from kvweave.errors import InvalidRequest
+from kvweave.kvstore.format import Content, encode_entry
+from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_queries
 from kvweave.ops.quantise import quantise
 from kvweave.recipes.methods import METHODS, recipe_named
-from kvweave.store.format import Content, encode_entry
-from kvweave.store.keys import EntryKey, digest_tokens, quantised, with_queries
 from kvweave.testing import tiny_adapter
+from kvweave.types import ChunkKV, ChunkNote, Making, Storage
 
 FOLDER = Path(__file__).parent
 IDS = (3, 1, 4, 1, 5, 9, 2, 6)

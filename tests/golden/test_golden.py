@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.core import ChunkKV
-from kvweave.store.format import read_entry
+from kvweave.kvstore.format import read_entry
+from kvweave.types import ChunkKV
 
 ARCHIVE = Path(__file__).parent / "knowledge_base.tar.xz"
 

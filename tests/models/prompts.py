@@ -6,8 +6,8 @@ from functools import partial
 import torch
 
 from kvweave.models.adapter import Adapter
-from kvweave.models.canvas import Canvas, PlacedSpan
-from kvweave.models.grouped import GroupedPlan
+from kvweave.models.attention import GroupedPlan
+from kvweave.models.fused_cache import Canvas, PlacedSpan
 from kvweave.testing import tiny_adapter
 
 N = 60  # within the context that families with changing frequencies were trained to

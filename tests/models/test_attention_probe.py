@@ -7,8 +7,8 @@ import torch
 from oracle import partial_prefill
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention_probe import AttentionProbe
-from kvweave.models.canvas import PlacedSpan
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.hooks import AttentionProbe
 from kvweave.ops import logits
 from kvweave.testing import tiny_adapter, tiny_model
 

@@ -5,8 +5,8 @@ import torch
 from prompts import IDS, N, quiet_adapter
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention_shares import AttentionShares, PeakAttention
-from kvweave.models.canvas import PlacedSpan
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.hooks import AttentionShares, PeakAttention
 from kvweave.testing import tiny_model
 
 PARTS = [(0, 9), (9, 30), (30, N)]

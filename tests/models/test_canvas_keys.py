@@ -4,9 +4,9 @@ import pytest
 import torch
 from prompts import IDS, N, quiet_adapter, stale_canvas
 
-from kvweave.core import ChunkKV
 from kvweave.errors import InvalidRequest
-from kvweave.models.canvas import PlacedSpan
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.types import ChunkKV
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "phi3-partial", "smollm3"])
@@ -59,7 +59,7 @@ def test_neither_the_order_of_spans_nor_how_many_tokens_rotate_at_a_time_changes
 
     whole, backwards = laid_out(spans), laid_out(spans[::-1])
     alone = [laid_out([span]) for span in spans]
-    monkeypatch.setattr("kvweave.models.canvas.ROTATED_TOKENS", 7)
+    monkeypatch.setattr("kvweave.models.fused_cache.ROTATED_TOKENS", 7)
     in_pieces = laid_out(spans)
     for layer in layers:
         for kind in (0, 1):

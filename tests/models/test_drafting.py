@@ -7,8 +7,8 @@ import torch
 from test_decoding import plainly, prompt
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.drafting import Foretelling
 from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.speculative import Foretelling
 from kvweave.errors import InvalidRequest
 from kvweave.testing import FAMILIES, tiny_adapter
 

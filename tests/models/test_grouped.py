@@ -22,10 +22,10 @@ from prompts import (
 )
 from transformers import AttentionInterface
 
-from kvweave.core import TokenizedPrompt
 from kvweave.errors import InvalidRequest
-from kvweave.models.grouped import GroupedPlan
+from kvweave.models.attention import GroupedPlan
 from kvweave.testing import FAMILIES
+from kvweave.types import TokenizedPrompt
 
 TOLERANCE = 2e-4  # as in the parity tests
 TEMPERATURE, SCALE = 0.8, 0.7

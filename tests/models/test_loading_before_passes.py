@@ -6,9 +6,9 @@ import time
 import torch
 from prompts import IDS, STORED, N, quiet_adapter
 
-from kvweave.core import ChunkKV
-from kvweave.models.canvas import PlacedSpan
-from kvweave.models.pace import LayerPace
+from kvweave.models.adapter import LayerPace
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.types import ChunkKV
 
 WAIT_S = 30.0
 

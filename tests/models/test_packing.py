@@ -16,8 +16,7 @@ from prompts import (
 )
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention_probe import AttentionProbe
-from kvweave.models.unrotated_queries import UnrotatedQueries
+from kvweave.models.hooks import AttentionProbe, UnrotatedQueries
 
 TOLERANCE = 2e-4  # as in the parity tests
 LONG = torch.randint(3, 260, (100,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -8,15 +8,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kvweave.config import GenerationConfig
-from kvweave.core import Prompt
 from kvweave.decode.settings import ClusteredKV, ClusterSettings
 from kvweave.engine.generation import Decoded, generate
+from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.flops import PassCost
 from kvweave.models.preemption import BLOCK_TOKENS, Preempted
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
-from kvweave.store.chunk_store import ChunkStore
 from kvweave.testing import tiny_adapter
+from kvweave.types import Prompt
 
 CHUNKS = (
     "The ferry to Skelt leaves at nine from the northern quay, every day but Sunday.",
@@ -136,7 +136,7 @@ def test_a_pass_that_is_watched_runs_as_a_whole_and_begins_again_elsewhere(tmp_p
     prompt = adapter.template.render(PROMPT)
     recipe = recipe_named("prophetkv")
     with ChunkStore(tmp_path) as store:
-        from kvweave.recipes.prefill import prepare
+        from kvweave.recipes.chunks_api import prepare
 
         prepare(adapter, store, CHUNKS, recipe=recipe)
         expected = run(recipe, adapter, store, prompt, ratio=0.3)

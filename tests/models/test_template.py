@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.core import Document, Prompt
-from kvweave.knowledge.chunking import Chunker
+from kvweave.index.chunking import Chunker
 from kvweave.models.loading import reference_tokenizer
-from kvweave.models.template import SEPARATOR, PromptTemplate
+from kvweave.models.prompt import SEPARATOR, PromptTemplate
 from kvweave.testing import tiny_tokenizer
+from kvweave.types import Document, Prompt
 
 CHAT = (
     "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"

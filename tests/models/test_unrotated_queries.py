@@ -5,7 +5,7 @@ import torch
 from prompts import IDS, N, quiet_adapter, stale_canvas
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.unrotated_queries import UnrotatedQueries
+from kvweave.models.hooks import UnrotatedQueries
 
 ROWS = torch.cat([torch.arange(5, 15), torch.arange(30, N)])
 

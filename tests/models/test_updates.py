@@ -6,8 +6,8 @@ import pytest
 import torch
 from prompts import IDS, STORED, N, held, quiet_adapter, stale_canvas
 
+from kvweave.models.hooks import UnrotatedQueries
 from kvweave.models.rotary import APPLY_NAME
-from kvweave.models.unrotated_queries import UnrotatedQueries
 from kvweave.models.updates import PassOver
 
 ALL = torch.arange(N)

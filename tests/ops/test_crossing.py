@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.ops.crossing import carry, lowest
+from kvweave.ops.scores import carry, lowest
 
 CHARACTERS = 12
 

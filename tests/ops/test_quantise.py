@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvweave.core import ChunkKV, Storage
 from kvweave.errors import InvalidRequest
 from kvweave.ops.quantise import BITS, coded_bytes, dequantise_reference, outlying_tokens, quantise
+from kvweave.types import ChunkKV, Storage
 
 STORAGES: list[Storage] = ["int8", "int4"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

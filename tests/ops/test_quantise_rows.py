@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvweave.ops.quantise_rows import quantise_rows, restore_rows
+from kvweave.ops.quantise import quantise_rows, restore_rows
 
 
 @pytest.mark.parametrize("bits", [8, 4])

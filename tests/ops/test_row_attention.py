@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvweave.ops import row_blocks, split_attention
-from kvweave.ops.attention import (
-    AttentionInput,
-    KeyRows,
-    ReferenceAttention,
-    RowAttention,
-    attend_reference,
-)
-from kvweave.ops.pages import HIDDEN, PAGE_ROWS, paged
+from kvweave.ops.attention import AttentionInput, KeyRows, ReferenceAttention, RowAttention, attend_reference
+from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, paged
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave.ops.row_blocks import BlockedAttention
 from kvweave.ops.split_attention import SplitAttention

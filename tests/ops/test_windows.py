@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.ops.windows import kept_from
+from kvweave.ops.scores import kept_from
 
 
 def kept(scores: list[int], lengths: list[int], count: int, window: int, more_than: int) -> set[int]:

@@ -1,7 +1,7 @@
 import pytest
 
-from kvweave.predict.outlook import Outlook
-from kvweave.store.database import Database
+from kvweave.database import Database
+from kvweave.predict.store import Outlook
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
 """What is written down about questions to come, and what of it goes with a document."""
 
-from kvweave.predict.abstract import ChunkName
-from kvweave.predict.history import KEPT
-from kvweave.predict.outlook import Outlook
-from kvweave.predict.plan import KNOWLEDGE_ROUNDS, FromHistory, FromKnowledge, SumUp, next_job
-from kvweave.predict.population import extent
+from kvweave.predict.planning import KNOWLEDGE_ROUNDS, FromHistory, FromKnowledge, SumUp, extent, next_job
+from kvweave.predict.store import KEPT, ChunkName, Outlook
 
 A0, A1, B0 = ChunkName("a:0", "a", 30), ChunkName("a:1", "a", 30), ChunkName("b:0", "b", 30)
 

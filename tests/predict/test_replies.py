@@ -2,9 +2,8 @@
 
 import pytest
 
-from kvweave.predict.replies import questions_in
-from kvweave.predict.screening import is_about, nearly_same, says_nothing
-from kvweave.predict.wording import Instructions, Trained, wording_for
+from kvweave.predict.filters import is_about, nearly_same, questions_in, says_nothing
+from kvweave.predict.prompts import Instructions, Trained, wording_for
 
 
 class TestReplies:

@@ -5,13 +5,12 @@ import hashlib
 import numpy as np
 import torch
 
-from kvweave.core import ChunkNote
-from kvweave.recipes.chunk_attention import attention_making
-from kvweave.recipes.corpus import ChunkList
+from kvweave.recipes.context import ChunkList, Workshop
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import run
-from kvweave.recipes.workshop import Workshop
+from kvweave.recipes.simulated_requests import attention_making
+from kvweave.types import ChunkNote
 
 TOLERANCE = 1e-4
 SELECTING = [name for name in METHODS if recipe_named(name).select.selects]

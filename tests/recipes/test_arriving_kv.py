@@ -11,17 +11,19 @@ import pytest
 import torch
 from test_damage import TEXTS, origins, prefilled, prepared
 
-from kvweave.core import ChunkKV
 from kvweave.errors import TierUnavailable
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.tiers import circuit_breaker as guarded
+from kvweave.kvstore.tiers import replication as shared
+from kvweave.kvstore.tiers import streaming as arriving
+from kvweave.kvstore.tiers.leases import Lease
+from kvweave.kvstore.tiers.tier import Blob, Range
 from kvweave.models.adapter import Adapter
-from kvweave.models.canvas import Canvas, PlacedSpan
+from kvweave.models.fused_cache import Canvas, PlacedSpan
+from kvweave.recipes.context import Workshop
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.workshop import Workshop
-from kvweave.store.chunk_store import ChunkStore
-from kvweave.store.tiers import arriving, guarded, shared
-from kvweave.store.tiers.lease import Lease
-from kvweave.store.tiers.tier import Blob, Range
 from kvweave.testing import tiny_adapter
+from kvweave.types import ChunkKV
 
 WAIT_S = 60.0
 PIECE_BYTES = 2048  # an entry here has about 10 kB, in three layers

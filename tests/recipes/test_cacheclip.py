@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kvweave
+from kvweave.kvstore.header import VerifiedLayers
 from kvweave.models import loading
 from kvweave.recipes.auxiliary import Auxiliary, auxiliary_named
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
-from kvweave.store.layers import VerifiedLayers
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 WORDS = "the river in the north and the größe inn of 1984 were – there on the road when rain began 🌧 again".split()

@@ -8,20 +8,19 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.core import Making
+from kvweave.kvstore.keys import digest_tokens
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.attend import Causal
-from kvweave.recipes.corpus import ChunkList
+from kvweave.recipes.context import ChunkList, Workshop
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.observed import Observed
 from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.rehearsed import Rehearsed
-from kvweave.recipes.request import Budget, PrefillRequest
-from kvweave.recipes.workshop import Workshop
-from kvweave.store.keys import digest_tokens
+from kvweave.recipes.simulated_requests import Rehearsed
+from kvweave.recipes.state import Budget, PrefillRequest
+from kvweave.recipes.versions import Observed
 from kvweave.testing import tiny_model
+from kvweave.types import Making
 
 CRAFT = recipe_named("cachecraft")
 

@@ -6,13 +6,13 @@ from contract import close, corpus_of, plain_logits, prepare
 
 import kvweave
 from kvweave.config import GenerationConfig
-from kvweave.models.canvas import PlacedSpan
-from kvweave.models.grouped import GroupedPlan
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.models.attention import GroupedPlan
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.recipes.context import Workshop
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
-from kvweave.recipes.workshop import Workshop
-from kvweave.store.keys import digest_tokens
 
 
 def best_version(recipe, store, request, number):

@@ -4,13 +4,13 @@ import pytest
 from contract import close, entries, files, notes, plain_logits, prefilled, prepare
 
 import kvweave
-from kvweave.core import ChunkKV
-from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.kvstore.keys import with_queries
+from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.match import PATHS
 from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import remember
-from kvweave.store.keys import with_queries
+from kvweave.types import ChunkKV
 
 PREPARING = [
     name

@@ -8,12 +8,12 @@ import pytest
 from contract import SELECTING, Counted, prepare, stale_rows
 
 from kvweave.errors import InvalidRequest
-from kvweave.evaluation.memory_store import MemoryStore
+from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import run
-from kvweave.recipes.request import CEILING, FLOOR
 from kvweave.recipes.select import Highest
+from kvweave.recipes.state import CEILING, FLOOR
 
 OF_SHARES = [name for name in METHODS if recipe_named(name).select.adds_up]
 RANKED = [name for name in OF_SHARES if isinstance(recipe_named(name).select, Highest)]

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import torch
 
-from kvweave.core import Prompt, TokenizedPrompt
+from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
+from kvweave.recipes.context import Workshop
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import run
-from kvweave.recipes.request import PrefillResult
-from kvweave.recipes.workshop import Workshop
-from kvweave.store.chunk_store import ChunkStore
+from kvweave.recipes.state import PrefillResult
 from kvweave.testing import tiny_adapter
+from kvweave.types import Prompt, TokenizedPrompt
 
 TEXTS = (
     "The bell rings at nine.",

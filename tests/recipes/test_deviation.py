@@ -9,7 +9,7 @@ from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.attend import Causal
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
-from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.state import Budget, PrefillRequest
 from kvweave.testing import tiny_model
 
 

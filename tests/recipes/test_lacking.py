@@ -6,10 +6,10 @@ import pytest
 from contract import shop_of
 
 import kvweave
-from kvweave.recipes.corpus import ChunkList
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.recipes.context import ChunkList
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import lacking, prepare_chunks
-from kvweave.store.keys import digest_tokens
 
 RECORDING = ["weave", "cachecraft"]
 """What records about chunks beside others, of which there may be none."""

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvweave.evaluation.memory_store import MemoryStore
-from kvweave.recipes.corpus import ChunkList
+from kvweave.kvstore.memory_store import MemoryStore
+from kvweave.recipes.context import ChunkList, Workshop
 from kvweave.recipes.prepare import Following, Similar, Woven, isolated_kv
-from kvweave.recipes.workshop import Workshop
 from kvweave.testing import tiny_adapter
 
 DOCUMENTS = [["a", "bb", "cccc"], ["ccccc", "a"], [], ["bbb"]]

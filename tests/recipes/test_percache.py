@@ -8,8 +8,8 @@ import torch
 from contract import close, files, plain_logits
 
 import kvweave
-from kvweave.models.unrotated_queries import UnrotatedQueries
-from kvweave.store.keys import has_queries
+from kvweave.kvstore.keys import has_queries
+from kvweave.models.hooks import UnrotatedQueries
 from kvweave.testing import tiny_adapter
 
 MODELS = ["llama", "qwen2", "qwen3"]  # plain, with biases, with norms behind the projections

@@ -8,23 +8,23 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.core import ChunkKV
 from kvweave.errors import StoreError
-from kvweave.models.attention_probe import AttentionProbe
-from kvweave.models.canvas import PlacedSpan
 from kvweave.models.critical_layers import middle_layers, read_layers, write_layers
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.hooks import AttentionProbe
 from kvweave.models.loading import load_model
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.attend import Causal
-from kvweave.recipes.digest import Importance
+from kvweave.recipes.context import Workshop
+from kvweave.recipes.features import Importance
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.qcfuse import AttentionBehindDigests
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.recipes.select import Highest
-from kvweave.recipes.workshop import Workshop
+from kvweave.recipes.state import Budget, PrefillRequest
 from kvweave.testing import tiny_adapter, tiny_model
+from kvweave.types import ChunkKV
 
 
 def prepare(adapter, store, prompt, score, most=None):

@@ -6,21 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvweave.core import ChunkKV, Making, Prompt, Storage
 from kvweave.errors import InvalidRequest, UnknownRecipe
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.format import storage_of
+from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import quantise
-from kvweave.recipes.corpus import ChunkList, Vectors
+from kvweave.recipes.context import ChunkList, Vectors, Workshop
+from kvweave.recipes.features import Moved
 from kvweave.recipes.methods import METHODS, recipe_named, with_exact_storage
-from kvweave.recipes.moved import Moved
 from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.prepare import Isolated, NotPrepared
 from kvweave.recipes.recipe import Recipe, remember, run
-from kvweave.recipes.workshop import Workshop
-from kvweave.store.chunk_store import ChunkStore
-from kvweave.store.format import storage_of
-from kvweave.store.keys import digest_tokens
 from kvweave.testing import tiny_adapter
+from kvweave.types import ChunkKV, Making, Prompt, Storage
 
 TEXTS = ("The bell rings at nine.", "The gate opens at ten.", "The boat leaves at noon.")
 PROMPT = Prompt("When does the boat leave?", TEXTS)

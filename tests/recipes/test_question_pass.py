@@ -2,15 +2,15 @@
 
 import torch
 
-from kvweave.core import Prompt
-from kvweave.models.attention_probe import AttentionProbe
-from kvweave.models.canvas import PlacedSpan
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.assembled import Assembled, rows_of
 from kvweave.recipes.attend import Causal
+from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prefill import prepare
-from kvweave.recipes.request import Budget, PrefillRequest
-from kvweave.recipes.scores import QuestionAttention
+from kvweave.recipes.select import QuestionAttention
+from kvweave.recipes.state import Budget, PrefillRequest
+from kvweave.types import Prompt
 
 CHUNKS = ("the sky was sunny that morning", "Aaron lives in Berlin and reads", "Paris has a room number")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import kvweave
 from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import Budget
+from kvweave.recipes.state import Budget
 from kvweave.testing import tiny_adapter
 
 

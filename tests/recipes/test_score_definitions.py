@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.state import Budget, PrefillRequest
 from kvweave.testing import tiny_model
 
 

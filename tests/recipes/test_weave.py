@@ -4,17 +4,17 @@ import pytest
 import torch
 from contract import SELECTING, corpus_of, prefilled, prepare
 
-from kvweave.evaluation.memory_store import MemoryStore
-from kvweave.models.attention_probe import AttentionProbe
+from kvweave.kvstore.memory_store import MemoryStore
+from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.attend import Causal
+from kvweave.recipes.context import NoCorpus, Workshop
+from kvweave.recipes.features import Moved
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.weave import AttendedMovement
-from kvweave.recipes.moved import Moved
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prepare import Similar
-from kvweave.recipes.request import Budget, PrefillRequest
-from kvweave.recipes.workshop import NoCorpus, Workshop
+from kvweave.recipes.state import Budget, PrefillRequest
 
 
 def scene_of(adapter, store, prompt):

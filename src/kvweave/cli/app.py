@@ -9,22 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvweave import __version__
-from kvweave.cli import (
-    ask,
-    bench,
-    cache,
-    chat,
-    demo,
-    doctor,
-    documents,
-    eval_decode,
-    evaluate,
-    idle,
-    lookalikes,
-    personas,
-    profile,
-    train_selector,
-)
+from kvweave.cli import ask, background, cache, chat, demo, doctor, documents
+from kvweave.cli.command_group import PluginGroup
 from kvweave.cli.interrupted import interrupt_behind, said
 from kvweave.errors import KvweaveError
 
@@ -32,6 +18,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="kvweave",
+    cls=PluginGroup,
     help="Answers over your own documents that never compute the same thing twice.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -42,16 +29,9 @@ app.command("ask")(ask.ask)
 app.command("chat")(chat.chat)
 app.command("ls")(documents.ls)
 app.command("rm")(documents.rm)
-app.command("idle")(idle.idle)
+app.command("idle")(background.idle)
 app.add_typer(cache.app, name="cache")
 app.command("doctor")(doctor.doctor)
-evaluate.app.command("lookalikes")(lookalikes.lookalikes)
-evaluate.app.command("personas")(personas.personas)
-evaluate.app.command("decode")(eval_decode.decode)
-app.add_typer(evaluate.app)
-app.add_typer(bench.app, name="bench")
-app.command("profile-layers")(profile.profile_layers)
-app.command("train-selector")(train_selector.train_selector)
 app.command("demo")(demo.demo)
 
 

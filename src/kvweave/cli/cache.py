@@ -1,6 +1,6 @@
 """cache: the chunk-KV store of a knowledge base, and what answers and predictions have brought."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,7 +9,9 @@ from kvweave.cli import options as opt
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvweave.store.reports import StoreStats
+    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.kvstore.reports import StoreStats
+
 
 app = typer.Typer(help="Look at, check, limit or empty the chunk-KV store.", no_args_is_help=True)
 
@@ -19,8 +21,8 @@ def stats(
     home: opt.Home = None, kb: opt.Kb = "default", shared: opt.Shared = None, json: opt.Json = False
 ) -> None:
     """Sizes, counts, heat and hit rates, per kind and per tier; what answers kept and questions predicted have brought."""
-    from kvweave.cli.earned import earned, tell_earned
-    from kvweave.cli.show import STDOUT, print_json, share
+    # codemod
+    from kvweave.cli.output import STDOUT, print_json, share
     from kvweave.engine.facts import facts
 
     with opt.open_kb(kb, home, shared=shared) as base:
@@ -43,7 +45,7 @@ def stats(
 def _kinds(found: "StoreStats") -> "Table":
     from rich.table import Table
 
-    from kvweave.cli.show import amount
+    from kvweave.cli.output import amount
 
     table = Table("kind", "entries", "tokens", "size", "heat", box=None, header_style="bold")
     for kind, totals in sorted(found.by_kind.items()):
@@ -64,7 +66,7 @@ def _tiers(found: "StoreStats") -> "Table":
     from rich.table import Column, Table
     from rich.text import Text
 
-    from kvweave.cli.show import amount, share
+    from kvweave.cli.output import amount, share
 
     where = Column("", overflow="fold")  # an address is no use without its end
     table = Table("tier", "entries", "size", "limit", "hits", where, box=None, header_style="bold")
@@ -87,7 +89,7 @@ def verify(
     json: opt.Json = False,
 ) -> None:
     """Check every stored entry; drop what is damaged, sweep what nothing lists. Exit code 1 if damage was found."""
-    from kvweave.cli.show import STDOUT, print_json
+    from kvweave.cli.output import STDOUT, print_json
     from kvweave.engine.facts import facts
 
     with opt.open_kb(kb, home, shared=shared) as base:
@@ -110,7 +112,7 @@ def limit(
     shared: opt.Shared = None,
 ) -> None:
     """Set a tier's hard cap, the disk's by default; what is least worth keeping goes at once if there is too much."""
-    from kvweave.cli.show import STDOUT, amount
+    from kvweave.cli.output import STDOUT, amount
 
     limit_bytes = opt.size_bytes(size)
     named = opt.tier_named(tier or "disk")
@@ -125,9 +127,47 @@ def clear(
     home: opt.Home = None, kb: opt.Kb = "default", tier: opt.Tier = None, shared: opt.Shared = None
 ) -> None:
     """Drop all stored KV of a tier, the disk by default; documents stay, and the next add computes or fetches it again."""
-    from kvweave.cli.show import STDOUT
+    from kvweave.cli.output import STDOUT
 
     named = opt.tier_named(tier or "disk")
     with opt.open_kb(kb, home, shared=shared) as base:
         dropped = base.store.clear(named)
     STDOUT.print(f"dropped {dropped} entries")
+
+
+def earned(base: "KnowledgeBase") -> dict[str, Any]:
+    """The answer bank, predictions, and the idle time they took, as plain values."""
+    from kvweave.engine.facts import facts
+
+    predictions = base.outlook.ledger.totals()
+    return {
+        "answers": facts(base.answers.totals()),
+        "predictions": {**facts(predictions), "given_per_question": predictions.given_per_question},
+        "idle": facts(base.idle_record.totals()),
+    }
+
+
+def tell_earned(found: dict[str, Any]) -> None:
+    """The same for people; nothing of prediction where there was none."""
+    from kvweave.cli.output import STDOUT, amount, seconds, share
+
+    answers, predictions, idle = found["answers"], found["predictions"], found["idle"]
+    STDOUT.print(
+        f"answers: {answers['answered']:,} of {answers['questions']:,} questions, {answers['waiting']:,} waiting, given "
+        f"{answers['given']:,} times; {amount(answers['bytes'])} of {amount(answers['limit_bytes'])}"
+    )
+    kept = sum(predictions["predicted"].values())
+    if kept or predictions["dropped"]:
+        by_origin = ", ".join(
+            f"{count:,} from {origin}" for origin, count in predictions["predicted"].items()
+        )
+        served = share(predictions["served"] / kept) if kept else "none"
+        STDOUT.print(
+            f"predicted: {kept:,} questions ({by_origin}), {predictions['dropped']:,} dropped as unanswerable; "
+            f"{predictions['given']:,} answers given from them, {predictions['given_per_question']:.2f} a question, by "
+            f"{served} of them"
+        )
+    if idle:
+        spent_s = sum(kind["seconds"] for kind in idle.values())
+        flops = sum(kind["flops"] for kind in idle.values())
+        STDOUT.print(f"idle time: {seconds(spent_s)}, {flops / 1e12:.3g} TFLOPs")

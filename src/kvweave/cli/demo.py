@@ -13,9 +13,9 @@ from kvweave.cli.interrupted import keeps_nothing
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from kvweave.core import Answer
-    from kvweave.engine.engine import KnowledgeBase
+    from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.samples import SampleQuestion
+    from kvweave.types import Answer
 
 _SPEED_SHAPE = "qwen2.5-0.5b"
 _SPEED_CHUNKS, _SPEED_CHUNK_TOKENS = 4, 512
@@ -44,7 +44,7 @@ def demo(
     quiet: opt.Quiet = False,
 ) -> None:
     """Index the sample documents and ask about them, cold and warm, in a throw-away folder."""
-    from kvweave.cli.show import STDERR, print_json, progress_bar
+    from kvweave.cli.output import STDERR, print_json, progress_bar
 
     opt.quiet_libraries()
     with tempfile.TemporaryDirectory(prefix="kvweave-demo-") as folder:
@@ -141,7 +141,7 @@ def _measure_speed(folder: Path) -> dict[str, float]:
 
 
 def _tell_indexing(chunks: int, documents: int, base: "KnowledgeBase") -> None:
-    from kvweave.cli.show import STDOUT, amount
+    from kvweave.cli.output import STDOUT, amount
 
     size = base.store.stats().bytes
     STDOUT.print(
@@ -152,7 +152,7 @@ def _tell_indexing(chunks: int, documents: int, base: "KnowledgeBase") -> None:
 def _tell_answers(asked: list[Asked]) -> None:
     from rich.table import Table
 
-    from kvweave.cli.show import STDOUT, seconds, share
+    from kvweave.cli.output import STDOUT, seconds, share
 
     table = Table(title="Answers of the shipped reference model", title_justify="left", header_style="bold")
     for name in ("question", "full prefill", "plain reuse", "default"):
@@ -194,7 +194,7 @@ def _marked(text: str, expected: str) -> "Text":
 def _tell_speed(times: dict[str, float]) -> None:
     from rich.table import Table
 
-    from kvweave.cli.show import STDOUT, seconds, share
+    from kvweave.cli.output import STDOUT, seconds, share
 
     STDOUT.print()
     table = Table(

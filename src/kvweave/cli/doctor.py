@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.embedding.encoder import TextEncoder
-    from kvweave.engine.engine import KnowledgeBase
+    from kvweave.embedding import TextEncoder
+    from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.models.adapter import Adapter
 
 
@@ -35,8 +35,8 @@ def doctor(
     """Check the machine, the extras, the model and the knowledge base; exit code 1 if something is wrong."""
     import typer
 
-    from kvweave.cli.show import STDOUT, print_json
-    from kvweave.embedding.encoder import TextEncoder
+    from kvweave.cli.output import STDOUT, print_json
+    from kvweave.embedding import TextEncoder
     from kvweave.errors import EmptyKnowledgeBase, KvweaveError
     from kvweave.models.loading import load_model
 
@@ -111,7 +111,7 @@ def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
 
 
 def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
-    from kvweave.cli.show import amount
+    from kvweave.cli.output import amount
 
     stats, documents = base.store.stats(), base.documents()
     free = shutil.disk_usage(base.folder).free
@@ -154,9 +154,9 @@ def _model(adapter: "Adapter") -> list[Finding]:
     """What the model is, and whether stored KV gives the logits of full attention on it."""
     import tempfile
 
-    from kvweave.core import Prompt
-    from kvweave.recipes.prefill import prefill
-    from kvweave.store.chunk_store import ChunkStore
+    from kvweave.kvstore.chunk_store import ChunkStore
+    from kvweave.recipes.chunks_api import prefill
+    from kvweave.types import Prompt
 
     shape, name = adapter.geometry, adapter.fingerprint.name
     prompt = Prompt(

@@ -7,7 +7,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.core import AddReport, SkippedFile
+    from kvweave.types import AddReport, SkippedFile
 
 
 def add(
@@ -41,7 +41,7 @@ def add(
     quiet: opt.Quiet = False,
 ) -> None:
     """Index files and folders: chunks, vectors, chunk KV. Run it again and it does only what changed."""
-    from kvweave.cli.show import print_json, progress_bar
+    from kvweave.cli.output import print_json, progress_bar
 
     opt.quiet_libraries()
     with (
@@ -73,7 +73,7 @@ def add(
 def _tell(done: "AddReport") -> None:
     from rich.text import Text
 
-    from kvweave.cli.show import STDERR, STDOUT, seconds
+    from kvweave.cli.output import STDERR, STDOUT, seconds
 
     for skipped in done.skipped:
         STDERR.print(Text.assemble(("skipped ", "yellow"), _naming(skipped)), soft_wrap=True)
@@ -104,7 +104,7 @@ def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) ->
     from rich.table import Table
     from rich.text import Text
 
-    from kvweave.cli.show import STDOUT, print_json
+    from kvweave.cli.output import STDOUT, print_json
 
     with opt.open_kb(kb, home) as base:
         documents = base.documents()
@@ -137,7 +137,7 @@ def rm(
     json: opt.Json = False,
 ) -> None:
     """Take documents out, with their chunks, vectors and KV. The files themselves are not touched."""
-    from kvweave.cli.show import STDOUT, print_json
+    from kvweave.cli.output import STDOUT, print_json
     from kvweave.errors import InvalidRequest
 
     if bool(paths) == everything:

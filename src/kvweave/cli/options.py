@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from kvweave.core import Storage as StorageName
-    from kvweave.engine.engine import KnowledgeBase
-    from kvweave.store.reports import TierName
+    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.kvstore.reports import TierName
+    from kvweave.types import Storage as StorageName
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -122,14 +122,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", he
 
 def open_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
     """Open the knowledge base that a command's options name, which must be there; None means not given."""
-    from kvweave.engine.engine import open_existing
+    from kvweave.engine.knowledge_base import open_existing
 
     return open_existing(name, home=home, **settings)
 
 
 def make_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
     """The same, making it if it is not there."""
-    from kvweave.engine.engine import open_knowledge_base
+    from kvweave.engine.knowledge_base import open_knowledge_base
 
     return open_knowledge_base(name, home=home, **settings)
 
@@ -161,14 +161,14 @@ def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Cho
 
 def tier_named(name: str) -> "TierName":
     """The tier of this name; raises InvalidRequest if there is none."""
-    from kvweave.store.reports import TIERS
+    from kvweave.kvstore.reports import TIERS
 
     return chosen([name], TIERS, "tier")[0]
 
 
 def storages_named(names: Sequence[str]) -> "list[StorageName]":
     """The storages of these names; raises InvalidRequest for one that there is not."""
-    from kvweave.core import STORAGES
+    from kvweave.types import STORAGES
 
     return chosen(names, list(STORAGES.values()), "storage")
 

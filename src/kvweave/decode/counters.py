@@ -5,7 +5,7 @@ Counted where it happens and read by whoever reports; knows nothing of either.
 
 from dataclasses import asdict, dataclass, fields
 
-from kvweave.core import Decoding
+from kvweave.types import Decoding
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from kvweave.config import DecodingConfig
-from kvweave.core import Storage
 from kvweave.errors import InvalidRequest
+from kvweave.types import Storage
 
 PAGE_BYTES = 4096
 """What flash is written in, and what direct reads are aligned to."""

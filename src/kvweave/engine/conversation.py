@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,20 +17,24 @@ from typing import Self
 from torch import Tensor
 
 from kvweave.config import GenerationConfig
-from kvweave.core import Prompt, TokenizedPrompt
-from kvweave.decode.appending import Appending
-from kvweave.decode.entering import Entering, computed
-from kvweave.decode.retrieved_kv import RetrievedKV
-from kvweave.decode.saving import keep, new_files, resume
+from kvweave.decode.handoff import Appending, Entering, computed
+from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.persistence import keep, new_files, resume
 from kvweave.decode.settings import ClusteredKV
-from kvweave.engine.alone import alone
+from kvweave.engine.components import LazyParts
+from kvweave.engine.conversation_log import LOCK, Said, empty, read_said, write_said
 from kvweave.engine.generation import Decoded, reply_on
-from kvweave.engine.said import LOCK, Said, empty, read_said, write_said
+from kvweave.engine.pipeline import prefilled
+from kvweave.engine.settings import Choices, Terms, usable
 from kvweave.errors import InvalidRequest, StoreError
+from kvweave.files import alone
+from kvweave.index.documents import Shelf
+from kvweave.index.vector_index import Found
+from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.earlier_text import EarlierText
-from kvweave.models.layer_taker import LayerTaker
-from kvweave.recipes.request import PrefillResult
+from kvweave.models.cache_base import EarlierText, LayerTaker
+from kvweave.recipes.state import PrefillResult
+from kvweave.types import Prompt, TokenizedPrompt
 
 _LOG = logging.getLogger(__name__)
 _TAKEN = "another process is having the conversation in {}; name another one"
@@ -238,3 +243,39 @@ class Conversation:
         """Write down what was said, from which everything else can be computed again."""
         model, kv = self._adapter.fingerprint, self._manner.kv
         write_said(self._folder, Said(model.digest, kv.kv_budget, tuple(self.token_ids), self._versions))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Begins conversations, each in a folder under `folder`, and takes their turns.
+
+    `shelf` lists the documents that they may have read; `found` finds the chunks for a turn, as many as its number says.
+    """
+
+    folder: Path
+    shelf: Shelf
+    store: ChunkStore
+    parts: LazyParts
+    choices: Choices
+    terms: Terms
+    found: Callable[[str, int | None], Sequence[Found]]
+
+    def open(self, name: str, *, new: bool) -> Conversation:
+        """Go on with a conversation, or begin it anew; raises as `KnowledgeBase.conversation`."""
+        folder = self.folder / usable("conversation", name)
+        adapter = self.parts.adapter
+        if new:
+            forget(folder)
+        most = self.choices.max_new_tokens(adapter.geometry.context_tokens)
+        held = self.choices.kv or ClusteredKV(1.0)
+        manner = Manner(self.terms.system, self.choices.generation, most, held)
+        recipe = self.choices.recipe()
+        return Conversation(
+            adapter, folder, manner, partial(prefilled, adapter, self.store, recipe), self.shelf.visible
+        )
+
+    def say(self, conversation: Conversation, question: str, top_k: int | None) -> Iterator[str]:
+        """Yield the answer to a conversation's next turn; raises as `KnowledgeBase.say`."""
+        found = self.found(question, top_k)
+        texts, versions = [chunk.text for chunk in found], {chunk.version for chunk in found}
+        yield from conversation.say(question, texts, Decoded(), versions)

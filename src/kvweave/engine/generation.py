@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from kvweave.config import GenerationConfig
-from kvweave.core import Decoding
-from kvweave.decode.retrieved_kv import RetrievedKV
+from kvweave.decode.offloaded_cache import RetrievedKV
 from kvweave.decode.settings import ClusteredKV
-from kvweave.engine.drafting import Foretelling, Foretold
-from kvweave.engine.holding import Holding, Standing
+from kvweave.engine.decode_state import Holding, Standing
+from kvweave.engine.speculative import Foretelling, Foretold
 from kvweave.models.adapter import Adapter
-from kvweave.models.canvas import Canvas
+from kvweave.models.fused_cache import Canvas
+from kvweave.types import Decoding
 
 
 @dataclass(slots=True)

@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kvweave.core import AddReport, Chunk, Document, SkippedFile
-from kvweave.embedding.encoder import TextEncoder
-from kvweave.engine.corpus import ListedCorpus
-from kvweave.engine.records import SWEEP_GRACE_S, Progress, Records
-from kvweave.errors import InaccessibleDocument, MissingExtra, StoreError, UnreadableDocument
-from kvweave.knowledge.bank import ChunkBank
-from kvweave.knowledge.chunking import Chunker
-from kvweave.knowledge.reading import digest_file, find_files, read_document
-from kvweave.knowledge.shelf import ListedChunk, ListedDocument, document_id
+from kvweave.config import DEFAULT_CHUNK_TOKENS, within_context
+from kvweave.embedding import TextEncoder
+from kvweave.engine.components import LazyParts, ListedCorpus
+from kvweave.engine.settings import Choices, Terms
+from kvweave.engine.state import SWEEP_GRACE_S, Progress, Records
+from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
+from kvweave.index.chunking import Chunker
+from kvweave.index.documents import ListedChunk, ListedDocument, document_id
+from kvweave.index.readers import digest_file, find_files, read_document
+from kvweave.index.vector_index import ChunkBank
 from kvweave.models.adapter import Adapter
+from kvweave.recipes.context import Workshop
 from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.workshop import Workshop
+from kvweave.types import AddReport, Chunk, Document, SkippedFile
 
 BATCH_CHUNKS = 64  # chunks embedded and committed, or looked up and computed, at once
 
@@ -239,3 +241,59 @@ def _is_gone(source: str) -> bool:
 def _is_whole(listed: ListedDocument, indexed: dict[str, int]) -> bool:
     """Whether the index still holds every chunk of a document; a lost folder or table is noticed here."""
     return indexed.get(listed.version, 0) >= listed.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Adds documents to what `records` lists; nothing under `own_folder`, where kvweave keeps its own, is one."""
+
+    records: Records
+    parts: LazyParts
+    choices: Choices
+    terms: Terms
+    own_folder: Path
+
+    def add(self, places: Sequence[Path], progress: Progress) -> AddReport:
+        """Index files and folders; raises as `KnowledgeBase.add`."""
+        indexer = self.indexer()
+        report = indexer.add(places, progress, settle=lambda: self.settle(indexer))
+        if report.changed or report.removed:
+            self.records.empty_conversations()
+        return report
+
+    def missing_kv(self) -> int:
+        """How many chunks lack what the recipe prepares."""
+        return self.indexer().missing_kv() if self.records.shelf.visible() else 0
+
+    def indexer(self) -> Indexer:
+        """What adds documents. Settles nothing by itself; raises KnowledgeBaseMismatch and InvalidRequest."""
+        recipe, adapter, system = self.choices.recipe(), self.parts.adapter, self.terms.system
+        chunker = self._chunker(adapter, system)
+        bank, encoder = self.parts.bank, self.parts.encoder
+        return Indexer(self.records, bank, encoder, adapter, chunker, recipe, system, self.own_folder)
+
+    def settle(self, indexer: Indexer) -> None:
+        """Write down what documents are made with by this indexer; raises KnowledgeBaseMismatch, as another was faster."""
+        encoder = self.parts.encoder
+        facts = {
+            "embedding": encoder.name,
+            "dimensions": str(encoder.dimensions),
+            "system": indexer.system,
+            "chunk_tokens": str(indexer.chunker.chunk_tokens),
+            "overlap_tokens": str(indexer.chunker.overlap_tokens),
+        }
+        self.terms.settle(self.parts.adapter.fingerprint, facts)
+
+    def _chunker(self, adapter: Adapter, system: str) -> Chunker:
+        """Cuts so that several chunks fit behind the instruction."""
+        context_tokens = adapter.geometry.context_tokens
+        chunk_tokens = self.terms.chunk_tokens(within_context(None, DEFAULT_CHUNK_TOKENS, context_tokens))
+        overlap_tokens = self.terms.overlap_tokens
+        around = len(adapter.template.prefix_ids(system)) + len(adapter.template.framed(()))
+        room = context_tokens - around - 1  # a question has one token at least
+        if chunk_tokens > room:
+            raise InvalidRequest(
+                f"chunk_tokens is {chunk_tokens}, but behind the instruction {adapter.fingerprint.name} has room for "
+                f"{room}; use less, since several chunks and a question must fit together"
+            )
+        return Chunker(adapter.tokenizer, chunk_tokens, overlap_tokens)

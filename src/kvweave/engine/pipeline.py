@@ -19,25 +19,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvweave.answers.records import BankedAnswer, Circumstances, Vector
+from kvweave.answer_cache.records import BankedAnswer, Circumstances, Vector
 from kvweave.config import GenerationConfig
-from kvweave.core import Answer, Prompt, Source, TokenizedPrompt
-from kvweave.decode.entering import Entering
+from kvweave.decode.handoff import Entering
 from kvweave.decode.settings import ClusteredKV
-from kvweave.embedding.encoder import TextEncoder
-from kvweave.engine.drafting import drafts_of
+from kvweave.embedding import TextEncoder
+from kvweave.engine.cached_answers import Repeats, provenance
 from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.repeats import Repeats, provenance
+from kvweave.engine.speculative import drafts_of
 from kvweave.errors import KnowledgeBaseError
-from kvweave.knowledge.bank import ChunkBank, Found
-from kvweave.knowledge.shelf import Shelf
+from kvweave.index.documents import Shelf
+from kvweave.index.vector_index import ChunkBank, Found
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
-from kvweave.models.earlier_text import EarlierText
-from kvweave.models.layer_taker import LayerTaker
+from kvweave.models.cache_base import EarlierText, LayerTaker
 from kvweave.recipes.recipe import Recipe, remember, run
-from kvweave.recipes.request import PrefillResult
-from kvweave.store.chunk_store import ChunkStore
-from kvweave.store.tiers.lease import Lease
+from kvweave.recipes.state import PrefillResult
+from kvweave.types import Answer, Prompt, Source, TokenizedPrompt
 
 
 @dataclass(frozen=True, slots=True)

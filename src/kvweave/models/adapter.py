@@ -14,25 +14,38 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvweave.core import ChunkKV, ModelFingerprint, TokenizedPrompt
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models import attention
-from kvweave.models.canvas import Canvas, PlacedSpan, RowCapture, rope_positions
-from kvweave.models.continued import Continued
+from kvweave.models.cache_base import Continued
 from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
 from kvweave.models.flops import PassCost
-from kvweave.models.last_layer import EndAt, last_row_only
-from kvweave.models.narrowing import Narrowing, decoder_layers, narrowed
-from kvweave.models.pace import LayerPace
-from kvweave.models.packing import Part
-from kvweave.models.passes import Passes, appended_plan
+from kvweave.models.forward import Part, Passes, appended_plan
+from kvweave.models.fused_cache import Canvas, PlacedSpan, RowCapture, rope_positions
+from kvweave.models.partial_layers import EndAt, Narrowing, decoder_layers, last_row_only, narrowed
 from kvweave.models.preemption import LowPriority, Preemption
-from kvweave.models.probe import attention_modules, probe
 from kvweave.models.projections import StoredQueries, separate_projections
+from kvweave.models.prompt import PromptTemplate
 from kvweave.models.rotary import RotationWatch, rope_regime
-from kvweave.models.template import PromptTemplate
+from kvweave.models.support import attention_modules, probe
 from kvweave.models.updates import PassOver, UpdateWatch
+from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
+
+
+class LayerPace:
+    """How long one layer takes to compute; nothing, as long as no pass has run."""
+
+    def __init__(self) -> None:
+        self._last = (1, 0.0)  # rows, seconds
+
+    def ran(self, rows: int, layer_s: float) -> None:
+        """A pass over so many rows took so long for each layer, waiting for stored KV left out."""
+        self._last = max(1, rows), max(0.0, layer_s)
+
+    def least_s(self, rows: int) -> float:
+        """What a layer of a pass over `rows` takes at least: fewer rows may take less in proportion, more take no less."""
+        last, layer_s = self._last
+        return layer_s * min(1.0, rows / last)
 
 
 class Adapter:

@@ -6,7 +6,7 @@ ignores masks. Whoever wants to see what the rows attend to watches the plan. An
 """
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -18,6 +18,7 @@ from transformers.masking_utils import sdpa_mask
 from kvweave.errors import UnsupportedModel
 from kvweave.models.rotary import RotationWatch
 from kvweave.ops.attention import AttentionInput, KeyRows, RowAttention
+from kvweave.ops.grouped_attention import ContextGroup, attend_grouped
 from kvweave.ops.row_attention import row_attention
 from kvweave.ops.row_blocks import attend_softcap
 
@@ -183,3 +184,44 @@ def canvas_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+class GroupedPlan(RowPlan):
+    """Rows (T,) behind the context attend to it in a group of its own, rows before its end as the model would.
+
+    `columns` (first, end) are the context's prompt positions. Its logits are divided by `temperature`, the log of
+    what they sum to is multiplied by `scale` · `temperature`, and the result is merged with attention to
+    everything else. Sliding windows count rows of the canvas, as the library's masks do. Raises InvalidRequest
+    for a temperature or scale that is not above 0.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        dtype: torch.dtype,
+        *,
+        columns: tuple[int, int],
+        temperature: float = 0.9,
+        scale: float = 0.9,
+    ) -> None:
+        super().__init__(rows, dtype)
+        self._group = ContextGroup(*columns, temperature, scale)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attention of the rows' query (B, H, T, D) over the canvas' keys and values (B, G, N, D)."""
+        self.show(call)
+        inside = int((self.rows < self._group.end).sum())
+        behind = attend_grouped(
+            call.query[:, :, inside:],
+            self.rows[inside:],
+            call.keys,
+            call.values,
+            self._group,
+            scaling=call.scaling,
+            window=call.window,
+            softcap=call.softcap,
+        )
+        if inside == 0:
+            return behind
+        before = self._attend_plainly(replace(call, query=call.query[:, :, :inside]), self.rows[:inside])
+        return torch.cat([before, behind], dim=2)

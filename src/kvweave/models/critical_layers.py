@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvweave.core import ModelFingerprint
 from kvweave.errors import StoreError
+from kvweave.types import ModelFingerprint
 
 COUNT = 3
 

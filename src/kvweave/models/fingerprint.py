@@ -11,7 +11,7 @@ import torch
 import xxhash
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvweave.core import ModelFingerprint
+from kvweave.types import ModelFingerprint
 
 # Names, versions and what only generation or training reads. Anything unknown counts, to be on the safe side.
 _WITHOUT_EFFECT = frozenset(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvweave.models.probe import attention_modules
+from kvweave.models.support import attention_modules
 
 
 @dataclass(frozen=True, slots=True)

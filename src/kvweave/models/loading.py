@@ -12,11 +12,12 @@ from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
 from kvweave.ops.cpu_units import multiplies
+from kvweave.plugins import plugins
 
 _LOG = logging.getLogger(__name__)
 
-REFERENCE_NAME, AUXILIARY_NAME, LONGER_NAME = "reference", "auxiliary", "longer"
-_SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME, LONGER_NAME)}
+REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
+_SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
 _SLOW_FROM = 50_000_000  # parameters from which on slow products are felt
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -27,7 +28,7 @@ def load_model(
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
     `name` is a local folder or a hub id; None or "reference" is the small model that ships with kvweave, "auxiliary"
-    the even smaller one that looks where the reference model looks, "longer" the reference model trained on for texts of 8K tokens.
+    the even smaller one that looks where the reference model looks; a plugin may add more names (kvweave-lab has "longer").
     `dtype` auto takes the checkpoint's, with a warning where this CPU is slow at it; `device` auto takes a GPU if there is one. `home` is where
     `kvweave profile-layers` left what it found about the model; None is the default home folder. Raises ModelNotFound when
     there is nothing to load, UnsupportedModel when its KV cannot be represented, InvalidRequest for an
@@ -40,13 +41,20 @@ def load_model(
 
 
 def _load_named(name: str, dtype: str, place: torch.device) -> Adapter:
-    if name in _SHIPPED:
+    shipped = _shipped(name)
+    if shipped is not None:
         # Small enough that full precision costs nothing, and it was measured that way.
-        return _load(str(_SHIPPED[name]), name, "float32" if dtype == "auto" else dtype, place)
+        return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, place)
     _check_folder(name)
     folder = Path(name).expanduser()
     source = str(folder.absolute()) if folder.exists() else name  # a name that means the same from anywhere
     return _load(source, source, dtype, place)
+
+
+def _shipped(name: str) -> Path | None:
+    """The folder of a model that comes with kvweave or with a plugin; None for any other."""
+    plugin = plugins("kvweave.models").get(name)
+    return _SHIPPED.get(name) or (None if plugin is None else Path(plugin.load()))
 
 
 def reference_tokenizer() -> PreTrainedTokenizerBase:

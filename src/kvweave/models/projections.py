@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvweave.core import ChunkKV
 from kvweave.errors import InvalidRequest
-from kvweave.models.canvas import PlacedSpan
-from kvweave.models.probe import Geometry, attention_modules
+from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.rotary import Rotation, RotationWatch
+from kvweave.models.support import Geometry, attention_modules
+from kvweave.types import ChunkKV
 
 Projections = tuple[tuple[nn.Module, ...], ...]
 """Of each layer, in order: q_proj, k_proj, v_proj."""

@@ -23,7 +23,7 @@ def row_attention(rows: Sequence[Tensor], dtype: torch.dtype) -> RowAttention:
     """
     device = rows[0].device.type
     if device == "cuda" and has_triton():
-        from kvweave.ops.paged_attention import PagedAttention  # needs Triton to be imported at all
+        from kvweave.ops.paged_attention import PagedAttention
 
         return PagedAttention(rows)
     if device == "cpu" and can_split() and not all(map(_whole, rows)):

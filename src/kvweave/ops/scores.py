@@ -5,7 +5,7 @@ Selectors rank tokens by these. Nothing here knows models, prompts or methods.
 Tensor letters: B batch, H query heads, G KV heads, R query rows, S keys, D head width, n tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -120,3 +120,97 @@ def kv_deviation(full: Tensor, stale: Tensor) -> Tensor:
     Both (G, n, D), at the same positions; rotated or not makes no difference. Returns (n,), float32.
     """
     return (full.float() - stale.float()).square().sum(dim=(0, 2))
+
+
+Offsets = Sequence[tuple[int, int]]
+"""The first character of each token and the one after its last."""
+
+
+def carry(scores: Tensor, source: Offsets, target: Offsets, characters: int) -> Tensor:
+    """Scores of tokens at `source` offsets as scores of the tokens at `target` offsets of the same text.
+
+    A token's score is shared out evenly over its characters; a character's is shared out evenly over the
+    target tokens that stand for it (several do where a character takes several bytes). (source,) → (target,),
+    float64 on the CPU; the sum stays the same where both sides cover every character.
+    """
+    from_start, from_end = _bounds(source, characters)
+    density = scores.double().cpu() / (from_end - from_start)
+    by_character = _sum_over(density, from_start, from_end, characters)
+    to_start, to_end = _bounds(target, characters)
+    covers = _sum_over(torch.ones(len(to_start), dtype=torch.float64), to_start, to_end, characters)
+    shared = by_character / covers.clamp_min(1.0)
+    before = torch.cat([shared.new_zeros(1), shared.cumsum(0)])
+    return (before[to_end] - before[to_start]).clamp_min(0.0)
+
+
+def lowest(values: Tensor, source: Offsets, target: Offsets, characters: int, otherwise: int) -> Tensor:
+    """For each target token the lowest value of the source tokens that it shares a character with.
+
+    Integers (source,) → (target,), int64 on the CPU; `otherwise`, which is above all values, where it shares none.
+    """
+    by_character = torch.full((characters,), otherwise)
+    owner, place = _characters_of(source, characters)
+    by_character.scatter_reduce_(0, place, values[owner], "amin")
+    owner, place = _characters_of(target, characters)
+    return torch.full((len(target),), otherwise).scatter_reduce_(0, owner, by_character[place], "amin")
+
+
+def _bounds(offsets: Offsets, characters: int) -> tuple[Tensor, Tensor]:
+    start, end = torch.tensor(offsets, dtype=torch.long).reshape(-1, 2).unbind(-1)
+    start = start.clamp(max=characters - 1)
+    return start, torch.maximum(
+        end, start + 1
+    )  # a token that stands for no character counts with the next one
+
+
+def _sum_over(amounts: Tensor, start: Tensor, end: Tensor, characters: int) -> Tensor:
+    """For every character the sum of the amounts whose range holds it."""
+    steps = torch.zeros(characters + 1, dtype=torch.float64)
+    steps.index_add_(0, start, amounts).index_add_(0, end, -amounts)
+    return steps.cumsum(0)[:-1].clamp_min(0.0)
+
+
+def _characters_of(offsets: Offsets, characters: int) -> tuple[Tensor, Tensor]:
+    """Every character of every token: which token, and which character."""
+    start, end = _bounds(offsets, characters)
+    lengths = end - start
+    owner = torch.arange(len(lengths)).repeat_interleave(lengths)
+    first = lengths.cumsum(0) - lengths
+    return owner, start[owner] + torch.arange(len(owner)) - first[owner]
+
+
+def kept_from(scores: Tensor, lengths: Sequence[int], *, window: int, more_than: int) -> Tensor:
+    """How many of the highest-scoring tokens have to be selected before each token is kept (CacheClip §3.3).
+
+    Tokens are cut into windows of `window`, beginning anew with each run of `lengths`; a run's last window may be
+    shorter. Of a selection, a window's selected tokens are kept if there are more than `more_than` of them, which is
+    below `window`. So the k tokens with the highest scores (n,), ties to the first, keep those whose count here is at
+    most k.
+
+    Returns:
+        (n,) int64: 1 … n; above n where a window is too short ever to be kept, there in the order of the scores.
+    """
+    count = scores.numel()
+    rank = torch.empty(count, dtype=torch.long)
+    rank[scores.argsort(descending=True, stable=True)] = torch.arange(1, count + 1)
+    if not count:
+        return rank
+    places, real = _windows(lengths, window)
+    never = count + 1
+    ranks = rank[places].masked_fill(~real, never)  # (windows, window)
+    enough = ranks.sort(dim=1).values[:, more_than, None]  # the selection that first has enough of a window
+    kept = torch.where(enough == never, count + ranks, ranks.maximum(enough))
+    return torch.empty_like(rank).scatter_(0, places[real], kept[real])
+
+
+def _windows(lengths: Sequence[int], window: int) -> tuple[Tensor, Tensor]:
+    """Token numbers of all windows, (windows, window), and which of them are there: the others repeat the last one."""
+    sizes = torch.tensor(lengths)
+    ends = sizes.cumsum(0)
+    pieces = (sizes + window - 1) // window
+    run = torch.arange(len(sizes)).repeat_interleave(pieces)
+    number = torch.arange(len(run)) - (pieces.cumsum(0) - pieces)[run]  # of the window in its run
+    first = (ends - sizes)[run] + number * window
+    places = first[:, None] + torch.arange(window)
+    last = ends[run, None] - 1
+    return places.minimum(last), places <= last

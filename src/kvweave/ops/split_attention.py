@@ -4,7 +4,7 @@ Ascending rows are cut into blocks. Keys that all rows of a block see need no ma
 first and its last row, and with a sliding window those that the last row has left behind. Both shares go through PyTorch's
 fused kernel, which gives out the logits' mass beside its result, so that they can be joined exactly. Heads that share keys are
 rows of one call: the kernel is the faster the more rows it is given, as it takes more of them at a time. Measured on a CPU
-without matrix units (`benchmarks/row_attention.py`).
+without matrix units (`lab/experiments/row_attention.py`).
 """
 
 from collections.abc import Iterator, Sequence

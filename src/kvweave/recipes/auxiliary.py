@@ -12,16 +12,16 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from kvweave.core import ChunkKV, ChunkNote, Making, Prompt
+from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
-from kvweave.models.attention_probe import AttentionProbe
-from kvweave.models.canvas import PlacedSpan
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.hooks import AttentionProbe
 from kvweave.models.loading import AUXILIARY_NAME, load_model
-from kvweave.ops.crossing import Offsets
-from kvweave.recipes.kept import Kept
-from kvweave.recipes.room import kv_bytes, note_bytes
-from kvweave.recipes.workshop import Ids, Workshop
-from kvweave.store.keys import digest_tokens
+from kvweave.ops.scores import Offsets
+from kvweave.recipes.context import Ids, Workshop
+from kvweave.recipes.entries import Kept
+from kvweave.recipes.prepare import kv_bytes, note_bytes
+from kvweave.types import ChunkKV, ChunkNote, Making, Prompt
 
 
 class Auxiliary:

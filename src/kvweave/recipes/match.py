@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
-from kvweave.core import ChunkKV, Making, Span, SpanKind
+from kvweave.kvstore.keys import with_queries
 from kvweave.recipes.prepare import Prepare
-from kvweave.recipes.request import OBSERVED, Matched, PrefillRequest
-from kvweave.store.keys import with_queries
+from kvweave.recipes.state import OBSERVED, Matched, PrefillRequest
+from kvweave.types import ChunkKV, Making, Span, SpanKind
 
 NOTHING: frozenset[SpanKind] = frozenset()
 SYSTEM: frozenset[SpanKind] = frozenset({"system"})

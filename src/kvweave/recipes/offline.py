@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kvweave.core import ChunkNote
-from kvweave.recipes.kept import Kept
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.recipes.chunk_features import Record, unsaid
+from kvweave.recipes.context import Ids, Workshop
+from kvweave.recipes.entries import Kept
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record, unsaid
-from kvweave.recipes.workshop import Ids, Workshop
-from kvweave.store.keys import digest_tokens
+from kvweave.types import ChunkNote
 
 
 def prepare_chunks(shop: Workshop, chunks: Iterable[Sequence[int]], recipe: Recipe) -> int:

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvweave.models.canvas import PlacedSpan
-from kvweave.recipes.request import Matched, PrefillRequest
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.recipes.state import Matched, PrefillRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvweave.core import ChunkKV, Making, Storage
+from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.models.adapter import Adapter
-from kvweave.ops.quantise import quantise
-from kvweave.recipes.record import Record
-from kvweave.recipes.request import PrefillRequest
-from kvweave.recipes.room import kv_bytes
-from kvweave.recipes.workshop import Corpus, Ids, Workshop
-from kvweave.store.keys import digest_tokens, quantised
+from kvweave.ops.quantise import BITS, coded_bytes, quantise
+from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.context import Corpus, Ids, Workshop
+from kvweave.recipes.state import PrefillRequest
+from kvweave.types import ChunkKV, Making, Storage
+
+ENTRY_OVERHEAD_BYTES = 8192
+"""An entry's header and token ids, generously."""
+
+
+def kv_bytes(adapter: Adapter, tokens: int, storage: Storage = "exact") -> int:
+    """An entry of KV of so many tokens, at most."""
+    shape = adapter.geometry
+    if storage not in BITS:
+        return tokens * shape.token_bytes + ENTRY_OVERHEAD_BYTES
+    dimensions = (shape.layers, 2, shape.kv_heads, tokens, shape.head_width)
+    return coded_bytes(dimensions, shape.dtype, storage) + ENTRY_OVERHEAD_BYTES
+
+
+def note_bytes(tokens: int, numbers: int = 1) -> int:
+    """A note with so many float32 numbers about each of so many tokens, at most."""
+    return 4 * tokens * numbers + ENTRY_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from kvweave.core import Making, Storage
 from kvweave.errors import InvalidRequest
+from kvweave.kvstore.keys import quantised
 from kvweave.models.adapter import Adapter
+from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.context import Ids, Workshop
 from kvweave.recipes.prepare import Prepare, Prepared, packed
-from kvweave.recipes.record import Record
-from kvweave.recipes.workshop import Ids, Workshop
-from kvweave.store.keys import quantised
+from kvweave.types import Making, Storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,36 +6,74 @@ slots it changes, and one line in METHODS. If a method needs an edit here, a slo
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from kvweave.core import Plan, PlanSpan, Timing, TokenizedPrompt
-from kvweave.errors import InvalidRequest, StoreError
+from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.format import verify_content
+from kvweave.kvstore.keys import with_queries
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import RowWatch
-from kvweave.models.canvas import Canvas
-from kvweave.models.earlier_text import EarlierText
-from kvweave.models.layer_taker import LayerTaker
+from kvweave.models.cache_base import EarlierText, LayerTaker
+from kvweave.models.fused_cache import Canvas
 from kvweave.recipes.assembled import Assembled, rows_of
 from kvweave.recipes.attend import Attend, Causal
-from kvweave.recipes.chunk_attention import ChunkAttention, attention_making
-from kvweave.recipes.damage import damage_found_at_once, despite_damage, verify_all
-from kvweave.recipes.kept import MOST_PATHS, Kept
+from kvweave.recipes.entries import MOST_PATHS, Kept
 from kvweave.recipes.match import Match, MatchSystemThenChunk
 from kvweave.recipes.place import Place, TruePositions
 from kvweave.recipes.prepare import Isolated, Prepare
 from kvweave.recipes.recompute import Recompute, SelectedRows
-from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
-from kvweave.store.chunk_store import ChunkStore
-from kvweave.store.keys import with_queries
-from kvweave.store.tiers.lease import Lease
+from kvweave.recipes.simulated_requests import ChunkAttention, attention_making
+from kvweave.recipes.state import Budget, Matched, PrefillRequest, PrefillResult
+from kvweave.types import ChunkKV, Plan, PlanSpan, Timing, TokenizedPrompt
 
 _LOG = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
+
+def despite_damage(step: Callable[[], Made]) -> Made:
+    """What `step` returns, taken from its beginning again as often as an entry that it uses turns out damaged.
+
+    The step looks up everything that it uses, and what it has done before it fails need not be undone. This ends: no
+    damaged entry is found twice, and none that broke off is found again but whole.
+    """
+    while True:
+        try:
+            return step()
+        except DamagedEntry as error:
+            _LOG.warning("starting anew without an entry that cannot be used: %s", error)
+
+
+def verify_all(used: Iterable[ChunkKV | None]) -> None:
+    """Check all that a step is going to use, where it could not begin again; raises DamagedEntry."""
+    for kv in used:
+        if kv is not None:
+            verify_content(kv)
+
+
+@contextmanager
+def damage_found_at_once(used: Iterable[ChunkKV | None]) -> Iterator[None]:
+    """When one of the entries that a step uses turns out damaged, look for damage in all the others as well.
+
+    Damage seldom comes alone: so the next attempt is the last one, not one of as many as there are damaged entries.
+    """
+    try:
+        yield
+    except DamagedEntry:
+        for kv in used:
+            with suppress(DamagedEntry):
+                if kv is not None:
+                    verify_content(kv)
+        raise
 
 
 @dataclass(frozen=True, slots=True)

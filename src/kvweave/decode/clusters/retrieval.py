@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.budget import Allowance
 from kvweave.decode.clusters.buffers import WaitingEntries
-from kvweave.decode.clusters.choosing import best_entries, choose, score, sizes_tensor
-from kvweave.decode.clusters.representatives import Representatives
+from kvweave.decode.clusters.centroids import Representatives
+from kvweave.decode.clusters.selection import best_entries, choose, score, sizes_tensor
 from kvweave.decode.clusters.table import ClusterTable, keys_of
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.flash.neighbours import chain, together
-from kvweave.decode.flash.stored_clusters import StoredClusters
+from kvweave.decode.disk.cluster_store import StoredClusters
+from kvweave.decode.disk.layout import chain, together
+from kvweave.decode.retriever import Allowance
 from kvweave.decode.settings import ClusteredKV
 from kvweave.ops.kmeans import halve, k_means
 from kvweave.ops.partial_attention import PartialAttention

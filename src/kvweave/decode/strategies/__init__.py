@@ -4,10 +4,8 @@ from collections.abc import Callable, Mapping
 
 from kvweave.decode.clusters.retrieval import ClusterParts
 from kvweave.decode.retriever import Forgets, KeepsAll, Retriever
-from kvweave.decode.strategies.dynakv import Adaptive
+from kvweave.decode.strategies.clustered import Adaptive, Local, Static
 from kvweave.decode.strategies.entries import SingleEntries
-from kvweave.decode.strategies.local import Local
-from kvweave.decode.strategies.static import Static
 from kvweave.errors import InvalidRequest
 
 STRATEGIES: Mapping[str, Callable[[int, ClusterParts], Retriever]] = {

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvweave.decode.budget import Allowance
 from kvweave.decode.clusters.retrieval import ClusterParts
-from kvweave.decode.flash.entry_format import EntryFormat
-from kvweave.decode.flash.sequence import SequencePages
-from kvweave.decode.residency.frames import rows_of
+from kvweave.decode.disk.entry_format import EntryFormat
+from kvweave.decode.disk.sequence import SequencePages
+from kvweave.decode.page_cache.frames import rows_of
+from kvweave.decode.retriever import Allowance
 from kvweave.ops.partial_attention import PartialAttention
 
 

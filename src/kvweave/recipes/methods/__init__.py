@@ -1,46 +1,37 @@
 """One file per method; METHODS maps the names users type to what makes the recipe."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from inspect import signature
 
-from kvweave.core import STORAGES, Storage
 from kvweave.errors import InvalidRequest, UnknownRecipe
+from kvweave.plugins import plugins
 from kvweave.recipes.methods.ape import ape
-from kvweave.recipes.methods.cacheblend import cacheblend, gradual, with_keys
+from kvweave.recipes.methods.baselines import direct, full, prefix, reuse
+from kvweave.recipes.methods.cacheblend import cacheblend
 from kvweave.recipes.methods.cacheclip import cacheclip
 from kvweave.recipes.methods.cacheclip import refill as cacheclip_refill
 from kvweave.recipes.methods.cachecraft import cachecraft
-from kvweave.recipes.methods.direct import direct
 from kvweave.recipes.methods.epic import epic
-from kvweave.recipes.methods.full import full
 from kvweave.recipes.methods.fusionrag import fusionrag, over_stale
-from kvweave.recipes.methods.idealised import idealised
 from kvweave.recipes.methods.kvshare import kvshare
-from kvweave.recipes.methods.naive import naive
-from kvweave.recipes.methods.percache import percache
-from kvweave.recipes.methods.prefix import prefix
 from kvweave.recipes.methods.prophetkv import prophetkv
 from kvweave.recipes.methods.qcfuse import qcfuse
-from kvweave.recipes.methods.random import random
-from kvweave.recipes.methods.reuse import reuse
 from kvweave.recipes.methods.weave import weave
-from kvweave.recipes.observed import Observed
 from kvweave.recipes.prepare import Bare, Following, Isolated, NotPrepared, Prepare, Similar, Woven
 from kvweave.recipes.quantised import Quantised
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.versions import Observed
+from kvweave.types import STORAGES, Storage
 
-METHODS: Mapping[str, Callable[[], Recipe]] = {
+_OWN: Mapping[str, Callable[..., Recipe]] = {
     "full": full,
-    "naive": naive,
     "direct": direct,
     "reuse": reuse,
     "prefix": prefix,
-    "percache": percache,
     "ape": ape,
     "epic": epic,
     "cacheblend": cacheblend,
-    "cacheblend-kv": with_keys,
-    "cacheblend-gradual": gradual,
     "kvshare": kvshare,
     "cachecraft": cachecraft,
     "cacheclip": cacheclip,
@@ -50,15 +41,25 @@ METHODS: Mapping[str, Callable[[], Recipe]] = {
     "prophetkv": prophetkv,
     "qcfuse": qcfuse,
     "weave": weave,
-    "idealised": idealised,
-    "random": random,
 }
 
-WITH_AUXILIARY: Mapping[str, Callable[[str | None], Recipe]] = {
-    "cacheclip": cacheclip,
-    "cacheclip-refill": cacheclip_refill,
-}
-"""Recipes that read the chunks with a second model, made from that model's name; None is the shipped one."""
+
+class _Methods(Mapping[str, Callable[..., Recipe]]):
+    """The recipes of this package, and those that others add through the entry-point group `kvweave.recipes`."""
+
+    def __getitem__(self, name: str) -> Callable[..., Recipe]:
+        own = _OWN.get(name)
+        return own if own is not None else plugins("kvweave.recipes")[name].load()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*_OWN, *sorted(plugins("kvweave.recipes"))])
+
+    def __len__(self) -> int:
+        return len(_OWN) + len(plugins("kvweave.recipes"))
+
+
+METHODS: Mapping[str, Callable[..., Recipe]] = _Methods()
+"""What makes each recipe, by the name that users type. A recipe that asks a second model takes its name, `auxiliary`."""
 
 PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
     "bare": Bare,
@@ -71,7 +72,7 @@ PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
 """Offline preparations that combine with any selective recipe."""
 
 DEFAULT_STORAGE: Storage = "int8"
-"""Of a knowledge base: the fewest bits whose cost in quality cannot be told from nothing (docs/store.md)."""
+"""Of a knowledge base: the fewest bits whose cost in quality cannot be told from nothing (lab/docs/store.md)."""
 
 
 def recipe_named(
@@ -79,7 +80,7 @@ def recipe_named(
 ) -> Recipe:
     """The recipe a name stands for, with another preparation where one is named: similar+NAME, or as an argument.
 
-    `auxiliary` names the model for those in WITH_AUXILIARY, `storage` how prepared KV is stored; others, and those that
+    `auxiliary` names the model for those that ask a second one, `storage` how prepared KV is stored; others, and those that
     prepare nothing, have no use for it. None is DEFAULT_STORAGE, without a word of it in the name, but exact for what keeps
     exact versions. A name may end a preparation with a storage, which then counts:
     similar-int8+NAME, or int8+NAME for the recipe's own preparation.
@@ -97,13 +98,17 @@ def recipe_named(
         raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
     if name not in METHODS:
         raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join(METHODS)}")
-    recipe = WITH_AUXILIARY[name](auxiliary) if name in WITH_AUXILIARY else METHODS[name]()
+    recipe = _made(METHODS[name], auxiliary)
     recipe = _prepared(recipe, prepare)
     if storage is not None:
         return _stored(recipe, STORAGES[storage])
     if recipe.prepare.most_versions is not None:
         return recipe
     return replace(_stored(recipe, DEFAULT_STORAGE), name=recipe.name)
+
+
+def _made(make: Callable[..., Recipe], auxiliary: str | None) -> Recipe:
+    return make(auxiliary) if "auxiliary" in signature(make).parameters else make()
 
 
 def _prepared(recipe: Recipe, prepare: str | None) -> Recipe:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvweave.models.attention import RowPlan
-from kvweave.models.canvas import PlacedSpan
-from kvweave.models.grouped import GroupedPlan
+from kvweave.models.attention import GroupedPlan, RowPlan
+from kvweave.models.fused_cache import PlacedSpan
 from kvweave.recipes.attend import Causal
 from kvweave.recipes.match import MatchSystemThenChunk
 from kvweave.recipes.place import Placement, TruePositions
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import Matched, PrefillRequest
+from kvweave.recipes.state import Matched, PrefillRequest
 
 
 def _applies(request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:

@@ -7,13 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.ops.crossing import lowest
-from kvweave.ops.windows import kept_from
+from kvweave.ops.scores import kept_from, lowest
 from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.auxiliary import AuxiliaryRecord, Reading, auxiliary_named
+from kvweave.recipes.chunk_features import Record, notes_about
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record, notes_about
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.core import ChunkNote
 from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_attention import NotedAttention, attention_making, noted_attention
+from kvweave.recipes.chunk_features import Record
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.observed import Observed
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record
-from kvweave.recipes.rehearsed import Rehearsed
-from kvweave.recipes.request import Matched
 from kvweave.recipes.select import Highest
-from kvweave.recipes.versions import chunks_behind
+from kvweave.recipes.simulated_requests import NotedAttention, Rehearsed, attention_making, noted_attention
+from kvweave.recipes.state import Matched
+from kvweave.recipes.versions import Observed, chunks_behind
+from kvweave.types import ChunkNote
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kvweave.recipes.assembled import Assembled
+from kvweave.recipes.chunk_features import Record
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record
 from kvweave.recipes.select import Highest
 
 

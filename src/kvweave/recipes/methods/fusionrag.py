@@ -6,16 +6,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.core import ChunkKV
-from kvweave.models.canvas import PlacedSpan
-from kvweave.models.unrotated_queries import UnrotatedQueries
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.hooks import UnrotatedQueries
 from kvweave.recipes.assembled import Assembled
+from kvweave.recipes.chunk_features import Record
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record
-from kvweave.recipes.scores import QuestionAttention
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import Highest, QuestionAttention
+from kvweave.types import ChunkKV
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvweave.models.attention_probe import AttentionProbe
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.deviation import first_layer_rows, second_layer
+from kvweave.models.hooks import AttentionProbe
+from kvweave.recipes.assembled import Assembled, first_layer_rows, second_layer
+from kvweave.recipes.chunk_features import Record
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record
 from kvweave.recipes.select import Highest
 
 

@@ -2,8 +2,7 @@
 
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.scores import QuestionAttention
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import Highest, QuestionAttention
 
 
 def prophetkv() -> Recipe:

@@ -8,17 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.core import ChunkKV, ChunkNote
 from kvweave.models.attention import LayerQueries
-from kvweave.models.canvas import PlacedSpan
-from kvweave.models.last_layer import EndAt
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.partial_layers import EndAt
 from kvweave.ops.scores import mean_attention
 from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.digest import Importance, digest_of
+from kvweave.recipes.chunk_features import Record, notes_about
+from kvweave.recipes.features import Importance, digest_of
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record, notes_about
 from kvweave.recipes.select import Highest
+from kvweave.types import ChunkKV, ChunkNote
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvweave.recipes.assembled import Assembled
+from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import Moved
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.moved import Moved
 from kvweave.recipes.prepare import Following
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.record import Record
-from kvweave.recipes.scores import QuestionAttention
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import Highest, QuestionAttention
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,98 @@
+"""How many similar chunks a chunk is prepared behind (FusionRAG)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.prepare import Isolated, Similar
+from kvweave.recipes.recipe import Recipe
+from kvweave_lab.eval.report.style import Theme
+from papers.claim import (
+    SUITE,
+    Claim,
+    Pair,
+    Result,
+    Setting,
+    Verdict,
+    answered,
+    baselines,
+    better,
+    gain_of,
+    score_of,
+    score_table,
+    tasks_of,
+)
+from papers.figures import curves
+from side_by_side import Grid
+
+COUNTS = (0, 5, 10, 15)
+RATIOS = (0.0, 0.05, 0.15)
+
+
+def name(count: int) -> str:
+    return f"fusionrag, {count} neighbours"
+
+
+def variants() -> Mapping[str, Recipe]:
+    """FusionRAG's own selection on chunks prepared behind so many others; none is `isolated`."""
+    made = recipe_named("fusionrag")
+    return {name(n): replace(made, prepare=Similar(n) if n else Isolated()) for n in COUNTS}
+
+
+def grids(setting: Setting) -> Mapping[str, Grid]:
+    """Tasks on which plain reuse loses something that another chunk says."""
+    suite = replace(
+        SUITE, tasks=("vartrack", "coref", "contradiction"), ratios=RATIOS, samples=setting.samples
+    )
+    return {"": Grid(variants, suite, setting.split)}
+
+
+def _pair(many: int, few: int, ratio: float) -> Pair:
+    return Pair((name(many), ratio), (name(few), ratio))
+
+
+def verdicts(result: Result) -> list[Verdict]:
+    """Ten against none at every ratio, and fifteen against ten at a small one."""
+    found = []
+    for ratio in RATIOS:
+        found += better(
+            f"At {ratio:.0%}, 10 neighbours score higher than none", gain_of(result, _pair(10, 0, ratio))
+        )
+    gain = gain_of(result, _pair(10, 15, 0.05))
+    return found + better("At 5%, 10 neighbours score higher than 15", gain)
+
+
+def draw(result: Result, theme: Theme) -> Figure:
+    """Score by neighbours, a curve for each ratio."""
+    panels = {
+        task: {
+            f"ratio {ratio:g}": {n: score_of(result, name(n), ratio, task=task) for n in COUNTS}
+            for ratio in RATIOS
+        }
+        for task in tasks_of(result)
+    }
+    lines = {
+        task: dict(zip(("full attention", "reuse"), baselines(result, task=task), strict=True))
+        for task in panels
+    }
+    heading = ("FusionRAG by neighbours at preparation", "512 tokens of context · bands: 95 % interval")
+    return curves(heading, panels, ("similar chunks that a chunk is prepared behind", "score"), theme, lines)
+
+
+CLAIM = Claim(
+    name="neighbours",
+    title="How many neighbours",
+    paper="FusionRAG §5.3.2, fig. 17",
+    says="Preparing a chunk behind its ten most similar ones is best; with fifteen, the score falls again as soon as 5 % are recomputed.",
+    tried="`fusionrag` with 0, 5, 10 and 15 neighbours out of a knowledge base of 17 documents.",
+    grids=grids,
+    figures=lambda found: answered(
+        found,
+        [_pair(many, few, ratio) for ratio in RATIOS for many, few in ((5, 0), (10, 0), (10, 5), (10, 15))],
+    ),
+    verdicts=verdicts,
+    table=score_table,
+    draw=draw,
+)

@@ -1,0 +1,161 @@
+"""Attention of some rows of a prompt in one layer of a real shape: all rows, a mask, and what kvweave has instead.
+
+    .venv/bin/python lab/experiments/row_attention.py --output lab/results/row_attention.json
+
+FusionRAG's fig. 14b. Fused attention that knows no mask computes every row, of which the chosen ones are kept; with a mask it
+computes the chosen ones against every key. The mask is made beforehand, as all layers share it. Every implementation of
+kvweave's that runs on the device is timed as a layer in the middle of a request gets it, and compared with the mask's result;
+`chosen` is the one that requests get. What keys and values hold does not matter to time; where rows lie does: they are drawn evenly from all
+over the context. On a GPU all rows are FlashAttention's, and the mask goes through the memory-efficient kernel, for which
+keys and values are repeated beforehand.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PretrainedConfig
+
+from kvweave.models.loading import device_named, dtype_named
+from kvweave.models.shapes import shape_config
+from kvweave.ops.attention import AttentionInput, KeyRows, RowAttention
+from kvweave.ops.row_attention import has_triton, row_attention
+from kvweave.ops.row_blocks import BlockedAttention, hiding_mask
+from kvweave.ops.split_attention import SplitAttention, can_split
+from kvweave_lab.bench.spread import Spread, ratios, timed
+from measured import arguments, circumstances, command_of, keep, numbers, started
+
+ALL, MASK = "all rows", "a mask"
+QUESTION_TOKENS = 32
+"""Rows at the end that are computed at any ratio."""
+
+
+def implementations(rows: Tensor, dtype: torch.dtype) -> list[RowAttention]:
+    """Those that run on the device of the rows."""
+    found: list[RowAttention] = [BlockedAttention([rows], dtype)]
+    if rows.device.type == "cpu" and can_split():
+        found.append(SplitAttention([rows], dtype))
+    elif rows.device.type == "cuda" and has_triton():
+        from kvweave.ops.paged_attention import PagedAttention
+
+        found.append(PagedAttention([rows]))
+    return found
+
+
+class Layer:
+    """One layer's query (1, H, N, D), keys and values (1, G, N, D) of a prompt, and the rows (T,) that are asked for."""
+
+    def __init__(
+        self, config: PretrainedConfig, tokens: int, ratio: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        generator = torch.Generator().manual_seed(0)
+        self.query, self.keys, self.values = (
+            torch.randn(1, count, tokens, width, generator=generator).to(device, dtype)
+            for count in (heads, kv_heads, kv_heads)
+        )
+        context = tokens - QUESTION_TOKENS
+        selected = torch.randperm(context, generator=generator)[: round(ratio * context)].sort().values
+        self.rows = torch.cat([selected, torch.arange(context, tokens)]).to(device)
+        self._scaling = width**-0.5
+
+    def ways(self) -> dict[str, Callable[[], Tensor]]:
+        """Each way's step, which returns the attention of the rows, (1, H, T, D)."""
+        rows, on_gpu = self.rows, self.query.device.type == "cuda"
+        query = self.query[:, :, rows].contiguous()
+        positions = torch.arange(self.keys.shape[2], device=rows.device)
+        mask = hiding_mask(rows, positions, None, query.dtype)
+        keys, values = self.keys, self.values
+        if on_gpu:  # with a mask no kernel there lets heads share keys
+            keys, values = (
+                each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (keys, values)
+            )
+        given = [AttentionInput((), KeyRows(self.keys, self.values, positions), rows[:0])]
+
+        def only(backend: SDPBackend) -> AbstractContextManager[object]:
+            return sdpa_kernel(backend) if on_gpu else nullcontext()
+
+        def everything() -> Tensor:
+            with only(SDPBackend.FLASH_ATTENTION):
+                out = F.scaled_dot_product_attention(
+                    self.query, self.keys, self.values, is_causal=True, scale=self._scaling, enable_gqa=True
+                )
+            return out[:, :, rows]
+
+        def masked() -> Tensor:
+            with only(SDPBackend.EFFICIENT_ATTENTION):
+                return F.scaled_dot_product_attention(
+                    query, keys, values, attn_mask=mask, scale=self._scaling, enable_gqa=not on_gpu
+                )
+
+        ours = {
+            type(one).__name__: lambda one=one: one.attend(query, given, scaling=self._scaling)
+            for one in implementations(rows, query.dtype)
+        }
+        return {ALL: everything, MASK: masked, **ours}
+
+
+def measure(
+    shape: str, context_tokens: int, ratio: float, dtype: str, device: str, rounds: int
+) -> dict[str, Any]:
+    """Everything that is kept but the circumstances."""
+    place = device_named(device)
+    layer = Layer(shape_config(shape), context_tokens, ratio, dtype_named(dtype) or torch.bfloat16, place)
+    ways = layer.ways()
+
+    def synchronized(step: Callable[[], Tensor]) -> None:
+        step()
+        if place.type == "cuda":
+            torch.cuda.synchronize()
+
+    expected = ways[MASK]().float()
+    away = {
+        name: float((step().float() - expected).abs().max()) for name, step in ways.items()
+    }  # warms up, too
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds):
+        for name in list(ways)[:: -1 if number % 2 else 1]:
+            times[name].append(timed(lambda step=ways[name]: synchronized(step)))
+    return {
+        "shape": shape,
+        "dtype": str(layer.query.dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else str(place),
+        "context_tokens": context_tokens,
+        "ratio": ratio,
+        "computed_rows": layer.rows.numel(),
+        "rounds": rounds,
+        "chosen": type(row_attention([layer.rows], layer.query.dtype)).__name__,
+        "rows": [
+            {
+                "way": name,
+                "seconds": numbers(Spread.of(own)),
+                "of_all": numbers(ratios(times[ALL], own)),
+                "of_mask": numbers(ratios(times[MASK], own)),
+                "largest_difference": away[name],
+            }
+            for name, own in times.items()
+        ],
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--context-tokens", type=int, default=32768)
+    parser.add_argument("--ratio", type=float, default=0.15)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    result = measure(args.shape, args.context_tokens, args.ratio, args.dtype, args.device, args.rounds)
+    result |= circumstances(command_of(args))
+    keep(result, args.output)
+
+
+if __name__ == "__main__":
+    started(main)

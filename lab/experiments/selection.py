@@ -1,0 +1,141 @@
+"""Which tokens matter to the shipped reference model: `kvweave eval selection` on the test split, and what of it is quoted.
+
+    .venv/bin/python lab/experiments/selection.py --work selection --output lab/results/selection.json --images docs/images
+
+`--work` is the folder for the whole reports and all their figures. The page lab/docs/selection.md quotes means over tasks, each
+from all prompts; what it says of single tasks rests on 50. Settings run two at a time, each on one core.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kvweave.models.loading import load_model
+from measured import circumstances, started
+
+ARGUMENTS = ("eval", "selection", "--split", "test", "--samples", "50", "--quiet")
+"""50 prompts of each of four tasks: 200 behind every figure over all of them."""
+
+SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "main": ("--answer", "0.1"),
+    "short-chunks": ("--chunk-tokens", "48"),
+    "long-chunks": ("--chunk-tokens", "192"),
+    "long": ("--context-tokens", "1024"),
+}
+"""What differs from the defaults, 512 tokens in chunks of up to 96; the first is the one that is quoted in full."""
+
+FIGURES = ("decoding-by-ratio", "decoding-by-layer", "loss-by-factor", "kv-deviation", "places")
+DIGITS = 6
+
+Report = dict[str, Any]
+
+
+def quoted(report: Report) -> Report:
+    """What the page says of the first setting, over KV prepared in isolation, and of the deviation of every kind of KV."""
+    first = report["preparations"][0]
+    overall, *tasks = first["layers"]
+    stale = report["layer_curves"].index("stale")
+    return {
+        **{name: report[name] for name in ("model", "samples", "tasks", "ratios", "auxiliary", "answers")},
+        **compared(report),
+        "selections": {
+            name: {
+                "of_optimal": first["of_optimal"][number],
+                "loss_left": first["selection_loss"][number][near(report)],
+                "depths": first["depths"][number],
+                "chunks": first["chunks"][number],
+            }
+            for number, name in enumerate(report["selections"])
+        },
+        "factors": dict(zip(report["factors"], first["factor_loss"], strict=True)),
+        "layers": dict(zip(report["layer_curves"], overall["curves"], strict=True)),
+        "layers_by_task": {task["task"]: task["curves"][stale] for task in tasks},
+        "agreement": first["agreement"],
+        "deviation": {
+            kind["name"]: {name: kind["deviation"][name] for name in ("relative", "depths", "chunks")}
+            for kind in report["preparations"]
+        },
+    }
+
+
+def compared(report: Report) -> Report:
+    """What settings are laid side by side by."""
+    first, auxiliary = report["preparations"][0], report["auxiliary"]
+    decoding = report["selections"].index("decoding")
+    return {
+        **{name: report[name] for name in ("ratio", "context_tokens", "chunk_tokens", "samples")},
+        "of_decoding": {
+            name: first["overlap"][number][decoding] for number, name in enumerate(report["selections"])
+        },
+        "loss_left": first["selection_loss"][report["selections"].index("question_stale")][near(report)],
+        "last_layer_off": {
+            kind["name"]: kind["deviation"]["relative"][-1] for kind in report["preparations"]
+        },
+        "auxiliary_kl": auxiliary["kl_difference"],
+    }
+
+
+def near(report: Report) -> int:
+    """The place of the ratio, among those of the curves, that selections take."""
+    return min(range(len(report["ratios"])), key=lambda place: abs(report["ratios"][place] - report["ratio"]))
+
+
+def command(name: str, work: Path) -> list[str]:
+    """The words behind `kvweave` of a setting."""
+    return [*ARGUMENTS, *SETTINGS[name], "--output", str(work / name)]
+
+
+def analysed(name: str, work: Path) -> Report:
+    """A setting's report."""
+    subprocess.run(
+        [sys.executable, "-m", "kvweave", *command(name, work)],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    report: Report = json.loads((work / name / "selection.json").read_text(encoding="utf-8"))
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder for the whole reports")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--images", type=Path, help="folder for the figures of the page")
+    args = parser.parse_args()
+    # The longest first: the others fit beside and behind it.
+    with ThreadPoolExecutor(2) as pool:
+        running = {name: pool.submit(analysed, name, args.work) for name in reversed(SETTINGS)}
+        try:
+            reports = {name: running[name].result() for name in SETTINGS}
+        except subprocess.CalledProcessError as error:
+            pool.shutdown(cancel_futures=True)
+            sys.exit(error.returncode)
+    first, *others = SETTINGS
+    named = Path(args.work.name)
+    found = circumstances(f"lab/experiments/selection.py --work {named}") | {
+        "evaluations": [" ".join(["kvweave", *command(name, named)]) for name in SETTINGS],
+        "digest": load_model().fingerprint.digest,
+        **quoted(reports[first]),
+        "others": [compared(reports[name]) for name in others],
+    }
+    short = json.loads(json.dumps(found), parse_float=lambda number: round(float(number), DIGITS))
+    text = json.dumps(short, indent=1) + "\n"
+    print(text, end="")
+    if args.output:
+        args.output.write_text(text, encoding="utf-8")
+    for figure in FIGURES if args.images else ():
+        shutil.copy(args.work / first / f"{figure}.png", args.images / f"selection-{figure}.png")
+
+
+if __name__ == "__main__":
+    started(main)

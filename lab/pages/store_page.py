@@ -1,0 +1,231 @@
+"""The generated parts of lab/docs/store.md: what was measured of the store, and what `kvweave bench reuse` counted."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tables import NOT_MEASURED, header, row
+
+Point = Mapping[str, Any]
+
+
+MOST_LOST = 0.005
+"""Of the mean score: what storing KV in fewer bits may cost any recipe, by the upper end of the 95 % interval …"""
+
+FEWEST_PROMPTS = 2000
+"""… over so many prompts."""
+
+
+def chosen_storage(costs: Sequence[Point]) -> str:
+    """The default that follows from what was measured: the fewest bits that cost no recipe too much."""
+    for storage in ("int4", "int8"):
+        counted = [cost for cost in costs if cost["storage"] == storage and cost["samples"] >= FEWEST_PROMPTS]
+        if counted and all(cost["lost_interval"][1] <= MOST_LOST for cost in counted):
+            return storage
+    return "exact"
+
+
+def fewer_bits(told: Point | None) -> str:
+    """A row for each length, recipe, budget and storage, and the default that follows."""
+    if told is None or not told["storages"]:
+        return NOT_MEASURED
+    lines = [
+        f"Mean score over the tasks of the `{told['split']}` split, and what is lost of it on the same prompts, with 95 % intervals; "
+        f"same: share of equal answers ({told['model']}, {told['dtype']}, {told['device']}).",
+        "",
+        *table(
+            ["context", "recipe", "budget", "stored as", "prompts", "exact", "in fewer bits", "lost", "same"],
+            (
+                [
+                    f"{cost['context_tokens']:,}",
+                    f"`{cost['recipe']}`",
+                    f"{cost['ratio']:g}" if cost["coverage"] is None else f"coverage {cost['coverage']:g}",
+                    f"`{cost['storage']}`",
+                    f"{cost['samples']:,}",
+                    f"{cost['exact_score']:.3f}",
+                    f"{cost['score']:.3f}",
+                    "{:+.4f} ({:+.4f} – {:+.4f})".format(cost["lost"], *cost["lost_interval"]),
+                    f"{cost['same']:.3f}",
+                ]
+                for cost in told["storages"]
+            ),
+        ),
+        "",
+        f"So the default is `{chosen_storage(told['storages'])}`. "
+        f"{'; '.join(f'`{command}`' for command in told['evaluations'])}; `{told['command']}`, {told['date']}.",
+    ]
+    return "\n".join(lines)
+
+
+def loaded(told: Point | None) -> str:
+    """What `kvweave bench store` measured: a column for each storage."""
+    if told is None:
+        return NOT_MEASURED
+    full = f", whose full prefill takes {told['full_s']['median']:.1f} s" if told["full_s"] else ""
+    each = told["storages"]
+    rows = [["size", *(f"{one['bytes'] / 1e6:.1f} MB" for one in each)]]
+    for name, part, form in (
+        ("cold: plain read", "plain_cold_s", ms),
+        ("cold: looked up, mapped, verified", "cold_s", ms),
+        ("… until the first layers can be used", "first_layer_s", ms),
+        ("… throughput, of the plain read's", "cold_throughput", times),
+        ("warm: plain read of the mapped files", "plain_warm_s", ms),
+        ("warm: looked up, mapped, verified", "warm_s", ms),
+        ("… time, of the plain read's", "warm_slowdown", times),
+        ("placed in a prompt", "place_s", ms),
+        ("cold and placed, of full prefill", "of_prefill", percent),
+    ):
+        values = [one[part] for one in each]
+        if all(values):
+            spreads = [[value["median"], value["low"], value["high"]] for value in values]
+            rows.append([name, *(form(spread) for spread in spreads)])
+    found = told.get("catalog")
+    looked_up = found and [
+        f"One look-up of {found['spans']} entries in a catalogue of {found['entries']:,} takes "
+        f"{1e3 * found['look_up_s']['median']:.2f} ms ({1e3 * found['look_up_s']['low']:.2f} – "
+        f"{1e3 * found['look_up_s']['high']:.2f}), the median of {found['look_ups']:,}.",
+        "",
+    ]
+    return "\n".join(
+        [
+            f"{told['context_tokens']:,} tokens in entries of {told['chunk_tokens']:,}, in the shape of {told['model']} "
+            f"({told['dtype']}){full}: medians of {told['rounds']} rounds (smallest – largest).",
+            "",
+            *table(["", *(f"`{one['storage']}`" for one in each)], rows),
+            "",
+            *(looked_up or []),
+            f"`{told['command']}`, {told['date']}, {told['commit']}, {told['machine']}, {told['threads']} threads.",
+        ]
+    )
+
+
+def fetched(told: Point | None) -> str:
+    """What `lab/experiments/tiers.py` measured: a row for each tier and storage."""
+    if told is None:
+        return NOT_MEASURED
+    by_layers = any("first_layer_s" in one for one in told["tiers"])
+    rows = [
+        [
+            f"`{one['tier']}`",
+            f"`{one['storage']}`",
+            f"{one['bytes'] / 1e6:.1f} MB",
+            f"{one['bytes'] / 1e6 / one['plain_s'][0]:,.0f} MB/s",
+            f"{one['bytes'] / 1e6 / one['fetch_s'][0]:,.0f} MB/s",
+            times(one["throughput_of_plain"]),
+            *([_layers_first(one)] if by_layers else []),
+        ]
+        for one in told["tiers"]
+    ]
+    return "\n".join(
+        [
+            *table(
+                ["tier", "stored as", "size", "plain transfer", "fetched and verified", "of the plain one"]
+                + ["all looked up at once: until the first layers can be used, and all"] * by_layers,
+                rows,
+            ),
+            "",
+            f"`{told['command']}`, {told['date']}, {told['commit']}, {told['machine']}, {told['threads']} threads.",
+        ]
+    )
+
+
+def _layers_first(one: Point) -> str:
+    if "first_layer_s" not in one:
+        return "–"
+    return f"{1e3 * one['first_layer_s'][0]:.1f} ms, {1e3 * one['all_layers_s'][0]:.1f} ms"
+
+
+def overlapped(told: Point | None) -> str:
+    """What `lab/experiments/layerwise.py` measured: a row for each bandwidth, a column for each share and round trip."""
+    if told is None:
+        return NOT_MEASURED
+    columns = [
+        (context, trip)
+        for context in told["contexts"]
+        for trip in dict.fromkeys(point["round_trip_s"] for point in context["points"])
+    ]
+    multiples = dict.fromkeys(
+        point["of_balance"] for context in told["contexts"] for point in context["points"]
+    )
+    gains = [
+        {point["of_balance"]: point["gain"] for point in context["points"] if point["round_trip_s"] == trip}
+        for context, trip in columns
+    ]
+    balances = ", ".join(
+        f"{context['balance'] / 1e6:,.0f} MB/s with {context['ratio']:.0%} computed anew"
+        for context in told["contexts"]
+    )
+    return "\n".join(
+        [
+            "Time to the first token saved by loading layer by layer instead of entry by entry, medians (smallest – largest), "
+            f"by the link's bandwidth as a multiple of the one at which loading takes as long as computing: {balances}.",
+            "",
+            *table(
+                [
+                    "bandwidth",
+                    *(
+                        f"{context['ratio']:.0%} anew, {1e3 * trip:g} ms round trip"
+                        for context, trip in columns
+                    ),
+                ],
+                ([f"{multiple:g} ×", *(percent(gain[multiple]) for gain in gains)] for multiple in multiples),
+            ),
+            "",
+            f"`{told['command']}`, {told['date']}, {told['commit']}, {told['machine']}, {told['threads']} threads.",
+        ]
+    )
+
+
+def counted_reuse(told: Mapping[str, Any] | None) -> str:
+    """A row for each traffic, a column for each cache."""
+    if told is None:
+        return "Not counted yet."
+    points = told["points"]
+    base = points[0]["traffic"]
+    names = [cache["cache"] for cache in points[0]["caches"]]
+    lines = [
+        f"{base['queries']:,} questions for {', '.join(said(base))}, and one of these changed at a time; in each cell: chunks "
+        "stored; share of the chunks retrieved that was found; share of the repeated work of `prefix` avoided; share computed "
+        f"while answering. `{told['command']}`, {told['date']}, {told['commit']}.",
+        "",
+        *table(
+            ["", *(f"`{name}`" for name in names)],
+            ([label(point, base), *map(cell, point["caches"])] for point in points),
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def said(traffic: Point) -> list[str]:
+    return [
+        f"{traffic['chunks_per_query']} chunks each",
+        f"exponent {traffic['exponent']:g}",
+        f"{traffic['shuffled']:.0%} shuffled",
+        f"{traffic['repeated']:.0%} repeated",
+    ]
+
+
+def label(point: Point, base: Point) -> str:
+    if point["cap"] is not None:
+        return f"at most {point['cap']:,} chunks"
+    return ", ".join(text for text in said(point["traffic"]) if text not in said(base)) or "as stated"
+
+
+def cell(cache: Point) -> str:
+    avoided = "–" if cache["avoided"] is None else f"{cache['avoided']:.0%}"
+    return f"{cache['stored']:,}; {cache['hit_rate']:.0%}; {avoided}; {cache['answering_share']:.0%}"
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [*header(*names), *(row(*cells) for cells in rows)]
+
+
+def ms(spread: Sequence[float]) -> str:
+    return "{:.1f} ms ({:.1f} – {:.1f})".format(*(1e3 * value for value in spread))
+
+
+def times(spread: Sequence[float]) -> str:
+    return "{:.2f} ({:.2f} – {:.2f})".format(*spread)
+
+
+def percent(spread: Sequence[float]) -> str:
+    return "{:.1%} ({:.1%} – {:.1%})".format(*spread)

@@ -1,0 +1,77 @@
+"""profile-layers: measure once, for a model, which layers tell what an answer will rest on."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvweave.cli import options as opt
+from kvweave.cli.interrupted import keeps_nothing
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvweave_lab.eval.selection.layer_profile import LayerProfile
+
+
+@keeps_nothing
+def profile_layers(
+    home: opt.Home = None,
+    model: opt.Model = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task", help="Task of the prompts; repeatable. Default: four that need several chunks."
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Prompts per task.")] = 8,
+    context_tokens: Annotated[
+        int, typer.Option("--context-tokens", min=64, help="Length of their context.")
+    ] = 512,
+    chunk_tokens: Annotated[int, typer.Option("--chunk-tokens", min=16, help="Largest chunk.")] = 96,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Find the layers whose attention from the question predicts decoding best, and keep them for this model."""
+    from dataclasses import asdict, replace
+
+    from kvweave.cli.output import STDOUT, print_json, progress_bar
+    from kvweave.config import default_home
+    from kvweave.models.critical_layers import write_layers
+    from kvweave.models.loading import load_model
+    from kvweave_lab.eval.evaluation import haystack_of, token_count
+    from kvweave_lab.eval.grid import generated_cases
+    from kvweave_lab.eval.selection.layer_profile import profile_layers as measure
+    from kvweave_lab.eval.suites import suite_named
+
+    opt.quiet_libraries()
+    adapter = load_model(model, dtype=dtype or "auto", device=device or "auto")
+    prompts = replace(
+        suite_named("quick"),
+        tasks=tuple(task or ("multikey", "twohop", "coref", "vartrack")),
+        context_tokens=(context_tokens,),
+        chunk_tokens=chunk_tokens,
+        samples=samples,
+    )
+    cases = generated_cases(prompts, "dev", haystack_of("dev", None), token_count(adapter))
+    made = [case.sample for case in cases]
+    with progress_bar(quiet or json) as report:
+        found = measure(adapter, made, progress=report)
+    path = write_layers((home or default_home()).expanduser(), adapter.fingerprint, asdict(found))
+    if json:
+        print_json({"file": str(path), **asdict(found)})
+        return
+    STDOUT.print(_table(found))
+    STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)
+
+
+def _table(found: "LayerProfile") -> "Table":
+    from rich.table import Table
+
+    from kvweave.cli.output import share
+
+    table = Table("layer", "found of what decoding attends to", "", box=None, header_style="bold")
+    for layer, value in enumerate(found.found):
+        table.add_row(str(layer), share(value), "critical" if layer in found.critical_layers else "")
+    return table

@@ -1,0 +1,227 @@
+"""Folders of evaluations are gathered into the figures that are kept, and nothing is mixed that must not be."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from test_journal import OUTCOME, SUBJECT
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.loading import load_model
+from kvweave.testing import tiny_adapter
+from kvweave_lab.eval.evaluation import Request, run_evaluation
+from kvweave_lab.eval.journal import Journal
+from kvweave_lab.eval.report import About, to_json
+from kvweave_lab.eval.suites import SUITES
+from kvweave_lab.eval.summary import rows
+
+ABOUT = About(
+    model="reference",
+    dtype="float32",
+    device="cpu",
+    split="test",
+    seeds=(0,),
+    samples=2,
+    left_out=0,
+    chunk_tokens=96,
+    context_tokens=(512,),
+    command="kvweave eval --split test --output /somewhere/else/512",
+    date="2026-01-02",
+    version="0.1.0",
+    minutes=1.0,
+)
+
+
+@pytest.fixture
+def quality(script):
+    return script("quality")
+
+
+@pytest.fixture
+def read(quality):
+    return quality.read
+
+
+def outcomes(task="single", context_tokens=512, recipes=("naive",), prompts=2, **changes):
+    """Every prompt under full attention, reuse and some recipes; full attention is right, reuse every other time."""
+    return [
+        replace(
+            OUTCOME,
+            task=task,
+            context_tokens=context_tokens,
+            sample=f"{task}/{context_tokens}/{prompt}",
+            recipe=recipe,
+            ratio=1.0 if recipe == "full" else 0.0,
+            score=1.0 if recipe == "full" else float(prompt % 2),
+            **changes,
+        )
+        for prompt in range(prompts)
+        for recipe in ("full", "reuse", *recipes)
+    ]
+
+
+def evaluated(folder, reported, *, more=(), subject=SUBJECT, **about):
+    """A folder as `kvweave eval` leaves it; `more` stands in its journal and not in its report."""
+    with Journal(folder, subject) as journal:
+        for outcome in (*reported, *more):
+            journal.add(outcome)
+    report = {"about": asdict(replace(ABOUT, **about)), "rows": to_json(rows(reported))}
+    (folder / "rows.json").write_text(json.dumps(report))
+    return folder
+
+
+def test_rows_are_those_over_all_folders_together(quality, tmp_path):
+    single, twohop, longer = outcomes(), outcomes("twohop"), outcomes(context_tokens=2048, prompts=4)
+    folders = [
+        evaluated(tmp_path / "one", single, date="2026-01-05"),
+        evaluated(tmp_path / "two", twohop, command="kvweave eval --output=elsewhere/two --split test"),
+        evaluated(tmp_path / "longer", longer),
+    ]
+    made = quality.gather(folders)
+    expected = to_json(rows([*single, *twohop, *longer]))
+    assert [row | {"kl": pytest.approx(row["kl"])} for row in expected] == made["rows"]
+    assert made["command"] == "lab/experiments/quality.py one two longer"
+    assert made["evaluations"] == [
+        "kvweave eval --split test --output 512",
+        "kvweave eval --output=two --split test",
+        "kvweave eval --split test --output 512",
+    ]
+    assert (made["date"], made["split"], made["chunk_tokens"]) == ("2026-01-05", "test", 96)
+    assert made["minutes"] == pytest.approx(len(single + twohop + longer) * OUTCOME.took_s / 60, abs=0.05)
+
+
+@pytest.mark.parametrize(("recipe", "read_with"), [("naive", False), ("similar+cacheclip", True)])
+def test_another_auxiliary_model_matters_where_one_was_read_with(read, tmp_path, recipe, read_with):
+    folders = [
+        evaluated(
+            tmp_path / task, outcomes(task, recipes=(recipe,)), subject={**SUBJECT, "auxiliary": auxiliary}
+        )
+        for task, auxiliary in (("single", "one"), ("twohop", "other"))
+    ]
+    if not read_with:
+        assert len(read(folders).outcomes) == 12
+        return
+    with pytest.raises(InvalidRequest, match="differ in auxiliary;"):
+        read(folders)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"subject": {**SUBJECT, "model": "other"}}, "model"),
+        ({"split": "dev"}, "split"),
+        ({"chunk_tokens": 64, "device": "cuda"}, "chunk_tokens, device"),
+    ],
+)
+def test_what_must_not_stand_in_one_table_is_refused(read, tmp_path, changes, named):
+    folders = [
+        evaluated(tmp_path / "one", outcomes()),
+        evaluated(tmp_path / "two", outcomes("twohop"), **changes),
+    ]
+    with pytest.raises(InvalidRequest, match=f"two and .*one differ in {named};"):
+        read(folders)
+
+
+def test_of_a_journal_only_what_the_report_counts_is_taken(read, tmp_path):
+    folder = evaluated(tmp_path, outcomes(), more=outcomes("twohop"))
+    assert read([folder]).outcomes == outcomes()
+
+
+def test_a_journal_with_other_prompts_than_the_report_is_refused(read, tmp_path):
+    of_another_split = [replace(outcome, sample=f"dev/{outcome.sample}") for outcome in outcomes()]
+    folder = evaluated(tmp_path, outcomes(), more=of_another_split)
+    with pytest.raises(InvalidRequest, match="other prompts than its rows"):
+        read([folder])
+
+
+def test_prompts_that_stand_in_two_folders_count_once(read, tmp_path):
+    folders = [evaluated(tmp_path / recipe, outcomes(recipes=(recipe,))) for recipe in ("naive", "direct")]
+    found = read(folders).outcomes
+    assert len(found) == 2 * 4
+    assert {row.samples for row in rows(found)} == {2}
+
+
+def test_folders_that_disagree_on_an_answer_are_refused(read, tmp_path):
+    folders = [
+        evaluated(tmp_path / "one", outcomes()),
+        evaluated(tmp_path / "two", outcomes(answer="something else")),
+    ]
+    with pytest.raises(InvalidRequest, match="two has another answer to single/512/0 under full"):
+        read(folders)
+
+
+def test_a_folder_that_is_no_finished_evaluation_is_refused(read, tmp_path):
+    with pytest.raises(InvalidRequest, match=r"outcomes.jsonl cannot be read"):
+        read([tmp_path])
+    folder = evaluated(tmp_path, outcomes())
+    (folder / "rows.json").unlink()
+    with pytest.raises(InvalidRequest, match=r"has no rows.json; let the evaluation finish"):
+        read([folder])
+
+
+def test_what_an_evaluation_leaves_gives_its_own_rows_again(read, tmp_path):
+    file = tmp_path / "hotpotqa.jsonl"
+    line = {"dataset": "hotpotqa", "input": "Where?", "context": "The inn is north.", "answers": ["north"]}
+    file.write_text(json.dumps(line))
+    suite = replace(SUITES["quick"], recipes=("naive",), ratios=())
+    request = Request(suite, "dev", files=(("longbench", file),), output=tmp_path / "out")
+    done = run_evaluation(tiny_adapter(), request)
+    assert rows(read([tmp_path / "out"]).outcomes) == done.rows
+
+
+def test_matrices_are_kept_and_the_figures_of_the_methods_page_drawn(quality, tmp_path):
+    found = outcomes(recipes=("similar+reuse",))
+    folder = evaluated(tmp_path / "one", found)
+    made = quality.gather([folder])
+    (matrix,) = made["matrices"]
+    assert [cell["recipe"] for cell in matrix["cells"]] == ["reuse", "similar+reuse"]
+    assert json.loads(quality.text(made)) == made
+    drawn = quality.draw([folder], tmp_path / "images")
+    parts = ("score-by-ratio", "score-by-cost", "matrix-0")
+    assert [path.name for path in drawn] == [f"methods-{part}-512.png" for part in parts]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_what_fewer_bits_cost_is_kept(quality, tmp_path):
+    exact, coded = outcomes(), outcomes(recipes=("isolated-int8+reuse",))
+    made = quality.gather([evaluated(tmp_path / "one", exact), evaluated(tmp_path / "two", coded)])
+    (cost,) = made["storages"]
+    assert (cost["recipe"], cost["storage"], cost["samples"], cost["lost"]) == ("reuse", "int8", 2, 0.0)
+    assert json.loads(quality.text(made)) == made
+
+
+def test_training_facts_are_given_for_the_shipped_model_only(quality):
+    shipped = {"model": "reference", "dtype": "float32", "digest": load_model().fingerprint.digest}
+    facts = quality.reference(shipped)
+    assert facts["bytes"] == (quality.SHIPPED / "model.safetensors").stat().st_size
+    assert facts["tokens"] > 0
+    assert facts["hours"] > 0
+    with pytest.raises(InvalidRequest, match="not the reference model that ships now"):
+        quality.reference(shipped | {"digest": "other"})
+
+
+def test_what_a_model_was_trained_in_all_counts_what_it_went_on_from(quality, tmp_path, monkeypatch):
+    shipped = {"model": "reference", "dtype": "float32", "digest": load_model().fingerprint.digest}
+    parts = ((10, 1.5, 2, "CPU"), (100, 0.25, 30, "CPU"), (1000, 6.0, 400, "GPU"))
+    made: dict[str, object] = {}
+    for part in reversed(parts):
+        made = dict(zip(("tokens", "hours", "steps", "device"), part, strict=True)) | (
+            {"earlier": made} if made else {}
+        )
+    (tmp_path / "training.json").write_text(json.dumps(made))
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
+    monkeypatch.setattr(quality, "SHIPPED", tmp_path)
+    assert quality.reference(shipped) == {
+        "tokens": 1110,
+        "hours": 7.75,
+        "steps": 432,
+        "device": "CPU",
+        "bytes": 4,
+    }
+
+
+def test_a_row_is_a_line_of_the_file(quality, tmp_path):
+    made = quality.gather([evaluated(tmp_path, outcomes())])
+    written = quality.text(made)
+    assert json.loads(written) == made
+    assert sum(line.strip().startswith('{"task"') for line in written.splitlines()) == len(made["rows"])

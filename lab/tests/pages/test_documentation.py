@@ -1,0 +1,450 @@
+"""What the documentation says is generated is up to date, and its first example runs as it stands."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvweave
+from kvweave.models.loading import load_model
+from kvweave.recipes.methods import METHODS
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_generated_parts_are_up_to_date():
+    done = subprocess.run(
+        [sys.executable, ROOT / "lab" / "pages" / "build.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_example_of_the_readme_runs(tmp_path):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[:1]
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "KVWEAVE_HOME": str(tmp_path),
+            "HOME": str(tmp_path),
+            "XDG_DATA_HOME": str(tmp_path),
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("walnut\n")
+
+
+def test_every_exported_name_is_there():
+    for name in kvweave.__all__:
+        assert getattr(kvweave, name) is not None
+
+
+def test_every_method_has_the_fixed_headings():
+    for name, make in METHODS.items():
+        for heading in ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations", "Measured"):
+            assert re.search(rf"^\s+{heading}: \S", make.__doc__ or "", re.M), (name, heading)
+
+
+def test_python_files_named_in_the_architecture_exist():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for path in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text):
+        assert (ROOT / "src" / "kvweave" / path).exists(), path
+
+
+class TestFiguresOfTheEvaluation:
+    @pytest.fixture
+    def build(self, tmp_path, monkeypatch):
+        """lab/pages/build.py, reading results from a folder that is empty."""
+        monkeypatch.syspath_prepend(ROOT / "lab" / "pages")
+        spec = importlib.util.spec_from_file_location("docs_build", ROOT / "lab" / "pages" / "build.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+        return module
+
+    @staticmethod
+    def row(task, length, recipe, ratio, score, samples=200):
+        interval = [score - 0.05, score + 0.04]
+        names = ("task", "context_tokens", "recipe", "ratio", "score", "score_interval", "samples")
+        return dict(zip(names, (task, length, recipe, ratio, score, interval, samples), strict=True))
+
+    @pytest.fixture
+    def quality(self, tmp_path):
+        """Two lengths, of which one has both tasks; naive ran on one task only, a selective recipe at two ratios."""
+        rows = [
+            self.row("coref", 512, "full", 1.0, 0.9),
+            self.row("coref", 512, "naive", 0.0, 0.2),
+            self.row("coref", 512, "reuse", 0.0, 0.5),
+            self.row("coref", 512, "reuse", 1.0, 0.91),
+            self.row("coref", 512, "some", 0.0, 0.51),
+            self.row("coref", 512, "some", 1.0, 0.92),
+            self.row("single", 512, "full", 1.0, 0.8),
+            self.row("single", 512, "reuse", 0.0, 0.7),
+            self.row("overall", 512, "full", 1.0, 0.85, 400),
+            self.row("overall", 512, "naive", 0.0, 0.21),
+            self.row("overall", 512, "reuse", 0.0, 0.6, 400),
+            self.row("coref", 2048, "full", 1.0, 0.4, 1000),
+            self.row("overall", 2048, "full", 1.0, 0.4, 1000),
+        ]
+        quality = {
+            "command": "gather a b",
+            "evaluations": ["evaluate a", "evaluate b"],
+            "date": "2026-01-02",
+            "split": "test",
+            "chunk_tokens": 96,
+            "dtype": "float32",
+            "device": "cpu",
+            "minutes": 61.4,
+            "reference": {
+                "tokens": 2_600_000,
+                "hours": 1.25,
+                "steps": 4321,
+                "device": "CPU",
+                "bytes": 9_960_000,
+            },
+            "rows": rows,
+        }
+        (tmp_path / "quality.json").write_text(json.dumps(quality))
+
+    @pytest.mark.parametrize("told", [{"digest": "b"}, {"digest": "a"}, {"about": {"digest": "b"}}, {}])
+    def test_dates_of_results_say_which_are_of_earlier_weights(self, build, tmp_path, told):
+        (tmp_path / "quality.json").write_text(json.dumps({"digest": "a", "date": "2026-02-02"}))
+        about = {"date": "2026-01-01", **told.get("about", {})}
+        claims = {"one": {"date": "2026-01-03"}}
+        (tmp_path / "other.json").write_text(json.dumps({**told, "about": about, "claims": claims}))
+        found = build.results("other.json")
+        end = build.EARLIER if "b" in (told.get("digest"), about.get("digest")) else ""
+        assert found["about"]["date"] == "2026-01-01" + end
+        assert found["claims"]["one"]["date"] == "2026-01-03" + end
+        assert build.results("quality.json")["date"] == "2026-02-02"
+
+    def test_what_has_no_results_says_so(self, build):
+        for part in (build.scores_of_all_tasks, build.scores_of_the_model, build.replayed):
+            assert part() == "Not measured yet."
+        assert build.scores_of_the_recipes() == "Answer quality: not measured yet."
+
+    def test_every_task_stands_with_its_intervals_and_circumstances(self, build, quality):
+        said, _, *table = build.scores_of_all_tasks().split("\n")
+        table, (_, summary, _, *commands) = table[: table.index("")], table[table.index("") :]
+        assert (
+            "`test` split, 200 to 1,000 prompts for each task and length, chunks of up to 96 tokens" in said
+        )
+        assert "3 million tokens in 1.2 hours (4,321 steps, CPU); its weights are 10.0 MB" in said
+        assert table == [
+            "| context | task | full | naive | direct | reuse |",
+            "|---|---|---|---|---|---|",
+            "| 512 | `coref` | 0.900 (0.850–0.940) | 0.200 (0.150–0.240) | – | 0.500 (0.450–0.540) |",
+            "| 512 | `single` | 0.800 (0.750–0.840) | – | – | 0.700 (0.650–0.740) |",
+            # naive's mean is not over what the others' are over
+            "| 512 | **mean** | 0.850 (0.800–0.890) | – | – | 0.600 (0.550–0.640) |",
+            "| 2,048 | `coref` | 0.400 (0.350–0.440) | – | – | – |",
+            "| 2,048 | **mean** | 0.400 (0.350–0.440) | – | – | – |",
+        ]
+        assert summary == "<details><summary>3 commands, 2026-01-02, 61 minutes</summary>"
+        assert commands == ["```", "evaluate a", "evaluate b", "gather a b", "```", "", "</details>"]
+
+    def test_the_model_card_has_the_scores_in_short(self, build, quality):
+        _, _, *table = build.scores_of_the_model().split("\n")
+        assert table == [
+            "| task | full, 512 tokens | reuse, 512 tokens | full, 2,048 tokens | reuse, 2,048 tokens |",
+            "|---|---|---|---|---|",
+            "| `coref` | 0.90 | 0.50 | 0.40 | – |",
+            "| `single` | 0.80 | 0.70 | – | – |",
+            "| **mean** | 0.85 | 0.60 | 0.40 | – |",
+        ]
+
+    def test_the_readme_has_the_mean(self, build, quality):
+        said, _, *table = build.scores_of_the_recipes().split("\n")
+        assert "mean score over 2 tasks" in said
+        assert table == [
+            "| context | `full` | `naive` | `direct` | `reuse` |",
+            "|---|---|---|---|---|",
+            "| 512 tokens | 0.850 (0.800–0.890) | – | – | 0.600 (0.550–0.640) |",
+            "| 2,048 tokens | 0.400 (0.350–0.440) | – | – | – |",
+        ]
+
+    def test_replayed_times_have_a_row_for_each_recipe_and_ratio(self, build, tmp_path):
+        trace = {"exact": 100.0, "stale": 400.5, "recomputed": 0.0, "fresh": 20.0, "decoded": 5.0}
+        times = {
+            "ttft_s": 0.05,
+            "full_ttft_s": 0.5,
+            "ttft_over_full": 0.1,
+            "ttft_over_full_range": [0.09, 0.12],
+        }
+        rows = [
+            {"context_tokens": 2048, "recipe": recipe, "ratio": ratio, "trace": trace, **times}
+            for recipe, ratio in (("reuse", 0.0), ("some", 0.1))
+        ]
+        circumstances = {"threads": 2, "date": "2026-01-02", "command": "replay a", "device": "cpu"}
+        replay = {"shape": "some shape", "dtype": "bfloat16", "scale": 2.0, "repeats": 3, "rows": rows}
+        replay["evaluations"] = ["evaluate a"]
+        (tmp_path / "replay.json").write_text(json.dumps(replay | circumstances))
+        said, _, _, _, *lines = build.replayed().split("\n")
+        table = lines[:2]
+        assert "shape of some shape (bfloat16, random weights, 2 CPU threads), all counts times 2" in said
+        assert table == [
+            f"| 2,048 | {recipe} | 1,041 | 40 | 0.050 s | 0.500 s | 0.100 (0.090–0.120) |"
+            for recipe in ("`reuse` | 0", "`some` | 0.1")
+        ]
+        assert lines[3:] == [
+            "<details><summary>2 commands, 2026-01-02</summary>",
+            *("", "```", "evaluate a", "replay a", "```", "", "</details>"),
+        ]
+
+    def test_what_the_models_are_meant_to_reach_is_said_beside_what_they_do(self, build):
+        targets = sys.modules["evaluation_targets"].targets
+        assert targets(None, None) == "Not measured yet."
+        scores = {
+            "coref": (0.95, 0.5),
+            "contradiction": (0.9, 0.6),
+            "vartrack": (0.85, 0.6),
+            "order": (0.84, 0.8),
+        }
+        scores |= dict.fromkeys(("single", "multikey", "twohop", "multivalue", "multiquery"), (0.96, 0.96))
+        scores |= dict.fromkeys(("commonwords", "frequentwords"), (0.5, 0.5))
+        rows = [
+            self.row(task, 512, recipe, ratio, score) | {"agreement": 1.0, "kl": 0.0}
+            for task, (full, reuse) in scores.items()
+            for recipe, ratio, score in (("full", 1.0, full), ("reuse", 0.0, reuse), ("reuse", 1.0, full))
+        ]
+        quality = {"rows": rows, "reference": {"bytes": 20_000_001}}
+        auxiliary = {
+            "kl_difference": {"value": -2, "high": -1.5},
+            "jaccard_difference": {"value": 0.1, "low": 0.05},
+        }
+        told = targets(quality, {"auxiliary": auxiliary, "context_tokens": 517.2}).splitlines()[2:]
+        assert [line.split(" | ")[-2] for line in told] == [
+            *("yes", "**no**", "**no**", "yes"),
+            *("yes", "**no**", "yes"),
+        ]
+        assert told[0].endswith("| 0.960, 0.960, 0.960, 0.950 |")
+        assert told[2].endswith("| 8 of 11 |")
+        assert told[3].endswith("| 0.450, 0.000, 0.250, 0.300, 0.040 |")
+        assert told[4].endswith("| `reuse`: every answer equal, KL below 1e-06 |")
+        assert len(targets(quality, None).splitlines()) == len(told) + 1
+        rows[-1]["kl"] = 1e-3
+        second = {
+            "rows": [
+                {"context_tokens": 512, "first": (0.5, 0.4, 0.6), "second": (score, 0, 1)}
+                for score in (0.4, 0.7)
+            ]
+        }
+        told = targets(quality, None, second).splitlines()
+        assert "| **no** | `reuse`: not every answer equal |" in told[-3]
+        assert "| 512 | **no** | 1 of 2, its last stage" in told[-1]
+
+    def test_a_row_that_misses_what_was_aimed_at_is_named(self, build):
+        rows = [
+            {
+                "context_tokens": tokens,
+                "recipe": recipe,
+                "ratio": 0.15,
+                "kv_from": kv_from,
+                "efficiency": efficiency,
+                "speedup": 6.0,
+            }
+            for tokens, recipe, kv_from, efficiency in (
+                (4096, "weave", "memory", 0.86),
+                (8192, "weave", "memory", 0.91),
+                (8192, "prophetkv", "memory", 0.88),
+                (8192, "prophetkv", "disk", 0.5),
+                (8192, "cacheblend", "memory", 0.5),
+            )
+        ]
+        told = sys.modules["ttft_targets"].targets([None, {"rows": rows}]).splitlines()
+        assert told[3].endswith("| 0.86 to 0.86 | 1 of 1 |  |")
+        assert told[4].endswith("| 0.880 to 0.910 | 1 of 2 | `prophetkv` at 0.15 over 8,192: 0.880 |")
+        assert told[6].endswith("| not measured | 0 of 0 |  |")
+
+    def test_what_decoding_misses_and_reads_stands_beside_the_others(self, build):
+        rows = [
+            {
+                "task": "story",
+                "strategy": strategy,
+                "decode_tokens": tokens,
+                "budget": 0.15,
+                "dense_score": 0.8,
+                "pages_read_per_token": pages,
+                "reads_per_token": pages / 2,
+                "mean_run_entries": 4.0,
+                "hit_rate": 0.5,
+                "ahead_rate": 0.25,
+                "resident_bytes": 2e6,
+                "bytes_per_token": 4e3,
+                "written_bytes_per_token": 1e3,
+                "split_bytes_per_token": split_bytes,
+                "moved_bytes_per_token": split_bytes / 10,
+                "cluster_variance": None,
+                "clusters": None,
+            }
+            | {
+                name: value
+                for named in ("recall", "attended_mass", "output_error", "score", "score_of_dense")
+                for name, value in ((named, found), (f"{named}_interval", [found, found]))
+            }
+            | {"dense_score_interval": [0.8, 0.8]}
+            for tokens, strategy, found, pages, split_bytes in (
+                (512, "dynakv", 0.9, 10.0, 100.0),
+                (1024, "dense", 1.0, 0.0, 0.0),
+                (1024, "dynakv", 0.7, 30.0, 100.0),
+                (1024, "static", 0.5, 40.0, 0.0),
+                (1024, "entries", 1.0, 120.0, 0.0),
+                (1024, "dynakv/immediate-split", 0.7, 30.0, 250.0),
+                (1024, "dynakv/packed", 0.7, 30.0, 30_000.0),
+            )
+        ]
+        about = {"texts": 1, "split": "dev", "seeds": [0], "prompt_tokens": 64, "resident_bytes": 1e6}
+        about |= {"model": "m", "dtype": "float32", "command": "c", "date": "d", "retrieved_after_steps": [1]}
+        returns = [{"strategy": "dynakv", "updated": [0.5], "any": [0.25]}]
+        page = sys.modules["decoding_page"]
+        beside = [
+            {"task": "story", "strategy": "static", "decode_tokens": tokens}
+            | {"missed": missed, "missed_interval": [0.4, 0.9], "pages": None, "reads": None}
+            for tokens, missed in ((1024, 0.6), (512, 0.5))
+        ]
+        told = page.strategies({"rows": rows, "about": about, "returns": returns, "beside": beside})
+        assert (
+            "| 512 | `static` | 0.500 (0.400–0.900) |  |  |\n| 1,024 | `static` | 0.600 (0.400–0.900) |  |  |"
+            in told
+        )
+        assert told.index("| 512 | `dynakv`") < told.index("| 1,024 | `dynakv`")
+        assert "| `dynakv` | updated | 50% |" in told
+        ablated = page.ablated({"rows": rows, "about": about})
+        assert "| 512 |" not in ablated
+        assert (
+            "`immediate-split` reads for splits 2.50 times what `dynakv` does; `immediate-split` reads in all 1.00 times"
+            " what `dynakv` does; `packed` moves 300.00 times what `dynakv` does." in ablated
+        )
+        none_read = [
+            row | {"split_bytes_per_token": 0.0} if row["strategy"] == "dynakv" else row for row in rows
+        ]
+        told = page.ablated({"rows": none_read, "about": about})
+        assert "`immediate-split` reads for splits 0.2 kB a token where `dynakv` does not;" in told
+        assert page.costs([None] * len(page.COSTS)) == "Not measured yet."
+
+    def test_a_page_without_its_markers_is_noticed(self, build, tmp_path):
+        page = tmp_path / "page.md"
+        page.write_text("a\n<!-- one:begin -->\nold\n<!-- one:end -->\nz\n")
+        assert (
+            build.with_parts(page, one=r"new \1") == "a\n<!-- one:begin -->\nnew \\1\n<!-- one:end -->\nz\n"
+        )
+        with pytest.raises(AssertionError, match="markers of two once"):
+            build.with_parts(page, two="new")
+
+    def test_every_method_has_a_section_whether_measured_or_not(self, build):
+        page = build.methods_page(METHODS, None, None, None, None, [])
+        assert page.count("Not measured yet.") == 5  # scores, all tasks, our own, matrix, costs
+        sections = dict(re.findall(r"^### `(.+?)`\n\n(.*?)(?=^### |\Z)", page, re.M | re.S))
+        assert list(sections) == list(METHODS)
+        for name, section in sections.items():
+            said = [
+                f"- **{heading}**: " for heading in ("Paper", "Idea", "Parameters", "Relations", "Measured")
+            ]
+            assert [heading for heading in said if heading not in section] == [], name
+        assert "- **Prepared**: `similar`" in sections["fusionrag"]
+        assert build.tasks_page(None).endswith("Not measured yet.\n")
+
+    def test_the_methods_page_has_scores_matrix_and_costs(self, build, quality, tmp_path):
+        result = json.loads((tmp_path / "quality.json").read_text())
+        rows = [
+            {"normalised": None, "normalised_interval": None, "coverage": None, "rows": 50.0, **row}
+            for row in result["rows"]
+        ]
+        rows += [
+            {**rows[-3], "recipe": "reuse", "ratio": 0.0, "normalised": 0.0, "normalised_interval": [0, 0]},
+            {**rows[-3], "recipe": "reuse", "ratio": None, "coverage": 0.4, "score": 0.7},
+            {**rows[-3], "recipe": "similar+reuse", "ratio": 0.0},
+        ]
+        cell = {"score": 0.5, "score_interval": [0.4, 0.6], "normalised": None, "normalised_interval": None}
+        cells = [
+            {"selector": "reuse", "preparation": "isolated", **cell, "gain": None, "gain_interval": None},
+            {
+                "selector": "reuse",
+                "preparation": "similar",
+                **cell,
+                "gain": 0.1,
+                "gain_interval": [0.05, 0.2],
+            },
+        ]
+        matrix = {"context_tokens": 512, "ratio": 0.15, "selectors": ["reuse"], "cells": cells}
+        matrices = [{**matrix, "preparations": ["isolated", "similar"]}]
+        cost = {
+            "threads": 2,
+            "device": "cpu",
+            "prompt_tokens": 4096,
+            "full_s": 9.0,
+            "shape": "some shape",
+            "dtype": "bfloat16",
+            "chunk_tokens": 512,
+            "ratio": 0.15,
+            "repeats": 5,
+            "left_out": {"x": "why"},
+            "command": "cost",
+            "date": "2026-01-02",
+            "rows": [
+                {
+                    "recipe": "reuse",
+                    "select_over_full": 0.031,
+                    "select_over_full_range": [0.03, 0.04],
+                    "ttft_over_full": 0.2,
+                    "ttft_over_full_range": [0.19, 0.21],
+                }
+            ],
+        }
+        images = ["methods-matrix-0.15-512.png", "other.png"]
+        compared = [
+            {"context_tokens": 512, "recipe": recipe, "ratio": 0.1, "gain": gain, "gain_interval": interval}
+            for recipe, gain, interval in (
+                ("reuse", 0.2, [0.1, 0.3]),
+                ("similar+reuse", -0.2, [-0.3, -0.1]),
+                ("naive", 0.0, [-0.1, 0.1]),
+            )
+        ]
+        measured = result | {"rows": rows, "matrices": matrices, "beside_own": compared}
+        page = build.methods_page(METHODS, measured, measured, None, cost, images)
+        assert "| `reuse` | +0.200 (+0.100–+0.300) |" in page
+        assert "on other prompts" not in page
+        assert (
+            "512 tokens of context, 10%: `weave` scores higher than 1 of 3 others, lower than `similar+reuse`;"
+            " the interval holds 0 for `naive`."
+        ) in page
+        assert re.search(r"\| `reuse` \| 0% \|.* 0\.\d{3} \|", page)  # a column per task
+        assert "| `reuse` | 3.1% (3.0%–4.0%) | 20.0% (19.0%–21.0%) |" in page
+        assert "`x` was left out: why" in page
+        assert "| `reuse` | 0.4 | 0.700 (0.550–0.640) | 50 |" in page  # a coverage, and the tokens it came to
+        assert "| `similar+reuse`" not in page  # its place is the matrix
+        line = (
+            "| `reuse` | 0.500 (0.400–0.600)<br>n – | 0.500 (0.400–0.600)<br>n –<br>+0.100 (+0.050–+0.200) |"
+        )
+        assert line in page
+        assert "`similar` lifts 1 of 1 selectors and lowers 0;" in page
+        assert "![methods matrix 0.15 512](images/methods-matrix-0.15-512.png)" in page
+        assert "other.png" not in page
+        assert "selecting costs 3.1% (3.0%–4.0%) of full prefill" in page
+        again = build.methods_page(METHODS, measured, measured, measured, cost, images)
+        section = again.partition("### The nearest ones, on other prompts")[2].partition("\n## ")[0]
+        assert "`weave` scores higher than 1 of 3 others" in section
+        assert "| `reuse` | +0.200 (+0.100–+0.300) |" in section
+
+    def test_figures_on_the_methods_page_are_there(self):
+        page = (ROOT / "lab" / "docs" / "methods.md").read_text()
+        for name in re.findall(r"\]\(images/(.+?)\)", page):
+            assert (ROOT / "lab" / "docs" / "images" / name).exists(), name
+
+    def test_kept_scores_are_those_of_the_shipped_weights(self):
+        path = ROOT / "lab" / "results" / "quality.json"
+        if not path.exists():
+            pytest.skip("the shipped model was not measured yet")
+        quality = json.loads(path.read_text())
+        assert quality["digest"] == load_model(dtype=quality["dtype"]).fingerprint.digest

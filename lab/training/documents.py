@@ -1,0 +1,298 @@
+"""Training documents: the evaluation's tasks, several in one document, drawn from the train split only."""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kvweave_lab.eval.draft import Draft, Question, sentences
+from kvweave_lab.eval.haystack import Haystack
+from kvweave_lab.eval.layout import Layout
+from kvweave_lab.eval.splits import SPLITS, TRAIN, Phrases, nouns, split_of
+from kvweave_lab.eval.tasks import (
+    TASKS,
+    contradiction,
+    coref,
+    multikey,
+    multiquery,
+    multivalue,
+    order,
+    twohop,
+    vartrack,
+)
+from kvweave_lab.eval.world import World
+from training.naming import TrainingWorld
+from training.phrases import CONTAINERS, people, relations, towns
+from training.shape import Shape
+from training.wording import RewordingWorld, VariedWorld
+
+TEXT = Path(__file__).parent / "text"
+
+# How often a task is written into a document; those that need several steps come more often.
+SHARES = {
+    "single": 1.0,
+    "multikey": 1.0,
+    "multivalue": 1.6,
+    "multiquery": 0.8,
+    "vartrack": 1.8,
+    "commonwords": 0.15,
+    "frequentwords": 0.15,
+    "twohop": 1.3,
+    "coref": 2.2,
+    "contradiction": 2.2,
+    "order": 2.0,
+}
+
+SEPARATION = 0.35  # how often a haystack sentence stands beside the cut, between two that belong together
+
+_STEPWISE = frozenset({"vartrack", "twohop", "coref", "contradiction"})
+
+_ONCE = frozenset({"commonwords", "frequentwords"})  # their questions are about the whole document
+
+
+class TrainingHaystack(Haystack):
+    """The texts of `lab/training/text`, kept whole as well."""
+
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__(texts)
+        self.texts = texts
+
+    def sentence(self, rng: random.Random) -> str:
+        """Any one sentence."""
+        return rng.choice(rng.choice(self.sentences()))
+
+    def passage(self, rng: random.Random, tokens: int, count: Callable[[str], int]) -> list[str]:
+        """Consecutive sentences of one place that together have at most `tokens` tokens."""
+        sentences = rng.choice(self.sentences())
+        start = rng.randrange(len(sentences))
+        chosen: list[str] = []
+        for offset in range(len(sentences)):
+            text = sentences[(start + offset) % len(sentences)]
+            size = count(text)
+            if size <= tokens:
+                chosen.append(text)
+                tokens -= size
+            elif chosen or offset > 8:  # a long sentence is passed over in front, and ends the passage behind
+                break
+        return chosen
+
+
+@cache
+def training_haystack() -> TrainingHaystack:
+    """All training texts, in the order of their file names."""
+    return TrainingHaystack([path.read_text("utf-8") for path in sorted(TEXT.glob("*.txt"))])
+
+
+@cache
+def training_words() -> tuple[str, ...]:
+    """Words of the training texts that are no value of another split: an open set of one-word values."""
+    other = {word for split in SPLITS if split != TRAIN for word in nouns(split)}
+    found = {
+        word for text in training_haystack().texts for word in re.findall(r"(?<= )[a-z]{4,10}(?=[ ,.])", text)
+    }
+    return tuple(sorted(found - other))
+
+
+@cache
+def joined_words(vocabulary: tuple[str, ...]) -> tuple[str, ...]:
+    """A token that begins a word and one or two of those inside words: the first may stand everywhere in a text.
+
+    Words of the training texts alone leave out every token that is a value of another split.
+    """
+    rng = random.Random(0)
+    beginnings = [token[1:] for token in vocabulary if re.fullmatch("Ġ[a-z]{2,}", token)]
+    ends = [token for token in vocabulary if re.fullmatch("[a-z]+", token)]
+    made = {
+        rng.choice(beginnings) + "".join(rng.choices(ends, k=rng.choice((1, 1, 2)))) for _ in range(30_000)
+    }
+    return tuple(sorted(word for word in made if split_of(word) == TRAIN))
+
+
+@cache
+def spliced_words() -> tuple[str, ...]:
+    """The beginning of one training word with the end of another: several tokens, and no word that a model knows."""
+    rng, words = random.Random(0), training_words()
+    other = {word for split in SPLITS for word in nouns(split)} | set(words)
+    made = {
+        rng.choice(words)[: rng.randint(2, 4)] + rng.choice(words)[-rng.randint(2, 4) :] for _ in range(6000)
+    }
+    return tuple(sorted(made - other))
+
+
+class EasyWorld(TrainingWorld):
+    """A world whose names are everyday words and whose sentences are the plainest: matching forms on it first."""
+
+    def __init__(self, rng: random.Random, words: Sequence[str]) -> None:
+        super().__init__(rng, words)
+        self._plainest = rng.random() < 0.6
+        self._short = rng.random() < 0.7
+
+    def person(self) -> str:
+        """A word, as a rule."""
+        return self.thing() if self._short else super().person()
+
+    def town(self) -> str:
+        """A word, as a rule."""
+        return self.thing() if self._short else super().town()
+
+    def phrase(self, phrases: Phrases) -> str:
+        """The first one, as a rule."""
+        return phrases[TRAIN][0] if self._plainest else super().phrase(phrases)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Chunks, what can be asked, the sentences that say something, and of `Draft` what sentences refer to and belong to."""
+
+    chunks: list[str]
+    questions: list[Question]
+    facts: list[str]
+    refers: dict[str, str]
+    belongs: dict[str, tuple[str, str]]
+
+
+class Writer:
+    """Writes training documents.
+
+    Args:
+        rng: the source of every choice.
+        count: token count of a text.
+        vocabulary: tokens of a byte-level tokenizer, out of which values are put together.
+    """
+
+    def __init__(
+        self, rng: random.Random, count: Callable[[str], int], vocabulary: Sequence[str] = ()
+    ) -> None:
+        self._rng = rng
+        self._vocabulary = tuple(vocabulary)
+        counted: dict[str, int] = {}
+        haystack = {sentence for text in training_haystack().sentences() for sentence in text}
+
+        def remembered(text: str) -> int:
+            if text not in haystack:
+                return count(text)
+            if text not in counted:
+                counted[text] = count(text)
+            return counted[text]
+
+        self._count = remembered
+
+    def document(self, chunks: int, shape: Shape) -> Document:
+        """A document of `chunks` chunks, drawn as the shares of a shape say."""
+        rng = self._rng
+        size = rng.randint(*shape.chunk_tokens)
+        budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
+        layout = Layout(rng, budgets, self._count, self._around_cut)
+        world = self._world(shape)
+        questions: list[Question] = []
+        facts: list[str] = []
+        refers: dict[str, str] = {}
+        belongs: dict[str, tuple[str, str]] = {}
+        written: set[str] = set()
+        for name in self._wanted(chunks, size, shape):
+            if name in _ONCE and name in written:
+                continue
+            written.add(name)
+            draft = self._draft(name, world, chunks)
+            if layout.place_all(draft.pieces):
+                questions += draft.questions
+                refers |= draft.refers
+                belongs |= draft.belongs
+                facts += [sentence for piece in draft.pieces for sentence in sentences(piece)]
+        haystack = training_haystack()
+        natural = (haystack.passage(rng, tokens, self._count) for tokens in layout.room)
+        texts = [self._as_cut(text) for text in layout.chunks(natural)]
+        return Document(texts, questions, facts, refers, belongs)
+
+    def _world(self, shape: Shape) -> TrainingWorld:
+        world = self._told(shape, self._words(shape))
+        if shape.alike and self._rng.random() < shape.alike:
+            world.resemble()
+        return world
+
+    def _words(self, shape: Shape) -> Sequence[str]:
+        rng = self._rng
+        words = spliced_words() if shape.spliced and rng.random() < shape.spliced else training_words()
+        if shape.joined and rng.random() < shape.joined:
+            return joined_words(self._vocabulary)
+        return words
+
+    def _told(self, shape: Shape, words: Sequence[str]) -> TrainingWorld:
+        rng = self._rng
+        if rng.random() < shape.easy:
+            return EasyWorld(rng, words)
+        if shape.varied and rng.random() < shape.varied:
+            return VariedWorld(rng, words, training_words(), shape.garbled)
+        if shape.reworded and rng.random() < shape.reworded:
+            return RewordingWorld(rng, words, training_words())
+        return TrainingWorld(rng, words)
+
+    def _wanted(self, chunks: int, size: int, shape: Shape) -> list[str]:
+        """Names of the tasks to write, one for each time."""
+        rng = self._rng
+        names = list(TASKS)
+        shares = [SHARES[name] * (shape.stepwise if name in _STEPWISE else 1) for name in names]
+        if rng.random() < shape.sparse:
+            return rng.choices(names, shares, k=rng.choice((1, 1, 2)))
+        # dense: many questions for the tokens of one context
+        wanted = rng.choices(names, shares, k=max(2, round(chunks * size / rng.randint(40, 160))))
+        if chunks <= 3 or rng.random() < 0.3:  # few kinds, many look-alikes
+            wanted = rng.choices(rng.sample(wanted, min(len(wanted), 2)), k=len(wanted))
+        return wanted
+
+    def _as_cut(self, text: str) -> str:
+        """A chunk of a real document begins or ends with the line ends it was cut at."""
+        return self._rng.choice(("", "", "\n")) + text + self._rng.choice(("", "", "\n", "\n\n"))
+
+    def _around_cut(self, first: str, then: str) -> tuple[list[str], list[str]]:
+        """The two sentences, now and then one of the haystack between them, before the cut or behind it."""
+        if self._rng.random() >= SEPARATION:
+            return [first], [then]
+        before = self._rng.random() < 0.5
+        between = training_haystack().sentence(self._rng)
+        return ([first, between], [then]) if before else ([first], [between, then])
+
+    def _draft(self, name: str, world: World, chunks: int) -> Draft:
+        """A task with sizes around those of the evaluation."""
+        rng = self._rng
+        few, varied = chunks < 4, isinstance(world, VariedWorld)
+        match name:
+            case "multikey":
+                return multikey.write(world, keys=rng.randint(2, 3 if few else 6), digits=rng.randint(3, 7))
+            case "multivalue":
+                return multivalue.write(
+                    world, owners=rng.randint(1, 2 if few else 4), values=rng.choice((2, 2, 2, 3))
+                )
+            case "multiquery":
+                return multiquery.write(world, keys=rng.randint(2, 3 if few else 5), digits=rng.randint(3, 7))
+            case "vartrack":
+                return vartrack.write(
+                    world,
+                    chains=rng.randint(2, 3 if few else 4),
+                    links=rng.choice((0, 1, 1, 2) if few else (1, 2, 2, 3)),
+                    cut=rng.randint(1, max(1, min(3, chunks - 1))),
+                    places=CONTAINERS if varied else vartrack.PLACES,
+                )
+            case "twohop":
+                return twohop.write(
+                    world,
+                    pairs=rng.randint(2, 3 if few else 4),
+                    relations=relations() if varied else twohop.RELATIONS,
+                )
+            case "coref":
+                return coref.write(
+                    world,
+                    cut=rng.randint(1, max(1, min(4, chunks - 1))),
+                    whole=rng.randint(0, 2),
+                    people=people() if varied else (coref.GUEST,),
+                    towns=towns() if varied else (coref.TOWN,),
+                )
+            case "contradiction":
+                return contradiction.write(
+                    world, revised=rng.randint(1, 2 if few else 3), kept=rng.randint(0, 3)
+                )
+            case "order":
+                return order.write(world, events=rng.randint(2, 3 if few else 5))
+        return TASKS[name](world)

@@ -1,0 +1,1 @@
+"""English questions: what their words, dates, negations and word order say."""

@@ -1,0 +1,327 @@
+"""A shallow reading of an English question from left to right, with lists of function words and no grammar.
+
+Sorts its words into runs, and notes negation, tense, voice and helping verbs on the way. Where it cannot tell, it says
+that there is no clause.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from kvweave.answer_cache.english.clause import PASSIVE_FORMS, Clause, Run
+from kvweave.answer_cache.english.words import OWNER, Lexicon, Word
+
+QUESTION_WORDS: Final = MappingProxyType(
+    {
+        **{word: word for word in ("who", "whose", "what", "when", "where", "why", "how")},
+        "whom": "who",
+        "which": "what",
+    }
+)
+"""Each with what it asks for."""
+
+
+def take_question_word(words: list[Word], clause: Clause, known: Lexicon) -> list[Word]:
+    """Settle what the clause asks for by its question word; returns the words without it and what belongs to it.
+
+    Without a question word, or with a verb before it (then it only begins a clause inside), `clause.asks` stays empty.
+    """
+    at = next((n for n, word in enumerate(words) if word.text in QUESTION_WORDS and not word.named), None)
+    if at is None or words[0].text in known.helpers:
+        return words
+    before, behind = words[:at], words[at + 1 :]
+    if before and before[-1].text in known.prepositions:
+        clause.stranded = known.prepositions[before.pop().text]
+    kind = QUESTION_WORDS[words[at].text]
+    if kind == "how":
+        clause.asks, behind = _how(behind, clause, known)
+    elif kind in ("what", "whose"):
+        clause.asks, behind = _what(kind, behind, clause, known)
+    else:
+        clause.asks = kind
+    if before and behind:  # the phrase in front ends here: "On Monday, who opens …"
+        behind = [replace(behind[0], comma=True), *behind[1:]]
+    return [*before, *behind]
+
+
+def _how(behind: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
+    """how many, how much, how long, how old …, how come, how."""
+    first = behind[0].text if behind else ""
+    if first == "come":
+        return "why", behind[1:]
+    if first == "many":
+        return "many", _counted(behind[1:], clause, known)
+    if first == "much":
+        return _how_much(behind[1:], clause, known)
+    if first == "long":
+        return "duration", [word for word in behind[1:] if word.base not in ("last", "take") or word.named]
+    if first in known.measures:
+        return known.measures[first], behind[1:]
+    return "how", behind
+
+
+def _how_much(behind: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
+    """how much does it cost, how much is it: its price; how much time, how much of it: an amount."""
+    rest = [word for word in behind if word.base != "cost"]
+    if len(rest) < len(behind):
+        return "price", rest
+    if behind and behind[0].text in known.be and not any(word.form in PASSIVE_FORMS for word in behind[1:]):
+        return "price", behind
+    if behind and behind[0].base == "money":
+        return "much", behind[1:]
+    return "much", _counted(behind, clause, known)
+
+
+def _counted(behind: list[Word], clause: Clause, known: Lexicon) -> list[Word]:
+    """How many of what: the fronted run."""
+    nouns = _nouns(behind, known)
+    clause.fronted = Run(words=nouns) if nouns else None
+    return behind[len(nouns) :]
+
+
+def _what(kind: str, behind: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
+    """what time, which report, whose car: the noun may say what is asked for; else it is the fronted run."""
+    nouns = _nouns(behind, known)
+    rest = behind[len(nouns) :]
+    if kind == "what" and not _is_noun_phrase(nouns, rest, known):
+        return "what", behind
+    asked = known.asks.get(nouns[0].base) if len(nouns) == 1 and not nouns[0].named else None
+    if kind == "what" and asked:
+        return asked, rest
+    clause.fronted = Run(words=nouns)
+    return kind, rest
+
+
+def _nouns(behind: Sequence[Word], known: Lexicon) -> list[Word]:
+    """The words right behind a question word that belong to it."""
+    nouns: list[Word] = []
+    for word in behind:
+        if word.base[0] == "#" and len(nouns) > 1 and not nouns[-1].named:
+            return nouns[:-1]  # which platform | train 12 …
+        starts_anew = nouns and (word.form in ("past", "both") or (word.named and not nouns[-1].named))
+        is_function_word = word.text in known.function_words or word.text in QUESTION_WORDS
+        if starts_anew or (is_function_word and not word.named):
+            break
+        nouns.append(word)
+    return nouns
+
+
+def _is_noun_phrase(nouns: list[Word], rest: list[Word], known: Lexicon) -> bool:
+    """Not in "what makes …", "what happened", "what Anna bought", "what Anna's password is"."""
+    if not nouns or (rest and rest[0].text == OWNER):
+        return False
+    first = nouns[0]
+    is_verb = first.form in ("past", "both") or (first.text != first.base in known.verbs and not rest)
+    only_names = all(word.named and word.base[0] != "#" for word in nouns)
+    return not is_verb and not only_names and bool(rest or len(nouns) > 1)
+
+
+_GENERIC: Final = ("i", "we", "you", "one")  # "How do I …", "Where can we …": whoever asks
+_ASKED_OF_ALL: Final = ("how", "where", "frequency")
+_POSSESSIVES: Final = ("my", "our", "your", "his", "their", "its")
+_NEEDS_NOUN: Final = ("who", "what", "whose")
+_PLACES: Final = ("at", "in", "on")
+
+
+def parse(words: Sequence[Word], requested: bool, known: Lexicon) -> Clause | None:
+    """Take a question apart; None if it is not recognised as an English one.
+
+    `requested` is whether words such as "tell me" stood before: what follows may then be a bare noun.
+    """
+    clause = Clause()
+    rest = take_question_word(_rotated(list(words), known), clause, known)
+    if not clause.asks:
+        first = rest[0].text
+        if first in known.helpers:
+            clause.asks = "whether"
+        elif first in ("if", "whether"):
+            clause.asks, rest = "whether", rest[1:]
+        elif requested:
+            clause.asks, clause.copula = "what", True
+        else:
+            return None
+    _Sorter(rest, clause, known).sort()
+    _relative(clause, known)
+    _strand(clause)
+    return clause
+
+
+def _rotated(words: list[Word], known: Lexicon) -> list[Word]:
+    """Put what stands before the verb at its end: "On Monday, is the shop open"."""
+    at = next((n for n, word in enumerate(words) if word.text in known.helpers and not word.named), 0)
+    asks = any(word.text in QUESTION_WORDS and not word.named for word in words)
+    if not at or asks or words[0].text not in known.prepositions:
+        return words
+    return [*words[at:], replace(words[0], comma=True), *words[1:at]]
+
+
+class _Sorter:
+    """Goes through the words behind the question word once, and fills a clause."""
+
+    def __init__(self, words: Sequence[Word], clause: Clause, known: Lexicon) -> None:
+        self._words = words
+        self._clause = clause
+        self._known = known
+        self._run = clause.begin()
+        self._after_be = self._after_have = self._after_got = False
+
+    def sort(self) -> None:
+        """Sort every word."""
+        kinds = (
+            (self._known.negations, self._negation),
+            (self._known.be, self._be),
+            (self._known.do, self._do),
+            (self._known.have, self._have),
+            (self._known.modals, self._modal),
+            (self._known.articles, self._article),
+            (self._known.prepositions, self._preposition),
+            (self._known.pronouns, self._pronoun),
+            ((OWNER,), self._owner),
+        )
+        for at, word in enumerate(self._words):
+            if word.comma and self._run.words:
+                self._run = self._clause.begin()
+            if word.text in QUESTION_WORDS or word.text == "that":
+                self._after_be = False  # a clause inside: its participle is no passive of the verb before
+            if self._after_got:  # who has got
+                self._after_got = False
+            elif word.named or word.text not in self._known.function_words:
+                self._content(word)
+            else:
+                for members, take in kinds:
+                    if word.text in members:
+                        take(word, at)
+                        break
+
+    def _following(self, at: int) -> Word | None:
+        return self._words[at + 1] if at + 1 < len(self._words) else None
+
+    def _content(self, word: Word) -> None:
+        clause = self._clause
+        self._run.words.append(word)
+        if word.named:
+            return
+        if word.form in PASSIVE_FORMS and self._after_be and clause.verb is None:
+            clause.passive, clause.verb, clause.copula = True, word, False
+        elif word.form in ("past", "both") and not self._after_have and not clause.helped:
+            clause.tense = "past"
+        if word.form == "ing" and self._after_be:
+            clause.copula = False
+
+    def _negation(self, word: Word, at: int) -> None:
+        self._clause.negated = True
+        if word.text not in ("not", "no"):
+            self._run.words.append(word)
+
+    def _be(self, word: Word, at: int) -> None:
+        self._after_be = self._clause.copula = True
+        if word.text in ("was", "were"):
+            self._clause.tense = "past"
+        self._run = self._clause.begin()
+
+    def _do(self, word: Word, at: int) -> None:
+        verbs = self._known.do | self._known.have
+        behind = self._words[at + 1 :]
+        helps = at == 0 or any(other.base in self._known.verbs or other.text in verbs for other in behind)
+        if not helps or word.text in ("doing", "done"):  # "what does Anna do" has both
+            self._run.words.append(word)
+            return
+        self._clause.helped = self._clause.supported = True
+        if word.text == "did":
+            self._clause.tense = "past"
+        self._run = self._clause.begin()
+
+    def _have(self, word: Word, at: int) -> None:
+        following = self._following(at)
+        self._after_got = following is not None and following.text == "got"
+        opens = at == 0 and self._clause.asks == "whether"
+        if not self._after_got and (opens or self._is_perfect(at)):
+            self._after_have = True
+            self._clause.tense = "past"
+            self._run = self._clause.begin()
+            return
+        if word.text == "had":
+            self._clause.tense = "past"
+        self._run.words.append(Word("have", "have"))
+
+    def _is_perfect(self, at: int) -> bool:
+        """Whether a participle follows before anything that ends the reach of `have`."""
+        ends = self._known.be | self._known.do | self._known.prepositions.keys()
+        for word in self._words[at + 1 :]:
+            if word.form in PASSIVE_FORMS or word.text == "been":
+                return not word.named
+            if word.text in ends:
+                return False
+        return False
+
+    def _modal(self, word: Word, at: int) -> None:
+        self._clause.helped = True
+        if word.text in ("will", "shall"):
+            self._clause.tense = "future"
+        elif word.text != "would":
+            self._clause.modal = "can" if word.text in ("could", "may") else word.text
+        self._run = self._clause.begin()
+
+    def _article(self, word: Word, at: int) -> None:
+        if self._run.words or not self._run.preposition:
+            self._run = self._clause.begin()
+        self._run.article = True
+
+    def _preposition(self, word: Word, at: int) -> None:
+        following = self._following(at)
+        if word.text == "over" and following is not None and following.base[0] == "#":  # more than
+            self._run.words.append(Word("more", "more"))
+            self._run = self._clause.begin("than")
+        elif word.text == "to" and following is not None and self._is_verb(following):  # an infinitive
+            self._run.words.append(word)
+        else:
+            self._run = self._clause.begin(self._known.prepositions[word.text])
+
+    def _is_verb(self, word: Word) -> bool:
+        return word.base in self._known.verbs and not word.named
+
+    def _owner(self, word: Word, at: int) -> None:
+        self._run.owners = len(self._run.words)
+
+    def _pronoun(self, word: Word, at: int) -> None:
+        who, run, clause = self._known.pronouns[word.text], self._run, self._clause
+        possessive = word.text in _POSSESSIVES
+        of_all = clause.asks in _ASKED_OF_ALL and clause.helped
+        if who in _GENERIC and of_all and not possessive and not run.words:
+            clause.generic = True
+            return
+        if possessive and (run.words or not run.preposition):
+            self._run = clause.begin()
+        self._run.words.append(Word(who, who, named=True))
+
+
+def _relative(clause: Clause, known: Lexicon) -> None:
+    """Read "what are the songs Anna knows" as "which songs does Anna know"."""
+    first = next((run for run in clause.runs if run.words), Run())
+    names = next((n for n, word in enumerate(first.words) if word.named), 0)
+    fits = clause.asks == "what" and clause.copula and clause.fronted is None
+    if not (fits and names and first.article and not first.preposition):
+        return
+    *middle, verb = first.words[names:]
+    if verb.named or verb.base not in known.verbs or not all(word.named for word in middle):
+        return
+    nouns = first.words[:names]
+    asked = known.asks.get(nouns[-1].base) if len(nouns) == 1 else None
+    clause.asks, clause.fronted = asked or "what", None if asked else Run(words=nouns)
+    clause.copula, clause.supported = False, True
+    first.words, first.article = first.words[names:], False
+
+
+def _strand(clause: Clause) -> None:
+    """A preposition with nothing behind it belongs to the question word: "who was it written by"."""
+    for run in clause.runs:
+        if run.preposition and not run.words:
+            if clause.asks in (*_NEEDS_NOUN, "where"):
+                clause.stranded = clause.stranded or run.preposition
+            elif run.preposition not in _PLACES:
+                run.words.append(Word(run.preposition, run.preposition))
+    clause.runs = [run for run in clause.runs if run.words]
+    implied = (*_PLACES, "to", "for") if clause.asks in ("where", "why", "duration") else _PLACES
+    if clause.asks not in _NEEDS_NOUN and clause.stranded in implied:
+        clause.stranded = ""  # at what time, for what reason, where … to

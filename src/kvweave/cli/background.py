@@ -1,0 +1,89 @@
+"""idle: do now, or whenever it is quiet, what makes later questions cheaper."""
+
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from kvweave.engine.background import IdleReport
+
+_NAMED = {
+    "refresh": "looked for answers that newer documents have overtaken",
+    "answers": "questions answered anew",
+    "population": "predicted questions computed ahead",
+    "conversion": "answers decoded where only KV was kept",
+    "abstract": "batches of chunks summed up",
+    "prediction": "rounds of predictions",
+    "restoration": "questions looked at whose KV may have been evicted",
+}
+
+
+def idle(
+    home: opt.Home = None,
+    kb: opt.Kb = "default",
+    model: opt.Model = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    recipe: opt.Recipe = None,
+    prepare: opt.Prepare = None,
+    storage: opt.Storage = None,
+    auxiliary: opt.Auxiliary = None,
+    shared: opt.Shared = None,
+    kv_budget: opt.KvBudget = None,
+    resident_bytes: opt.ResidentBytes = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            envvar="KVWEAVE_PREDICTION_STRIDE", help="Questions predicted at once, 1 to 5. Default: 5."
+        ),
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Keep running, and work whenever nobody has asked anything for a while."
+        ),
+    ] = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Predict questions, compute them ahead, and bring answers up to date; gives way whenever somebody asks."""
+    from kvweave.cli.output import print_json, progress_bar
+
+    opt.quiet_libraries()
+    with (
+        opt.open_kb(
+            kb,
+            home,
+            model=model,
+            dtype=dtype,
+            device=device,
+            recipe=recipe,
+            prepare=prepare,
+            storage=storage,
+            auxiliary=auxiliary,
+            shared=shared,
+            kv_budget=kv_budget,
+            resident_bytes=None if resident_bytes is None else opt.size_bytes(resident_bytes),
+            prediction_stride=stride,
+        ) as base,
+        progress_bar(quiet or json) as report,
+    ):
+        if watch:
+            base.watch_idle(threading.Event(), report)  # until it is interrupted
+            return
+        done = base.idle(report)
+    if json:
+        print_json(done)
+        return
+    _tell(done)
+
+
+def _tell(done: "IdleReport") -> None:
+    from kvweave.cli.output import STDOUT, seconds
+
+    for kind, steps in done.steps.items():
+        STDOUT.print(f"{_NAMED[kind]}: {steps:,}")
+    STDOUT.print(f"{seconds(done.seconds)}, {done.flops / 1e12:.3g} TFLOPs; {done.ended}")

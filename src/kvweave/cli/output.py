@@ -1,0 +1,69 @@
+"""How results look: JSON, tables, progress bars, amounts for people."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvweave.engine.state import Progress as Report
+
+_PIPED_WIDTH = (
+    200  # columns: what reads a pipe or a log gets whole tables; COLUMNS tells of a terminal, if of any
+)
+
+STDOUT = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+STDERR = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    from kvweave.engine.facts import facts
+
+    typer.echo(json.dumps(facts(value), ensure_ascii=False, indent=2))
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[Report]:
+    """A bar per stage on standard error; yields the callback that moves it."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=STDERR,
+        transient=True,
+        disable=quiet,
+    )
+    tasks: dict[str, Any] = {}
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = bar.add_task(stage, total=total)
+        bar.update(tasks[stage], completed=done, total=total)
+
+    with bar:
+        yield report
+
+
+def amount(size_bytes: float) -> str:
+    """Bytes with a decimal unit: 12.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size_bytes) < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+def seconds(value_s: float) -> str:
+    """A duration: milliseconds below one second."""
+    return f"{value_s * 1e3:.0f} ms" if value_s < 1 else f"{value_s:.2f} s"
+
+
+def share(value: float) -> str:
+    """A share 0..1 as per cent."""
+    return f"{value:.0%}"

@@ -1,0 +1,27 @@
+"""Which shared tier an address means."""
+
+from urllib.parse import urlsplit
+
+from kvweave.errors import InvalidRequest
+from kvweave.kvstore.tiers.object_store import ObjectTier
+from kvweave.kvstore.tiers.redis import SCHEMES, RedisTier
+from kvweave.kvstore.tiers.tier import Tier
+
+
+def open_shared(url: str, namespace: str) -> Tier:
+    """The tier at an address, for one namespace; nothing is asked of it yet.
+
+    Args:
+        url: see `RedisTier` and `ObjectTier`.
+        namespace: entries of other namespaces are never seen.
+
+    Raises:
+        MissingExtra: what is needed to talk to it is not installed.
+        InvalidRequest: no such kind of address.
+    """
+    scheme = urlsplit(url).scheme
+    if not scheme:
+        raise InvalidRequest(
+            f"{url!r} is no address of a shared tier; write for example redis://host:6379/0 or s3://bucket/prefix"
+        )
+    return RedisTier(url, namespace) if scheme in SCHEMES else ObjectTier(url, namespace)

@@ -1,0 +1,191 @@
+"""The shared tier on an object store: S3 and what speaks like it, Google's, Azure's, or a folder that machines share.
+
+An entry is an object under the namespace's prefix; objects appear whole. Where the store is and who may use it comes from
+the URL and the variables that its own tools use (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from kvweave.errors import InvalidRequest, MissingExtra, TierUnavailable
+from kvweave.kvstore.tiers.tier import Blob, Range
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+CONNECT_WITHIN = timedelta(seconds=2)
+ANSWER_WITHIN = timedelta(seconds=60)
+RETRY_WITHIN = timedelta(seconds=3)
+AT_ONCE = 8  # requests on their way at the same time
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class ObjectTier:
+    """Entries of one namespace in one bucket or folder; see `Tier`.
+
+    Args:
+        url: s3://bucket/prefix, gs://…, az://…, file:///folder, and whatever else obstore knows.
+        namespace: what the knowledge bases that share entries have in common.
+
+    Raises:
+        MissingExtra: the package obstore is not installed.
+        InvalidRequest: not such a URL.
+    """
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self._store = _open(url)
+        self._folder = namespace if _PLAIN.fullmatch(namespace) else f"ns-{_digest(namespace)}"
+        self._threads = ThreadPoolExecutor(AT_ONCE, "kvweave-objects")
+        self.place = url
+
+    def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
+        """One request each, several at a time."""
+        found = self._threads.map(self._get, keys) if len(keys) > 1 else map(self._get, keys)
+        return {key: data for key, data in zip(keys, found, strict=True) if data is not None}
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
+        """One request for each range, several at a time.
+
+        Not by obstore.get_ranges, which panics where a range lies behind the end of an object that was cut short.
+        """
+        some = [partial(self._part, key, *each) for each in ranges]
+        parts = list(self._threads.map(lambda part: part(), some)) if len(some) > 1 else [some[0]()]
+        return None if None in parts else [part for part in parts if part is not None]
+
+    def put(self, key: str, data: Blob) -> None:
+        """One request; large ones are sent in parts, and appear when the last one is there."""
+        import obstore
+
+        with self._explained():
+            obstore.put(self._store, self._path(key), data)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Many to a request, where the store can do that."""
+        import obstore
+
+        paths = [self._path(key) for key in keys]
+        if not paths:
+            return
+        with self._explained():
+            try:
+                obstore.delete(self._store, paths)
+            except FileNotFoundError:  # some stores say so of one, and leave open what became of the others
+                for path in paths:
+                    self._delete(path)
+
+    def has_many(self, keys: Sequence[str]) -> frozenset[str]:
+        """One request each, several at a time."""
+        found = self._threads.map(self._has, keys) if len(keys) > 1 else map(self._has, keys)
+        return frozenset(key for key, there in zip(keys, found, strict=True) if there)
+
+    def sizes(self) -> Mapping[str, int]:
+        """By listing: a request for every thousand entries."""
+        import obstore
+
+        found: dict[str, int] = {}
+        with self._explained():
+            for some in obstore.list(self._store, prefix=self._folder):
+                found.update((each["path"].rpartition("/")[2], each["size"]) for each in some)
+        return found
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.shutdown()
+
+    def _path(self, key: str) -> str:
+        return f"{self._folder}/{key}"
+
+    def _get(self, key: str) -> Blob | None:
+        import obstore
+
+        with self._explained():
+            try:
+                return memoryview(obstore.get(self._store, self._path(key)).bytes())
+            except FileNotFoundError:
+                return None
+
+    def _part(self, key: str, begin: int, end: int) -> Blob | None:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        path = self._path(key)
+        with self._explained():
+            try:
+                try:
+                    return memoryview(obstore.get(self._store, path, options={"range": (begin, end)}).bytes())
+                except BaseError as error:
+                    # A store that does not answer at all is not asked again.
+                    if (
+                        "range" not in _first_line(error).lower()
+                        or begin < obstore.head(self._store, path)["size"]
+                    ):
+                        raise
+                    return b""  # nothing lies there, which is no failure of the store
+            except FileNotFoundError:
+                return None
+
+    def _has(self, key: str) -> bool:
+        import obstore
+
+        with self._explained():
+            try:
+                obstore.head(self._store, self._path(key))
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _delete(self, path: str) -> None:
+        import obstore
+
+        try:
+            obstore.delete(self._store, path)
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise TierUnavailable(f"{self.place} is not there ({_first_line(error)})") from error
+        except (BaseError, OSError) as error:
+            raise TierUnavailable(f"{self.place} does not do what is asked ({_first_line(error)})") from error
+
+
+def _open(url: str) -> "ObjectStore":
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError as error:
+        raise MissingExtra(
+            "a shared tier on an object store needs an extra: pip install 'kvweave[s3]'"
+        ) from error
+    options: dict[str, Any] = {
+        # Whether to encrypt is said by the endpoint's own address, which users set on purpose.
+        "client_options": {"connect_timeout": CONNECT_WITHIN, "timeout": ANSWER_WITHIN, "allow_http": True},
+        "retry_config": {"max_retries": 2, "retry_timeout": RETRY_WITHIN},
+    }
+    if url.startswith("file:"):
+        options = {"mkdir": True}
+    try:
+        return from_url(url, **options)
+    except (BaseError, ValueError, OSError) as error:
+        raise InvalidRequest(f"{url!r} is no address of an object store ({_first_line(error)})") from error
+
+
+def _digest(namespace: str) -> str:
+    return blake2b(namespace.encode(), digest_size=16).hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    """Without the debugging text that obstore adds."""
+    return str(error).partition("\n")[0]

@@ -1,0 +1,255 @@
+"""What a model's attention needs, found by watching one pass over a few tokens.
+
+Instead of copying modelling code for every family, the probe runs the unmodified model once and notes, for
+each layer, which rotary module made its angles, how much of a head turns, and the shape of its keys. It then
+rotates the unrotated keys itself and compares bit by bit. A model that works in a way the canvas cannot
+represent is refused here, with the reason, before anything is computed or stored for it.
+"""
+
+import inspect
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from kvweave.errors import UnsupportedModel
+from kvweave.models.attention import ROWS_KEYWORD, RowPlan
+from kvweave.models.rotary import APPLY_NAME, LayerRotation, Rotation, RotationWatch, modelling_module
+
+# Layer types that keep keys and values for every position; the others hold a recurrent or compressed state.
+KV_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+# Configuration fields whose presence (truthy) means a mechanism without per-token rotary keys in every layer.
+REFUSED_FIELDS = {
+    "kv_lora_rank": "multi-head latent attention (compressed keys)",
+    "num_kv_shared_layers": "layers that share another layer's keys and values",
+    "attention_chunk_size": "chunked local attention",
+    "is_encoder_decoder": "an encoder",
+    "alibi": "ALiBi positions instead of rotary ones",
+}
+
+
+def refuse_by_config(config: Any) -> None:
+    """Raise UnsupportedModel, naming the mechanism, if the configuration shows one that cannot work."""
+    text = config.get_text_config(decoder=True)
+    name = type(config).__name__
+    for field, mechanism in REFUSED_FIELDS.items():
+        if getattr(config, field, None) or getattr(text, field, None):
+            raise UnsupportedModel(
+                f"{name} uses {mechanism} ({field}); kvweave supports decoders with rotary KV"
+            )
+    rope = getattr(text, "rope_parameters", None) or {}
+    if any(isinstance(part, dict) and part.get("rope_type") == "dynamic" for part in rope.values()):
+        raise UnsupportedModel(
+            f"{name} scales positions dynamically per layer type; kvweave supports it for all layers alike"
+        )
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - KV_LAYER_TYPES)
+    if others:
+        raise UnsupportedModel(
+            f"{name} has layers of type {', '.join(others)}; kvweave needs keys and values for every token in "
+            f"every layer ({', '.join(sorted(KV_LAYER_TYPES))})"
+        )
+
+
+PROBE_TOKENS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Shapes the canvas and the store rely on: L layers, G KV heads, D head width, context in tokens."""
+
+    layers: int
+    kv_heads: int
+    head_width: int
+    context_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token's keys and values take over all layers."""
+        return self.layers * 2 * self.kv_heads * self.head_width * self.dtype.itemsize
+
+
+def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
+    """Run the model once over a few tokens and return what was learnt.
+
+    Raises UnsupportedModel naming what kvweave cannot represent. The model is left as it was.
+    """
+    refuse_by_config(model.config)
+    attention = _first_attention(model)
+    module = modelling_module(attention)
+    if not hasattr(module, APPLY_NAME):
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not rotate keys through {APPLY_NAME}(): only models with rotary "
+            "positions are supported (not ALiBi, learned or fused positions)"
+        )
+    seen = _watch_pass(model, module)
+    layers = tuple(_layer_rotation(seen, index) for index in range(len(seen.updates)))
+    rotation = _rotation(model, module, layers, seen)
+    keys = seen.updates[0].keys
+    geometry = Geometry(
+        layers=len(layers),
+        kv_heads=keys.shape[1],
+        head_width=keys.shape[3],
+        context_tokens=_context_tokens(model.config.get_text_config(decoder=True)),
+        dtype=keys.dtype,
+        device=keys.device,
+    )
+    return geometry, rotation
+
+
+def _context_tokens(config: Any) -> int:
+    context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Dynamic scaling states the trained length as the maximum and stretches it on the way.
+    return int(context * rope.get("factor", 1)) if rope.get("rope_type") == "dynamic" else context
+
+
+@dataclass(slots=True)
+class _Update:
+    """One layer's cache update: keys as the cache got them, and as they were before rotation."""
+
+    keys: Tensor
+    values: Tensor
+    unrotated: Tensor | None
+    cos: Tensor | None
+
+
+class _Seen(DynamicCache):
+    """A cache that notes what reaches it; keys of all layers in full, whatever the model's windows."""
+
+    def __init__(self, watch: RotationWatch) -> None:
+        super().__init__()
+        self.updates: dict[int, _Update] = {}
+        self.embeddings: list[tuple[nn.Module, tuple[Any, ...], Tensor]] = []
+        self._watch = watch
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        unrotated, cos = self._watch.take_key() or (None, None)
+        self.updates[layer_idx] = _Update(key_states, value_states, unrotated, cos)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The model's attention layers by their names within it, in order."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "layer_idx") and "Attention" in type(module).__name__
+    }
+
+
+def _first_attention(model: PreTrainedModel) -> nn.Module:
+    for module in attention_modules(model).values():
+        return module
+    raise UnsupportedModel(
+        f"{type(model).__name__} has no attention layers that transformers' KV cache knows"
+    )
+
+
+def _watch_pass(model: PreTrainedModel, module: Any) -> _Seen:
+    watch = RotationWatch(module)
+    seen = _Seen(watch)
+
+    def note(embedding: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        bound = inspect.signature(embedding.forward).bind(*args, **kwargs)
+        seen.embeddings.append((embedding, bound.args[2:], output[0]))
+
+    hooks = [
+        found.register_forward_hook(note, with_kwargs=True)
+        for found in model.modules()
+        if "Rotary" in type(found).__name__
+    ]
+    device = model.get_input_embeddings().weight.device
+    rows = torch.arange(PROBE_TOKENS, device=device)
+    plan = RowPlan(rows, model.dtype)
+    try:
+        with watch, torch.no_grad():
+            model(
+                input_ids=rows[None] % model.config.get_text_config().vocab_size,
+                position_ids=rows[None],
+                attention_mask=torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=device),
+                past_key_values=seen,
+                use_cache=True,
+                logits_to_keep=1,
+                **{ROWS_KEYWORD: plan},
+            )
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot run a pass over chosen rows: {error}"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    _check_calls(model, seen, plan)
+    return seen
+
+
+def _check_calls(model: PreTrainedModel, seen: _Seen, plan: RowPlan) -> None:
+    name = type(model).__name__
+    if sorted(seen.updates) != list(range(len(seen.updates))) or not seen.updates:
+        raise UnsupportedModel(
+            f"{name} keeps KV for layers {sorted(seen.updates)} only; every layer must have its own"
+        )
+    if plan.layers_seen != set(seen.updates):
+        raise UnsupportedModel(
+            f"{name} does not hand extra arguments to its attention function in layers "
+            f"{sorted(set(seen.updates) - plan.layers_seen)}; rows cannot be chosen there"
+        )
+    shapes = {tuple(u.keys.shape) for u in seen.updates.values()} | {
+        tuple(u.values.shape) for u in seen.updates.values()
+    }
+    if len(shapes) > 1:
+        raise UnsupportedModel(
+            f"{name} has keys and values of different shapes ({sorted(shapes)}); one is needed"
+        )
+
+
+def _layer_rotation(seen: _Seen, index: int) -> LayerRotation:
+    update = seen.updates[index]
+    if update.unrotated is None or update.cos is None:
+        return LayerRotation(None)
+    for embedding, arguments, cos in seen.embeddings:
+        if cos is update.cos or cos.data_ptr() == update.cos.data_ptr():
+            return LayerRotation(embedding, arguments, update.unrotated.shape[-1])
+    raise UnsupportedModel(f"layer {index} rotates with angles that no rotary module of the model made")
+
+
+def _rotation(
+    model: PreTrainedModel, module: ModuleType, layers: tuple[LayerRotation, ...], seen: _Seen
+) -> Rotation:
+    """One that rotates as the model does; without any query where that gives the same, since it costs a third."""
+    try:
+        rotation = Rotation(module, layers, query_heads=0)
+        _compare(model, rotation, seen)
+    except Exception:  # whatever the model's function makes of an empty tensor
+        rotation = Rotation(module, layers)
+        _compare(model, rotation, seen)
+    return rotation
+
+
+def _compare(model: PreTrainedModel, rotation: Rotation, seen: _Seen) -> None:
+    """Rotating what was seen before rotation must give what the cache got, to the bit."""
+    positions = torch.arange(PROBE_TOKENS, device=seen.updates[0].keys.device)
+    angles = rotation.angles(positions, PROBE_TOKENS, seen.updates[0].keys)
+    for index, update in seen.updates.items():
+        if update.unrotated is None:
+            continue
+        if update.unrotated.shape[:3] != update.keys.shape[:3]:
+            raise UnsupportedModel(
+                f"{type(model).__name__} rotates keys in another layout than it caches them"
+            )
+        rest = update.keys[..., update.unrotated.shape[-1] :]
+        again = angles.rotate(index, torch.cat([update.unrotated, rest], dim=-1))
+        if not torch.equal(again, update.keys):
+            raise UnsupportedModel(
+                f"{type(model).__name__} changes keys after rotating them (layer {index}); stored keys could not "
+                "be moved exactly"
+            )

@@ -1,0 +1,21 @@
+"""An index that two processes make at the same moment."""
+
+import lancedb
+
+from kvweave.index.vector_index import ChunkBank
+
+
+def test_a_table_that_another_process_is_just_making_is_waited_for(tmp_path, monkeypatch):
+    """It is listed as soon as its folder is there, and cannot be opened before its first version is written."""
+    ChunkBank(tmp_path, 8)
+    opened, tries = lancedb.db.LanceDBConnection.open_table, []
+
+    def not_yet(self, name, **options):
+        tries.append(name)
+        if len(tries) < 3:
+            raise ValueError(f"Table '{name}' was not found")
+        return opened(self, name, **options)
+
+    monkeypatch.setattr(lancedb.db.LanceDBConnection, "open_table", not_yet)
+    ChunkBank(tmp_path, 8)
+    assert len(tries) == 3

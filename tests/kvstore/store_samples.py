@@ -1,0 +1,144 @@
+"""Entries for the tests, made from a seed so that any process can make the same ones."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.ops.quantise import quantise
+from kvweave.types import ChunkKV, ChunkNote, Making, ModelFingerprint, Storage
+
+SYSTEM = "5" * 32
+ISOLATED = Making("isolated", (SYSTEM,))
+DIGEST = Making("digest-12", (SYSTEM,), exact=False)
+
+
+def fingerprint(digest: str = "a" * 32, name: str = "tiny") -> ModelFingerprint:
+    return ModelFingerprint(name, "weights", "tokenizer", "rope", "float32", digest)
+
+
+MODEL = fingerprint()
+
+
+def chunk(seed: int, tokens: int = 5, dtype: torch.dtype = torch.float32, layers: int = 2) -> ChunkKV:
+    generator = torch.Generator().manual_seed(seed)
+    kv = torch.randn(layers, 2, 1, tokens, 4, generator=generator).to(dtype)
+    return ChunkKV(tuple(range(seed * 1000, seed * 1000 + tokens)), kv)
+
+
+def chunk_with_queries(
+    seed: int, tokens: int = 5, dtype: torch.dtype = torch.float32, layers: int = 2
+) -> ChunkKV:
+    """`chunk(seed, …)` with queries of three heads."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    queries = torch.randn(layers, 3, tokens, 4, generator=generator).to(dtype)
+    return replace(chunk(seed, tokens, dtype, layers), queries=queries)
+
+
+def quantised_chunk(
+    seed: int, storage: Storage, tokens: int = 5, like: torch.Tensor | None = None
+) -> ChunkKV:
+    """`chunk(seed, tokens)`, or the tensor given, in fewer bits."""
+    exact = chunk(seed, tokens)
+    return ChunkKV(exact.token_ids, quantise(exact.kv if like is None else like, storage))
+
+
+def note(seed: int, tokens: int = 5) -> ChunkNote:
+    """A note about `chunk(seed, tokens)`."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "kept": torch.arange(0, tokens, 2, dtype=torch.int32),
+        "moved": torch.randn(2, tokens, generator=generator),
+        "scale": torch.tensor(seed / 3, dtype=torch.bfloat16),
+        "mask": torch.ones(tokens, dtype=torch.uint8),
+    }
+    return ChunkNote(tuple(range(seed * 1000, seed * 1000 + tokens)), tensors)
+
+
+def put(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED, *context_chunks: str) -> bool:
+    return store.put(MODEL, kv, making, [digest_tokens(kv.token_ids), *context_chunks])
+
+
+def listed(store: ChunkStore, *chunks: ChunkKV) -> list[bool]:
+    return store.has_many(MODEL, [(digest_tokens(kv.token_ids), ISOLATED) for kv in chunks])
+
+
+def get(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED) -> ChunkKV | None:
+    return store.get(MODEL, kv.token_ids, making)
+
+
+def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
+    return (
+        found is not None
+        and found.token_ids == expected.token_ids
+        and found.kv.dtype == expected.kv.dtype
+        and torch.equal(found.kv, expected.kv)
+        and (found.queries is None) == (expected.queries is None)
+        and (found.queries is None or torch.equal(all_queries(found), all_queries(expected)))
+    )
+
+
+def all_queries(kv: ChunkKV) -> torch.Tensor:
+    """Of all layers, (L, H, S, D)."""
+    return torch.stack([kv.layer_queries(layer) for layer in range(kv.held.shape[0])])
+
+
+def put_note(store: ChunkStore, one: ChunkNote, making: Making = DIGEST, *context_chunks: str) -> bool:
+    return store.put_note(MODEL, one, making, [digest_tokens(one.token_ids), *context_chunks])
+
+
+def get_note(store: ChunkStore, one: ChunkNote, making: Making = DIGEST) -> ChunkNote | None:
+    return store.find_notes(MODEL, [(one.token_ids, making)])[0]
+
+
+def same_note(found: ChunkNote | None, expected: ChunkNote) -> bool:
+    return (
+        found is not None
+        and found.token_ids == expected.token_ids
+        and found.tensors.keys() == expected.tensors.keys()
+        and all(
+            found.tensors[name].dtype == tensor.dtype and torch.equal(found.tensors[name], tensor)
+            for name, tensor in expected.tensors.items()
+        )
+    )
+
+
+@contextmanager
+def statements(store: ChunkStore) -> Iterator[list[str]]:
+    """The SQL statements that this thread sends inside the block."""
+    sent: list[str] = []
+    connection = store._parts.database._session().connection
+    connection.set_trace_callback(sent.append)
+    yield sent
+    connection.set_trace_callback(None)
+
+
+def entry_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??/*.safetensors"))
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
+    """Whether this holds at some moment from now on: for what is done in the background."""
+    deadline = time.monotonic() + within_s
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return holds()
+
+
+def write_range(folder: str, seeds: list[int], limit_bytes: int) -> None:
+    """Put entries, reading and removing some on the way, as a second process beside others doing the same."""
+    torch.set_num_threads(1)
+    with ChunkStore(folder, limit_bytes=limit_bytes) as store:
+        for seed in seeds:
+            kv = chunk(seed)
+            assert put(store, kv)
+            found = get(store, kv)
+            assert found is None or same(found, kv)  # the other process may have evicted or removed it
+            store.own(f"document {seed % 7}", [digest_tokens(kv.token_ids)])
+            if seed % 10 == 9:
+                store.disown(f"document {seed % 7}")

@@ -1,0 +1,174 @@
+import os
+import signal
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from memory_tier import MemoryTier
+from store_samples import chunk, entry_files, put
+
+from kvweave import database as module
+from kvweave.database import Database
+from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreTooNew
+from kvweave.kvstore import parts
+from kvweave.kvstore.capacity import Capacity
+from kvweave.kvstore.chunk_store import ChunkStore
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
+    """Every connection opened from here on."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def noted(*args: object, **options: object) -> sqlite3.Connection:
+        opened.append(connect(*args, **options))  # type: ignore[call-overload]
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    return opened
+
+
+def is_open(connection: sqlite3.Connection) -> bool:
+    try:
+        connection.execute("SELECT 1")
+    except sqlite3.ProgrammingError:
+        return False
+    return True
+
+
+def test_connections_of_ended_threads_are_closed(
+    tmp_path: Path, connections: list[sqlite3.Connection]
+) -> None:
+    database = Database(tmp_path / "db")
+    for _ in range(5):
+        thread = threading.Thread(target=database.query, args=("SELECT 1",))
+        thread.start()
+        thread.join()
+    assert [is_open(connection) for connection in connections] == [True] + [False] * 5
+    database.close()
+    assert not any(map(is_open, connections))
+
+
+def test_a_catalogue_that_cannot_be_opened_leaves_no_connection(
+    tmp_path: Path, connections: list[sqlite3.Connection]
+) -> None:
+    (tmp_path / "db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match=r"db is not a readable catalogue .* move it away"):
+        Database(tmp_path / "db")
+    assert not any(map(is_open, connections))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_store_that_cannot_be_opened_leaves_nothing_open_but_what_it_was_given(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    connections: list[sqlite3.Connection],
+    given: bool,
+) -> None:
+    tier = MemoryTier()
+    monkeypatch.setattr(parts, "open_shared", lambda url, namespace: tier)
+
+    def refused(*_: object) -> None:
+        raise StoreFull("no space left")
+
+    monkeypatch.setattr(Capacity, "set_limit", refused)
+    database = Database(tmp_path / "db") if given else None
+    with pytest.raises(StoreFull):
+        ChunkStore(tmp_path, database=database, shared="of the test", limit_bytes=10**6)
+    assert tier.calls == ["close"]
+    assert [is_open(connection) for connection in connections] == [given]
+    if database is not None:
+        database.close()
+
+
+def test_damage_under_way_is_a_store_error_everywhere(tmp_path: Path) -> None:
+    database = Database(tmp_path / "db")
+    database.script(["CREATE TABLE t (x TEXT)", "CREATE INDEX i ON t (x)"])
+    database.execute_many("INSERT INTO t VALUES (?)", [("text" * 100,)] * 500)
+    database.close()
+    whole = (tmp_path / "db").read_bytes()
+    (tmp_path / "db").write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+    database = Database(tmp_path / "db")
+    for action in (
+        lambda: database.query("SELECT * FROM t"),
+        lambda: database.execute("DELETE FROM t"),
+        lambda: database.execute_many("INSERT INTO t VALUES (?)", [("x",)]),
+        lambda: database.script(["DROP TABLE t"]),
+    ):
+        with pytest.raises(StoreError, match=r"db is not a readable catalogue .*malformed.* move it away"):
+            action()
+        assert not database.in_transaction
+    database.close()
+
+
+def test_a_lock_kept_too_long_and_a_full_disk_have_their_own_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUSY_WAIT_S", 0.05)
+    database, other = Database(tmp_path / "db"), Database(tmp_path / "db")
+    database.script(["CREATE TABLE t (x BLOB)"])
+    with database.transaction(), pytest.raises(StoreBusy, match="locked by another process"):
+        other.execute("INSERT INTO t VALUES (1)")
+    pages = database.query("PRAGMA page_count")[0][0]
+    database.query(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreFull, match="no space left"):
+        database.execute("INSERT INTO t VALUES (zeroblob(100000))")
+    assert database.query("SELECT * FROM t") == []
+    other.close()
+    database.close()
+
+
+def test_an_interrupt_while_waiting_for_the_lock_leaves_no_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUSY_WAIT_S", 10.0)
+    database, other = Database(tmp_path / "db"), Database(tmp_path / "db")
+    database.script(["CREATE TABLE t (x)"])
+    held = threading.Event()
+
+    def hold_and_interrupt() -> None:
+        with other.transaction():
+            held.set()
+            time.sleep(0.3)  # by now the other one waits
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    holder = threading.Thread(target=hold_and_interrupt)
+    holder.start()
+    assert held.wait(10)
+    with pytest.raises(KeyboardInterrupt):
+        database.execute("INSERT INTO t VALUES (1)")
+    holder.join()
+    assert not database.in_transaction
+    other.execute("INSERT INTO t VALUES (2)")  # nobody holds the lock
+    database.execute("INSERT INTO t VALUES (3)")
+    assert other.query("SELECT x FROM t") == [(2,), (3,)]
+    database.close()
+    other.close()
+
+
+def test_our_own_mistakes_are_not_dressed_up(tmp_path: Path) -> None:
+    database = Database(tmp_path / "db")
+    database.script(["CREATE TABLE t (x PRIMARY KEY)"])
+    with pytest.raises(sqlite3.IntegrityError):
+        database.execute_many("INSERT INTO t VALUES (?)", [(1,), (1,)])
+    assert database.query("SELECT * FROM t") == []
+    database.close()
+
+
+def test_a_catalogue_of_a_newer_version_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(1))
+    (file,) = entry_files(tmp_path)
+    catalogue = tmp_path / "catalog.sqlite"
+    with closing(sqlite3.connect(catalogue)) as connection:
+        connection.execute("PRAGMA user_version = 9")
+    before = catalogue.read_bytes()
+    with pytest.raises(StoreTooNew, match=r"newer kvweave \(catalogue version 9, this one reads up to 1\)"):
+        ChunkStore(tmp_path)
+    assert catalogue.read_bytes() == before
+    assert file.exists()

@@ -1,0 +1,311 @@
+"""The ways of an entry between device, host and disk, and what running requests use."""
+
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from store_samples import (
+    ISOLATED,
+    MODEL,
+    SYSTEM,
+    chunk,
+    entry_files,
+    eventually,
+    get,
+    get_note,
+    listed,
+    note,
+    put,
+    put_note,
+    same,
+    same_note,
+)
+
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.tiers.memory import DeviceTier
+from kvweave.types import ChunkKV, Making
+
+WITHIN_S = 60.0
+
+
+def digest(kv: ChunkKV, making: Making = ISOLATED) -> tuple[str, list[Making]]:
+    return digest_tokens(kv.token_ids), [making]
+
+
+def hosted(store: ChunkStore) -> int:
+    return store.stats().by_tier["host"].entries
+
+
+# Promotion and demotion
+
+
+def test_what_is_asked_for_goes_up_and_is_served_from_there(tmp_path: Path) -> None:
+    kv, about = chunk(1), note(2)
+    with ChunkStore(tmp_path, host_bytes=10**6) as store:
+        put(store, kv)
+        put_note(store, about)
+        assert hosted(store) == 0  # asked for by nobody
+        assert same(get(store, kv), kv)
+        assert same_note(get_note(store, about), about)
+        assert eventually(lambda: hosted(store) == 2)
+        shutil.rmtree(entry_files(tmp_path)[0].parent)  # the disk is not needed for what is held in memory
+        for file in entry_files(tmp_path):
+            file.unlink()
+        store._parts.recent.clear()
+        assert same(get(store, kv), kv)
+        assert same_note(get_note(store, about), about)
+        by_tier = store.stats().by_tier
+        assert (by_tier["host"].hits, by_tier["disk"].hits) == (2, 2)
+        assert store.stats().hits == 4
+
+
+def test_memory_is_not_used_unless_it_is_asked_for(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(1))
+        get(store, chunk(1))
+        store._parts.tiers.close()
+        assert hosted(store) == 0
+
+
+def test_the_hotter_entry_takes_the_place_of_the_colder_one_and_not_the_other_way_round(
+    tmp_path: Path,
+) -> None:
+    with ChunkStore(tmp_path) as store:
+        for seed in (1, 2):
+            put(store, chunk(seed))
+        size = store.used_bytes // 2
+        for _ in range(5):
+            get(store, chunk(1))
+        store.stats()  # writes what was counted
+        store.set_limit(size + 10, "host")
+        get(store, chunk(1))
+        assert eventually(lambda: hosted(store) == 1)
+        get(store, chunk(2))
+        store._parts.tiers._reads.close()  # waits for what was begun
+        host = store._parts.tiers.host
+        assert host.content(store._key(MODEL, digest(chunk(1))[0], ISOLATED).digest) is not None
+        assert store.stats().by_tier["host"].bytes == size
+
+
+def test_the_cap_in_memory_holds_and_can_be_lowered(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store:
+        for seed in range(6):
+            put(store, chunk(seed))
+        size = store.used_bytes // 6
+        store.set_limit(3 * size, "host")
+        for seed in range(6):
+            get(store, chunk(seed))
+            assert store.stats().by_tier["host"].bytes <= 3 * size
+        assert eventually(lambda: hosted(store) == 3)
+        store.set_limit(size, "host")
+        assert hosted(store) == 1
+        assert store.clear("host") == 1
+        assert hosted(store) == 0
+    with ChunkStore(tmp_path) as store:
+        assert store.stats().by_tier["host"].limit_bytes == size  # kept
+
+
+def test_what_was_removed_is_not_served_from_memory(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path, host_bytes=10**6) as store, ChunkStore(tmp_path) as other:
+        for seed in (1, 2):
+            put(store, chunk(seed))
+            get(store, chunk(seed))
+        assert eventually(lambda: hosted(store) == 2)
+        store.own("document", [digest(chunk(1))[0]])
+        store.disown("document")
+        assert get(store, chunk(1)) is None
+        assert hosted(store) == 1
+        other.clear()  # another process: memory here still has it, and it does not count
+        assert get(store, chunk(2)) is None
+
+
+@pytest.mark.parametrize("drop", ["disown", "clear"])
+def test_what_another_process_dropped_does_not_come_back_out_of_memory(tmp_path: Path, drop: str) -> None:
+    with ChunkStore(tmp_path, host_bytes=10**6) as store, ChunkStore(tmp_path) as other:
+        put(store, chunk(1))
+        get(store, chunk(1))
+        assert eventually(lambda: hosted(store) == 1)
+        if drop == "clear":
+            other.clear()
+        else:
+            other.own("document", [digest(chunk(1))[0]])
+            other.disown("document")
+        store.set_limit(0, "host")
+        assert listed(store, chunk(1)) == [False]
+        assert get(store, chunk(1)) is None
+
+
+def test_damage_on_the_disk_does_not_get_into_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ChunkStore(tmp_path, host_bytes=10**6) as store:
+        put(store, chunk(1))
+        (file,) = entry_files(tmp_path)
+        altered = bytearray(file.read_bytes())
+        altered[-3] ^= 16
+        file.write_bytes(altered)
+        with caplog.at_level(logging.DEBUG, "kvweave"):
+            found = store.find(MODEL, [(chunk(1).token_ids, [ISOLATED])])[0]
+            assert found is not None  # its layers are verified when they are asked for
+            store._parts.tiers._reads.close()
+        assert hosted(store) == 0
+        assert "not kept in memory" in caplog.text
+
+
+def test_kv_on_a_device_is_served_first_and_capped(tmp_path: Path) -> None:
+    """The device is the CPU here: where tensors lie makes no difference to who may stay."""
+    with ChunkStore(tmp_path) as store:
+        for seed in range(3):
+            put(store, chunk(seed))
+        size = chunk(0).bytes
+        tiers = store._parts.tiers
+        tiers.attach(DeviceTier(torch.device("cpu"), 2 * size, store._parts.pins.in_use))
+        for seed in range(3):
+            assert same(get(store, chunk(seed)), chunk(seed))
+        assert eventually(lambda: store.stats().by_tier["device"].entries == 2)
+        assert store.stats().by_tier["device"].bytes == 2 * size
+        held = tiers.device.residents.sizes() if tiers.device is not None else {}
+        for seed in range(3):
+            if store._key(MODEL, digest(chunk(seed))[0], ISOLATED).digest in held:
+                assert same(get(store, chunk(seed)), chunk(seed))
+        assert store.stats().by_tier["device"].hits == 2
+        assert store.clear("device") == 2
+
+
+def test_a_cpu_is_no_device_of_its_own(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store:
+        store.attach_device(torch.device("cpu"), 10**6)
+        assert store._parts.tiers.device is None
+
+
+def test_a_device_without_a_cap_is_used_once_it_has_one(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(1))
+        store.attach_device(torch.device("meta"))  # any that is not the CPU
+        get(store, chunk(1))
+        store.set_limit(10**6, "device")
+        assert store.stats().by_tier["device"].entries == 0
+        get(store, chunk(1))
+        assert eventually(lambda: store.stats().by_tier["device"].entries == 1)
+        store.set_limit(0, "device")
+        assert store.stats().by_tier["device"].entries == 0
+
+
+# Loading ahead
+
+
+def test_what_was_loaded_ahead_is_there_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = chunk(1)
+    with ChunkStore(tmp_path) as store:
+        put(store, kv)
+        store.forget_recent()
+        with store.lease() as lease:
+            store.prefetch(MODEL, [digest(kv), digest(chunk(2))], lease)
+            files = store._parts.files
+            path = entry_files(tmp_path)[0].relative_to(tmp_path).as_posix()
+            assert eventually(lambda: files._recent.get(path) is not None)
+            monkeypatch.setattr(store._parts.folder, "get", None)  # the file is not opened again
+            found = store.find(MODEL, [(kv.token_ids, [ISOLATED])], lease)[0]
+            assert found is not None
+            assert same(found[0], kv)
+        assert (store.stats().hits, store.stats().misses) == (1, 0)
+        assert store._parts.tiers._reads.under_way == 0
+
+
+def test_what_is_not_used_after_all_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+    opened: list[str] = []
+    with ChunkStore(tmp_path) as store:
+        for seed in range(12):
+            put(store, chunk(seed))
+        store.forget_recent()
+
+        def slow(name: str, *_: object) -> None:
+            opened.append(name)
+            begun.set()
+            assert go_on.wait(WITHIN_S)
+
+        monkeypatch.setattr(store._parts.files, "open_ahead", slow)
+
+        def fail() -> None:
+            with store.lease() as lease:
+                store.prefetch(MODEL, [digest(chunk(seed)) for seed in range(12)], lease)
+                assert begun.wait(WITHIN_S)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        go_on.set()
+        assert eventually(lambda: store._parts.tiers._reads.under_way == 0)
+        assert len(opened) < 12
+        assert store._parts.pins.in_use() == frozenset()
+
+
+def test_damage_met_ahead_of_time_is_told_when_the_entry_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(1))
+        (file,) = entry_files(tmp_path)
+        file.write_bytes(file.read_bytes()[:-1])
+        store.forget_recent()
+        with store.lease() as lease, caplog.at_level(logging.WARNING, "kvweave"):
+            store.prefetch(MODEL, [digest(chunk(1))], lease)
+            assert store.find(MODEL, [(chunk(1).token_ids, [ISOLATED])], lease) == [None]
+        assert store.stats().damaged == 1
+        assert caplog.text.count("stored entry dropped") == 1
+
+
+def test_loading_ahead_takes_the_first_making_that_is_stored(tmp_path: Path) -> None:
+    kv = chunk(1)
+    best, good = (Making("observed", (SYSTEM, digit * 32)) for digit in "78")
+    with ChunkStore(tmp_path) as store:
+        put(store, kv, good)
+        with store.lease() as lease:
+            store.prefetch(MODEL, [(digest_tokens(kv.token_ids), [best, good])], lease)
+            assert store._parts.pins.in_use() == {store._key(MODEL, digest_tokens(kv.token_ids), good).digest}
+
+
+# What running requests use
+
+
+def test_what_a_request_uses_is_not_evicted_until_it_is_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(0))
+        size = store.used_bytes
+        store.set_limit(2 * size + size // 2)
+        put(store, chunk(1))
+        for _ in range(3):
+            get(store, chunk(1))  # so that the other one would be the first to go
+        with store.lease() as lease:
+            store.find(MODEL, [(chunk(0).token_ids, [ISOLATED])], lease)
+            assert put(store, chunk(2))
+            assert listed(store, chunk(0), chunk(1), chunk(2)) == [True, False, True]
+            with store.lease() as another:
+                store.find(MODEL, [(chunk(2).token_ids, [ISOLATED])], another)
+                with caplog.at_level(logging.WARNING, "kvweave"):
+                    assert not put(store, chunk(3))  # all there is is in use
+                assert "running requests use" in caplog.text
+                assert "full" not in caplog.text  # the disk is not
+                store.set_limit(size)
+                assert store.used_bytes == 2 * size
+            assert put(store, chunk(3)) is False
+        assert put(store, chunk(3))
+        assert listed(store, chunk(0), chunk(2), chunk(3)) == [False, False, True]
+        assert store.used_bytes == size
+
+
+def test_a_request_without_a_lease_holds_nothing(tmp_path: Path) -> None:
+    with ChunkStore(tmp_path) as store:
+        put(store, chunk(0))
+        store.find(MODEL, [(chunk(0).token_ids, [ISOLATED])])
+        get(store, chunk(0))
+        assert store._parts.pins.in_use() == frozenset()
