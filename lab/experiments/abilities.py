@@ -16,7 +16,7 @@ from typing import Any
 from answered import answer
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
-from kvweave.predict.prompts import Trained
+from kvweave.predict.prompts import ReferencePrompts
 from kvweave_lab.eval.draft import Draft, sentences
 from kvweave_lab.eval.evaluation import token_count
 from kvweave_lab.eval.haystack import Haystack
@@ -116,7 +116,7 @@ def named(notes: Notes, text: str) -> frozenset[str]:
 
 def measure(adapter: Adapter, samples: int) -> dict[str, Any]:
     """Every request's shares, means over tasks with intervals, and how many prompts are behind them."""
-    wording, haystack, count = Trained(), Haystack.of_split(SPLIT), token_count(adapter)
+    wording, haystack, count = ReferencePrompts(), Haystack.of_split(SPLIT), token_count(adapter)
     found: dict[str, dict[str, list[Mapping[str, float]]]] = {"ask": {}, "sum_up": {}, "ask_like": {}}
     for task in ABOUT:
         for number in range(samples):

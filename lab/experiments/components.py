@@ -28,7 +28,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.place import AsStored
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.state import Matched, PrefillRequest
+from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave.types import Prompt, SpanKind, Timing
 from kvweave_lab.bench.baseline import library_attention, stock_prefill
 from kvweave_lab.bench.masked_attention import Masked
@@ -101,7 +101,7 @@ def answered(
     recipe = variant.recipe
     prefix = adapter.template.prefix_ids(asked.system)
     named = [
-        (digest_tokens(ids), recipe.prepare.makings(adapter, prefix, len(ids)))
+        (digest_tokens(ids), recipe.prepare.provenances(adapter, prefix, len(ids)))
         for ids in map(adapter.template.chunk_ids, asked.chunks)
     ]
     if cold:

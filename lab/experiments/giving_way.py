@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.background import GivesWay, IdleOver, Requests
+from kvweave.engine.background import BackgroundStopped, RequestGuard, Requests
 from kvweave.engine.generation import Decoded, generate
 from kvweave.models.adapter import Adapter
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.fused_cache import FusedCache
 from kvweave.models.preemption import BLOCK_TOKENS
 from kvweave.models.shapes import random_model
 from measured import arguments, circumstances, command_of, keep, started
@@ -30,7 +30,7 @@ LONGEST_S = 60.0
 """Work that holds the model longer than this does not give way at all."""
 
 
-class Timed(GivesWay):
+class Timed(RequestGuard):
     """Notes when the work let go."""
 
     def __init__(self, requests: Requests, stop: threading.Event) -> None:
@@ -44,16 +44,16 @@ class Timed(GivesWay):
         super().give_way()
 
 
-def prefill(adapter: Adapter, ids: list[int]) -> tuple[Canvas, torch.Tensor]:
-    canvas = adapter.canvas(len(ids))
-    return canvas, adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+def prefill(adapter: Adapter, ids: list[int]) -> tuple[FusedCache, torch.Tensor]:
+    kv_cache = adapter.new_cache(len(ids))
+    return kv_cache, adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
 
 
 def work(adapter: Adapter, ids: list[int], new_tokens: int, way: Timed) -> None:
-    with suppress(IdleOver), adapter.low_priority(way):
+    with suppress(BackgroundStopped), adapter.low_priority(way):
         while True:
-            canvas, logits = prefill(adapter, ids)
-            for _ in generate(adapter, canvas, ids, logits, GenerationConfig(), new_tokens, Decoded()):
+            kv_cache, logits = prefill(adapter, ids)
+            for _ in generate(adapter, kv_cache, ids, logits, GenerationConfig(), new_tokens, Decoded()):
                 pass
 
 

@@ -15,18 +15,17 @@ from torch import Tensor
 
 from kvweave.models.hooks import AttentionProbe
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
-from kvweave.recipes.features import Moved
+from kvweave.recipes.features import ContextSensitivity, FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.prepare import Following, Isolated, Prepare, Similar, Woven
+from kvweave.recipes.prepare import Isolated, Prepare, Previous, Similar, SimilarAndPrevious
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest, QuestionAttention, Score
+from kvweave.recipes.state import PrefillState
 
 
-def lengths(scene: Assembled) -> list[int]:
+def lengths(state: PrefillState) -> list[int]:
     """Tokens of every stale chunk."""
-    return [m.span.tokens for m in scene.matched if m.origin == "reused"]
+    return [m.span.tokens for m in state.matched if m.origin == "reused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,11 @@ class Spread:
     adds_up: ClassVar[bool] = False
 
     @property
-    def records(self) -> tuple[Record, ...]:
-        return self.inner.records
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        return self.inner.extractors
 
-    def scores(self, scene: Assembled) -> Tensor:
-        parts = self.inner.scores(scene).split(lengths(scene))
+    def scores(self, state: PrefillState) -> Tensor:
+        parts = self.inner.scores(state).split(lengths(state))
         return torch.cat([self._spread(part) for part in parts])
 
     def _spread(self, part: Tensor) -> Tensor:
@@ -63,11 +62,11 @@ class Windowed:
     adds_up: ClassVar[bool] = False
 
     @property
-    def records(self) -> tuple[Record, ...]:
-        return self.inner.records
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        return self.inner.extractors
 
-    def scores(self, scene: Assembled) -> Tensor:
-        parts = self.inner.scores(scene).split(lengths(scene))
+    def scores(self, state: PrefillState) -> Tensor:
+        parts = self.inner.scores(state).split(lengths(state))
         return torch.cat([self._shared(part) for part in parts])
 
     def _shared(self, part: Tensor) -> Tensor:
@@ -85,14 +84,14 @@ class Sentences:
     adds_up: ClassVar[bool] = False
 
     @property
-    def records(self) -> tuple[Record, ...]:
-        return self.inner.records
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        return self.inner.extractors
 
-    def scores(self, scene: Assembled) -> Tensor:
-        found = self.inner.scores(scene)
-        prompt, template = scene.request.prompt, scene.request.adapter.template
+    def scores(self, state: PrefillState) -> Tensor:
+        found = self.inner.scores(state)
+        prompt, template = state.request.prompt, state.request.adapter.template
         number, numbers = 0, []
-        for m in scene.matched:
+        for m in state.matched:
             if m.origin != "reused":
                 continue
             number += 1
@@ -115,19 +114,19 @@ class TimesValueNorm:
     """Attention times the norm of the value that it weighs, over layers."""
 
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
-        first, end = scene.context
-        probe = AttentionProbe(scene.asked, columns=scene.context)
-        scene.run(scene.fresh, probe)
+    def scores(self, state: PrefillState) -> Tensor:
+        first, end = state.context
+        probe = AttentionProbe(state.asked, columns=state.context)
+        state.run(state.fresh, probe)
         norms = torch.stack(
             [
                 layer.values[0, :, first:end].float().square().sum(dim=(0, 2)).sqrt()
-                for layer in scene.canvas.layers
+                for layer in state.kv_cache.layers
             ]
         )
-        return (probe.weights * norms).mean(dim=0).cpu()[scene.stale - first]
+        return (probe.weights * norms).mean(dim=0).cpu()[state.stale - first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +137,16 @@ class LayerWeighted:
     peaks: bool = False
     power: float = 1.0
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
-        first, _ = scene.context
-        probe = AttentionProbe(scene.asked, columns=scene.context)
-        scene.run(scene.fresh, probe)
+    def scores(self, state: PrefillState) -> Tensor:
+        first, _ = state.context
+        probe = AttentionProbe(state.asked, columns=state.context)
+        state.run(state.fresh, probe)
         weights = probe.weights.cpu()
         if self.layers is not None:
             weights = weights[list(self.layers)]
-        weights = weights[:, scene.stale - first]
+        weights = weights[:, state.stale - first]
         if self.peaks:
             weights = weights / weights.amax(dim=1, keepdim=True).clamp(min=1e-9)
         return weights.pow(self.power).mean(dim=0)
@@ -158,19 +157,19 @@ class TimesMoved:
     """Another score, times how far a preparation moved each token; `floor` keeps what did not move in the running."""
 
     inner: Score
-    moved: Moved
+    moved: ContextSensitivity
     floor: float = 0.0
     added: float = 0.0
     power: float = 1.0
     adds_up: ClassVar[bool] = False
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         return (self.moved,)
 
-    def scores(self, scene: Assembled) -> Tensor:
-        moved = self.moved.of_stale(scene).pow(self.power)
-        found = self.inner.scores(scene)
+    def scores(self, state: PrefillState) -> Tensor:
+        moved = self.moved.of_stale(state).pow(self.power)
+        found = self.inner.scores(state)
         return found * (self.floor + moved) + self.added * moved * found.mean()
 
 
@@ -187,25 +186,25 @@ class TwoRounds:
     spread: int = 0
     selects: ClassVar[bool] = True
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def choose(self, scene: Assembled) -> Tensor:
-        budget, stale = scene.request.budget, scene.stale
+    def choose(self, state: PrefillState) -> Tensor:
+        budget, stale = state.request.budget, state.stale
         if budget.nothing or not stale.numel():
             return stale[:0]
         count = budget.rows(stale.numel())
-        first = top_tokens(self.score.scores(scene), max(1, round(self.share * count)))
-        probes = [AttentionProbe(scene.asked, columns=scene.context)]
+        first = top_tokens(self.score.scores(state), max(1, round(self.share * count)))
+        probes = [AttentionProbe(state.asked, columns=state.context)]
         if self.following:
-            probes.append(AttentionProbe(stale[first], columns=scene.context))
-        scene.run(torch.cat([stale[first], scene.fresh]).sort().values, *probes)
-        start = scene.context[0]
+            probes.append(AttentionProbe(stale[first], columns=state.context))
+        state.run(torch.cat([stale[first], state.fresh]).sort().values, *probes)
+        start = state.context[0]
         again = probes[0].weights.mean(dim=0).cpu()[stale - start]
         if self.following:
             again = again + self.following * probes[1].weights.mean(dim=0).cpu()[stale - start]
         if self.spread:
             again = torch.cat(
-                [Spread(self.score, self.spread)._spread(part) for part in again.split(lengths(scene))]
+                [Spread(self.score, self.spread)._spread(part) for part in again.split(lengths(state))]
             )
         again[first] = float("inf")
         return stale[top_tokens(again, count)]
@@ -221,12 +220,12 @@ class Seams:
     adds_up: ClassVar[bool] = False
 
     @property
-    def records(self) -> tuple[Record, ...]:
-        return self.inner.records
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        return self.inner.extractors
 
-    def scores(self, scene: Assembled) -> Tensor:
-        found = self.inner.scores(scene)
-        offsets = torch.cat([torch.arange(size) for size in lengths(scene)])
+    def scores(self, state: PrefillState) -> Tensor:
+        found = self.inner.scores(state)
+        offsets = torch.cat([torch.arange(size) for size in lengths(state)])
         return torch.where(offsets < self.tokens, found * self.much, found)
 
 
@@ -239,44 +238,50 @@ QUESTION = QuestionAttention()
 VARIANTS: Mapping[str, Recipe] = dict(
     [
         _variant("q", Isolated(), QUESTION),
-        _variant("q-following", Following(), QUESTION),
+        _variant("q-following", Previous(), QUESTION),
         _variant("q-similar", Similar(), QUESTION),
-        _variant("q-woven", Woven(), QUESTION),
-        _variant("q-woven-4", Woven(4), QUESTION),
-        _variant("q-spread2", Following(), Spread(QUESTION, 2)),
-        _variant("q-spread4", Following(), Spread(QUESTION, 4)),
-        _variant("q-sentences-max", Following(), Sentences(QUESTION, "max")),
-        _variant("q-sentences-mean", Following(), Sentences(QUESTION, "mean")),
-        _variant("q-windows-mean", Following(), Windowed(QUESTION, 8, "mean")),
-        _variant("q-value", Following(), TimesValueNorm()),
-        _variant("q-peaks", Following(), LayerWeighted(peaks=True)),
-        _variant("q-root", Following(), LayerWeighted(power=0.5)),
-        _variant("q-moved", Following(), TimesMoved(QUESTION, Moved(Similar()))),
-        _variant("q-seams", Following(), Seams(QUESTION)),
-        _variant("q-moved-woven", Woven(), TimesMoved(QUESTION, Moved(Similar()))),
-        _variant("q-moved-by-following", Following(), TimesMoved(QUESTION, Moved(Following()))),
-        _variant("q-moved-by-woven", Following(), TimesMoved(QUESTION, Moved(Woven()))),
-        _variant("q-moved-root", Following(), TimesMoved(QUESTION, Moved(Similar()), power=0.5)),
-        _variant("q-moved-square", Following(), TimesMoved(QUESTION, Moved(Similar()), power=2.0)),
-        _variant("q-moved-added", Following(), TimesMoved(QUESTION, Moved(Similar()), added=1.0)),
-        _variant("q-moved-peaks", Following(), TimesMoved(LayerWeighted(peaks=True), Moved(Similar()))),
+        _variant("q-woven", SimilarAndPrevious(), QUESTION),
+        _variant("q-woven-4", SimilarAndPrevious(4), QUESTION),
+        _variant("q-spread2", Previous(), Spread(QUESTION, 2)),
+        _variant("q-spread4", Previous(), Spread(QUESTION, 4)),
+        _variant("q-sentences-max", Previous(), Sentences(QUESTION, "max")),
+        _variant("q-sentences-mean", Previous(), Sentences(QUESTION, "mean")),
+        _variant("q-windows-mean", Previous(), Windowed(QUESTION, 8, "mean")),
+        _variant("q-value", Previous(), TimesValueNorm()),
+        _variant("q-peaks", Previous(), LayerWeighted(peaks=True)),
+        _variant("q-root", Previous(), LayerWeighted(power=0.5)),
+        _variant("q-moved", Previous(), TimesMoved(QUESTION, ContextSensitivity(Similar()))),
+        _variant("q-seams", Previous(), Seams(QUESTION)),
+        _variant("q-moved-woven", SimilarAndPrevious(), TimesMoved(QUESTION, ContextSensitivity(Similar()))),
+        _variant("q-moved-by-following", Previous(), TimesMoved(QUESTION, ContextSensitivity(Previous()))),
+        _variant(
+            "q-moved-by-woven", Previous(), TimesMoved(QUESTION, ContextSensitivity(SimilarAndPrevious()))
+        ),
+        _variant("q-moved-root", Previous(), TimesMoved(QUESTION, ContextSensitivity(Similar()), power=0.5)),
+        _variant(
+            "q-moved-square", Previous(), TimesMoved(QUESTION, ContextSensitivity(Similar()), power=2.0)
+        ),
+        _variant("q-moved-added", Previous(), TimesMoved(QUESTION, ContextSensitivity(Similar()), added=1.0)),
+        _variant(
+            "q-moved-peaks", Previous(), TimesMoved(LayerWeighted(peaks=True), ContextSensitivity(Similar()))
+        ),
         _variant(
             "q-moved-last",
-            Following(),
-            TimesMoved(QuestionAttention(layers=(-4, -3, -2, -1)), Moved(Similar())),
+            Previous(),
+            TimesMoved(QuestionAttention(layers=(-4, -3, -2, -1)), ContextSensitivity(Similar())),
         ),
-        _variant("q-moved-isolated", Isolated(), TimesMoved(QUESTION, Moved(Similar()))),
+        _variant("q-moved-isolated", Isolated(), TimesMoved(QUESTION, ContextSensitivity(Similar()))),
         (
             "two-rounds",
             Recipe(
-                "two-rounds", prepare=Following(), match=MatchPathThenChunk(), select=TwoRounds(), ratio=0.1
+                "two-rounds", prepare=Previous(), match=MatchPathThenChunk(), select=TwoRounds(), ratio=0.1
             ),
         ),
         (
             "two-rounds-follow",
             Recipe(
                 "two-rounds-follow",
-                prepare=Following(),
+                prepare=Previous(),
                 match=MatchPathThenChunk(),
                 select=TwoRounds(following=1.0),
                 ratio=0.1,

@@ -28,11 +28,11 @@ from kvweave.kvstore.tiers.tier import owned_copy
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.shapes import random_model
-from kvweave.types import ChunkKV, Making
+from kvweave.types import ChunkKV, KVProvenance
 from kvweave_lab.bench.spread import Spread, timed
 from measured import arguments, circumstances, command_of, keep, numbers, started
 
-MADE = Making("bare", ())
+MADE = KVProvenance("bare", ())
 QUESTION_TOKENS = 32
 OF_BALANCE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 
@@ -49,7 +49,7 @@ class Link:
         return self.round_trip_s / THREADS + size_bytes / self.bandwidth
 
 
-class Arriving:
+class StreamingEntry:
     """KV whose layers have to come first; see `kvweave.types.KVLayers`."""
 
     awaited_s = 0.0  # the pass waits, which is what is measured
@@ -89,19 +89,19 @@ class Context:
         question = tuple(range(3, 3 + QUESTION_TOKENS))
         self._ids = (*(token for ids, _ in self._entries for token in ids), *question)
 
-    def chunks(self) -> list[Arriving]:
+    def chunks(self) -> list[StreamingEntry]:
         """Entries of which nothing has come and nothing is verified."""
         contents = [parse_entry(owned_copy(data), "entry").content for _, data in self._entries]
-        return [Arriving(content.held) for content in contents]  # type: ignore[union-attr, arg-type]
+        return [StreamingEntry(content.held) for content in contents]  # type: ignore[union-attr, arg-type]
 
-    def compute(self, chunks: Sequence[Arriving]) -> torch.Tensor:
+    def compute(self, chunks: Sequence[StreamingEntry]) -> torch.Tensor:
         """The pass up to the first token's logits (1, vocab), waiting for what has not come."""
         spans, start = [], 0
         for (ids, _), chunk in zip(self._entries, chunks, strict=True):
             spans.append(PlacedSpan(ChunkKV(ids, chunk), start, start))
             start += len(ids)
-        canvas = self.adapter.canvas(len(self._ids), spans)
-        logits = self.adapter.compute(canvas, self._ids, self.adapter.rows(self._rows))
+        kv_cache = self.adapter.new_cache(len(self._ids), spans)
+        logits = self.adapter.compute(kv_cache, self._ids, self.adapter.rows(self._rows))
         self.adapter.synchronize()
         return logits
 
@@ -116,7 +116,7 @@ def _entry(adapter: Adapter, number: int, tokens: int) -> tuple[tuple[int, ...],
     return chunk.token_ids, b"".join(encode_entry(key, "random", chunk, []).parts)
 
 
-def deliver(chunks: Sequence[Arriving], link: Link, by_layer: bool) -> None:
+def deliver(chunks: Sequence[StreamingEntry], link: Link, by_layer: bool) -> None:
     """Let everything arrive: chunk by chunk, or the first layer of all chunks, then the second."""
     layers = chunks[0].shape[0]
     every = range(layers)

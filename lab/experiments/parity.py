@@ -31,14 +31,14 @@ def measure(family: str) -> dict[str, object]:
     ids = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = stock_logits(family, ids)
     adapter = tiny_adapter(family)
-    whole = adapter.canvas(N)
+    whole = adapter.new_cache(N)
     adapter.compute(whole, ids, adapter.rows(torch.arange(N)), capture=True)
     stored = adapter.captured(whole, ids, 0, STORED)
     garbage = ChunkKV(stored.token_ids, torch.randn_like(stored.kv) * 3)
 
     def difference(kv: object, first: int) -> float:
-        canvas = adapter.canvas(N, [PlacedSpan(kv, 0, 0)])  # type: ignore[arg-type]
-        logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(first, N)))
+        kv_cache = adapter.new_cache(N, [PlacedSpan(kv, 0, 0)])  # type: ignore[arg-type]
+        logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(first, N)))
         return float((logits - expected).abs().max())
 
     return {

@@ -12,14 +12,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvweave.answer_cache.cache import AnswerBank
-from kvweave.answer_cache.records import Circumstances, Provenance, Vector
+from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.records import AnswerSettings, Provenance, Vector
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
 from kvweave.types import Source
 from measured import arguments, circumstances, command_of, keep, started
 
-HOW = Circumstances("reuse", None, None, 5, None, False, None, None)
+HOW = AnswerSettings("reuse", None, None, 5, None, False, None, None)
 TOWNS = "Delft Oslo Rome Skelt Paris Turin Ghent Basel Malmo Cork".split()
 THINGS = "lantern basket kettle ladder saddle mirror barrel pillow".split()
 TEXT = "The ferry leaves at noon. " * 60  # a chunk of ordinary length
@@ -37,7 +37,7 @@ def filled(phrasing: str, number: int) -> str:
     return phrasing.format(thing=thing, number=number, town=town)
 
 
-def fill(bank: AnswerBank, encoder: TextEncoder, questions: int) -> None:
+def fill(bank: AnswerCache, encoder: TextEncoder, questions: int) -> None:
     texts = [filled(ASKED["the same words"], number) for number in range(questions)]
     sources = [Source("/notes.txt", 0, len(TEXT), TEXT, 0.5)] * HOW.top_k
     for start in range(0, questions, 512):
@@ -47,7 +47,7 @@ def fill(bank: AnswerBank, encoder: TextEncoder, questions: int) -> None:
                 bank.put(text, vector, HOW, "Anna", sources, Provenance(frozenset("v"), ("v:0",), 0))
 
 
-def timed(bank: AnswerBank, encoder: TextEncoder, questions: Sequence[str]) -> tuple[list[float], int]:
+def timed(bank: AnswerCache, encoder: TextEncoder, questions: Sequence[str]) -> tuple[list[float], int]:
     """Seconds of each question, and how many found an answer."""
     times, found = [], 0
     for question in questions:
@@ -67,7 +67,7 @@ def measure(questions: int, repeats: int) -> dict[str, object]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         database = Database(Path(folder) / "catalog.sqlite")
-        bank = AnswerBank(database, 2**40)
+        bank = AnswerCache(database, 2**40)
         fill(bank, encoder, questions)
         numbers = [(7919 * step) % questions for step in range(repeats)]
         for name, phrasing in ASKED.items():

@@ -62,12 +62,14 @@ def replay(adapter: Adapter, trace: Trace, scale: float) -> tuple[float, float]:
     recomputed = torch.linspace(0, max(stored - 1, 0), max(rows - (tokens - stored), 0)).long()
     computed = torch.cat([recomputed, torch.arange(stored, tokens)]).unique()
     began = time.perf_counter()
-    canvas = adapter.canvas(tokens, [PlacedSpan(ChunkKV(tuple(ids[:stored]), kv), 0, 0)] if stored else [])
-    adapter.compute(canvas, ids, adapter.rows(computed))
+    kv_cache = adapter.new_cache(
+        tokens, [PlacedSpan(ChunkKV(tuple(ids[:stored]), kv), 0, 0)] if stored else []
+    )
+    adapter.compute(kv_cache, ids, adapter.rows(computed))
     adapter.synchronize()
     first_s = time.perf_counter() - began
     for _ in range(round(trace["decoded"])):
-        adapter.step(canvas, 7)
+        adapter.step(kv_cache, 7)
     adapter.synchronize()
     return first_s, time.perf_counter() - began - first_s
 

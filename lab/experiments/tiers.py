@@ -25,15 +25,15 @@ from kvweave.kvstore.format import encode_entry, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.kvstore.tiers.factory import open_shared
 from kvweave.kvstore.tiers.memory import HostTier
-from kvweave.kvstore.tiers.tier import Tier, owned_copy
+from kvweave.kvstore.tiers.tier import RemoteTier, owned_copy
 from kvweave.recipes.prepare import packed
-from kvweave.types import STORAGES, ChunkKV, Making, ModelFingerprint, Storage
+from kvweave.types import STORAGES, ChunkKV, KVProvenance, ModelFingerprint, Storage
 from kvweave_lab.bench.spread import Spread, ratios, timed
 from measured import arguments, circumstances, command_of, keep, numbers, started
 
 SHAPE = (24, 2, 2, 64)  # layers, keys and values, KV heads, head width: 12 KiB per token in bfloat16
-MADE = Making("bare", ())
-Wanted: TypeAlias = list[tuple[tuple[int, ...], list[Making]]]
+MADE = KVProvenance("bare", ())
+Wanted: TypeAlias = list[tuple[tuple[int, ...], list[KVProvenance]]]
 MODEL = ModelFingerprint("random", "", "", "", "bfloat16", "0" * 32)
 NAMESPACE = f"bench-{secrets.token_hex(4)}"
 
@@ -55,7 +55,7 @@ def entries(chunks: int, chunk_tokens: int, storage: Storage) -> dict[str, bytes
     return made
 
 
-def fetched(tier: Tier, keys: Sequence[str]) -> None:
+def fetched(tier: RemoteTier, keys: Sequence[str]) -> None:
     """What a look-up does with each entry."""
     for key in keys:
         verify_content(parse_entry(owned_copy(tier.get_many([key])[key]), key).content)
@@ -68,7 +68,7 @@ def fetched_into(memory: HostTier, data: dict[str, bytes]) -> None:
         memory.admit(key, blob, 0.0)
 
 
-def plain(tier: Tier, keys: Sequence[str], folder: Path) -> Callable[[], object]:
+def plain(tier: RemoteTier, keys: Sequence[str], folder: Path) -> Callable[[], object]:
     """The same bytes, with nothing done to them."""
     files = {path.name: path for path in folder.rglob("*") if path.is_file()}
     if files:
@@ -165,8 +165,8 @@ def main() -> None:
     for storage in storages:
         chunks = given.context_tokens // given.chunk_tokens
         data = entries(chunks, given.chunk_tokens, storage)
-        making = quantised(MADE, storage)
-        wanted = [(ids_of(number, given.chunk_tokens), [making]) for number in range(chunks)]
+        provenance = quantised(MADE, storage)
+        wanted = [(ids_of(number, given.chunk_tokens), [provenance]) for number in range(chunks)]
         for name in names:
             with tempfile.TemporaryDirectory() as place:
                 folder = Path(place)

@@ -21,7 +21,7 @@ from kvweave.models.shapes import random_model
 from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
-from kvweave.recipes.state import PrefillResult
+from kvweave.recipes.request import PrefillResult
 from kvweave.types import Timing
 from kvweave_lab.bench.prompts import prompt_of_chunks
 from kvweave_lab.bench.spread import Spread

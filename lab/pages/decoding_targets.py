@@ -8,7 +8,7 @@ from tables import header, row, spread
 from kvweave_lab.eval.decoding.rows import OVERALL, budget_text
 
 Row = Mapping[str, Any]
-Found = Mapping[str, Mapping[str, Any] | None]
+FoundChunk = Mapping[str, Mapping[str, Any] | None]
 Line = tuple[str, str, str]
 """What is aimed at, what was measured, and which file the measurement is in."""
 
@@ -16,12 +16,12 @@ OURS = "dynakv"
 """DynaKV's, among the strategies."""
 
 
-def targets(found: Found) -> str:
+def targets(found: FoundChunk) -> str:
     """A line for each that was measured."""
     return "\n".join([*header("aimed at", "measured", "results"), *(row(*line) for line in _lines(found))])
 
 
-def _lines(found: Found) -> Iterator[Line]:
+def _lines(found: FoundChunk) -> Iterator[Line]:
     for said, name, ours in (
         (
             "at most 0.7 of what the better baseline misses of recall, at the longest length",
@@ -64,7 +64,7 @@ def _lines(found: Found) -> Iterator[Line]:
     yield from _costs(found)
 
 
-def _costs(found: Found) -> Iterator[Line]:
+def _costs(found: FoundChunk) -> Iterator[Line]:
     name = "decode_cost_absolute.json"
     ours = _ours(found, name)
     if ours:
@@ -95,7 +95,7 @@ def over_all(rows: Sequence[Row]) -> list[Row]:
     return [one for one in rows if one["task"] == OVERALL] or list(rows)
 
 
-def _last(found: Found, name: str, part: str) -> list[Row]:
+def _last(found: FoundChunk, name: str, part: str) -> list[Row]:
     """Rows over all kinds of text at the last length."""
     told = found[name]
     if told is None:
@@ -105,7 +105,7 @@ def _last(found: Found, name: str, part: str) -> list[Row]:
     return [one for one in rows if one["decode_tokens"] == last]
 
 
-def _stretch(found: Found, name: str) -> str:
+def _stretch(found: FoundChunk, name: str) -> str:
     """Which tokens a row at the last length is of: those since the length before it."""
     told = found[name]
     assert told is not None
@@ -113,7 +113,7 @@ def _stretch(found: Found, name: str) -> str:
     return f"from {before[-1]:,} to {last:,} tokens" if before else f"to {last:,} tokens"
 
 
-def _moved(found: Found, name: str, strategy: str) -> float:
+def _moved(found: FoundChunk, name: str, strategy: str) -> float:
     """Bytes moved in all, from the prompt's end to the last length."""
     told = found[name]
     assert told is not None
@@ -134,7 +134,7 @@ def _counts(one: Row, what: str) -> bool:
     return what != "missed" or one["strategy"] != "entries"
 
 
-def _ours(found: Found, name: str) -> list[Row]:
+def _ours(found: FoundChunk, name: str) -> list[Row]:
     told = found[name]
     return [] if told is None else [one for one in told["rows"] if one["strategy"] == OURS]
 

@@ -8,12 +8,12 @@ from tables import NOT_MEASURED, folded, header, row
 from kvweave_lab.eval.selection.measure import DEPTHS
 from kvweave_lab.eval.selection.rankings import FACTORS, SELECTIONS
 
-Found = Mapping[str, Any]
+FoundChunk = Mapping[str, Any]
 
 _SWEPT = ("question_stale", "question_stale_last", "deviation", "position", "random")
 
 
-def selection_page(found: Found | None, images: Iterable[str]) -> str:
+def selection_page(found: FoundChunk | None, images: Iterable[str]) -> str:
     """The page; `images` are the names of files in docs/images."""
     drawn = set(images)
     lines = [
@@ -61,7 +61,7 @@ def _figure(drawn: set[str], name: str, said: str) -> list[str]:
     return [f"![{said}](images/{file})", ""] if file in drawn else []
 
 
-def _selections(found: Found) -> list[str]:
+def _selections(found: FoundChunk) -> list[str]:
     lines = [
         "## What each selection finds",
         "",
@@ -83,7 +83,7 @@ def _selections(found: Found) -> list[str]:
     return [*lines, ""]
 
 
-def _answers(found: Found) -> list[str]:
+def _answers(found: FoundChunk) -> list[str]:
     answers = found["answers"]
     if answers is None:
         return []
@@ -105,7 +105,7 @@ def _answers(found: Found) -> list[str]:
     ]
 
 
-def _layers(found: Found) -> list[str]:
+def _layers(found: FoundChunk) -> list[str]:
     by_task = found["layers_by_task"]
     count = len(found["layers"]["stale"])
     lines = [
@@ -140,18 +140,18 @@ def _layers(found: Found) -> list[str]:
     ]
 
 
-def _range(estimates: Sequence[Found]) -> str:
+def _range(estimates: Sequence[FoundChunk]) -> str:
     """The smallest and the largest."""
     ordered = sorted(estimates, key=lambda one: float(one["value"]))
     return f"{_estimate(ordered[0])} to {_estimate(ordered[-1])}"
 
 
-def _best(curve: Sequence[Found]) -> int:
+def _best(curve: Sequence[FoundChunk]) -> int:
     """The number of the layer that finds most, from 1."""
     return 1 + max(range(len(curve)), key=lambda layer: float(curve[layer]["value"]))
 
 
-def _factors(found: Found) -> list[str]:
+def _factors(found: FoundChunk) -> list[str]:
     return [
         "## What the loss is made of",
         "",
@@ -167,7 +167,7 @@ def _factors(found: Found) -> list[str]:
     ]
 
 
-def _deviation(found: Found) -> list[str]:
+def _deviation(found: FoundChunk) -> list[str]:
     kinds = found["deviation"]
     layers = range(len(next(iter(kinds.values()))["relative"]))
     return [
@@ -186,7 +186,7 @@ def _deviation(found: Found) -> list[str]:
     ]
 
 
-def _places(found: Found) -> list[str]:
+def _places(found: FoundChunk) -> list[str]:
     off = next(iter(found["deviation"].values()))
     chunks = max(len(one["chunks"]) for one in found["selections"].values())
     lines = ["## Where the selected tokens lie", ""]
@@ -202,13 +202,13 @@ def _places(found: Found) -> list[str]:
     return lines
 
 
-def _shares(shares: Sequence[Found]) -> list[str]:
+def _shares(shares: Sequence[FoundChunk]) -> list[str]:
     """The shares, and half of the widest of their intervals."""
     widest = max((share["high"] - share["low"]) / 2 for share in shares)
     return [*(f"{share['value']:.2f}" for share in shares), f"{widest:.3f}"]
 
 
-def _settings(found: Found) -> list[str]:
+def _settings(found: FoundChunk) -> list[str]:
     settings = sorted(
         [found, *found["others"]], key=lambda one: (round(one["context_tokens"], -2), one["chunk_tokens"])
     )
@@ -242,7 +242,7 @@ def _settings(found: Found) -> list[str]:
     return [*lines, ""]
 
 
-def _auxiliary(found: Found) -> list[str]:
+def _auxiliary(found: FoundChunk) -> list[str]:
     one = found["auxiliary"]
     if one is None:
         return []
@@ -260,6 +260,6 @@ def _auxiliary(found: Found) -> list[str]:
     ]
 
 
-def _estimate(one: Found) -> str:
+def _estimate(one: FoundChunk) -> str:
     low, high = sorted((one["low"], one["high"]))
     return f"{one['value']:.3f} ({low:.3f} to {high:.3f})"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from kvweave.decode.settings import ClusteredKV as ClusteredKV
+    from kvweave.decode.settings import OffloadSettings as OffloadSettings
     from kvweave.engine.api import generate as generate
     from kvweave.engine.api import prefill as prefill
     from kvweave.engine.knowledge_base import KnowledgeBase as KnowledgeBase
@@ -33,7 +33,7 @@ _EXPORTS = {
     "Adapter": "models.adapter",
     "Answer": "types",
     "ChunkStore": "kvstore.chunk_store",
-    "ClusteredKV": "decode.settings",
+    "OffloadSettings": "decode.settings",
     "KnowledgeBase": "engine.knowledge_base",
     "KvweaveError": "errors",
     "METHODS": "recipes.methods",

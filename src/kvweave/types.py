@@ -19,7 +19,7 @@ STORAGES: Mapping[str, Storage] = MappingProxyType({name: name for name in get_a
 Origin = Literal["exact", "reused", "fresh"]
 TokenOrigin = Literal["exact", "reused", "recomputed", "fresh"]
 SpanKind = Literal["system", "chunk", "question"]
-BankUse = Literal["serve", "renew", "ignore"]
+AnswerCacheUse = Literal["serve", "renew", "ignore"]
 """What a request does with the answer bank: take an earlier answer and keep a new one; only keep it; neither."""
 
 
@@ -198,7 +198,7 @@ class ChunkKV:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkNote:
+class ChunkFeature:
     """What was recorded about a chunk beside its KV: which of its tokens sum it up, how far its KV moved, ….
 
     `tensors` are of any shape, float32, bfloat16, float16, int32, int64 or uint8; a name is lower-case letters,
@@ -236,7 +236,7 @@ class ModelFingerprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class KVProvenance:
     """How a chunk's KV, or a note about it, was made: the pass it came out of.
 
     `kind` names the way: bare, isolated, observed, similar-10, …; lower-case words, digits from the second on
@@ -276,7 +276,7 @@ class PlanSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Banked:
+class AnswerCacheHit:
     """An earlier answer was given: to which question, its cosine similarity (-1..1) to the one asked, and from when.
 
     `made_at_s` is seconds since 1970.
@@ -291,7 +291,7 @@ class Banked:
 class Plan:
     """What a request computed and what it reused, span by span; the four counts partition the prompt.
 
-    `coverage` is None unless the budget was one; `ratio` is then 0 and says nothing. `banked` is there when the answer
+    `coverage` is None unless the budget was one; `ratio` is then 0 and says nothing. `cache_hit` is there when the answer
     came from the answer bank: then there was no prompt, and no span.
     """
 
@@ -299,7 +299,7 @@ class Plan:
     ratio: float
     spans: tuple[PlanSpan, ...]
     coverage: float | None = None
-    banked: Banked | None = None
+    cache_hit: AnswerCacheHit | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -352,7 +352,7 @@ class Timing:
 
     `ttft_s` runs from the request's arrival to the first token's logits: retrieve + tokenize + match (look-up, load)
     + place (layers verified when first asked for, rotated, laid out) + select + recompute, and what lies between them.
-    Of the `answer_tokens`, `foretold_tokens` were told by the prompt or a near question's answer, and checked many in one pass.
+    Of the `answer_tokens`, `accepted_draft_tokens` were told by the prompt or a near question's answer, and checked many in one pass.
     """
 
     retrieve_s: float = 0.0
@@ -365,7 +365,7 @@ class Timing:
     decode_s: float = 0.0
     total_s: float = 0.0
     answer_tokens: int = 0
-    foretold_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

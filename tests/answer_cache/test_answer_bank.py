@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvweave.answer_cache.cache import AnswerBank
-from kvweave.answer_cache.records import Circumstances, Provenance
+from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.records import AnswerSettings, Provenance
 from kvweave.database import Database
 from kvweave.errors import StoreError
 from kvweave.types import Source
 
-HOW = Circumstances("reuse", None, None, 4, None, False, None, None)
+HOW = AnswerSettings("reuse", None, None, 4, None, False, None, None)
 WHO = "Who paid Anna?"
 
 
@@ -41,7 +41,7 @@ def database(tmp_path):
 
 @pytest.fixture
 def bank(database):
-    return AnswerBank(database, 10**6)
+    return AnswerCache(database, 10**6)
 
 
 class TestNearest:
@@ -199,7 +199,7 @@ def test_a_question_given_anothers_answer_waits_once_and_keeps_its_own_later(ban
 
 
 def test_it_holds_its_cap_and_drops_the_least_used(database):
-    bank = AnswerBank(database, 8_000)
+    bank = AnswerCache(database, 8_000)
     put(bank, "Who paid Anna?", "Ben")
     for _ in range(3):
         bank.given(find(bank), WHO, vector)
@@ -214,7 +214,7 @@ def test_it_holds_its_cap_and_drops_the_least_used(database):
 
 
 def test_what_was_popular_once_goes_in_the_end(database):
-    bank = AnswerBank(database, 5_000)
+    bank = AnswerCache(database, 5_000)
     put(bank, "Who paid Anna?", "Ben")
     for _ in range(2):
         bank.given(find(bank), WHO, vector)
@@ -224,7 +224,7 @@ def test_what_was_popular_once_goes_in_the_end(database):
 
 
 def test_what_is_larger_than_the_cap_is_not_kept(database):
-    bank = AnswerBank(database, 2_000)
+    bank = AnswerCache(database, 2_000)
     put(bank, text="x" * 5_000)
     assert bank.totals().bytes <= 2_000
     assert find(bank) is None
@@ -241,8 +241,8 @@ def test_a_dropped_answer_gives_its_room_back(bank):
 
 
 def test_a_cap_of_nothing_keeps_and_gives_nothing(database):
-    put(AnswerBank(database, 10**6))
-    without = AnswerBank(database, 0)
+    put(AnswerCache(database, 10**6))
+    without = AnswerCache(database, 0)
     assert not put(without, "Who paid Carl?")
     assert find(without) is None
 
@@ -251,7 +251,7 @@ def test_it_outlives_its_process_and_readings_of_another_version(bank, database)
     put(bank)
     database.execute("UPDATE bank_facts SET value = -1 WHERE name = 'readings'")
     database.execute("UPDATE banked_questions SET reading = 'of another version'")
-    again = AnswerBank(Database(database.path), 10**6)
+    again = AnswerCache(Database(database.path), 10**6)
     assert find(again, "By whom was Anna paid?").text == "Ben"
 
 
@@ -293,8 +293,8 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_answer_bank import AnswerBank, Database, put, rests_on
-bank = AnswerBank(Database(Path({path!r})), 10**6)
+from test_answer_bank import AnswerCache, Database, put, rests_on
+bank = AnswerCache(Database(Path({path!r})), 10**6)
 number = 0
 while True:
     put(bank, f"Who paid for table {{number}}?", "x" * 50, provenance=rests_on("a", "b", "c"))

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from kvweave.answer_cache.cache import AnswerBank
-from kvweave.answer_cache.records import Circumstances, Provenance
+from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.records import AnswerSettings, Provenance
 from kvweave.database import Database
 
-HOW = Circumstances("reuse", None, None, 5, None, False, None, None)
-OTHERWISE = Circumstances("full", None, None, 5, None, False, None, None)
+HOW = AnswerSettings("reuse", None, None, 5, None, False, None, None)
+OTHERWISE = AnswerSettings("full", None, None, 5, None, False, None, None)
 EAST, NORTH = np.eye(2, dtype=np.float32)
 RESTS_ON = Provenance(frozenset({"v"}), ("v:0",), 0)
 
@@ -17,7 +17,7 @@ RESTS_ON = Provenance(frozenset({"v"}), ("v:0",), 0)
 def bank(tmp_path):
     """An empty bank."""
     database = Database(tmp_path / "catalog.sqlite")
-    yield AnswerBank(database, 10**6)
+    yield AnswerCache(database, 10**6)
     database.close()
 
 
@@ -100,7 +100,7 @@ def test_a_question_is_forgotten_under_one_way_of_asking_alone(bank):
 
 def test_a_bank_that_is_off_expects_nothing(tmp_path):
     database = Database(tmp_path / "other.sqlite")
-    bank = AnswerBank(database, 0)
+    bank = AnswerCache(database, 0)
     bank.expect("Who leads it?", EAST, HOW)
     assert bank.totals().questions == 0
     database.close()
@@ -108,7 +108,7 @@ def test_a_bank_that_is_off_expects_nothing(tmp_path):
 
 def test_predictions_push_out_each_other_and_nothing_that_was_asked(tmp_path):
     database = Database(tmp_path / "other.sqlite")
-    bank = AnswerBank(database, 4000)
+    bank = AnswerCache(database, 4000)
     asked = ["Who leads it?", "Where is it?"]
     for question in asked:
         bank.put(question, EAST, HOW, "Anna", [], RESTS_ON)
@@ -124,7 +124,7 @@ def test_predictions_push_out_each_other_and_nothing_that_was_asked(tmp_path):
 
 def test_the_cap_holds_for_expected_questions_too(tmp_path):
     database = Database(tmp_path / "other.sqlite")
-    bank = AnswerBank(database, 2000)
+    bank = AnswerCache(database, 2000)
     for number in range(10):
         bank.expect(f"Who leads number {number}?", EAST, HOW)
     assert bank.totals().bytes <= 2000

@@ -13,9 +13,9 @@ def test_a_question_asked_again_says_that_its_answer_comes_from_the_bank(command
     assert told.startswith("walnut\n")
     assert f"plan: answered from bank: '{GLORRIC}'" in told
     assert "passwords.md" in told
-    banked = command.json("ask", AGAIN)["plan"]["banked"]
-    assert banked["question"] == GLORRIC
-    assert 0.85 <= banked["similarity"] < 1
+    cache_hit = command.json("ask", AGAIN)["plan"]["banked"]
+    assert cache_hit["question"] == GLORRIC
+    assert 0.85 <= cache_hit["similarity"] < 1
     assert command.json("ask", AGAIN, "--fresh")["plan"]["banked"] is None
     assert command.json("ask", AGAIN)["plan"]["banked"]["question"] == AGAIN
 

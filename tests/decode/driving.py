@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.models.attention import AttentionCall
 from kvweave.models.support import Geometry
 from kvweave.ops.partial_attention import PartialAttention
@@ -18,7 +18,7 @@ HEADS, WIDTH = 2, 8
 GROUP = 2  # query heads per KV head
 
 
-def settings(**changes) -> ClusteredKV:
+def settings(**changes) -> OffloadSettings:
     """Small clusters on small pages, so that little data goes through everything."""
     clusters = ClusterSettings(
         **{
@@ -29,8 +29,8 @@ def settings(**changes) -> ClusteredKV:
             **changes.pop("clusters", {}),
         }
     )
-    flash = FlashSettings(**{"page_bytes": 256, **changes.pop("flash", {})})
-    return ClusteredKV(**{"window": 8, "clusters": clusters, "flash": flash, **changes})
+    flash = DiskSettings(**{"page_bytes": 256, **changes.pop("flash", {})})
+    return OffloadSettings(**{"window": 8, "clusters": clusters, "flash": flash, **changes})
 
 
 def geometry(layers: int = 1, dtype: torch.dtype = torch.float32) -> Geometry:
@@ -42,7 +42,7 @@ class Text:
 
     def __init__(
         self,
-        held: RetrievedKV,
+        held: OffloadedCache,
         seed: int = 0,
         layers: int = 1,
         marked: bool = True,
@@ -106,7 +106,7 @@ class Text:
         return keys, values
 
 
-def stored(held: RetrievedKV, layer: int = 0) -> list[Counter]:
+def stored(held: OffloadedCache, layer: int = 0) -> list[Counter]:
     """Which positions each head holds anywhere, counted, for strategies that make clusters."""
     own = held.layers[layer]
     retriever, store = own.retriever, held.parts.store
@@ -123,7 +123,7 @@ def stored(held: RetrievedKV, layer: int = 0) -> list[Counter]:
     return found
 
 
-def members(held: RetrievedKV, layer: int, head: int, cluster: int):
+def members(held: OffloadedCache, layer: int, head: int, cluster: int):
     """Keys and values (n, D) of a cluster, read if need be."""
     store = held.parts.store
     store.ensure([(layer, head, cluster)])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ResidencySettings
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import PageCacheSettings
 
 LAYERS, TIGHT = 3, 60_000
 """Of a text, so that clusters of one layer are fetched while another attends; and bytes that hold a part of most."""
@@ -47,9 +47,9 @@ def test_nothing_is_ever_lost_or_doubled(
             "split": split,
         },
         flash={"page_bytes": page_bytes, "tail_pages": tails, "layout": layout},
-        residency=ResidencySettings(replacement=replacement),
+        residency=PageCacheSettings(replacement=replacement),
     )
-    with RetrievedKV(geometry(LAYERS), chosen) as held:
+    with OffloadedCache(geometry(LAYERS), chosen) as held:
         text = Text(held, seed, layers=LAYERS)
         text.begin(begin)
         for rows in passes:
@@ -87,12 +87,12 @@ def wide(**clusters):
         sinks=2,
         window=4,
         clusters={"spread": 0.8, **clusters},
-        residency=ResidencySettings(prefetch=0),
+        residency=PageCacheSettings(prefetch=0),
     )
 
 
 def test_waiting_entries_are_attended_to_in_every_step(monkeypatch):
-    with RetrievedKV(geometry(), wide(buffer_entries=6)) as held:
+    with OffloadedCache(geometry(), wide(buffer_entries=6)) as held:
         text = Text(held)
         text.begin(300)
         waited = 0
@@ -115,7 +115,7 @@ def test_waiting_entries_are_attended_to_in_every_step(monkeypatch):
 def test_a_delayed_split_reads_less_than_one_at_once():
     read = {}
     for split in ("delayed", "immediate"):
-        with RetrievedKV(geometry(), wide(split=split, buffer_entries=6)) as held:
+        with OffloadedCache(geometry(), wide(split=split, buffer_entries=6)) as held:
             text = Text(held)
             text.begin(300)
             for _ in range(200):
@@ -126,7 +126,7 @@ def test_a_delayed_split_reads_less_than_one_at_once():
 
 
 def test_a_full_buffer_splits_the_cluster_that_most_wait_for(monkeypatch):
-    with RetrievedKV(geometry(), wide(buffer_entries=2)) as held:
+    with OffloadedCache(geometry(), wide(buffer_entries=2)) as held:
         text = Text(held)
         text.begin(300)
         retriever = held.layers[0].retriever
@@ -151,7 +151,7 @@ def test_static_clusters_grow_wider_than_adaptive_ones():
     """The distribution shift that the paper describes (§2.3), on keys that drift."""
     variance = {}
     for strategy in ("dynakv", "static"):
-        with RetrievedKV(geometry(), settings(strategy=strategy)) as held:
+        with OffloadedCache(geometry(), settings(strategy=strategy)) as held:
             text = Text(held)
             text.begin(100)
             for _ in range(300):
@@ -163,7 +163,7 @@ def test_static_clusters_grow_wider_than_adaptive_ones():
 
 def test_two_equal_entries_are_split_in_half():
     """A cluster of coinciding keys has no two means: it is cut by number."""
-    with RetrievedKV(geometry(), settings(clusters={"max_entries": 4, "mean_entries": 2})) as held:
+    with OffloadedCache(geometry(), settings(clusters={"max_entries": 4, "mean_entries": 2})) as held:
         text = Text(held)
         original = text._entries
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from kvweave.decode.retriever import allowance
 from kvweave.decode.settings import (
     MIN_ENTRIES,
-    ClusteredKV,
     ClusterSettings,
-    FlashSettings,
-    ResidencySettings,
+    DiskSettings,
+    OffloadSettings,
+    PageCacheSettings,
 )
 from kvweave.errors import InvalidRequest
 
@@ -24,7 +24,7 @@ from kvweave.errors import InvalidRequest
     buffer=st.integers(0, 32),
 )
 def test_what_is_always_attended_leaves_room_to_retrieve(budget, stored, window, buffer):
-    settings = ClusteredKV(budget, window=window, clusters=ClusterSettings(buffer_entries=buffer))
+    settings = OffloadSettings(budget, window=window, clusters=ClusterSettings(buffer_entries=buffer))
     allowed = allowance(settings, stored)
     always = settings.sinks + allowed.window + allowed.buffer
     assert 1 <= allowed.window <= window
@@ -46,7 +46,7 @@ def test_what_is_always_attended_leaves_room_to_retrieve(budget, stored, window,
         ({"kv_budget": math.inf}, r"kv_budget is inf"),
         ({"storage": "int3"}, r"storage is 'int3'; it is one of 'exact'"),
         (
-            {"residency": ResidencySettings(replacement="fifo")},
+            {"residency": PageCacheSettings(replacement="fifo")},
             r"replacement is 'fifo'; it is one of 'cluster'",
         ),
         (
@@ -64,16 +64,16 @@ def test_what_is_always_attended_leaves_room_to_retrieve(budget, stored, window,
         ),
         ({"clusters": ClusterSettings(1, 1)}, r"max_entries is 1; a split needs 2"),
         ({"clusters": ClusterSettings(buffer_entries=-1)}, r"buffer_entries is -1"),
-        ({"flash": FlashSettings(tail_pages=0)}, r"tail_pages is 0"),
+        ({"flash": DiskSettings(tail_pages=0)}, r"tail_pages is 0"),
         ({"clusters": ClusterSettings(spread=0)}, r"spread is 0"),
         ({"clusters": ClusterSettings(spread=math.nan)}, r"spread is nan"),
         ({"clusters": ClusterSettings(local_entries=0)}, r"local_entries is 0"),
-        ({"flash": FlashSettings(readers=0)}, r"readers is 0"),
-        ({"flash": FlashSettings(gap_pages=-1)}, r"gap_pages is -1"),
-        ({"flash": FlashSettings(page_bytes=0)}, r"page_bytes is 0"),
-        ({"flash": FlashSettings(page_bytes=1001)}, r"page_bytes is 1001; .* multiple of 8"),
+        ({"flash": DiskSettings(readers=0)}, r"readers is 0"),
+        ({"flash": DiskSettings(gap_pages=-1)}, r"gap_pages is -1"),
+        ({"flash": DiskSettings(page_bytes=0)}, r"page_bytes is 0"),
+        ({"flash": DiskSettings(page_bytes=1001)}, r"page_bytes is 1001; .* multiple of 8"),
     ],
 )
 def test_impossible_settings_say_what_is_wrong(changes, said):
     with pytest.raises(InvalidRequest, match=said):
-        ClusteredKV(**changes)
+        OffloadSettings(**changes)

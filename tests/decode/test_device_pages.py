@@ -9,15 +9,15 @@ import torch
 from driving import Text, geometry, settings
 
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import InvalidRequest
 
 PAGE_BYTES = 256
 TIGHT = 60_000  # bytes: holds some of the clusters below, not all
 
 
-def decoded(rows: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor, RetrievedKV]:
-    held = RetrievedKV(geometry(2), settings(resident_bytes=TIGHT, **changes))
+def decoded(rows: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor, OffloadedCache]:
+    held = OffloadedCache(geometry(2), settings(resident_bytes=TIGHT, **changes))
     with held:
         text = Text(held, layers=2, steady=True)
         text.begin(400)
@@ -30,7 +30,7 @@ def decoded(rows: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor, Retr
 def test_the_whole_budget_is_dense_attention(strategy, device_bytes):
     """Room for a few clusters, and for all: entries join them and splits replace them all the while."""
     given = settings(kv_budget=1.0, strategy=strategy, resident_bytes=TIGHT, device_bytes=device_bytes)
-    with RetrievedKV(geometry(2), given) as held:
+    with OffloadedCache(geometry(2), given) as held:
         text = Text(held, layers=2)
         text.begin(200)
         for _ in range(60):
@@ -59,6 +59,6 @@ def test_what_stays_on_the_device_is_not_copied_again():
 
 def test_too_few_bytes_say_how_many_are_missing():
     with pytest.raises(InvalidRequest, match=r"device_bytes.*bytes more"):
-        RetrievedKV(geometry(), settings(device_bytes=2_000))
+        OffloadedCache(geometry(), settings(device_bytes=2_000))
     with pytest.raises(InvalidRequest, match="device_bytes is 0"):
         settings(device_bytes=0)

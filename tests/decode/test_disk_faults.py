@@ -7,15 +7,15 @@ import pytest
 import torch
 from driving import Text, geometry, settings
 
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ResidencySettings
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import PageCacheSettings
 from kvweave.errors import StoreError, StoreFull
 
 TIGHT = {"kv_budget": 1.0, "resident_bytes": 40_000}
 
 
-def begun(folder, **changes) -> tuple[RetrievedKV, Text]:
-    held = RetrievedKV(geometry(), settings(**(TIGHT | changes), folder=folder))
+def begun(folder, **changes) -> tuple[OffloadedCache, Text]:
+    held = OffloadedCache(geometry(), settings(**(TIGHT | changes), folder=folder))
     text = Text(held)
     text.begin(400)
     return held, text
@@ -60,7 +60,7 @@ def test_a_read_error_ends_the_step_and_the_text(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_a_file_cut_short_while_it_is_used_is_found(tmp_path, prefetch):
-    held, text = begun(tmp_path, residency=ResidencySettings(prefetch=prefetch))
+    held, text = begun(tmp_path, residency=PageCacheSettings(prefetch=prefetch))
     with held:
         os.ftruncate(held.parts.store.pages.file._descriptor, 1024)
         with pytest.raises(StoreError, match=r"cut short|not what was written"):
@@ -88,7 +88,7 @@ def test_nothing_is_left_in_the_folder_even_while_it_is_used(tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"no file for the KV can be made in .*file"):
-        RetrievedKV(geometry(), settings(folder=tmp_path / "file" / "below"))
+        OffloadedCache(geometry(), settings(folder=tmp_path / "file" / "below"))
 
 
 def test_without_direct_reads_it_works_through_the_page_cache(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvweave.decode.disk.layout import DualHeadPools, PackedRegions, chain, together
 from kvweave.decode.disk.page_file import joined
-from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.page_cache.frames import Frames
 from kvweave.ops.partial_attention import PartialAttention
 
@@ -77,7 +77,7 @@ def test_growing_moves_nothing_in_pools_and_all_behind_it_when_packed():
     for strategy in ("static", "dynakv"):
         for layout in ("dual-head", "packed"):
             kv = settings(strategy=strategy, flash={"layout": layout})
-            with RetrievedKV(geometry(), kv) as held:
+            with OffloadedCache(geometry(), kv) as held:
                 text = Text(held)
                 text.begin(200)
                 for _ in range(100):
@@ -104,7 +104,7 @@ def test_a_packed_home_is_right_behind_the_one_before():
 
 def test_flash_sees_whole_pages_of_clusters_that_grow_in_memory():
     """Entries of a cluster wait in memory for their page: one write per page, not one per entry."""
-    with RetrievedKV(geometry(), settings(kv_budget=1.0, strategy="static")) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=1.0, strategy="static")) as held:
         text = Text(held)
         text.begin(100)
         before = held.counts.copy()
@@ -121,7 +121,7 @@ def test_of_clusters_that_leave_memory_a_head_keeps_few_half_filled_pages(tail_p
     limit = settings(
         kv_budget=1.0, strategy="static", resident_bytes=30_000, flash={"tail_pages": tail_pages}
     )
-    with RetrievedKV(geometry(), limit) as held:
+    with OffloadedCache(geometry(), limit) as held:
         text = Text(held)
         text.begin(100)
         for _ in range(60):
@@ -135,7 +135,7 @@ def test_neighbours_are_read_in_fewer_reads_than_clusters_in_the_order_made():
     """Queries that keep asking for the same scattered clusters: placed together, they come in fewer reads."""
     reads = {}
     for order in ("together", "made"):
-        held = RetrievedKV(
+        held = OffloadedCache(
             geometry(), settings(kv_budget=60, resident_bytes=30_000, flash={"order": order, "gap_pages": 0})
         )
         with held:

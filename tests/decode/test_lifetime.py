@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from driving import Text, geometry, settings
 
-from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import StoreError
 from kvweave.testing import tiny_adapter
 
@@ -18,10 +18,10 @@ TIGHT = {"kv_budget": 1.0, "resident_bytes": 80_000}
 
 
 @pytest.fixture
-def left() -> Iterator[Callable[[RetrievedKV], Callable[[], list[str]]]]:
+def left() -> Iterator[Callable[[OffloadedCache], Callable[[], list[str]]]]:
     """Says what is alive of a text, by the class of each part; the collector of cycles is off meanwhile."""
 
-    def parts_of(held: RetrievedKV) -> Callable[[], list[str]]:
+    def parts_of(held: OffloadedCache) -> Callable[[], list[str]]:
         store = held.parts.store
         parts = (held, store, store.pages, store.residents, store.residents.frames, *held.layers)
         refs = [weakref.ref(part) for part in (*parts, *(layer.retriever for layer in held.layers))]
@@ -34,7 +34,7 @@ def left() -> Iterator[Callable[[RetrievedKV], Callable[[], list[str]]]]:
 
 
 def test_a_closed_text_does_not_wait_for_the_collector_of_cycles(left, tmp_path):
-    held = RetrievedKV(geometry(layers=3), settings(**TIGHT, folder=tmp_path))
+    held = OffloadedCache(geometry(layers=3), settings(**TIGHT, folder=tmp_path))
     text = Text(held, layers=3)
     text.begin(400)
     for _ in range(20):
@@ -48,7 +48,7 @@ def test_a_closed_text_does_not_wait_for_the_collector_of_cycles(left, tmp_path)
 
 def test_nor_does_one_that_a_model_went_on_from(left, tmp_path):
     adapter = tiny_adapter()
-    held = RetrievedKV(adapter.geometry, settings(kv_budget=0.5, resident_bytes=300_000, folder=tmp_path))
+    held = OffloadedCache(adapter.geometry, settings(kv_budget=0.5, resident_bytes=300_000, folder=tmp_path))
     adapter.extend(held, list(range(3, 103)))
     adapter.step(held, 3)
     alive = left(held)
@@ -58,7 +58,7 @@ def test_nor_does_one_that_a_model_went_on_from(left, tmp_path):
 
 
 def test_nor_does_one_whose_disk_failed(left, tmp_path, monkeypatch):
-    held = RetrievedKV(geometry(), settings(**(TIGHT | {"resident_bytes": 40_000}), folder=tmp_path))
+    held = OffloadedCache(geometry(), settings(**(TIGHT | {"resident_bytes": 40_000}), folder=tmp_path))
     text = Text(held)
     text.begin(400)
     alive = left(held)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from kvweave.decode.clusters.centroids import Representatives
+from kvweave.decode.clusters.centroids import Centroids
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.page_file import PageFile
 from kvweave.errors import StoreError
@@ -19,9 +19,9 @@ LAYERS, HEADS, WIDTH, PAGE_BYTES = (
 )  # two rows to a page: pages and columns end at different places
 
 
-def opened(path) -> Representatives:
+def opened(path) -> Centroids:
     file = PageFile(path, PAGE_BYTES, DecodeCounts(), direct=False)
-    return Representatives(LAYERS, HEADS, WIDTH, file, paged=True)
+    return Centroids(LAYERS, HEADS, WIDTH, file, paged=True)
 
 
 @how(max_examples=25, deadline=None)

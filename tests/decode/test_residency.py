@@ -9,7 +9,7 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.page_cache.frames import (
     REPLACEMENTS,
     Frames,
@@ -19,7 +19,7 @@ from kvweave.decode.page_cache.frames import (
     least_recently_used,
 )
 from kvweave.decode.page_cache.page_cache import Residents
-from kvweave.decode.settings import ResidencySettings
+from kvweave.decode.settings import PageCacheSettings
 from kvweave.errors import InvalidRequest
 from kvweave.models.support import Geometry
 
@@ -168,7 +168,7 @@ def test_of_clusters_fetched_ahead_those_count_as_unused_that_leave_unasked_for(
 
 def decoded(count: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor]:
     chosen = {"kv_budget": 60, "resident_bytes": 60_000, **changes}
-    with RetrievedKV(geometry(3), settings(**chosen)) as held:
+    with OffloadedCache(geometry(3), settings(**chosen)) as held:
         text = Text(held, layers=3, steady=True)
         text.begin(400)
         for _ in range(count):
@@ -181,8 +181,8 @@ def decoded(count: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor]:
 def test_prefetch_changes_when_clusters_are_read_and_not_what_is_attended_to(candidates):
     """Static clusters: where clusters are split, a split needs them in memory, and prefetch brings it forward."""
     tight = {"strategy": "static", "resident_bytes": 46_000, "clusters": {"candidates": candidates}}
-    ahead, output = decoded(**tight, residency=ResidencySettings(prefetch=1))
-    alone, expected = decoded(**tight, residency=ResidencySettings(prefetch=0))
+    ahead, output = decoded(**tight, residency=PageCacheSettings(prefetch=1))
+    alone, expected = decoded(**tight, residency=PageCacheSettings(prefetch=0))
     assert ahead.prefetched > 0 == alone.prefetched
     assert ahead.attended == alone.attended
     torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
@@ -192,20 +192,20 @@ def test_prefetch_changes_when_clusters_are_read_and_not_what_is_attended_to(can
 
 @pytest.mark.parametrize("replacement", sorted(REPLACEMENTS))
 def test_every_order_keeps_the_bound(replacement):
-    counts, _ = decoded(residency=ResidencySettings(replacement=replacement))
+    counts, _ = decoded(residency=PageCacheSettings(replacement=replacement))
     assert 0 < counts.hit_rate + counts.ahead_rate < 1
 
 
 def test_paged_centroids_take_one_layers_memory_and_change_nothing():
     paged, output = decoded(count=20, resident_bytes=200_000)
     all_held, expected = decoded(
-        count=20, resident_bytes=200_000, residency=ResidencySettings(representatives="resident")
+        count=20, resident_bytes=200_000, residency=PageCacheSettings(representatives="resident")
     )
     assert paged.attended == all_held.attended
     torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
     sizes = {}
     for kind in ("paged", "resident"):
-        with RetrievedKV(geometry(3), settings(residency=ResidencySettings(representatives=kind))) as held:
+        with OffloadedCache(geometry(3), settings(residency=PageCacheSettings(representatives=kind))) as held:
             text = Text(held, layers=3)
             text.begin(400)
             text.step()
@@ -215,7 +215,7 @@ def test_paged_centroids_take_one_layers_memory_and_change_nothing():
 
 def test_memory_is_flat_in_the_length_under_an_absolute_budget():
     """What grows is one layer's centroids, taken from the frames; the whole stays what it was."""
-    with RetrievedKV(geometry(), settings(kv_budget=60, resident_bytes=60_000)) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=60, resident_bytes=60_000)) as held:
         text = Text(held)
         text.begin(100)
         for _ in range(500):
@@ -232,7 +232,7 @@ FEW_LARGE = {"mean_entries": 16, "max_entries": 16}
 @pytest.mark.parametrize("bound", range(90_000, 150_000, 10_000))
 def test_half_filled_pages_give_way_where_room_is_needed(bound):
     """Eight heads of two layers would have all frames full of them; a bound that the prompt fits in lasts."""
-    with RetrievedKV(WIDE, settings(kv_budget=1.0, resident_bytes=bound, clusters=FEW_LARGE)) as held:
+    with OffloadedCache(WIDE, settings(kv_budget=1.0, resident_bytes=bound, clusters=FEW_LARGE)) as held:
         text = Text(held, layers=2, heads=8)
         text.begin(300)
         for _ in range(20):
@@ -244,14 +244,14 @@ def test_half_filled_pages_give_way_where_room_is_needed(bound):
 
 def test_a_bound_that_the_prompt_leaves_too_little_of_is_refused_with_the_prompt():
     with (
-        RetrievedKV(WIDE, settings(kv_budget=1.0, resident_bytes=60_000, clusters=FEW_LARGE)) as held,
+        OffloadedCache(WIDE, settings(kv_budget=1.0, resident_bytes=60_000, clusters=FEW_LARGE)) as held,
         pytest.raises(InvalidRequest, match=r"allow [0-9]+ bytes more"),
     ):
         Text(held, layers=2, heads=8).begin(300)
 
 
 def test_a_window_that_has_shrunk_gives_its_memory_back():
-    with RetrievedKV(geometry(), settings(kv_budget=40)) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=40)) as held:
         text = Text(held)
         text.begin(100)
         before = held.resident_bytes - held.parts.store.residents.frames.touched_bytes
@@ -263,7 +263,7 @@ def test_a_window_that_has_shrunk_gives_its_memory_back():
 
 
 def test_frames_that_a_long_pass_took_come_back():
-    with RetrievedKV(geometry(), settings(kv_budget=40, resident_bytes=120_000)) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=40, resident_bytes=120_000)) as held:
         text, frames = Text(held), held.parts.store.residents.frames
         text.begin(600)
         for _ in range(5):
@@ -279,7 +279,7 @@ def test_frames_that_a_long_pass_took_come_back():
 
 
 def test_a_prompts_clusters_stay_in_memory_where_there_is_room():
-    with RetrievedKV(geometry(), settings(kv_budget=1.0)) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=1.0)) as held:
         text = Text(held)
         text.begin(300)
         before = held.counts.copy()

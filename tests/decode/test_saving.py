@@ -11,27 +11,27 @@ import pytest
 import torch
 
 from kvweave.decode.handoff import enter
-from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.persistence import keep, new_files, resume
-from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
+from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.testing import tiny_adapter
 
 N = 120
 IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(3)).tolist()
-KV = ClusteredKV(
+KV = OffloadSettings(
     kv_budget=0.4,
     resident_bytes=90_000,
     window=8,
     clusters=ClusterSettings(mean_entries=8, max_entries=16, buffer_entries=4, spread=0.8),
-    flash=FlashSettings(page_bytes=512),
+    flash=DiskSettings(page_bytes=512),
 )
 
 
-def begun(adapter, folder, kv=KV) -> RetrievedKV:
-    canvas = adapter.canvas(N)
-    adapter.compute(canvas, IDS, adapter.rows(torch.arange(N)))
-    return enter(adapter, canvas, IDS, kv, question_tokens=16, files=new_files(folder))
+def begun(adapter, folder, kv=KV) -> OffloadedCache:
+    kv_cache = adapter.new_cache(N)
+    adapter.compute(kv_cache, IDS, adapter.rows(torch.arange(N)))
+    return enter(adapter, kv_cache, IDS, kv, question_tokens=16, files=new_files(folder))
 
 
 def say(adapter, held, tokens) -> list[torch.Tensor]:
@@ -141,7 +141,7 @@ def test_a_file_that_was_cut_short_is_refused(adapter, tmp_path, name):
 
 
 def test_a_flipped_bit_in_a_cluster_is_found_when_it_is_read(adapter, tmp_path):
-    kv = ClusteredKV(1.0, window=8, clusters=KV.clusters, flash=KV.flash)
+    kv = OffloadSettings(1.0, window=8, clusters=KV.clusters, flash=KV.flash)
     with begun(adapter, tmp_path, kv) as held:
         keep(held, tmp_path, IDS, adapter.fingerprint.digest)
     flip(tmp_path / "clusters.pages", 40)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from driving import HEADS, Text, geometry, settings, stored, watched_attention
 
-from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.strategies import CLUSTERED, STRATEGIES
 from kvweave.errors import InvalidRequest
 
@@ -18,7 +18,7 @@ SMALL = 60_000  # bytes: holds some of the clusters below, not all
 @pytest.mark.parametrize("strategy", KEEPING)
 @pytest.mark.parametrize("begin", [0, 90])
 def test_the_whole_budget_is_dense_attention(strategy, begin):
-    with RetrievedKV(geometry(), settings(kv_budget=1.0, strategy=strategy)) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=1.0, strategy=strategy)) as held:
         text = Text(held)
         if begin:
             text.begin(begin)
@@ -29,7 +29,9 @@ def test_the_whole_budget_is_dense_attention(strategy, begin):
 
 @pytest.mark.parametrize("strategy", [*CLUSTERED, "entries"])
 def test_memory_that_holds_a_part_gives_the_same(strategy):
-    with RetrievedKV(geometry(2), settings(kv_budget=1.0, strategy=strategy, resident_bytes=SMALL)) as held:
+    with OffloadedCache(
+        geometry(2), settings(kv_budget=1.0, strategy=strategy, resident_bytes=SMALL)
+    ) as held:
         text = Text(held, layers=2)
         text.begin(400)
         for _ in range(60):
@@ -43,7 +45,7 @@ def test_memory_that_holds_a_part_gives_the_same(strategy):
 @pytest.mark.parametrize("strategy", [*CLUSTERED, "window"])
 @pytest.mark.parametrize("budget", [0.2, 40])
 def test_a_step_attends_to_no_more_than_the_budget(strategy, budget, monkeypatch):
-    with RetrievedKV(geometry(), settings(kv_budget=budget, strategy=strategy)) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=budget, strategy=strategy)) as held:
         text = Text(held)
         text.begin(200)
         for _ in range(80):
@@ -59,7 +61,9 @@ def test_a_step_attends_to_no_more_than_the_budget(strategy, budget, monkeypatch
 @pytest.mark.parametrize("strategy", ["entries", "static", "local"])
 def test_the_best_entries_of_all_are_those_with_the_largest_weights(strategy):
     """Single entries look at every key, and so do clusters that are all looked through."""
-    held = RetrievedKV(geometry(), settings(kv_budget=40, strategy=strategy, clusters={"candidates": 1000.0}))
+    held = OffloadedCache(
+        geometry(), settings(kv_budget=40, strategy=strategy, clusters={"candidates": 1000.0})
+    )
     text = Text(held)
     text.begin(200)
     query, output = text.step()
@@ -86,7 +90,7 @@ def test_no_more_is_looked_through_than_memory_holds_at_once():
         given = settings(
             kv_budget=60, resident_bytes=30_000, strategy="static", clusters={"candidates": candidates}
         )  # clusters that are never split: when they are depends on what memory holds
-        with RetrievedKV(geometry(), given) as held:
+        with OffloadedCache(geometry(), given) as held:
             text = Text(held, marked=False)
             text.begin(600)
             outputs.append([text.step()[1] for _ in range(20)])
@@ -98,7 +102,7 @@ def test_no_more_is_looked_through_than_memory_holds_at_once():
 @pytest.mark.parametrize("strategy", CLUSTERED)
 @pytest.mark.parametrize("storage", ["int8", "int4"])
 def test_rounded_entries_stay_near(strategy, storage):
-    with RetrievedKV(geometry(), settings(kv_budget=1.0, strategy=strategy, storage=storage)) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=1.0, strategy=strategy, storage=storage)) as held:
         text = Text(held, marked=False)
         text.begin(100)
         for _ in range(20):
@@ -108,7 +112,7 @@ def test_rounded_entries_stay_near(strategy, storage):
 
 @pytest.mark.parametrize("strategy", CLUSTERED)
 def test_nothing_is_lost_or_doubled(strategy):
-    with RetrievedKV(geometry(), settings(kv_budget=0.3, strategy=strategy)) as held:
+    with OffloadedCache(geometry(), settings(kv_budget=0.3, strategy=strategy)) as held:
         text = Text(held)
         text.begin(150)
         for _ in range(120):
@@ -117,7 +121,7 @@ def test_nothing_is_lost_or_doubled(strategy):
 
 
 def test_a_batch_is_refused():
-    with RetrievedKV(geometry(), settings()) as held:
+    with OffloadedCache(geometry(), settings()) as held:
         rows = torch.zeros(2, HEADS, 1, 8)
         with pytest.raises(InvalidRequest, match="batch of 2"):
             held.layers[0].update(rows, rows)
@@ -125,9 +129,9 @@ def test_a_batch_is_refused():
 
 def test_an_unknown_strategy_is_named_with_the_known_ones():
     with pytest.raises(InvalidRequest, match=r"'quest'.*dynakv"):
-        RetrievedKV(geometry(), settings(strategy="quest"))
+        OffloadedCache(geometry(), settings(strategy="quest"))
 
 
 def test_too_little_memory_says_how_much_is_missing():
     with pytest.raises(InvalidRequest, match=r"resident_bytes.*bytes more"):
-        RetrievedKV(geometry(), settings(resident_bytes=4_000))
+        OffloadedCache(geometry(), settings(resident_bytes=4_000))

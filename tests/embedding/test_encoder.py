@@ -93,7 +93,7 @@ def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
         TextEncoder("someone/other-model").encode(["x"])
 
 
-def test_making_one_is_free_and_loading_is_silent_and_offline() -> None:
+def test_provenance_one_is_free_and_loading_is_silent_and_offline() -> None:
     script = """
 import socket, sys
 def refuse(*args, **options): raise AssertionError("network used")

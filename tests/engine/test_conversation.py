@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kvweave.config import GenerationConfig
-from kvweave.decode.handoff import Appending
-from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
-from kvweave.engine.conversation import Conversation, Manner, forget
+from kvweave.decode.handoff import TurnAppender
+from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
+from kvweave.engine.conversation import Conversation, ConversationSettings, forget
 from kvweave.engine.conversation_log import read_said, write_said
 from kvweave.engine.generation import Decoded
 from kvweave.engine.pipeline import prefilled
@@ -23,14 +23,14 @@ from kvweave.types import Prompt
 
 CHUNKS = ("The lamp is in the hall.", "The key is under the stone.")
 QUESTIONS = ("Where is it?", "And the other?", "Is that all?", "Are you sure?")
-KV = ClusteredKV(
+KV = OffloadSettings(
     kv_budget=0.5,
     resident_bytes=120_000,
     window=8,
     clusters=ClusterSettings(mean_entries=8, max_entries=16, buffer_entries=4),
-    flash=FlashSettings(page_bytes=512),
+    flash=DiskSettings(page_bytes=512),
 )
-WHOLE = ClusteredKV(1.0, window=8, clusters=KV.clusters, flash=KV.flash)
+WHOLE = OffloadSettings(1.0, window=8, clusters=KV.clusters, flash=KV.flash)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,11 @@ def adapter():
 
 
 def opened(adapter, folder, kv=KV, new_tokens=12, visible=frozenset) -> Conversation:
-    def prefill(prompt, taker, earlier):
+    def prefill(prompt, sink, earlier):
         with ChunkStore(folder.parent / "store") as store:
-            return prefilled(adapter, store, recipe_named("full"), prompt, taker, earlier)
+            return prefilled(adapter, store, recipe_named("full"), prompt, sink, earlier)
 
-    manner = Manner("Read.", GenerationConfig(temperature=0.0), new_tokens, kv)
+    manner = ConversationSettings("Read.", GenerationConfig(temperature=0.0), new_tokens, kv)
     return Conversation(adapter, folder, manner, prefill, visible)
 
 
@@ -129,7 +129,7 @@ def test_of_another_process_budget_or_model_it_is_refused(adapter, tmp_path):
         with pytest.raises(InvalidRequest, match="another process is having"):
             opened(adapter, tmp_path)
     with pytest.raises(InvalidRequest, match=r"began with kv_budget 0\.5, not 0\.25"):
-        opened(adapter, tmp_path, ClusteredKV(0.25))
+        opened(adapter, tmp_path, OffloadSettings(0.25))
     with pytest.raises(InvalidRequest, match="another model"):
         opened(tiny_adapter("qwen2", seed=1), tmp_path)
 
@@ -238,13 +238,13 @@ def test_a_turn_that_breaks_off_while_it_is_read_was_never_said(adapter, tmp_pat
     with opened(adapter, tmp_path / "broken", WHOLE) as talk:
         got = say(talk, QUESTIONS[:1])
         with monkeypatch.context() as patch:
-            patch.setattr(Appending, "take", broken)
+            patch.setattr(TurnAppender, "take", broken)
             with pytest.raises(KeyboardInterrupt):
                 say(talk, QUESTIONS[2:3])
         assert got + say(talk, QUESTIONS[1:2]) == expected
 
 
-def broken(appending, layer, keys, values, take=Appending.take) -> None:
+def broken(appending, layer, keys, values, take=TurnAppender.take) -> None:
     """What an interrupt behind the first layer of a turn leaves."""
     if layer:
         raise KeyboardInterrupt

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kvweave.config import GenerationConfig
-from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
-from kvweave.engine.conversation import Conversation, Manner
+from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
+from kvweave.engine.conversation import Conversation, ConversationSettings
 from kvweave.engine.generation import Decoded
 from kvweave.engine.pipeline import prefilled
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -18,7 +18,7 @@ from kvweave.models.fused_cache import PlacedSpan
 from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.state import PrefillResult
+from kvweave.recipes.request import PrefillResult
 from kvweave.testing import tiny_adapter
 from kvweave.types import Prompt
 
@@ -30,25 +30,25 @@ NEW_TOKENS = 10
 SMALL = {
     "window": 8,
     "clusters": ClusterSettings(8, 16, buffer_entries=4),
-    "flash": FlashSettings(page_bytes=512),
+    "flash": DiskSettings(page_bytes=512),
 }
-WHOLE, TIGHT = ClusteredKV(1.0, **SMALL), ClusteredKV(0.5, 120_000, **SMALL)
+WHOLE, TIGHT = OffloadSettings(1.0, **SMALL), OffloadSettings(0.5, 120_000, **SMALL)
 
 
 class Talk(Conversation):
     """Two turns; the chunks of the second, which are others than those of the first, are stored."""
 
     def __init__(
-        self, adapter: Adapter, folder: Path, store: ChunkStore, recipe: Recipe, kv: ClusteredKV
+        self, adapter: Adapter, folder: Path, store: ChunkStore, recipe: Recipe, kv: OffloadSettings
     ) -> None:
         self.results: list[PrefillResult] = []
         self.ends: list[int] = []
 
-        def prefill(prompt, taker, earlier):
-            self.results.append(prefilled(adapter, store, recipe, prompt, taker, earlier))
+        def prefill(prompt, sink, earlier):
+            self.results.append(prefilled(adapter, store, recipe, prompt, sink, earlier))
             return self.results[-1]
 
-        manner = Manner("Read.", GenerationConfig(temperature=0.0), NEW_TOKENS, kv)
+        manner = ConversationSettings("Read.", GenerationConfig(temperature=0.0), NEW_TOKENS, kv)
         super().__init__(adapter, folder, manner, prefill)
 
     def turn(self, number: int) -> str:
@@ -90,10 +90,10 @@ def test_reused_kv_stands_where_its_chunk_stands_in_the_text(adapter, store, tmp
     computed = torch.ones(end, dtype=torch.bool)
     for span in spans:
         computed[span.start : span.start + span.kv.tokens] = False
-    canvas = adapter.canvas(end, spans)
-    logits = [adapter.compute(canvas, text[:end], adapter.rows(computed.nonzero()[:, 0]))]
+    kv_cache = adapter.new_cache(end, spans)
+    logits = [adapter.compute(kv_cache, text[:end], adapter.rows(computed.nonzero()[:, 0]))]
     for token in text[end:-1]:
-        logits.append(adapter.step(canvas, token))
+        logits.append(adapter.step(kv_cache, token))
     torch.testing.assert_close(talk.results[1].logits, logits[0], atol=5e-4, rtol=5e-4)
     assert torch.cat(logits).argmax(-1).tolist() == text[end:]
 

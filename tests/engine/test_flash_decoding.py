@@ -36,10 +36,10 @@ def test_generate_takes_what_prefill_returned(tmp_path):
         return kvweave.generate(kvweave.prefill(adapter, store, prompt), max_new_tokens=40, **options)
 
     dense = answer()
-    kv = kvweave.ClusteredKV(1.0, window=8, clusters=ClusterSettings(8, 16))
+    kv = kvweave.OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
     whole, part = (
         answer(kv=kv),
-        answer(kv=kvweave.ClusteredKV(0.2, window=8, clusters=ClusterSettings(8, 16))),
+        answer(kv=kvweave.OffloadSettings(0.2, window=8, clusters=ClusterSettings(8, 16))),
     )
     assert whole.text == dense.text
     assert dense.tokens == whole.tokens == part.tokens == 40
@@ -55,13 +55,13 @@ def test_an_answer_that_outgrows_the_short_frequencies_goes_on_in_new_files():
     ids = torch.randint(3, 260, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 
     def text(kv):
-        canvas = adapter.canvas(len(ids))
-        logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+        kv_cache = adapter.new_cache(len(ids))
+        logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
         decoded = Decoded()
-        list(generate(adapter, canvas, ids, logits, GenerationConfig(), 12, decoded, kv=kv))
+        list(generate(adapter, kv_cache, ids, logits, GenerationConfig(), 12, decoded, kv=kv))
         return decoded.text
 
-    assert text(kvweave.ClusteredKV(1.0, window=8, clusters=ClusterSettings(8, 16))) == text(None)
+    assert text(kvweave.OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))) == text(None)
 
 
 def test_a_recipe_with_an_attention_of_its_own_is_refused(open_kb, documents):

@@ -7,7 +7,7 @@ import torch
 
 import kvweave
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch
-from kvweave.index.vector_index import ChunkBank
+from kvweave.index.vector_index import VectorIndex
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 GLORRIC = "What is the password of Glorric?"
@@ -110,5 +110,5 @@ def test_another_embedding_model_may_fill_what_is_still_empty(open_kb, documents
     first = open_kb()
     first.add(tmp_path / "empty.txt")
     shutil.rmtree(first.folder / "vectors")
-    ChunkBank(first.folder / "vectors", 7)  # as another embedding model would have left it
+    VectorIndex(first.folder / "vectors", 7)  # as another embedding model would have left it
     assert open_kb().add(documents).chunks > 0

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from kvweave.engine.background import Requests
-from kvweave.engine.background_jobs import Ahead
-from kvweave.engine.question_prediction import Foresight
+from kvweave.engine.background_jobs import Precomputer
+from kvweave.engine.question_prediction import QuestionPredictor
 from kvweave.files import alone
 from kvweave.testing import tiny_model, tiny_tokenizer
 from kvweave.types import Answer, Plan, Timing
@@ -31,7 +31,7 @@ def base(open_kb, documents):
 
 
 @pytest.fixture
-def foretold(monkeypatch):
+def accepted_draft_tokens(monkeypatch):
     """Lets the model reply to predicting requests as a test says, in order; sums up by repeating. Returns the replies left."""
     replies = []
 
@@ -40,22 +40,22 @@ def foretold(monkeypatch):
             return " ".join(notes)
         return replies.pop(0) if replies else ""
 
-    monkeypatch.setattr(Foresight, "said", say)
+    monkeypatch.setattr(QuestionPredictor, "said", say)
     return replies
 
 
 def is_banked(answer):
-    return answer.plan.banked is not None
+    return answer.plan.cache_hit is not None
 
 
 def kept(base):
-    return base.outlook.ledger.totals().kept
+    return base.predictions.ledger.totals().kept
 
 
 # What users wait for
 
 
-def test_a_question_whose_answer_is_empty_is_computed_once(base, foretold, monkeypatch):
+def test_a_question_whose_answer_is_empty_is_computed_once(base, accepted_draft_tokens, monkeypatch):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     computed = []
@@ -64,26 +64,26 @@ def test_a_question_whose_answer_is_empty_is_computed_once(base, foretold, monke
         computed.append(text)
         return Answer("", (), Plan("reuse", 0.0, ()), Timing())
 
-    monkeypatch.setattr(Ahead, "answer", nothing)
+    monkeypatch.setattr(Precomputer, "answer", nothing)
     base.idle()
     base.idle()
     assert computed == [AGAIN]
     assert base.answers.waiting() == []
-    assert base.ask(AGAIN).plan.banked.question == GLORRIC
+    assert base.ask(AGAIN).plan.cache_hit.question == GLORRIC
 
 
-def test_a_question_that_got_anothers_answer_gets_its_own(base, foretold):
+def test_a_question_that_got_anothers_answer_gets_its_own(base, accepted_draft_tokens):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     report = base.idle()
     assert report.steps["answers"] == 1
     assert report.flops > 0
     assert base.answers.waiting() == []
-    assert base.ask(AGAIN).plan.banked.question == AGAIN
+    assert base.ask(AGAIN).plan.cache_hit.question == AGAIN
 
 
 def test_answers_that_documents_have_overtaken_are_given_again_only_when_they_are_new(
-    base, documents, foretold
+    base, documents, accepted_draft_tokens
 ):
     base.ask(GLORRIC, top_k=1)
     base.ask("What did the guest order?", top_k=1)
@@ -96,7 +96,7 @@ def test_answers_that_documents_have_overtaken_are_given_again_only_when_they_ar
     assert is_banked(base.ask("What did the guest order?", top_k=1))
 
 
-def test_what_a_changed_document_took_along_is_answered_anew(base, documents, foretold):
+def test_what_a_changed_document_took_along_is_answered_anew(base, documents, accepted_draft_tokens):
     base.ask(GLORRIC)
     (documents / "passwords.md").write_text("The password of Glorric is needle.")
     base.add(documents)
@@ -109,32 +109,36 @@ def test_what_a_changed_document_took_along_is_answered_anew(base, documents, fo
 # Prediction
 
 
-def test_predicted_questions_are_answered_before_they_are_asked_and_earn_their_keep(base, foretold):
-    foretold += [SENDBEL]
+def test_predicted_questions_are_answered_before_they_are_asked_and_earn_their_keep(
+    base, accepted_draft_tokens
+):
+    accepted_draft_tokens += [SENDBEL]
     base.idle()
     assert kept(base) == 1
     answer = base.ask(SENDBEL)
     assert is_banked(answer)
     assert answer.text == base.ask(SENDBEL, bank="ignore").text
-    totals = base.outlook.ledger.totals()
+    totals = base.predictions.ledger.totals()
     assert (totals.predicted, totals.served, totals.given) == ({"knowledge": 1}, 1, 1)
 
 
-def test_what_is_answered_ahead_is_decoded_as_the_settings_say(open_kb, documents, foretold, monkeypatch):
+def test_what_is_answered_ahead_is_decoded_as_the_settings_say(
+    open_kb, documents, accepted_draft_tokens, monkeypatch
+):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", kv_budget=1.0, resident_bytes=20_000_000)
     kb.add(documents)
-    foretold.append(GLORRIC)
-    answered, plain = [], Ahead.answer
-    monkeypatch.setattr(Ahead, "answer", lambda *given: answered.append(plain(*given)) or answered[-1])
+    accepted_draft_tokens.append(GLORRIC)
+    answered, plain = [], Precomputer.answer
+    monkeypatch.setattr(Precomputer, "answer", lambda *given: answered.append(plain(*given)) or answered[-1])
     kb.idle()
     (ahead,) = answered
     assert 0 < ahead.decoding.resident_bytes <= 20_000_000
     assert is_banked(kb.ask(GLORRIC))
 
 
-def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, foretold):
+def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, accepted_draft_tokens):
     base.ask(GLORRIC)
-    foretold += [
+    accepted_draft_tokens += [
         GLORRIC,
         AGAIN,
         "What is the password of Zebulon?",
@@ -143,29 +147,33 @@ def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, f
         "Please tell me the password of Sendbel?",
     ]
     base.idle()
-    totals = base.outlook.ledger.totals()
+    totals = base.predictions.ledger.totals()
     assert (totals.kept, totals.dropped) == (1, 1)
     assert is_banked(base.ask(SENDBEL))
-    assert not base.outlook.ledger.knows(GLORRIC)
+    assert not base.predictions.ledger.knows(GLORRIC)
 
 
-def test_a_predicted_question_that_the_model_has_no_answer_to_is_dropped(base, foretold, monkeypatch):
-    foretold += [SENDBEL]
+def test_a_predicted_question_that_the_model_has_no_answer_to_is_dropped(
+    base, accepted_draft_tokens, monkeypatch
+):
+    accepted_draft_tokens += [SENDBEL]
     monkeypatch.setattr("kvweave.engine.background_jobs.says_nothing", lambda answer: "lantern" in answer)
     base.idle()
-    totals = base.outlook.ledger.totals()
+    totals = base.predictions.ledger.totals()
     assert (totals.kept, totals.dropped) == (0, 1)
     assert base.answers.totals().questions == 0
 
 
-def test_no_more_than_the_stride_at_once(open_kb, documents, foretold):
+def test_no_more_than_the_stride_at_once(open_kb, documents, accepted_draft_tokens):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", prediction_stride=2)
     kb.add(documents)
     told = []
     names = [word for word in (documents / "passwords.md").read_text().split() if word[0].isupper()]
-    foretold += [f"What is the password of {name}?" for name in dict.fromkeys(names) if name != "The"]
-    put = kb.outlook.abstract.used
-    kb.outlook.abstract.used = lambda part: told.append(kept(kb)) or put(part)
+    accepted_draft_tokens += [
+        f"What is the password of {name}?" for name in dict.fromkeys(names) if name != "The"
+    ]
+    put = kb.predictions.abstract.used
+    kb.predictions.abstract.used = lambda part: told.append(kept(kb)) or put(part)
     kb.idle()
     assert len(told) >= 2
     assert all(later - earlier <= 2 for earlier, later in zip([0, *told], [*told, kept(kb)], strict=False))
@@ -180,7 +188,7 @@ def test_new_questions_lead_to_predictions_in_their_style_once(base, monkeypatch
         asked.append((notes, request))
         return ""
 
-    monkeypatch.setattr(Foresight, "said", say)
+    monkeypatch.setattr(QuestionPredictor, "said", say)
     base.ask(GLORRIC)
     base.ask(SENDBEL)
     base.idle()
@@ -200,20 +208,20 @@ def test_new_questions_lead_to_predictions_in_their_style_once(base, monkeypatch
     assert len(asked) == stride
 
 
-def test_a_removed_document_takes_along_what_was_predicted_from_it(base, documents, foretold):
-    foretold += [SENDBEL]
+def test_a_removed_document_takes_along_what_was_predicted_from_it(base, documents, accepted_draft_tokens):
+    accepted_draft_tokens += [SENDBEL]
     base.idle()
     assert kept(base) == 1
     base.remove(documents / "passwords.md")
     assert kept(base) == 0
     assert base.answers.totals().questions == 0
-    assert all("Sendbel" not in part.text for part in base.outlook.abstract.parts())
+    assert all("Sendbel" not in part.text for part in base.predictions.abstract.parts())
     base.idle()
-    assert not base.outlook.ledger.knows(SENDBEL)
+    assert not base.predictions.ledger.knows(SENDBEL)
 
 
-def test_a_predicted_question_that_a_user_asked_stays_the_users(base, documents, foretold):
-    foretold += [SENDBEL]
+def test_a_predicted_question_that_a_user_asked_stays_the_users(base, documents, accepted_draft_tokens):
+    accepted_draft_tokens += [SENDBEL]
     base.idle()
     base.ask(SENDBEL)
     base.remove(documents / "passwords.md")
@@ -229,7 +237,7 @@ def test_nothing_is_kept_of_a_prediction_from_a_document_that_goes_meanwhile(bas
             base.remove(documents / "passwords.md")
         return SENDBEL
 
-    monkeypatch.setattr(Foresight, "said", say)
+    monkeypatch.setattr(QuestionPredictor, "said", say)
     base.idle()
     assert kept(base) == 0
     assert base.answers.totals().questions == 0
@@ -269,12 +277,12 @@ def test_any_other_model_gets_instructions_and_whatever_it_says_does_no_harm(ope
 
 
 def test_above_the_cutoff_there_is_kv_and_no_answer_and_below_it_the_answer_follows(
-    open_kb, documents, foretold
+    open_kb, documents, accepted_draft_tokens
 ):
     settings = {"answer_limit_bytes": 10**7, "idle_power": "any", "recipe": "prefix"}
     high = open_kb(answer_threshold=0.9, **settings)
     high.add(documents)
-    foretold += [SENDBEL]
+    accepted_draft_tokens += [SENDBEL]
     report = high.idle()
     assert report.steps["population"] == 1
     assert [(one.question, one.why) for one in high.answers.waiting()] == [(SENDBEL, "prefilled")]
@@ -290,17 +298,19 @@ def test_above_the_cutoff_there_is_kv_and_no_answer_and_below_it_the_answer_foll
     assert answer.text == low.ask(SENDBEL, bank="ignore").text
 
 
-def test_prefilling_ahead_leaves_the_question_alone_to_be_computed(open_kb, documents, foretold):
+def test_prefilling_ahead_leaves_the_question_alone_to_be_computed(open_kb, documents, accepted_draft_tokens):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", recipe="prefix", answer_threshold=0.9)
     kb.add(documents)
-    foretold += [SENDBEL]
+    accepted_draft_tokens += [SENDBEL]
     kb.idle()
     plan = kb.ask(SENDBEL).plan
-    assert plan.banked is None
+    assert plan.cache_hit is None
     assert plan.fresh_tokens == plan.spans[-1].tokens
 
 
-def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(open_kb, documents, foretold):
+def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(
+    open_kb, documents, accepted_draft_tokens
+):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", recipe="prefix")
     kb.add(documents)
     kb.ask(SENDBEL)
@@ -317,7 +327,7 @@ def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(open
     assert "restoration" not in kb.idle().steps
 
 
-def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, foretold):
+def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, accepted_draft_tokens):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
     kb.add(documents)
     kb.ask(SENDBEL)
@@ -335,8 +345,8 @@ def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, fo
 # When, and how much
 
 
-def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, foretold):
-    foretold += [SENDBEL]
+def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, accepted_draft_tokens):
+    accepted_draft_tokens += [SENDBEL]
     for limit in ({"idle_seconds_per_day": 1e-6}, {"idle_flops_per_day": 1.0}):
         kb = open_kb(str(*limit), answer_limit_bytes=10**7, idle_power="any", **limit)
         kb.add(documents)
@@ -350,7 +360,9 @@ def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, for
         assert kb.idle().steps == {}
 
 
-def test_on_battery_nothing_is_done_unless_that_is_allowed(open_kb, documents, foretold, monkeypatch):
+def test_on_battery_nothing_is_done_unless_that_is_allowed(
+    open_kb, documents, accepted_draft_tokens, monkeypatch
+):
     class Battery:
         power_plugged = False
 
@@ -366,7 +378,7 @@ def test_on_battery_nothing_is_done_unless_that_is_allowed(open_kb, documents, f
     assert spending.idle().steps["answers"] == 1
 
 
-def test_what_fails_is_logged_and_left_for_another_run(base, foretold, monkeypatch, caplog):
+def test_what_fails_is_logged_and_left_for_another_run(base, accepted_draft_tokens, monkeypatch, caplog):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     from kvweave.errors import StoreBusy
@@ -376,7 +388,7 @@ def test_what_fails_is_logged_and_left_for_another_run(base, foretold, monkeypat
         def fail(*args, **kwargs):
             raise StoreBusy("locked")
 
-        patch.setattr(Ahead, "answer", fail)
+        patch.setattr(Precomputer, "answer", fail)
         assert base.idle().steps.get("answers", 0) == 0
     assert "idle work left undone" in caplog.text
     assert base.idle().steps["answers"] == 1
@@ -387,7 +399,7 @@ def test_a_knowledge_base_without_documents_has_nothing_to_do(open_kb):
     assert kb.idle().ended == "nothing is left to do"
 
 
-def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, foretold, monkeypatch):
+def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, accepted_draft_tokens, monkeypatch):
     base.ask(GLORRIC)
     base.idle()
     base.close()
@@ -406,7 +418,7 @@ def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, foretold,
 # Giving way
 
 
-def test_while_a_request_is_under_way_nothing_runs_and_afterwards_it_goes_on(base, foretold):
+def test_while_a_request_is_under_way_nothing_runs_and_afterwards_it_goes_on(base, accepted_draft_tokens):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     elsewhere = Requests(base.folder / "requests.lock")  # as another process sees it
@@ -422,7 +434,9 @@ def test_while_a_request_is_under_way_nothing_runs_and_afterwards_it_goes_on(bas
     assert base.answers.waiting() == []
 
 
-def test_a_request_that_comes_in_the_middle_is_served_before_the_work_goes_on(base, foretold, monkeypatch):
+def test_a_request_that_comes_in_the_middle_is_served_before_the_work_goes_on(
+    base, accepted_draft_tokens, monkeypatch
+):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     served = []
@@ -484,7 +498,7 @@ def test_a_killed_process_is_no_request_any_more(base):
     assert not seen.under_way
 
 
-def test_one_process_works_at_a_time(base, foretold):
+def test_one_process_works_at_a_time(base, accepted_draft_tokens):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     with alone(base.folder / "idle.lock") as here:
@@ -495,7 +509,7 @@ def test_one_process_works_at_a_time(base, foretold):
     assert base.idle().steps["answers"] == 1
 
 
-def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents, foretold):
+def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents, accepted_draft_tokens):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", idle_quiet_s=0.5)
     kb.add(documents)
     kb.ask(GLORRIC)
@@ -514,7 +528,7 @@ def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents
     assert answered - asked >= 0.5
 
 
-def test_a_killed_run_is_gone_on_with(base, foretold, tmp_path):
+def test_a_killed_run_is_gone_on_with(base, accepted_draft_tokens, tmp_path):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     base.ask("Could you tell me the password of Glorric?")

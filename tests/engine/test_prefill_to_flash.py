@@ -12,22 +12,22 @@ from transformers import AutoModelForCausalLM
 
 import kvweave
 from kvweave.decode.disk.entry_format import EntryFormat
-from kvweave.decode.handoff import Entering, entered
-from kvweave.decode.settings import ClusterSettings, FlashSettings
+from kvweave.decode.handoff import PromptOffloader, entered
+from kvweave.decode.settings import ClusterSettings, DiskSettings
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.header import VerifiedLayers
 from kvweave.models.adapter import Adapter
-from kvweave.models.fused_cache import Sheet
+from kvweave.models.fused_cache import SharedLayerState
 from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import run
-from kvweave.recipes.state import PrefillResult
+from kvweave.recipes.request import PrefillResult
 from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
 
 TEXTS = ("The lamp is in the hall. ", "The key is under the stone. ", "Rain fell on the tin roof. ")
 SYSTEM, QUESTION = "Answer.", "Where is the key?"
-SMALL = {"window": 8, "clusters": ClusterSettings(8, 16), "flash": FlashSettings(page_bytes=512)}
-WHOLE = kvweave.ClusteredKV(1.0, **SMALL)
+SMALL = {"window": 8, "clusters": ClusterSettings(8, 16), "flash": DiskSettings(page_bytes=512)}
+WHOLE = kvweave.OffloadSettings(1.0, **SMALL)
 TOLERANCE = 5e-4  # on logits of magnitude 5, float32, summed portion by portion
 CAUSAL = sorted(set(METHODS) - {"ape", "cacheclip", "cacheclip-refill"})  # those two load a second model
 
@@ -57,8 +57,8 @@ def prepared(adapter: Adapter, store: kvweave.ChunkStore, recipe: str = "reuse")
 
 def decoded(adapter: Adapter, result: PrefillResult, steps: int = 12) -> torch.Tensor:
     """Logits of the prompt's last position and of some steps, (steps + 1, vocab)."""
-    retrieved = entered(result.canvas)
-    held = result.canvas if retrieved is None else retrieved  # neither is true, see `Continued`
+    retrieved = entered(result.kv_cache)
+    held = result.kv_cache if retrieved is None else retrieved  # neither is true, see `AppendableCache`
     found = [result.logits]
     for token in range(10, 10 + steps):
         found.append(adapter.step(held, token))
@@ -66,12 +66,12 @@ def decoded(adapter: Adapter, result: PrefillResult, steps: int = 12) -> torch.T
 
 
 @pytest.mark.parametrize("recipe", CAUSAL)
-def test_every_recipe_gives_what_it_gives_on_a_canvas(recipe: str, store: kvweave.ChunkStore) -> None:
+def test_every_recipe_gives_what_it_gives_on_a_kv_cache(recipe: str, store: kvweave.ChunkStore) -> None:
     adapter = tiny_adapter()
     prepared(adapter, store, recipe)
     ratio = 0.3 if METHODS[recipe]().select.selects else None
-    tokens, taker = adapter.template.render(asked()), Entering(adapter.geometry, WHOLE)
-    result = run(recipe_named(recipe), adapter, store, tokens, ratio=ratio, taker=taker)
+    tokens, sink = adapter.template.render(asked()), PromptOffloader(adapter.geometry, WHOLE)
+    result = run(recipe_named(recipe), adapter, store, tokens, ratio=ratio, sink=sink)
     expected = run(recipe_named(recipe), adapter, store, tokens, ratio=ratio)
     assert torch.equal(result.selected, expected.selected)
     assert result.plan == expected.plan
@@ -118,13 +118,13 @@ def test_what_was_handed_over_is_for_retrieval_alone(store: kvweave.ChunkStore) 
         adapter.model.generate(**result.generate_kwargs, max_new_tokens=2)
     result = kvweave.prefill(adapter, store, asked(), kv=WHOLE)
     with pytest.raises(InvalidRequest, match="name one"):
-        kvweave.generate(result, kv=kvweave.ClusteredKV(0.5, **SMALL))
+        kvweave.generate(result, kv=kvweave.OffloadSettings(0.5, **SMALL))
     prepare(adapter, store, asked().chunks, recipe="ape", system=SYSTEM)
     with pytest.raises(InvalidRequest, match="leave kv_budget out"):
         kvweave.prefill(adapter, store, asked(), recipe="ape", kv=WHOLE)
 
 
-def test_the_answer_is_that_of_a_canvas(store: kvweave.ChunkStore) -> None:
+def test_the_answer_is_that_of_a_kv_cache(store: kvweave.ChunkStore) -> None:
     adapter = tiny_adapter()
     adapter.model.generation_config.eos_token_id = []
     dense = kvweave.generate(kvweave.prefill(adapter, store, asked()), max_new_tokens=30)
@@ -140,7 +140,7 @@ def test_only_without_a_bound_is_remembered_what_was_computed(tmp_path: Path) ->
     for name, kv in {
         "canvas": None,
         "unbounded": WHOLE,
-        "bounded": kvweave.ClusteredKV(1.0, 200_000, **SMALL),
+        "bounded": kvweave.OffloadSettings(1.0, 200_000, **SMALL),
     }.items():
         with kvweave.ChunkStore(tmp_path / name) as store:
             kvweave.prefill(adapter, store, asked(), recipe="prefix", kv=kv)
@@ -165,15 +165,15 @@ def test_the_prompt_never_stands_in_memory_as_a_whole(
     layer_bytes = tokens * adapter.geometry.token_bytes // LAYERS
     bound = RESIDENT_BYTES + 4 * layer_bytes  # laid out, rotated, being encoded
     assert bound < LAYERS * layer_bytes / 2, "a whole prompt is far above the bound"
-    with peak_bytes(monkeypatch) as canvas_peak:
+    with peak_bytes(monkeypatch) as kv_cache_peak:
         kvweave.prefill(adapter, store, prompt, **chosen)
-    assert canvas_peak() > LAYERS * layer_bytes
+    assert kv_cache_peak() > LAYERS * layer_bytes
     with peak_bytes(monkeypatch) as peak:
         result = kvweave.prefill(
-            adapter, store, prompt, kv=kvweave.ClusteredKV(1.0, RESIDENT_BYTES, **SMALL), **chosen
+            adapter, store, prompt, kv=kvweave.OffloadSettings(1.0, RESIDENT_BYTES, **SMALL), **chosen
         )
     assert result.plan.reused_tokens > tokens / 2
-    held = entered(result.canvas)
+    held = entered(result.kv_cache)
     assert held is not None
     assert held.counts.peak_resident_bytes <= RESIDENT_BYTES
     assert peak() < bound
@@ -194,9 +194,9 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     def look() -> None:
         found.append(sum(size for at, size in storages().items() if at not in before))
 
-    lay_out, encode = Sheet.lay_out, EntryFormat.encode
+    lay_out, encode = SharedLayerState.lay_out, EntryFormat.encode
 
-    def laid_out(self: Sheet, layer: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def laid_out(self: SharedLayerState, layer: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         made = lay_out(self, layer, like)
         look()
         return made
@@ -207,7 +207,7 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sheet, "lay_out", laid_out)
+        patch.setattr(SharedLayerState, "lay_out", laid_out)
         patch.setattr(EntryFormat, "encode", encoded)
         yield lambda: max(found)
 

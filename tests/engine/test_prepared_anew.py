@@ -8,8 +8,8 @@ def similar_kv(base, text):
     adapter = base.adapter
     ids = tuple(adapter.template.chunk_ids(text))
     kinds = base.store.versions(adapter.fingerprint, [ids])[0]
-    (making,) = [making for making in kinds if making.kind == "similar-10-int8"]
-    return base.store.get(adapter.fingerprint, ids, making).kv.clone()
+    (provenance,) = [provenance for provenance in kinds if provenance.kind == "similar-10-int8"]
+    return base.store.get(adapter.fingerprint, ids, provenance).kv.clone()
 
 
 def test_chunks_prepared_among_few_are_prepared_among_all_after_clearing(tiny, tmp_path):

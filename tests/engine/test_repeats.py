@@ -3,7 +3,7 @@
 import pytest
 
 import kvweave
-from kvweave.answer_cache.records import Circumstances
+from kvweave.answer_cache.records import AnswerSettings
 from kvweave.types import Plan
 
 GLORRIC = "What is the password of Glorric?"
@@ -19,15 +19,15 @@ def base(open_kb, documents):
 
 
 def is_banked(answer):
-    return answer.plan.banked is not None
+    return answer.plan.cache_hit is not None
 
 
 def test_the_same_question_is_answered_from_the_bank_and_says_so(base):
     first = base.ask(GLORRIC)
     assert not is_banked(first)
     again = base.ask(GLORRIC)
-    assert again.plan.banked.question == GLORRIC
-    assert again.plan.banked.similarity == 1
+    assert again.plan.cache_hit.question == GLORRIC
+    assert again.plan.cache_hit.similarity == 1
     assert (again.text, again.sources) == (first.text, first.sources)
     assert again.plan.spans == ()
     assert again.timing.ttft_s == again.timing.total_s > 0
@@ -38,14 +38,14 @@ def test_a_paraphrase_gets_the_answer_and_waits_for_its_own(base):
     assert base.answers.waiting() == []
     stream = base.stream(AGAIN)
     assert "".join(stream) == "walnut"
-    assert 0.85 <= stream.answer.plan.banked.similarity < 1
+    assert 0.85 <= stream.answer.plan.cache_hit.similarity < 1
     assert stream.explain() == ()
     (waiting,) = base.answers.waiting()
     assert (waiting.question, waiting.why) == (AGAIN, "matched")
     own = base.ask(AGAIN, bank="renew")
     assert not is_banked(own)
     assert base.answers.waiting() == []
-    assert base.ask(AGAIN).plan.banked.question == AGAIN
+    assert base.ask(AGAIN).plan.cache_hit.question == AGAIN
 
 
 def test_an_answer_that_may_not_be_given_is_a_draft_of_the_same_one(open_kb, documents):
@@ -54,11 +54,11 @@ def test_an_answer_that_may_not_be_given_is_a_draft_of_the_same_one(open_kb, doc
     first = base.ask(GLORRIC)
     other = "Which password was noted for Glorric?"
     alone = base.ask(other, bank="ignore")
-    assert alone.timing.foretold_tokens == 0
+    assert alone.timing.accepted_draft_tokens == 0
     answer = base.ask(other)
     assert not is_banked(answer)
     assert answer.text == alone.text == first.text
-    assert answer.timing.foretold_tokens == answer.timing.answer_tokens - 1 > 0
+    assert answer.timing.accepted_draft_tokens == answer.timing.answer_tokens - 1 > 0
 
 
 def test_the_prompt_is_a_draft_of_what_it_is_asked_for(open_kb, documents):
@@ -66,7 +66,7 @@ def test_the_prompt_is_a_draft_of_what_it_is_asked_for(open_kb, documents):
     plain.add(documents)
     alone, answer = plain.ask(GLORRIC), quoting.ask(GLORRIC)
     assert answer.text == alone.text
-    assert (alone.timing.foretold_tokens, answer.timing.foretold_tokens) == (
+    assert (alone.timing.accepted_draft_tokens, answer.timing.accepted_draft_tokens) == (
         0,
         answer.timing.answer_tokens - 1,
     )
@@ -137,7 +137,7 @@ def test_a_banked_answer_needs_neither_model_nor_index_nor_vectors_for_the_same_
 
 def test_a_changed_document_takes_its_answers_along_in_the_same_commit(base, documents):
     base.ask(GLORRIC)
-    assert banked(base) is not None
+    assert cache_hit(base) is not None
     (documents / "passwords.md").write_text("The password of Glorric is needle.")
 
     class Stop(Exception):
@@ -149,7 +149,7 @@ def test_a_changed_document_takes_its_answers_along_in_the_same_commit(base, doc
 
     with pytest.raises(Stop):
         base.add(documents, progress=stop_after_the_commit)
-    assert banked(base) is None
+    assert cache_hit(base) is None
     assert [waiting.why for waiting in base.answers.waiting()] == ["changed"]
     answer = base.ask(GLORRIC)
     assert not is_banked(answer)
@@ -264,9 +264,9 @@ def test_a_plan_without_a_prompt_counts_nothing(base):
     assert (plan.prompt_tokens, plan.fresh_tokens, plan.reused_share) == (0, 0, 0.0)
 
 
-def banked(base):
+def cache_hit(base):
     """What the bank itself would give, whatever the index says."""
     chunks = sum(document.chunks for document in base.documents())
     top_k = min(base.config.retrieval.top_k, chunks)
-    asked = Circumstances(base.config.recipe, None, None, top_k, None, False, None, None)
+    asked = AnswerSettings(base.config.recipe, None, None, top_k, None, False, None, None)
     return base.answers.find(GLORRIC, None, asked, 0.85)

@@ -24,7 +24,7 @@ from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_querie
 from kvweave.ops.quantise import quantise
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.testing import tiny_adapter
-from kvweave.types import ChunkKV, ChunkNote, Making, Storage
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Storage
 
 FOLDER = Path(__file__).parent
 IDS = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -105,16 +105,18 @@ def entry_keys() -> dict[str, Any]:
 
 
 def _keys(adapter: Any, recipe: Any) -> dict[str, list[str]]:
-    makings = recipe.prepare.makings(adapter, PREFIX, len(IDS))
+    provenances = recipe.prepare.provenances(adapter, PREFIX, len(IDS))
     records = dict.fromkeys((*recipe.prepare.records, *recipe.select.records))
     return {
-        "kv": [_named(making, "kv") for making in makings],
-        "notes": [_named(record.making(adapter, PREFIX, len(IDS)), "note") for record in records],
+        "kv": [_named(provenance, "kv") for provenance in provenances],
+        "notes": [_named(record.provenance(adapter, PREFIX, len(IDS)), "note") for record in records],
     }
 
 
-def _named(making: Making, content: Any) -> str:
-    return f"{making.kind} {EntryKey('default', 'a' * 32, digest_tokens(IDS), making, content).digest}"
+def _named(provenance: KVProvenance, content: Any) -> str:
+    return (
+        f"{provenance.kind} {EntryKey('default', 'a' * 32, digest_tokens(IDS), provenance, content).digest}"
+    )
 
 
 def schema() -> list[str]:
@@ -132,19 +134,22 @@ def schema() -> list[str]:
 def contents() -> dict[str, tuple[EntryKey, Content]]:
     """Small entries of every kind there is."""
     tokens = digest_tokens(IDS[:2])
-    made = Making("isolated", ("s" * 32,))
+    made = KVProvenance("isolated", ("s" * 32,))
     kv = torch.arange(32, dtype=torch.float32).reshape(2, 2, 2, 2, 2) / 8 - 2
-    entries: dict[str, tuple[Making, Content]] = {
+    entries: dict[str, tuple[KVProvenance, Content]] = {
         "float32": (made, ChunkKV(IDS[:2], kv)),
         "bfloat16": (made, ChunkKV(IDS[:2], kv.to(torch.bfloat16))),
         "queries": (with_queries(made), ChunkKV(IDS[:2], kv, kv[:, 0])),
-        "note": (Making("digest-12.5", made.context), ChunkNote(IDS[:2], {"scores": kv[0, 0, 0, :, 0]})),
+        "note": (
+            KVProvenance("digest-12.5", made.context),
+            ChunkFeature(IDS[:2], {"scores": kv[0, 0, 0, :, 0]}),
+        ),
     }
     for storage in ("int8", "int4"):
         entries[storage] = (quantised(made, storage), ChunkKV(IDS[:2], quantise(kv, storage)))
     return {
-        name: (EntryKey("default", "a" * 32, tokens, making, _kind(content)), content)
-        for name, (making, content) in entries.items()
+        name: (EntryKey("default", "a" * 32, tokens, provenance, _kind(content)), content)
+        for name, (provenance, content) in entries.items()
     }
 
 

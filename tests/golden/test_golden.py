@@ -46,7 +46,7 @@ def test_a_knowledge_base_of_an_earlier_version_opens(earlier):
         assert base.store.verify().sound
         again = base.ask("What is the password of Glorric?")
         assert again.text == "walnut"
-        assert again.plan.banked is not None
+        assert again.plan.cache_hit is not None
 
 
 @pytest.mark.parametrize(("top_k", "origin"), [(2, "exact"), (1, "reused")])

@@ -2,12 +2,12 @@
 
 import lancedb
 
-from kvweave.index.vector_index import ChunkBank
+from kvweave.index.vector_index import VectorIndex
 
 
-def test_a_table_that_another_process_is_just_making_is_waited_for(tmp_path, monkeypatch):
+def test_a_table_that_another_process_is_just_provenance_is_waited_for(tmp_path, monkeypatch):
     """It is listed as soon as its folder is there, and cannot be opened before its first version is written."""
-    ChunkBank(tmp_path, 8)
+    VectorIndex(tmp_path, 8)
     opened, tries = lancedb.db.LanceDBConnection.open_table, []
 
     def not_yet(self, name, **options):
@@ -17,5 +17,5 @@ def test_a_table_that_another_process_is_just_making_is_waited_for(tmp_path, mon
         return opened(self, name, **options)
 
     monkeypatch.setattr(lancedb.db.LanceDBConnection, "open_table", not_yet)
-    ChunkBank(tmp_path, 8)
+    VectorIndex(tmp_path, 8)
     assert len(tries) == 3

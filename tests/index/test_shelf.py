@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvweave.database import Database
-from kvweave.index.documents import ListedDocument, Shelf, document_id, row_id
+from kvweave.index.documents import DocumentTable, ListedDocument, document_id, row_id
 from kvweave.types import Chunk, Document
 
 
@@ -18,18 +18,18 @@ def document(source: str, digest: str = "d1") -> Document:
     return Document(source, "Title", "text", digest)
 
 
-def put(shelf: Shelf, listed: Document, *kv_digests: str) -> ListedDocument:
+def put(shelf: DocumentTable, listed: Document, *kv_digests: str) -> ListedDocument:
     """List a document with a chunk of three tokens, in prompts four, for each digest."""
     chunks = [Chunk("text", (1, 2, 3), f"text of {digest}") for digest in kv_digests]
     return shelf.put(listed, chunks, kv_digests, [4] * len(chunks))
 
 
-def kv_digests(shelf: Shelf, source: str) -> list[str]:
+def kv_digests(shelf: DocumentTable, source: str) -> list[str]:
     return [row.kv_digest for row in shelf.all_chunks() if row.source == source]
 
 
 def test_put_get_list(database: Database) -> None:
-    shelf = Shelf(database)
+    shelf = DocumentTable(database)
     listed = put(shelf, document("/b"), "x", "y")
     put(shelf, document("/a"))
     assert shelf.get("/b") == listed
@@ -42,11 +42,11 @@ def test_put_get_list(database: Database) -> None:
     )
     assert [one.source for one in shelf.list()] == ["/a", "/b"]
     assert shelf.get("/c") is None
-    assert Shelf(database).get("/b") == listed
+    assert DocumentTable(database).get("/b") == listed
 
 
 def test_chunks_in_reading_order(database: Database) -> None:
-    shelf = Shelf(database)
+    shelf = DocumentTable(database)
     put(shelf, document("/b"), *(f"c{n}" for n in range(12)))
     put(shelf, document("/c"), "last")
     *rows, last = shelf.all_chunks()
@@ -57,7 +57,7 @@ def test_chunks_in_reading_order(database: Database) -> None:
 
 
 def test_chunks_at_places_and_none_where_there_is_none(database: Database) -> None:
-    shelf = Shelf(database)
+    shelf = DocumentTable(database)
     put(shelf, document('/"b"'), *(f"c{n}" for n in range(12)))
     put(shelf, document("/c"), "last")
     places = [("/c", 0), ('/"b"', 3), ('/"b"', 11), ("/c", 1), ("/d", 0)]
@@ -72,12 +72,12 @@ def test_chunks_at_places_and_none_where_there_is_none(database: Database) -> No
 def test_every_chunk_needs_its_kv_digest(database: Database) -> None:
     chunk = Chunk("text", (1, 2, 3), "x")
     with pytest.raises(ValueError, match="shorter"):
-        Shelf(database).put(document("/a"), [chunk, chunk], ["x"], [4])
-    assert Shelf(database).list() == []
+        DocumentTable(database).put(document("/a"), [chunk, chunk], ["x"], [4])
+    assert DocumentTable(database).list() == []
 
 
 def test_a_new_version_replaces_the_old_one(database: Database) -> None:
-    shelf = Shelf(database)
+    shelf = DocumentTable(database)
     old = put(shelf, document("/a", "d1"), "x", "y")
     new = put(shelf, document("/a", "d2"), "z")
     assert old.version != new.version
@@ -88,7 +88,7 @@ def test_a_new_version_replaces_the_old_one(database: Database) -> None:
 
 
 def test_remove(database: Database) -> None:
-    shelf = Shelf(database)
+    shelf = DocumentTable(database)
     listed = put(shelf, document("/a"), "x")
     assert shelf.remove("/a") == listed
     assert shelf.remove("/a") is None
@@ -96,7 +96,7 @@ def test_remove(database: Database) -> None:
 
 
 def test_joins_the_callers_transaction(database: Database) -> None:
-    shelf = Shelf(database)
+    shelf = DocumentTable(database)
     kept = put(shelf, document("/a"), "x")
 
     def interrupted() -> None:
@@ -112,7 +112,7 @@ def test_joins_the_callers_transaction(database: Database) -> None:
 
 
 def test_sources_under(database: Database, tmp_path: Path) -> None:
-    shelf = Shelf(database)
+    shelf = DocumentTable(database)
     for name in ("dir/a", "dir/sub/b", "dir2/c", "dir", "d%r/x", "d_r"):
         put(shelf, document(str(tmp_path / name)))
 

@@ -14,7 +14,7 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import quantised, with_queries
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tier import Blob, Range
-from kvweave.types import ChunkKV, Making
+from kvweave.types import ChunkKV, KVProvenance
 
 WITHIN_S = 60.0
 LAYERS, TOKENS = 12, 10_000  # 320 kB for each layer
@@ -22,7 +22,7 @@ KV = chunk(1, tokens=TOKENS, layers=LAYERS)
 LAST = LAYERS - 1
 WIDE = torch.randn(16, 2, 1, 2500, 64)
 
-KINDS: dict[str, tuple[ChunkKV, Making]] = {
+KINDS: dict[str, tuple[ChunkKV, KVProvenance]] = {
     "exact": (KV, ISOLATED),
     "with queries": (chunk_with_queries(1, tokens=TOKENS, layers=LAYERS), with_queries(ISOLATED)),
     **{
@@ -51,26 +51,28 @@ class Slowly:
         return self._read(key, ranges)
 
 
-def published(tmp_path: Path, *chunks: ChunkKV, making: Making = ISOLATED) -> None:
+def published(tmp_path: Path, *chunks: ChunkKV, provenance: KVProvenance = ISOLATED) -> None:
     """Have the other machine put these into the tier."""
     with ChunkStore(tmp_path / "first", shared="memory:") as first:
         for kv in chunks:
-            put(first, kv, making)
+            put(first, kv, provenance)
 
 
 @contextmanager
 def another(
-    tmp_path: Path, tier: MemoryTier, kv: ChunkKV = KV, making: Making = ISOLATED
+    tmp_path: Path, tier: MemoryTier, kv: ChunkKV = KV, provenance: KVProvenance = ISOLATED
 ) -> Iterator[ChunkStore]:
     """The store of a machine, after another one has put this into the tier."""
-    published(tmp_path, kv, making=making)
+    published(tmp_path, kv, provenance=provenance)
     tier.calls.clear()
     with ChunkStore(tmp_path / "second", shared="memory:") as second:
         yield second
 
 
-def find(store: ChunkStore, lease: Lease, kv: ChunkKV = KV, making: Making = ISOLATED) -> ChunkKV | None:
-    (found,) = store.find(MODEL, [(kv.token_ids, [making])], lease)
+def find(
+    store: ChunkStore, lease: Lease, kv: ChunkKV = KV, provenance: KVProvenance = ISOLATED
+) -> ChunkKV | None:
+    (found,) = store.find(MODEL, [(kv.token_ids, [provenance])], lease)
     return None if found is None else found[0]
 
 

@@ -11,11 +11,11 @@ import torch
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.ops.quantise import quantise
-from kvweave.types import ChunkKV, ChunkNote, Making, ModelFingerprint, Storage
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint, Storage
 
 SYSTEM = "5" * 32
-ISOLATED = Making("isolated", (SYSTEM,))
-DIGEST = Making("digest-12", (SYSTEM,), exact=False)
+ISOLATED = KVProvenance("isolated", (SYSTEM,))
+DIGEST = KVProvenance("digest-12", (SYSTEM,), exact=False)
 
 
 def fingerprint(digest: str = "a" * 32, name: str = "tiny") -> ModelFingerprint:
@@ -48,7 +48,7 @@ def quantised_chunk(
     return ChunkKV(exact.token_ids, quantise(exact.kv if like is None else like, storage))
 
 
-def note(seed: int, tokens: int = 5) -> ChunkNote:
+def feature(seed: int, tokens: int = 5) -> ChunkFeature:
     """A note about `chunk(seed, tokens)`."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {
@@ -57,19 +57,19 @@ def note(seed: int, tokens: int = 5) -> ChunkNote:
         "scale": torch.tensor(seed / 3, dtype=torch.bfloat16),
         "mask": torch.ones(tokens, dtype=torch.uint8),
     }
-    return ChunkNote(tuple(range(seed * 1000, seed * 1000 + tokens)), tensors)
+    return ChunkFeature(tuple(range(seed * 1000, seed * 1000 + tokens)), tensors)
 
 
-def put(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED, *context_chunks: str) -> bool:
-    return store.put(MODEL, kv, making, [digest_tokens(kv.token_ids), *context_chunks])
+def put(store: ChunkStore, kv: ChunkKV, provenance: KVProvenance = ISOLATED, *context_chunks: str) -> bool:
+    return store.put(MODEL, kv, provenance, [digest_tokens(kv.token_ids), *context_chunks])
 
 
 def listed(store: ChunkStore, *chunks: ChunkKV) -> list[bool]:
     return store.has_many(MODEL, [(digest_tokens(kv.token_ids), ISOLATED) for kv in chunks])
 
 
-def get(store: ChunkStore, kv: ChunkKV, making: Making = ISOLATED) -> ChunkKV | None:
-    return store.get(MODEL, kv.token_ids, making)
+def get(store: ChunkStore, kv: ChunkKV, provenance: KVProvenance = ISOLATED) -> ChunkKV | None:
+    return store.get(MODEL, kv.token_ids, provenance)
 
 
 def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
@@ -88,15 +88,17 @@ def all_queries(kv: ChunkKV) -> torch.Tensor:
     return torch.stack([kv.layer_queries(layer) for layer in range(kv.held.shape[0])])
 
 
-def put_note(store: ChunkStore, one: ChunkNote, making: Making = DIGEST, *context_chunks: str) -> bool:
-    return store.put_note(MODEL, one, making, [digest_tokens(one.token_ids), *context_chunks])
+def put_feature(
+    store: ChunkStore, one: ChunkFeature, provenance: KVProvenance = DIGEST, *context_chunks: str
+) -> bool:
+    return store.put_feature(MODEL, one, provenance, [digest_tokens(one.token_ids), *context_chunks])
 
 
-def get_note(store: ChunkStore, one: ChunkNote, making: Making = DIGEST) -> ChunkNote | None:
-    return store.find_notes(MODEL, [(one.token_ids, making)])[0]
+def get_note(store: ChunkStore, one: ChunkFeature, provenance: KVProvenance = DIGEST) -> ChunkFeature | None:
+    return store.find_features(MODEL, [(one.token_ids, provenance)])[0]
 
 
-def same_note(found: ChunkNote | None, expected: ChunkNote) -> bool:
+def same_note(found: ChunkFeature | None, expected: ChunkFeature) -> bool:
     return (
         found is not None
         and found.token_ids == expected.token_ids

@@ -30,11 +30,11 @@ from store_samples import (
     chunk,
     entry_files,
     eventually,
+    feature,
     get,
     get_note,
     listed,
-    note,
-    put_note,
+    put_feature,
     same,
 )
 
@@ -44,7 +44,7 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.loading import THREADS
 from kvweave.kvstore.tiers.tiered import Asked, Got
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
 # What is asked for
 
@@ -52,10 +52,10 @@ from kvweave.types import Making
 def test_what_is_small_or_no_kv_comes_whole_in_one_request_and_what_is_absent_costs_one_too(
     tmp_path: Path, tier: MemoryTier
 ) -> None:
-    large = note(2, tokens=100_000)
+    large = feature(2, tokens=100_000)
     with another(tmp_path, tier, chunk(1)) as store:
         with ChunkStore(tmp_path / "first", shared="memory:") as first:
-            put_note(first, large)
+            put_feature(first, large)
         tier.calls.clear()
         with store.lease() as lease:
             assert same(find(store, lease, chunk(1)), chunk(1))
@@ -75,9 +75,9 @@ def test_what_is_small_or_no_kv_comes_whole_in_one_request_and_what_is_absent_co
 def test_first_layers_are_used_while_the_others_are_held_back_and_then_all_is_as_it_was_stored(
     name: str, tmp_path: Path, tier: MemoryTier, slowly: Slowly
 ) -> None:
-    kv, making = KINDS[name]
-    with another(tmp_path, tier, kv, making) as store, store.lease() as lease:
-        found = present(find(store, lease, kv, making))
+    kv, provenance = KINDS[name]
+    with another(tmp_path, tier, kv, provenance) as store, store.lease() as lease:
+        found = present(find(store, lease, kv, provenance))
         if name != "with queries":  # which lie behind all KV
             assert torch.equal(found.layer(0), kv.layer(0))
         assert eventually(lambda: len(slowly.held_back) > 0)
@@ -227,8 +227,8 @@ def test_a_layer_is_awaited_for_as_long_as_others_took_until_all_are_there(
         assert found.awaited_s == 0.0
 
 
-def test_two_spans_of_one_entry_find_it_by_different_makings(tmp_path: Path, tier: MemoryTier) -> None:
-    other = Making("observed", (SYSTEM, "7" * 32))
+def test_two_spans_of_one_entry_find_it_by_different_provenances(tmp_path: Path, tier: MemoryTier) -> None:
+    other = KVProvenance("observed", (SYSTEM, "7" * 32))
     wanted = [(KV.token_ids, [other, ISOLATED]), (KV.token_ids, [ISOLATED])]
     with another(tmp_path, tier) as store:
         with store.lease() as lease:
@@ -255,7 +255,7 @@ def test_adopting_what_a_request_has_begun_brings_all_of_it_though_that_request_
             find(store, lease)
             assert eventually(lambda: len(slowly.held_back) > 0)
             adopting = threading.Thread(
-                target=lambda: adopted.append(store.adopt(MODEL, [(KV.token_ids, ISOLATED)]))
+                target=lambda: adopted.append(store.import_entries(MODEL, [(KV.token_ids, ISOLATED)]))
             )
             adopting.start()
             adopting.join(0.2)  # it waits for the piece that is held back
@@ -286,7 +286,7 @@ def test_what_is_adopted_is_what_was_verified_and_not_what_another_request_has_b
             return found
 
         monkeypatch.setattr(tiers, "find", find_and_begin_again)
-        assert store.adopt(MODEL, [(KV.token_ids, ISOLATED)]) == [True]
+        assert store.import_entries(MODEL, [(KV.token_ids, ISOLATED)]) == [True]
         (file,), (data,) = entry_files(store.folder), tier.held.values()
         assert file.read_bytes() == data
         slowly.go_on.set()

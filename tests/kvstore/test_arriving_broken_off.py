@@ -27,7 +27,7 @@ from kvweave.errors import DamagedEntry, TierUnavailable
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.header import checksum
 from kvweave.kvstore.tiers.tier import Blob, Range
-from kvweave.types import ChunkKV, Making
+from kvweave.types import ChunkKV, KVProvenance
 
 
 def broken_off(store: ChunkStore, tier: MemoryTier, slowly: Slowly, what_happens: object) -> None:
@@ -188,17 +188,17 @@ def test_an_interrupt_while_a_piece_is_read_leaves_it_to_others(
 def test_damage_that_cannot_be_deleted_there_is_met_layer_by_layer_once(
     tmp_path: Path, tier: MemoryTier
 ) -> None:
-    makings = [Making("observed", (SYSTEM,)), ISOLATED]  # one key
+    provenances = [KVProvenance("observed", (SYSTEM,)), ISOLATED]  # one key
     with another(tmp_path, tier) as store, store.lease() as lease:
         alter(tier, len(next(iter(tier.held.values()))) - 3)
         tier.before = refusing("delete")
-        (found,) = store.find(MODEL, [(KV.token_ids, makings)], lease)
+        (found,) = store.find(MODEL, [(KV.token_ids, provenances)], lease)
         assert found is not None
         with pytest.raises(DamagedEntry):
             found[0].kv  # noqa: B018
         tier.calls.clear()
         for _ in range(3):
-            assert store.find(MODEL, [(KV.token_ids, makings)], lease) == [None]
+            assert store.find(MODEL, [(KV.token_ids, provenances)], lease) == [None]
         assert tier.calls.count("get_many") == 3
         assert "get_ranges" not in tier.calls
         assert len(tier.held) == 1
@@ -222,16 +222,16 @@ def test_what_cannot_be_kept_is_not_held_on_to(
 def test_after_closing_what_has_not_come_cannot_be_had_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kv, making = KINDS["int8"]  # which is read in several parts at once
+    kv, provenance = KINDS["int8"]  # which is read in several parts at once
     shared = f"file://{tmp_path}/shared"
     with ChunkStore(tmp_path / "first", shared=shared) as first:
-        put(first, kv, making)
+        put(first, kv, provenance)
     with ChunkStore(tmp_path / "second", shared=shared) as second:
         fetches = second._parts.tiers._fetches
         assert fetches is not None
         monkeypatch.setattr(fetches._loader, "later", lambda chore: None)
         with second.lease() as lease:
-            found = present(find(second, lease, kv, making))
+            found = present(find(second, lease, kv, provenance))
             assert torch.equal(found.layer(0), kv.layer(0))
     for _ in range(2):
         with pytest.raises(DamagedEntry, match="cannot be had"):

@@ -21,7 +21,7 @@ from torch import Tensor
 from kvweave.errors import DamagedEntry
 from kvweave.kvstore.format import LayerPlaces, layer_places
 from kvweave.kvstore.tiers import streaming as arriving
-from kvweave.kvstore.tiers.streaming import PIECE_BYTES, Arriving, LinkPace, pieces
+from kvweave.kvstore.tiers.streaming import PIECE_BYTES, Bandwidth, StreamingEntry, pieces
 from kvweave.kvstore.tiers.tier import Blob, Range, owned_copy
 
 
@@ -49,7 +49,7 @@ def test_what_is_there_and_the_pieces_make_up_the_entry(
 
 def test_the_pace_is_that_of_all_reads_that_share_the_link() -> None:
     now = [0.0]
-    pace = LinkPace(clock=lambda: now[0])
+    pace = Bandwidth(clock=lambda: now[0])
     assert pace.takes_s(1000) == 0.0
 
     def later(seconds: float, size: int) -> list[Blob]:
@@ -68,7 +68,7 @@ def test_the_pace_is_that_of_all_reads_that_share_the_link() -> None:
 
 def test_what_is_late_counts_before_it_comes() -> None:
     now = [0.0]
-    pace = LinkPace(clock=lambda: now[0])
+    pace = Bandwidth(clock=lambda: now[0])
 
     def later(seconds: float, size: int) -> list[Blob]:
         now[0] += seconds
@@ -96,7 +96,7 @@ class InterruptedError(Exception):
 
 def entry_of(
     chance: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> tuple[bytes, LayerPlaces, Callable[..., tuple[Arriving, Tensor]]]:
+) -> tuple[bytes, LayerPlaces, Callable[..., tuple[StreamingEntry, Tensor]]]:
     """The bytes of an entry, where its layers lie, and what makes one of which only the beginning is there."""
     tensors, layers, size = chance.randint(1, 3), chance.randint(1, 12), chance.randint(1, 40)
     first = 30
@@ -111,10 +111,10 @@ def entry_of(
 
     def begun(
         read: Callable[[Sequence[Range]], Sequence[Blob] | None], broken_off: Callable[[], object]
-    ) -> tuple[Arriving, Tensor]:
+    ) -> tuple[StreamingEntry, Tensor]:
         data = torch.zeros(len(content), dtype=torch.uint8)
         data[:there] = torch.frombuffer(bytearray(content[:there]), dtype=torch.uint8)
-        return Arriving(data, pieces(places, there), read, LinkPace(), broken_off, "entry"), data
+        return StreamingEntry(data, pieces(places, there), read, Bandwidth(), broken_off, "entry"), data
 
     return content, places, begun
 

@@ -11,7 +11,7 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.eviction import HALF_LIFE_S, heat
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.reports import KindTotals
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
 MANY = 100_000
 FAST_S = 0.005  # the promise is one millisecond; a busy machine is allowed five for the best of many
@@ -86,8 +86,8 @@ def test_counters_are_what_the_rows_add_up_to(large: tuple[Database, Catalog]) -
 
 
 def entry(seed: int, size: int = 1000, kind: str = "similar-1") -> NewEntry:
-    making = Making(kind, (SYSTEM,), exact=False)
-    key = EntryKey("default", MODEL.digest, f"{seed:032x}", making)
+    provenance = KVProvenance(kind, (SYSTEM,), exact=False)
+    key = EntryKey("default", MODEL.digest, f"{seed:032x}", provenance)
     return NewEntry(key, "tiny", 10, size, f"file {seed}", [f"{seed:032x}"])
 
 

@@ -23,11 +23,11 @@ from store_samples import (
 from kvweave.database import Database
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
 from kvweave.kvstore import header, keys
-from kvweave.kvstore import usage as tallies
+from kvweave.kvstore import usage as usage
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.kvstore.recent import RecentEntries
-from kvweave.types import ChunkKV, Making, Storage
+from kvweave.types import ChunkKV, KVProvenance, Storage
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -63,9 +63,9 @@ def test_many_are_found_in_the_order_asked_for(tmp_path: Path) -> None:
         assert listed(store) == []
 
 
-def test_the_best_making_that_can_be_read_is_found_and_counted_once(tmp_path: Path) -> None:
+def test_the_best_provenance_that_can_be_read_is_found_and_counted_once(tmp_path: Path) -> None:
     kv = chunk(1)
-    best, good, last = (Making("observed", (SYSTEM, digit * 32)) for digit in "789")
+    best, good, last = (KVProvenance("observed", (SYSTEM, digit * 32)) for digit in "789")
     wanted = [(kv.token_ids, [best, good, last]), (chunk(2).token_ids, [best, good]), (kv.token_ids, [])]
     with ChunkStore(tmp_path) as store:
         put(store, kv, good)
@@ -120,15 +120,15 @@ def test_nothing_made_otherwise_is_ever_matched(tmp_path: Path) -> None:
         assert get(other, kv) is None
         assert store.get(fingerprint("b" * 32), kv.token_ids, ISOLATED) is None
         assert store.get(MODEL, kv.token_ids[:-1], ISOLATED) is None
-        for making in (
-            Making("bare", ()),
-            Making("isolated", ("6" * 32,)),
-            Making("isolated", (SYSTEM,), exact=False),
-            Making("isolated", (SYSTEM,), rope_regime="long"),
-            Making("observed", (SYSTEM, "7" * 32)),
+        for provenance in (
+            KVProvenance("bare", ()),
+            KVProvenance("isolated", ("6" * 32,)),
+            KVProvenance("isolated", (SYSTEM,), exact=False),
+            KVProvenance("isolated", (SYSTEM,), rope_regime="long"),
+            KVProvenance("observed", (SYSTEM, "7" * 32)),
         ):
-            assert get(store, kv, making) is None
-        assert same(get(store, kv, Making("observed", (SYSTEM,))), kv)  # the label is no difference
+            assert get(store, kv, provenance) is None
+        assert same(get(store, kv, KVProvenance("observed", (SYSTEM,))), kv)  # the label is no difference
 
 
 def test_putting_twice_stores_once(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_entries_of_an_older_format_are_misses_and_go_when_the_store_is_verified
 def test_damage_that_shows_when_a_layer_is_asked_for_is_counted_once_and_never_found_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kv, other = chunk(1, layers=3), Making("bare", ())
+    kv, other = chunk(1, layers=3), KVProvenance("bare", ())
     with ChunkStore(tmp_path) as store:
         put(store, kv)
         (file,) = entry_files(tmp_path)
@@ -277,19 +277,23 @@ def test_what_is_damaged_is_never_found_again_even_where_it_cannot_be_dropped(
 
 
 @pytest.mark.parametrize("storage", ["int8", "int4"])
-def test_quantised_kv_is_found_by_its_own_making_only(tmp_path: Path, storage: Storage) -> None:
+def test_quantised_kv_is_found_by_its_own_provenance_only(tmp_path: Path, storage: Storage) -> None:
     kv, exact = quantised_chunk(1, storage), chunk(1)
-    making = quantised(ISOLATED, storage)
-    assert (making.kind, making.exact, making.context) == (f"isolated-{storage}", False, ISOLATED.context)
+    provenance = quantised(ISOLATED, storage)
+    assert (provenance.kind, provenance.exact, provenance.context) == (
+        f"isolated-{storage}",
+        False,
+        ISOLATED.context,
+    )
     with ChunkStore(tmp_path) as store:
-        assert put(store, kv, making)
+        assert put(store, kv, provenance)
         assert get(store, exact) is None
-        assert same(get(store, exact, making), kv)
+        assert same(get(store, exact, provenance), kv)
         assert put(store, exact)
         assert same(get(store, exact), exact)
         assert store.stats().by_kind.keys() == {"isolated", f"isolated-{storage}"}
         with pytest.raises(InvalidRequest, match="quantised KV is never exact"):
-            put(store, kv, Making("bare", ()))
+            put(store, kv, KVProvenance("bare", ()))
 
 
 def test_a_second_read_does_not_open_the_file_and_a_removed_entry_is_not_read_from_memory(
@@ -328,7 +332,7 @@ def test_recent_entries_are_bounded_by_number_and_bytes() -> None:
 def test_counts_gather_in_memory_and_are_written_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tallies, "FLUSH_AFTER", 10)
+    monkeypatch.setattr(usage, "FLUSH_AFTER", 10)
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as other:
         put(store, kv)
@@ -346,7 +350,7 @@ def test_counts_gather_in_memory_and_are_written_together(
 def test_stats_name_what_is_stored(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        put(store, chunk(2), Making("bare", ()))
+        put(store, chunk(2), KVProvenance("bare", ()))
         store.put(fingerprint("b" * 32, "other/model"), chunk(3), ISOLATED, [])
         stats = store.stats()
         assert (stats.entries, stats.tokens) == (3, 15)
@@ -400,12 +404,12 @@ def test_verify_leaves_what_cannot_be_opened_and_says_so(
 def test_a_lookup_never_fails_by_its_counters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tallies, "FLUSH_AFTER", 1)
+    monkeypatch.setattr(usage, "FLUSH_AFTER", 1)
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         store._parts.database.execute("DROP TABLE store_counters")
         assert same(get(store, chunk(1)), chunk(1))
-        store._parts.database.script(tallies._SCHEMA)
+        store._parts.database.script(usage._SCHEMA)
 
         def look_up_and_fail() -> None:
             with store._parts.database.transaction():

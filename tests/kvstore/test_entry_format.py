@@ -13,7 +13,7 @@ from store_samples import (
     SYSTEM,
     chunk,
     chunk_with_queries,
-    note,
+    feature,
     quantised_chunk,
     same,
     same_note,
@@ -33,13 +33,13 @@ from kvweave.kvstore.format import (
 )
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_queries
 from kvweave.ops.quantise import QuantisedKV
-from kvweave.types import ChunkKV, ChunkNote, Making, Storage
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Storage
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NOTE_DTYPES = [*DTYPES, torch.int32, torch.int64, torch.uint8]
 SMALL: list[Content] = [
     ChunkKV((3, 4), torch.randn(2, 2, 1, 2, 2, dtype=torch.float32).to(torch.bfloat16)),
-    note(1, tokens=2),
+    feature(1, tokens=2),
     quantised_chunk(1, "int8", tokens=2),
     quantised_chunk(1, "int4", tokens=2),
     chunk_with_queries(1, tokens=2, dtype=torch.bfloat16),
@@ -48,14 +48,14 @@ KINDS = ["kv", "note", "int8", "int4", "qkv"]
 STORAGES: list[Storage] = ["int8", "int4"]
 
 
-def key_of(content: Content, making: Making | None = None) -> EntryKey:
+def key_of(content: Content, provenance: KVProvenance | None = None) -> EntryKey:
     tokens = digest_tokens(content.token_ids)
     if isinstance(content, ChunkKV):
-        making = quantised(making or ISOLATED, storage_of(content))
+        provenance = quantised(provenance or ISOLATED, storage_of(content))
         if content.queries is not None:
-            making = with_queries(making)
-        return EntryKey("default", "a" * 32, tokens, making)
-    return EntryKey("default", "a" * 32, tokens, making or DIGEST, "note")
+            provenance = with_queries(provenance)
+        return EntryKey("default", "a" * 32, tokens, provenance)
+    return EntryKey("default", "a" * 32, tokens, provenance or DIGEST, "note")
 
 
 def written(path: Path, content: Content) -> Path:
@@ -66,7 +66,7 @@ def written(path: Path, content: Content) -> Path:
 def same_content(found: Content, expected: Content) -> bool:
     if isinstance(found, ChunkKV):
         return isinstance(expected, ChunkKV) and same(found, expected)
-    return isinstance(expected, ChunkNote) and same_note(found, expected)
+    return isinstance(expected, ChunkFeature) and same_note(found, expected)
 
 
 def read_whole(path: Path, content: Content) -> Content:
@@ -129,13 +129,13 @@ def test_any_note_round_trips_and_is_aligned(
     tensors = {name: (100 * torch.randn(shape)).to(dtype) for name, (dtype, shape) in forms.items()}
     if strided:
         tensors = {name: tensor.permute(tuple(range(tensor.dim()))[::-1]) for name, tensor in tensors.items()}
-    one = ChunkNote(tuple(range(tokens)), tensors)
+    one = ChunkFeature(tuple(range(tokens)), tensors)
     path = tmp_path_factory.mktemp("entry") / "entry"
     entry = encode_entry(key_of(one), "tiny", one, [])
     write_entry(path, entry)
     assert path.stat().st_size == entry.bytes
     found = read_entry(path, key_of(one), one.token_ids)
-    assert isinstance(found, ChunkNote)
+    assert isinstance(found, ChunkFeature)
     assert same_note(found, one)
     assert all(t.data_ptr() % t.element_size() == 0 for t in found.tensors.values() if t.numel())
     assert load_file(path).keys() == {"token_ids", *tensors}
@@ -193,12 +193,14 @@ def test_each_layer_is_verified_when_it_is_first_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_quantised_kv_is_stored_under_a_making_that_says_so_only(storage: Storage) -> None:
+def test_quantised_kv_is_stored_under_a_provenance_that_says_so_only(storage: Storage) -> None:
     kv = quantised_chunk(1, storage)
-    other = Making(f"isolated-{'int4' if storage == 'int8' else 'int8'}", (SYSTEM,), exact=False)
-    for making in (ISOLATED, Making("similar-10", (SYSTEM,), exact=False), other):
-        key = EntryKey("default", "a" * 32, digest_tokens(kv.token_ids), making)
-        with pytest.raises(InvalidRequest, match=f"kv is stored as {storage}, its making is {making.kind}"):
+    other = KVProvenance(f"isolated-{'int4' if storage == 'int8' else 'int8'}", (SYSTEM,), exact=False)
+    for provenance in (ISOLATED, KVProvenance("similar-10", (SYSTEM,), exact=False), other):
+        key = EntryKey("default", "a" * 32, digest_tokens(kv.token_ids), provenance)
+        with pytest.raises(
+            InvalidRequest, match=f"kv is stored as {storage}, its making is {provenance.kind}"
+        ):
             encode_entry(key, "tiny", kv, [])
 
 
@@ -222,8 +224,8 @@ def test_reading_maps_the_file_and_copies_nothing(tmp_path: Path) -> None:
 
 def test_what_the_file_says_about_itself_is_kept(tmp_path: Path) -> None:
     kv = chunk(1)
-    making = Making("observed", (SYSTEM, "neighbour ü"), exact=False, rope_regime="long")
-    key = EntryKey("notes", "b" * 32, digest_tokens(kv.token_ids), making)
+    provenance = KVProvenance("observed", (SYSTEM, "neighbour ü"), exact=False, rope_regime="long")
+    key = EntryKey("notes", "b" * 32, digest_tokens(kv.token_ids), provenance)
     write_entry(tmp_path / "entry", encode_entry(key, "some/model", kv, ["one", "two"]))
     stored = open_entry(tmp_path / "entry")
     assert (stored.key, stored.model_name, stored.sources) == (key, "some/model", ("one", "two"))
@@ -279,7 +281,7 @@ def test_another_key_or_other_tokens_are_damage(tmp_path: Path) -> None:
     kv = chunk(1)
     path = written(tmp_path / "entry", kv)
     with pytest.raises(DamagedEntry, match="not"):
-        read_entry(path, key_of(kv, Making("bare", ())), kv.token_ids)
+        read_entry(path, key_of(kv, KVProvenance("bare", ())), kv.token_ids)
     with pytest.raises(DamagedEntry, match="other tokens"):
         read_entry(path, key_of(kv), (*kv.token_ids[:-1], 9))
 
@@ -359,13 +361,13 @@ def test_what_cannot_be_stored_is_refused(tensor: torch.Tensor) -> None:
     "name", ["kv", "token_ids", "Kept", "", "1st", "a-b", "a b", "__metadata__", "kept\n"]
 )
 def test_a_note_with_another_name_is_refused(name: str) -> None:
-    one = ChunkNote((1, 2), {name: torch.zeros(2)})
+    one = ChunkFeature((1, 2), {name: torch.zeros(2)})
     with pytest.raises(InvalidRequest, match="a note's tensor is named"):
         encode_entry(key_of(one), "tiny", one, [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bool, torch.int16])
 def test_a_note_of_another_dtype_is_refused(dtype: torch.dtype) -> None:
-    one = ChunkNote((1, 2), {"kept": torch.zeros(2, dtype=dtype)})
+    one = ChunkFeature((1, 2), {"kept": torch.zeros(2, dtype=dtype)})
     with pytest.raises(InvalidRequest, match=r"kept has dtype .* may hold float32, bfloat16"):
         encode_entry(key_of(one), "tiny", one, [])

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import EntryKey, digest_tokens, has_queries, with_queries
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
-KEY = EntryKey("default", "a" * 32, digest_tokens([1, 2, 3]), Making("isolated", ("s", "t")))
+KEY = EntryKey("default", "a" * 32, digest_tokens([1, 2, 3]), KVProvenance("isolated", ("s", "t")))
 
 
 @given(st.lists(st.integers(0, 2**40)), st.lists(st.integers(0, 2**40)))
@@ -23,51 +23,53 @@ def test_token_digest_is_pinned() -> None:
 
 
 def test_every_field_but_the_label_changes_the_key_of_exact_kv() -> None:
-    made = KEY.making
+    made = KEY.provenance
     others = [
         replace(KEY, namespace="other"),
         replace(KEY, model="b" * 32),
         replace(KEY, tokens=digest_tokens([1, 2])),
         replace(KEY, content="note"),
-        replace(KEY, making=replace(made, exact=False)),
-        replace(KEY, making=replace(made, rope_regime="long")),
-        replace(KEY, making=replace(made, context=("s",))),
-        replace(KEY, making=replace(made, context=("t", "s"))),
-        replace(KEY, making=replace(made, context=("s,t",))),
-        replace(KEY, making=replace(made, context=('s","t',))),
+        replace(KEY, provenance=replace(made, exact=False)),
+        replace(KEY, provenance=replace(made, rope_regime="long")),
+        replace(KEY, provenance=replace(made, context=("s",))),
+        replace(KEY, provenance=replace(made, context=("t", "s"))),
+        replace(KEY, provenance=replace(made, context=("s,t",))),
+        replace(KEY, provenance=replace(made, context=('s","t',))),
     ]
     digests = {key.digest for key in others}
     assert len(digests) == len(others)
     assert KEY.digest not in digests
-    assert replace(KEY, making=replace(made, kind="observed")).digest == KEY.digest
+    assert replace(KEY, provenance=replace(made, kind="observed")).digest == KEY.digest
 
 
 def test_the_kind_tells_apart_what_its_context_does_not_settle() -> None:
     kinds = ["isolated", "observed", "similar-10", "similar-5", "following-1"]
-    tainted = [replace(KEY, making=replace(KEY.making, kind=kind, exact=False)) for kind in kinds]
-    notes = [replace(key, content="note") for key in tainted]
-    exact_notes = [replace(KEY, making=replace(KEY.making, kind=kind), content="note") for kind in kinds]
-    digests = {key.digest for key in (KEY, *tainted, *notes, *exact_notes)}
+    tainted = [replace(KEY, provenance=replace(KEY.provenance, kind=kind, exact=False)) for kind in kinds]
+    features = [replace(key, content="note") for key in tainted]
+    exact_notes = [
+        replace(KEY, provenance=replace(KEY.provenance, kind=kind), content="note") for kind in kinds
+    ]
+    digests = {key.digest for key in (KEY, *tainted, *features, *exact_notes)}
     assert len(digests) == 1 + 3 * len(kinds)
 
 
 def test_kv_with_queries_is_another_entry() -> None:
-    made = KEY.making
-    exact = replace(KEY, making=with_queries(made))
-    tainted = replace(KEY, making=replace(made, kind="similar-10", exact=False))
-    makings = [with_queries(made), with_queries(tainted.making)]
-    assert [m.kind for m in makings] == ["isolated-qkv", "similar-10-qkv"]
-    assert [m.exact for m in makings] == [True, False]
-    assert all(has_queries(m) and with_queries(m) == m and m.context == made.context for m in makings)
+    made = KEY.provenance
+    exact = replace(KEY, provenance=with_queries(made))
+    tainted = replace(KEY, provenance=replace(made, kind="similar-10", exact=False))
+    provenances = [with_queries(made), with_queries(tainted.provenance)]
+    assert [m.kind for m in provenances] == ["isolated-qkv", "similar-10-qkv"]
+    assert [m.exact for m in provenances] == [True, False]
+    assert all(has_queries(m) and with_queries(m) == m and m.context == made.context for m in provenances)
     assert not has_queries(made)
-    assert len({key.digest for key in (KEY, exact, tainted, replace(KEY, making=makings[1]))}) == 4
+    assert len({key.digest for key in (KEY, exact, tainted, replace(KEY, provenance=provenances[1]))}) == 4
     # Beyond that its context settles it, as it does without.
-    assert replace(KEY, making=with_queries(replace(made, kind="observed"))).digest == exact.digest
+    assert replace(KEY, provenance=with_queries(replace(made, kind="observed"))).digest == exact.digest
 
 
 @pytest.mark.parametrize("kind", ["bare", "similar-10", "following-1", "digest-12.5", "layer-13b-keys"])
 def test_kinds_are_words_joined_by_hyphens(kind: str) -> None:
-    assert replace(KEY, making=Making(kind, ())).making.kind == kind
+    assert replace(KEY, provenance=KVProvenance(kind, ())).provenance.kind == kind
 
 
 @pytest.mark.parametrize(
@@ -75,4 +77,4 @@ def test_kinds_are_words_joined_by_hyphens(kind: str) -> None:
 )
 def test_another_kind_is_refused(kind: str) -> None:
     with pytest.raises(InvalidRequest, match="does not name a kind"):
-        replace(KEY, making=Making(kind, ()))
+        replace(KEY, provenance=KVProvenance(kind, ()))

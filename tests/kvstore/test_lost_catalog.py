@@ -12,19 +12,19 @@ from store_samples import (
     SYSTEM,
     chunk,
     entry_files,
+    feature,
     get,
     get_note,
     listed,
-    note,
     put,
-    put_note,
+    put_feature,
     same,
     same_note,
 )
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
 
 def lose_catalog(folder: Path, age_s: float = 300.0) -> None:
@@ -36,11 +36,11 @@ def lose_catalog(folder: Path, age_s: float = 300.0) -> None:
 
 
 def test_it_is_made_anew_from_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    observed = Making("observed", (SYSTEM, "7" * 32))
+    observed = KVProvenance("observed", (SYSTEM, "7" * 32))
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path, namespace="other") as other:
         put(store, chunk(1))
         put(store, chunk(1), observed, "7" * 32)
-        put_note(store, note(2))
+        put_feature(store, feature(2))
         put(other, chunk(3))
         before = store.stats().by_kind
         versions = store.versions(MODEL, [chunk(1).token_ids])
@@ -53,7 +53,7 @@ def test_it_is_made_anew_from_the_files(tmp_path: Path, caplog: pytest.LogCaptur
         }
         assert set(store.versions(MODEL, [chunk(1).token_ids])[0]) == set(versions[0])
         assert same(get(store, chunk(1), observed), chunk(1))
-        assert same_note(get_note(store, note(2)), note(2))
+        assert same_note(get_note(store, feature(2)), feature(2))
         assert get(store, chunk(3)) is None
         store.own("document", ["7" * 32])
         assert store.disown("document") == 1  # what they were made from is known again
@@ -107,7 +107,7 @@ def test_files_wait_for_their_documents_where_only_owned_chunks_count(tmp_path: 
     with ChunkStore(tmp_path, owned_only=True) as store:
         store.own("document", [digest_tokens(chunk(1).token_ids)])
         wanted = [(chunk(seed).token_ids, ISOLATED) for seed in (1, 2, 3)]
-        assert store.adopt(MODEL, wanted) == [True, False, False]
+        assert store.import_entries(MODEL, wanted) == [True, False, False]
         assert same(get(store, chunk(1)), chunk(1))
     os.utime(tmp_path / ".swept", (0, 0))
     with ChunkStore(tmp_path, owned_only=True) as store:

@@ -11,12 +11,12 @@ from store_samples import (
     SYSTEM,
     chunk,
     entry_files,
+    feature,
     fingerprint,
     get,
     get_note,
-    note,
     put,
-    put_note,
+    put_feature,
     same,
     same_note,
     statements,
@@ -25,68 +25,68 @@ from store_samples import (
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.types import ChunkNote, Making
+from kvweave.types import ChunkFeature, KVProvenance
 
 
 def test_what_was_noted_is_found_here_and_by_the_next_process(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
-        assert get_note(store, note(1)) is None
-        assert put_note(store, note(1))
-        assert same_note(get_note(store, note(1)), note(1))
+        assert get_note(store, feature(1)) is None
+        assert put_feature(store, feature(1))
+        assert same_note(get_note(store, feature(1)), feature(1))
     with ChunkStore(tmp_path) as store:
-        found = get_note(store, note(1))
-        assert same_note(found, note(1))
-        assert get_note(store, note(1)) is found  # and is not read again
+        found = get_note(store, feature(1))
+        assert same_note(found, feature(1))
+        assert get_note(store, feature(1)) is found  # and is not read again
         assert found is not None
         with pytest.raises(TypeError):
             found.tensors["kept"] = torch.zeros(1)  # type: ignore[index]  # others hold the same note
 
 
 @pytest.mark.parametrize("making", [DIGEST, ISOLATED], ids=["tainted", "exact"])
-def test_a_note_and_kv_made_alike_live_side_by_side(tmp_path: Path, making: Making) -> None:
-    kv, one = chunk(1), note(1)
+def test_a_note_and_kv_made_alike_live_side_by_side(tmp_path: Path, provenance: KVProvenance) -> None:
+    kv, one = chunk(1), feature(1)
     with ChunkStore(tmp_path) as store:
-        put_note(store, one, making)
-        assert get(store, kv, making) is None
-        assert store.has_many(MODEL, [(digest_tokens(kv.token_ids), making)]) == [False]
+        put_feature(store, one, provenance)
+        assert get(store, kv, provenance) is None
+        assert store.has_many(MODEL, [(digest_tokens(kv.token_ids), provenance)]) == [False]
         assert store.versions(MODEL, [kv.token_ids]) == [[]]
-        put(store, kv, making)
-        assert same(get(store, kv, making), kv)
-        assert same_note(get_note(store, one, making), one)
+        put(store, kv, provenance)
+        assert same(get(store, kv, provenance), kv)
+        assert same_note(get_note(store, one, provenance), one)
         assert store.stats().entries == 2
     with ChunkStore(tmp_path / "other") as store:
-        put(store, kv, making)
-        assert get_note(store, one, making) is None
+        put(store, kv, provenance)
+        assert get_note(store, one, provenance) is None
 
 
 def test_a_note_is_found_only_as_it_was_made(tmp_path: Path) -> None:
-    one = note(1)
+    one = feature(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path, namespace="other") as other:
-        put_note(store, one)
+        put_feature(store, one)
         assert get_note(other, one) is None
-        assert store.find_notes(fingerprint("b" * 32), [(one.token_ids, DIGEST)]) == [None]
-        for making in (
+        assert store.find_features(fingerprint("b" * 32), [(one.token_ids, DIGEST)]) == [None]
+        for provenance in (
             replace(DIGEST, kind="digest-15"),
             replace(DIGEST, context=()),
             replace(DIGEST, exact=True),
             replace(DIGEST, rope_regime="long"),
         ):
-            assert get_note(store, one, making) is None
-            assert put_note(store, one, making)
+            assert get_note(store, one, provenance) is None
+            assert put_feature(store, one, provenance)
         assert store.stats().entries == 5
 
 
 def test_many_are_found_by_one_query_in_the_order_asked_for(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         for seed in range(4):
-            put_note(store, note(seed))
+            put_feature(store, feature(seed))
         order = (2, 9, 0, 3)
         with statements(store) as sent:
-            found = store.find_notes(MODEL, [(note(seed).token_ids, DIGEST) for seed in order])
+            found = store.find_features(MODEL, [(feature(seed).token_ids, DIGEST) for seed in order])
         assert len(sent) == 1
         assert found[1] is None
-        assert all(same_note(one, note(i)) for one, i in zip(found, order, strict=True) if i != 9)
-        assert store.find_notes(MODEL, []) == []
+        assert all(same_note(one, feature(i)) for one, i in zip(found, order, strict=True) if i != 9)
+        assert store.find_features(MODEL, []) == []
         assert (store.stats().hits, store.stats().misses) == (3, 1)
 
 
@@ -94,67 +94,67 @@ def test_a_damaged_note_is_a_counted_logged_miss_and_can_be_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ChunkStore(tmp_path) as store:
-        put_note(store, note(1))
+        put_feature(store, feature(1))
         put(store, chunk(1))
         (file,) = (file for file in entry_files(tmp_path) if b'"moved"' in file.read_bytes())
         altered = bytearray(file.read_bytes())
         altered[-1] ^= 1  # uint8 is the narrowest and stands last
         file.write_bytes(altered)
         with caplog.at_level(logging.WARNING, "kvweave"):
-            assert get_note(store, note(1)) is None
+            assert get_note(store, feature(1)) is None
         assert "altered in mask" in caplog.text
         stats = store.stats()
         assert (stats.damaged, stats.misses, stats.entries) == (1, 1, 1)
-        assert put_note(store, note(1))
-        assert same_note(get_note(store, note(1)), note(1))
+        assert put_feature(store, feature(1))
+        assert same_note(get_note(store, feature(1)), feature(1))
 
 
 def test_notes_and_kv_share_the_cap_and_the_order_of_eviction(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        put_note(store, note(1))
-        put_note(store, note(2))
+        put_feature(store, feature(1))
+        put_feature(store, feature(2))
         for seed, times in ((1, 2), (2, 1)):
             for _ in range(times):
-                get_note(store, note(seed))
+                get_note(store, feature(seed))
         largest = max(file.stat().st_size for file in entry_files(tmp_path))
         used = store.used_bytes
         store.set_limit(used - 1)
         assert get(store, chunk(1)) is None  # never asked for
         store.set_limit(store.used_bytes + 10)
-        assert put_note(store, note(3))
-        found = [get_note(store, note(seed)) is not None for seed in (1, 2, 3)]
+        assert put_feature(store, feature(3))
+        found = [get_note(store, feature(seed)) is not None for seed in (1, 2, 3)]
         assert found == [True, False, True]
         assert sum(file.stat().st_size for file in entry_files(tmp_path)) == store.used_bytes <= used
         assert store.stats().evicted == 2
-        assert not put_note(store, ChunkNote((1,), {"large": torch.zeros(used + largest)}))
+        assert not put_feature(store, ChunkFeature((1,), {"large": torch.zeros(used + largest)}))
 
 
 def test_a_note_goes_with_the_last_owner_of_any_of_its_chunks(tmp_path: Path) -> None:
-    a, b = (digest_tokens(note(seed).token_ids) for seed in (1, 2))
-    behind_a = Making("attention", (SYSTEM, a), exact=False)
+    a, b = (digest_tokens(feature(seed).token_ids) for seed in (1, 2))
+    behind_a = KVProvenance("attention", (SYSTEM, a), exact=False)
     with ChunkStore(tmp_path, owned_only=True) as store:
-        assert not put_note(store, note(1))
+        assert not put_feature(store, feature(1))
         store.own("one", [a])
         store.own("two", [b])
-        put_note(store, note(1))
-        put_note(store, note(2))
-        put_note(store, note(2), behind_a, a)
-        get_note(store, note(1))
+        put_feature(store, feature(1))
+        put_feature(store, feature(2))
+        put_feature(store, feature(2), behind_a, a)
+        get_note(store, feature(1))
         assert store.disown("one") == 2
-        assert get_note(store, note(1)) is None
-        assert get_note(store, note(2), behind_a) is None
-        assert same_note(get_note(store, note(2)), note(2))
+        assert get_note(store, feature(1)) is None
+        assert get_note(store, feature(2), behind_a) is None
+        assert same_note(get_note(store, feature(2)), feature(2))
         assert len(entry_files(tmp_path)) == 1
 
 
 def test_whether_notes_are_listed_is_asked_by_one_query_without_reading_any(tmp_path: Path) -> None:
-    wanted = [(digest_tokens(note(seed).token_ids), DIGEST) for seed in (1, 2)]
+    wanted = [(digest_tokens(feature(seed).token_ids), DIGEST) for seed in (1, 2)]
     with ChunkStore(tmp_path) as store:
-        put_note(store, note(1))
+        put_feature(store, feature(1))
         put(store, chunk(2), DIGEST)  # KV is no note
         with statements(store) as sent:
-            assert store.has_notes(MODEL, wanted) == [True, False]
+            assert store.has_features(MODEL, wanted) == [True, False]
         assert len(sent) == 1
         assert (store.stats().hits, store.stats().misses) == (0, 0)
 
@@ -162,8 +162,8 @@ def test_whether_notes_are_listed_is_asked_by_one_query_without_reading_any(tmp_
 def test_stats_and_verify_take_notes_into_account(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        put_note(store, note(1))
-        put_note(store, note(2, tokens=7))
+        put_feature(store, feature(1))
+        put_feature(store, feature(2, tokens=7))
         kinds = {kind: (total.entries, total.tokens) for kind, total in store.stats().by_kind.items()}
         assert kinds == {"digest-12": (2, 12), "isolated": (1, 5)}
         assert store.stats().bytes == sum(file.stat().st_size for file in entry_files(tmp_path))
@@ -179,7 +179,7 @@ def test_stats_and_verify_take_notes_into_account(tmp_path: Path) -> None:
 def test_a_note_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         with pytest.raises(InvalidRequest, match="'Digest' does not name a kind"):
-            put_note(store, note(1), replace(DIGEST, kind="Digest"))
+            put_feature(store, feature(1), replace(DIGEST, kind="Digest"))
         with pytest.raises(InvalidRequest, match="named 'kv'"):
-            put_note(store, ChunkNote((1,), {"kv": torch.zeros(1)}))
+            put_feature(store, ChunkFeature((1,), {"kv": torch.zeros(1)}))
         assert store.stats().entries == len(entry_files(tmp_path)) == 0

@@ -12,7 +12,7 @@ from kvweave.errors import StoreBusy
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.kvstore.tiers import circuit_breaker as guarded
-from kvweave.kvstore.tiers.circuit_breaker import GuardedTier
+from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
 
 READS = ("get_many", "has_many", "sizes")
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_deleted_there_does_not_keep_new_entries_from_it(
 
 def test_each_kind_of_call_rests_by_itself_and_all_with_a_tier_that_does_not_answer(tier: MemoryTier) -> None:
     now = [0.0]
-    guard = GuardedTier(tier, clock=lambda: now[0])
+    guard = CircuitBreaker(tier, clock=lambda: now[0])
     tier.before = refusing("put")
     assert not guard.put("a", b"a")
     assert guard.has_many(["a"]) == frozenset()
@@ -121,7 +121,7 @@ def test_a_call_that_began_before_a_failure_says_nothing_of_what_comes_after_it(
     monkeypatch.setattr(guarded, "FIRST_REST_S", 1.0)
     monkeypatch.setattr(guarded, "LONGEST_REST_S", 60.0)
     now = [0.0]
-    guard = GuardedTier(tier, clock=lambda: now[0])
+    guard = CircuitBreaker(tier, clock=lambda: now[0])
 
     def meanwhile(call: str, keys: object) -> None:
         if call == "has_many":
@@ -144,7 +144,7 @@ def test_refused_writes_are_tried_ever_more_seldom_whatever_is_read_meanwhile(
     monkeypatch.setattr(guarded, "FIRST_REST_S", 1.0)
     monkeypatch.setattr(guarded, "LONGEST_REST_S", 60.0)
     now, tried = [0.0], list[float]()
-    guard = GuardedTier(tier, clock=lambda: now[0])
+    guard = CircuitBreaker(tier, clock=lambda: now[0])
 
     def before(call: str, keys: object) -> None:
         if call == "put":

@@ -12,13 +12,13 @@ from store_samples import (
     SYSTEM,
     chunk,
     eventually,
+    feature,
     fingerprint,
     get,
     get_note,
     listed,
-    note,
     put,
-    put_note,
+    put_feature,
     same,
     same_note,
 )
@@ -29,7 +29,7 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.tiers import circuit_breaker as guarded
 from kvweave.kvstore.tiers.factory import open_shared
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
 
 class Machines:
@@ -69,10 +69,10 @@ def folder(tmp_path: Path) -> Machines:
 
 
 def test_what_one_machine_stores_another_finds_and_then_has_itself(machines: Machines) -> None:
-    kv, about = chunk(1, tokens=50), note(2)
+    kv, about = chunk(1, tokens=50), feature(2)
     with machines.store("first") as first:
         put(first, kv)
-        put_note(first, about)
+        put_feature(first, about)
     with machines.store("second") as second:
         assert listed(second, kv) == [False]
         assert same(get(second, kv), kv)
@@ -87,14 +87,14 @@ def test_what_one_machine_stores_another_finds_and_then_has_itself(machines: Mac
         assert by_tier["shared"].waiting == 0  # what came from there is not sent back
 
 
-def test_only_the_same_namespace_model_and_making_is_found(machines: Machines) -> None:
+def test_only_the_same_namespace_model_and_provenance_is_found(machines: Machines) -> None:
     kv = chunk(1)
     with machines.store("first") as first:
         put(first, kv)
     with machines.store("second") as second, machines.store("third", namespace="other") as third:
         assert get(third, kv) is None
         assert second.get(fingerprint("b" * 32), kv.token_ids, ISOLATED) is None
-        assert get(second, kv, Making("observed", (SYSTEM, "7" * 32))) is None
+        assert get(second, kv, KVProvenance("observed", (SYSTEM, "7" * 32))) is None
         assert same(get(second, kv), kv)
 
 
@@ -175,7 +175,9 @@ def test_what_was_made_from_a_removed_document_is_deleted_there_too(machines: Ma
         first.own("two", [b])
         put(first, chunk(1))
         put(first, chunk(2))
-        put(first, chunk(2), Making("similar-10", (SYSTEM,), exact=False), a)  # with a neighbour from "one"
+        put(
+            first, chunk(2), KVProvenance("similar-10", (SYSTEM,), exact=False), a
+        )  # with a neighbour from "one"
         assert eventually(lambda: len(machines.held()) == 3)
         assert first.disown("one") == 2
         assert eventually(lambda: len(machines.held()) == 1)
@@ -185,7 +187,7 @@ def test_what_was_made_from_a_removed_document_is_deleted_there_too(machines: Ma
 
 def test_nothing_made_from_what_this_machine_does_not_hold_is_used(folder: Machines) -> None:
     a, b = (digest_tokens(chunk(seed).token_ids) for seed in (1, 2))
-    similar = Making("similar-10", (SYSTEM,), exact=False)
+    similar = KVProvenance("similar-10", (SYSTEM,), exact=False)
     with folder.store("first", owned_only=True) as first:
         first.own("one", [a, b])
         put(first, chunk(2), similar, a)
@@ -194,7 +196,7 @@ def test_nothing_made_from_what_this_machine_does_not_hold_is_used(folder: Machi
         second.own("two", [b])
         assert get(second, chunk(2), similar) is None
         assert same(get(second, chunk(2)), chunk(2))
-        assert second.adopt(MODEL, [(chunk(2).token_ids, similar)]) == [False]
+        assert second.import_entries(MODEL, [(chunk(2).token_ids, similar)]) == [False]
         second.own("one", [a])
         assert same(get(second, chunk(2), similar), chunk(2))
 
@@ -224,7 +226,7 @@ def test_adopting_brings_entries_to_this_disk_instead_of_computing_them(machines
         put(first, chunk(1))
     with machines.store("second") as second:
         wanted = [(chunk(seed).token_ids, ISOLATED) for seed in (1, 2)]
-        assert second.adopt(MODEL, wanted) == [True, False]
+        assert second.import_entries(MODEL, wanted) == [True, False]
         assert listed(second, chunk(1), chunk(2)) == [True, False]
         assert (second.stats().hits, second.stats().misses) == (0, 0)
         assert second.verify().sound
@@ -291,7 +293,7 @@ def test_what_is_fetched_ahead_is_not_fetched_again_when_it_is_asked_for(
         )
         with second.lease() as lease:
             second.prefetch(MODEL, [(digest_tokens(chunk(1).token_ids), [ISOLATED])], lease)
-            best = Making("observed", (SYSTEM, "7" * 32))
+            best = KVProvenance("observed", (SYSTEM, "7" * 32))
             found = second.find(MODEL, [(chunk(1).token_ids, [best, ISOLATED])], lease)[0]
             assert found is not None
             assert same(found[0], chunk(1))
@@ -359,7 +361,7 @@ def test_a_dead_server_costs_hardly_any_time(
     tried: list[str] = []
     get_many = tier.get_many
     monkeypatch.setattr(tier, "get_many", lambda keys: (tried.append(keys), get_many(keys))[1])
-    guard = guarded.GuardedTier(tier, clock=lambda: now[0])
+    guard = guarded.CircuitBreaker(tier, clock=lambda: now[0])
     for tenth in range(1000):
         now[0] = tenth / 10
         assert guard.get_many(["a"]) == {}

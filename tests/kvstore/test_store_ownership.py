@@ -6,7 +6,7 @@ from store_samples import MODEL, SYSTEM, chunk, entry_files, get, put, same
 from kvweave.database import Database
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
 A, B, C = chunk(1), chunk(2), chunk(3)
 a, b, c = (digest_tokens(kv.token_ids) for kv in (A, B, C))
@@ -28,8 +28,8 @@ def test_an_entry_goes_with_the_last_owner_of_its_chunk(tmp_path: Path) -> None:
 
 
 def test_an_entry_goes_with_any_chunk_of_its_context(tmp_path: Path) -> None:
-    after_a = Making("observed", (SYSTEM, a))
-    after_c = Making("observed", (SYSTEM, c))
+    after_a = KVProvenance("observed", (SYSTEM, a))
+    after_c = KVProvenance("observed", (SYSTEM, c))
     with ChunkStore(tmp_path) as store:
         put(store, B)
         put(store, B, after_a, a)
@@ -109,9 +109,9 @@ def test_in_a_shared_transaction_files_go_only_after_the_commit(tmp_path: Path) 
 def test_kv_of_a_document_removed_meanwhile_never_lands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    after_a = Making("observed", (SYSTEM, a))
+    after_a = KVProvenance("observed", (SYSTEM, a))
     with ChunkStore(tmp_path, owned_only=True) as store, ChunkStore(tmp_path, namespace="two") as other:
-        assert store.put(MODEL, A, Making("bare", ()), [])  # the system prefix is nobody's
+        assert store.put(MODEL, A, KVProvenance("bare", ()), [])  # the system prefix is nobody's
         other.own("document", [b])
         assert not put(store, B)
         store.own("document", [b])

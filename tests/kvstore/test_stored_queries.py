@@ -24,17 +24,17 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import encode_entry, parse_entry, read_entry, write_entry
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_queries
 from kvweave.kvstore.tiers.memory import DeviceTier
-from kvweave.types import ChunkKV, Making
+from kvweave.types import ChunkKV, KVProvenance
 
 QKV = with_queries(ISOLATED)
 
 
-def key(kv: ChunkKV, making: Making = QKV) -> EntryKey:
-    return EntryKey("default", "a" * 32, digest_tokens(kv.token_ids), making)
+def key(kv: ChunkKV, provenance: KVProvenance = QKV) -> EntryKey:
+    return EntryKey("default", "a" * 32, digest_tokens(kv.token_ids), provenance)
 
 
-def data_of(kv: ChunkKV, making: Making = QKV) -> bytes:
-    return b"".join(encode_entry(key(kv, making), "tiny", kv, ["source"]).parts)
+def data_of(kv: ChunkKV, provenance: KVProvenance = QKV) -> bytes:
+    return b"".join(encode_entry(key(kv, provenance), "tiny", kv, ["source"]).parts)
 
 
 def test_an_entry_without_queries_is_byte_for_byte_what_it_was_before_there_were_any() -> None:
@@ -76,7 +76,7 @@ def test_a_layer_of_queries_is_verified_when_it_is_first_asked_for() -> None:
     assert told == ["file is altered in layer 2"]
 
 
-def test_the_making_must_say_whether_there_are_queries() -> None:
+def test_the_provenance_must_say_whether_there_are_queries() -> None:
     with pytest.raises(InvalidRequest, match="kv with queries has the making isolated;"):
         data_of(chunk_with_queries(1), ISOLATED)
     with pytest.raises(InvalidRequest, match="kv without queries has the making isolated-qkv;"):

@@ -13,15 +13,15 @@ import numpy as np
 import obstore
 import pytest
 import torch
-from store_samples import ISOLATED, MODEL, chunk, note
+from store_samples import ISOLATED, MODEL, chunk, feature
 from tier_servers import CREDENTIALS, SHARED, Server, url_of
 
 from kvweave.errors import DamagedEntry, InvalidRequest, TierUnavailable
 from kvweave.kvstore.format import Content, encode_entry, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.kvstore.tiers.factory import open_shared
-from kvweave.kvstore.tiers.tier import Tier, owned_copy
-from kvweave.types import ChunkKV, ChunkNote
+from kvweave.kvstore.tiers.tier import RemoteTier, owned_copy
+from kvweave.types import ChunkFeature, ChunkKV
 
 
 def entry(content: Content) -> tuple[str, bytes]:
@@ -32,7 +32,9 @@ def entry(content: Content) -> tuple[str, bytes]:
 
 
 @pytest.fixture(params=SHARED)
-def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Tier]:
+def tier(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[RemoteTier]:
     made = open_shared(url_of(request.param, request, monkeypatch, tmp_path), secrets.token_hex(8))
     yield made
     made.close()
@@ -41,13 +43,13 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 def same(found: Content, expected: Content) -> bool:
     if isinstance(expected, ChunkKV) and isinstance(found, ChunkKV):
         return found.token_ids == expected.token_ids and torch.equal(found.kv, expected.kv)
-    assert isinstance(expected, ChunkNote)
-    assert isinstance(found, ChunkNote)
+    assert isinstance(expected, ChunkFeature)
+    assert isinstance(found, ChunkFeature)
     return all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
 
 
-def test_what_is_put_comes_back_to_the_bit_and_is_what_was_stored(tier: Tier) -> None:
-    contents = [chunk(1), chunk(2, tokens=0), chunk(3, tokens=2000, dtype=torch.bfloat16), note(4)]
+def test_what_is_put_comes_back_to_the_bit_and_is_what_was_stored(tier: RemoteTier) -> None:
+    contents = [chunk(1), chunk(2, tokens=0), chunk(3, tokens=2000, dtype=torch.bfloat16), feature(4)]
     entries = dict(map(entry, contents))
     for key, data in entries.items():
         tier.put(key, data)
@@ -62,7 +64,7 @@ def test_what_is_put_comes_back_to_the_bit_and_is_what_was_stored(tier: Tier) ->
     assert tier.sizes() == {key: len(data) for key, data in entries.items()}
 
 
-def test_parts_of_what_is_put_come_back_to_the_bit(tier: Tier) -> None:
+def test_parts_of_what_is_put_come_back_to_the_bit(tier: RemoteTier) -> None:
     key, data = entry(
         chunk(3, tokens=50_000)
     )  # larger than what stores would rather ask for in several parts
@@ -82,7 +84,7 @@ def test_parts_of_what_is_put_come_back_to_the_bit(tier: Tier) -> None:
         assert [bytes(part) for part in parts] == [data[begin:end] for begin, end in ranges]
 
 
-def test_of_what_is_cut_short_there_is_no_more_than_is_left_and_the_tier_works_on(tier: Tier) -> None:
+def test_of_what_is_cut_short_there_is_no_more_than_is_left_and_the_tier_works_on(tier: RemoteTier) -> None:
     key, data = entry(chunk(1))
     tier.put(key, data[:100])
     parts = tier.get_ranges(key, [(200, 300)])
@@ -108,7 +110,7 @@ def test_what_is_deleted_while_it_is_asked_for_is_not_there(
     tier.close()
 
 
-def test_nothing_is_there_before_anything_is_put(tier: Tier) -> None:
+def test_nothing_is_there_before_anything_is_put(tier: RemoteTier) -> None:
     key = entry(chunk(1))[0]
     assert tier.get_ranges(key, [(0, 10)]) is tier.get_ranges(key, [(0, 10), (20, 30)]) is None
     assert tier.get_many([key]) == tier.get_many([]) == {}
@@ -118,7 +120,7 @@ def test_nothing_is_there_before_anything_is_put(tier: Tier) -> None:
     tier.delete([])
 
 
-def test_what_is_deleted_is_gone_and_the_rest_is_not(tier: Tier) -> None:
+def test_what_is_deleted_is_gone_and_the_rest_is_not(tier: RemoteTier) -> None:
     entries = dict(entry(chunk(seed)) for seed in range(5))
     for key, data in entries.items():
         tier.put(key, data)
@@ -130,7 +132,7 @@ def test_what_is_deleted_is_gone_and_the_rest_is_not(tier: Tier) -> None:
     assert bytes(tier.get_many(list(entries))[kept]) == entries[kept]
 
 
-def test_putting_twice_keeps_one(tier: Tier) -> None:
+def test_putting_twice_keeps_one(tier: RemoteTier) -> None:
     key, data = entry(chunk(1))
     for _ in range(2):
         tier.put(key, data)
@@ -138,7 +140,7 @@ def test_putting_twice_keeps_one(tier: Tier) -> None:
     assert bytes(tier.get_many([key])[key]) == data
 
 
-def test_several_threads_may_use_it_at_once(tier: Tier) -> None:
+def test_several_threads_may_use_it_at_once(tier: RemoteTier) -> None:
     entries = dict(entry(chunk(seed)) for seed in range(8))
 
     def put_and_get(key: str) -> bool:
@@ -150,7 +152,7 @@ def test_several_threads_may_use_it_at_once(tier: Tier) -> None:
     assert tier.sizes().keys() == entries.keys()
 
 
-def test_bytes_that_were_altered_are_found_out_by_the_reader(tier: Tier) -> None:
+def test_bytes_that_were_altered_are_found_out_by_the_reader(tier: RemoteTier) -> None:
     key, data = entry(chunk(1))
     altered = bytearray(data)
     altered[-3] ^= 16

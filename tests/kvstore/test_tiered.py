@@ -14,12 +14,12 @@ from store_samples import (
     chunk,
     entry_files,
     eventually,
+    feature,
     get,
     get_note,
     listed,
-    note,
     put,
-    put_note,
+    put_feature,
     same,
     same_note,
 )
@@ -27,13 +27,13 @@ from store_samples import (
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.tiers.memory import DeviceTier
-from kvweave.types import ChunkKV, Making
+from kvweave.types import ChunkKV, KVProvenance
 
 WITHIN_S = 60.0
 
 
-def digest(kv: ChunkKV, making: Making = ISOLATED) -> tuple[str, list[Making]]:
-    return digest_tokens(kv.token_ids), [making]
+def digest(kv: ChunkKV, provenance: KVProvenance = ISOLATED) -> tuple[str, list[KVProvenance]]:
+    return digest_tokens(kv.token_ids), [provenance]
 
 
 def hosted(store: ChunkStore) -> int:
@@ -44,10 +44,10 @@ def hosted(store: ChunkStore) -> int:
 
 
 def test_what_is_asked_for_goes_up_and_is_served_from_there(tmp_path: Path) -> None:
-    kv, about = chunk(1), note(2)
+    kv, about = chunk(1), feature(2)
     with ChunkStore(tmp_path, host_bytes=10**6) as store:
         put(store, kv)
-        put_note(store, about)
+        put_feature(store, about)
         assert hosted(store) == 0  # asked for by nobody
         assert same(get(store, kv), kv)
         assert same_note(get_note(store, about), about)
@@ -262,9 +262,9 @@ def test_damage_met_ahead_of_time_is_told_when_the_entry_is_asked_for(
         assert caplog.text.count("stored entry dropped") == 1
 
 
-def test_loading_ahead_takes_the_first_making_that_is_stored(tmp_path: Path) -> None:
+def test_loading_ahead_takes_the_first_provenance_that_is_stored(tmp_path: Path) -> None:
     kv = chunk(1)
-    best, good = (Making("observed", (SYSTEM, digit * 32)) for digit in "78")
+    best, good = (KVProvenance("observed", (SYSTEM, digit * 32)) for digit in "78")
     with ChunkStore(tmp_path) as store:
         put(store, kv, good)
         with store.lease() as lease:

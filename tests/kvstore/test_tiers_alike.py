@@ -13,10 +13,10 @@ from store_samples import (
     chunk,
     entry_files,
     eventually,
+    feature,
     get,
-    note,
     put,
-    put_note,
+    put_feature,
     same,
     same_note,
 )
@@ -28,7 +28,7 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.reports import TierName, TierTotals
 from kvweave.kvstore.tiers.factory import open_shared
 from kvweave.kvstore.tiers.memory import DeviceTier
-from kvweave.types import ChunkKV, ChunkNote
+from kvweave.types import ChunkFeature, ChunkKV
 
 CAP = 10**6
 
@@ -47,22 +47,22 @@ class Place:
         """What the tier holds, as those know it who put it there."""
         return self.writer.stats().by_tier[self.name]
 
-    def fill(self, chunks: Sequence[ChunkKV], notes: Sequence[ChunkNote] = ()) -> None:
+    def fill(self, chunks: Sequence[ChunkKV], features: Sequence[ChunkFeature] = ()) -> None:
         """Have these get into the empty tier."""
         for kv in chunks:
             assert put(self.writer, kv)
-        for about in notes:
-            assert put_note(self.writer, about, ISOLATED)
+        for about in features:
+            assert put_feature(self.writer, about, ISOLATED)
         if self.name in ("device", "host"):
-            self.find(chunks, notes)
-        assert eventually(lambda: self.totals.entries == len(chunks) + len(notes))
+            self.find(chunks, features)
+        assert eventually(lambda: self.totals.entries == len(chunks) + len(features))
 
     def find(
-        self, chunks: Sequence[ChunkKV], notes: Sequence[ChunkNote] = ()
-    ) -> tuple[list[ChunkKV | None], list[ChunkNote | None]]:
+        self, chunks: Sequence[ChunkKV], features: Sequence[ChunkFeature] = ()
+    ) -> tuple[list[ChunkKV | None], list[ChunkFeature | None]]:
         """What a look-up gives for each."""
         kv = self.reader.find(MODEL, [(one.token_ids, [ISOLATED]) for one in chunks])
-        about = self.reader.find_notes(MODEL, [(one.token_ids, ISOLATED) for one in notes])
+        about = self.reader.find_features(MODEL, [(one.token_ids, ISOLATED) for one in features])
         return [None if found is None else found[0] for found in kv], about
 
     def hits(self) -> int:
@@ -91,15 +91,17 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_what_is_there_comes_back_to_the_bit_and_nothing_else_does(place: Place) -> None:
     chunks = [chunk(1), chunk(2, tokens=0), chunk(3, tokens=2000, dtype=torch.bfloat16)]
-    notes = [note(4)] if place.name != "device" else []  # which holds KV alone
-    assert place.find(chunks, notes) == ([None] * 3, [None] * len(notes))
-    place.fill(chunks, notes)
+    features = [feature(4)] if place.name != "device" else []  # which holds KV alone
+    assert place.find(chunks, features) == ([None] * 3, [None] * len(features))
+    place.fill(chunks, features)
     before = place.hits()
-    kv, about = place.find([*chunks, chunk(99)], notes)
-    assert place.hits() - before == len(chunks) + len(notes)
+    kv, about = place.find([*chunks, chunk(99)], features)
+    assert place.hits() - before == len(chunks) + len(features)
     assert all(map(same, kv[:3], chunks))
     assert kv[3] is None
-    assert all(found is not None and same_note(found, one) for found, one in zip(about, notes, strict=True))
+    assert all(
+        found is not None and same_note(found, one) for found, one in zip(about, features, strict=True)
+    )
     assert 0 < place.totals.bytes <= CAP
 
 

@@ -7,11 +7,11 @@ from store_samples import (
     SYSTEM,
     chunk,
     entry_files,
+    feature,
     fingerprint,
     get,
-    note,
     put,
-    put_note,
+    put_feature,
     same,
     statements,
 )
@@ -20,31 +20,31 @@ from kvweave.database import Database
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
 KV = chunk(1)
-PATHS = [Making("observed", (SYSTEM, str(number) * 32)) for number in range(5)]
+PATHS = [KVProvenance("observed", (SYSTEM, str(number) * 32)) for number in range(5)]
 
 
-def capped(store: ChunkStore, making: Making, most: int) -> bool:
-    return store.put(MODEL, KV, making, [digest_tokens(KV.token_ids)], most_versions=most)
+def capped(store: ChunkStore, provenance: KVProvenance, most: int) -> bool:
+    return store.put(MODEL, KV, provenance, [digest_tokens(KV.token_ids)], max_versions=most)
 
 
 def test_all_versions_of_several_chunks_are_listed_by_one_query(tmp_path: Path) -> None:
     made = [
         ISOLATED,
-        Making("similar-10", (SYSTEM,), exact=False),
-        Making("following-1", (SYSTEM,), exact=False),
-        Making("observed", (SYSTEM, "7" * 32, 'ü"')),
-        Making("observed", (SYSTEM, "7" * 32, 'ü"'), exact=False),
-        Making("observed", (SYSTEM, "7" * 32, 'ü"'), rope_regime="long"),
+        KVProvenance("similar-10", (SYSTEM,), exact=False),
+        KVProvenance("following-1", (SYSTEM,), exact=False),
+        KVProvenance("observed", (SYSTEM, "7" * 32, 'ü"')),
+        KVProvenance("observed", (SYSTEM, "7" * 32, 'ü"'), exact=False),
+        KVProvenance("observed", (SYSTEM, "7" * 32, 'ü"'), rope_regime="long"),
     ]
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path, namespace="other") as other:
-        assert all(put(store, KV, making) for making in made)
+        assert all(put(store, KV, provenance) for provenance in made)
         put(store, chunk(2), PATHS[0])
         put(other, KV, PATHS[1])
         store.put(fingerprint("b" * 32), KV, PATHS[2], [])
-        put_note(store, note(1))
+        put_feature(store, feature(1))
         with statements(store) as sent:
             asked = [chunk(2).token_ids, chunk(3).token_ids, KV.token_ids]
             second, absent, first = store.versions(MODEL, asked)
@@ -54,12 +54,14 @@ def test_all_versions_of_several_chunks_are_listed_by_one_query(tmp_path: Path) 
         assert len(first) == len(made)
         assert store.versions(MODEL, []) == []
         assert (store.stats().hits, store.stats().misses) == (0, 0)
-        for making in first:
-            assert same(get(store, KV, making), KV)
+        for provenance in first:
+            assert same(get(store, KV, provenance), KV)
 
 
 def test_inexact_kv_of_one_context_is_told_apart_by_its_kind(tmp_path: Path) -> None:
-    similar, following = (Making(kind, (SYSTEM,), exact=False) for kind in ("similar-10", "following-1"))
+    similar, following = (
+        KVProvenance(kind, (SYSTEM,), exact=False) for kind in ("similar-10", "following-1")
+    )
     with ChunkStore(tmp_path) as store:
         put(store, KV, similar)
         assert get(store, KV, following) is None
@@ -71,20 +73,20 @@ def test_inexact_kv_of_one_context_is_told_apart_by_its_kind(tmp_path: Path) -> 
 
 def test_the_most_used_version_comes_first(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
-        for making, times in zip(PATHS, (1, 4, 0, 3, 2), strict=True):
-            put(store, KV, making)
+        for provenance, times in zip(PATHS, (1, 4, 0, 3, 2), strict=True):
+            put(store, KV, provenance)
             for _ in range(times):
-                get(store, KV, making)
+                get(store, KV, provenance)
         store.stats()  # writes what was counted
         assert store.versions(MODEL, [KV.token_ids]) == [[PATHS[i] for i in (1, 3, 4, 0, 2)]]
 
 
 def test_beyond_the_most_the_least_used_version_goes_and_never_the_new_one(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
-        for making, times in zip(PATHS[:3], (2, 1, 3), strict=True):
-            assert capped(store, making, 3)
+        for provenance, times in zip(PATHS[:3], (2, 1, 3), strict=True):
+            assert capped(store, provenance, 3)
             for _ in range(times):
-                get(store, KV, making)
+                get(store, KV, provenance)
         assert capped(store, PATHS[3], 3)  # the uses of this process count though nobody wrote them yet
         assert set(store.versions(MODEL, [KV.token_ids])[0]) == {PATHS[0], PATHS[2], PATHS[3]}
         assert capped(store, PATHS[4], 1)
@@ -97,10 +99,10 @@ def test_beyond_the_most_the_least_used_version_goes_and_never_the_new_one(tmp_p
 
 def test_a_version_that_a_request_uses_is_not_dropped_as_one_too_many(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store, store.lease() as lease:
-        for making, times in zip(PATHS[:3], (1, 2, 3), strict=True):
-            assert capped(store, making, 3)
+        for provenance, times in zip(PATHS[:3], (1, 2, 3), strict=True):
+            assert capped(store, provenance, 3)
             for _ in range(times):
-                get(store, KV, making)
+                get(store, KV, provenance)
         store.prefetch(MODEL, [(digest_tokens(KV.token_ids), [PATHS[0]])], lease)  # the least used one
         assert capped(store, PATHS[3], 3)
         assert set(store.versions(MODEL, [KV.token_ids])[0]) == {PATHS[0], PATHS[2], PATHS[3]}
@@ -112,11 +114,11 @@ def test_a_version_that_a_request_uses_is_not_dropped_as_one_too_many(tmp_path: 
 def test_only_versions_of_the_same_chunk_and_kind_are_counted(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path, namespace="other") as other:
         put(store, KV)
-        put(store, KV, Making("similar-10", (SYSTEM,), exact=False))
+        put(store, KV, KVProvenance("similar-10", (SYSTEM,), exact=False))
         put(store, chunk(2), PATHS[0])
         put(other, KV, PATHS[0])
         store.put(fingerprint("b" * 32), KV, PATHS[0], [])
-        put_note(store, note(1), PATHS[0])
+        put_feature(store, feature(1), PATHS[0])
         assert capped(store, PATHS[0], 1)
         assert capped(store, PATHS[0], 1)  # there already
         assert store.stats().evicted == 0

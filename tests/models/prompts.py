@@ -7,7 +7,7 @@ import torch
 
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import GroupedPlan
-from kvweave.models.fused_cache import Canvas, PlacedSpan
+from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.testing import tiny_adapter
 
 N = 60  # within the context that families with changing frequencies were trained to
@@ -28,16 +28,16 @@ def quiet_adapter(family: str) -> Adapter:
         return tiny_adapter(family)
 
 
-def stale_canvas(adapter: Adapter) -> Canvas:
+def stale_kv_cache(adapter: Adapter) -> FusedCache:
     """An exact prefix, a chunk prefilled on its own, and rows without stored KV."""
     spans = [PlacedSpan(adapter.encode(IDS[:20]), 0, 0), PlacedSpan(adapter.encode(IDS[20:STORED]), 20, 20)]
-    return adapter.canvas(N, spans)
+    return adapter.new_cache(N, spans)
 
 
-def held(canvas: Canvas, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def held(kv_cache: FusedCache, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What the canvas holds at every layer, keys rotated."""
     return [
-        (layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone()) for layer in canvas.layers
+        (layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone()) for layer in kv_cache.layers
     ]
 
 
@@ -48,21 +48,21 @@ def ape_positions(tokens: int = APE_N) -> torch.Tensor:
     return torch.cat([torch.arange(PREFIX), chunk.repeat(CHUNKS), behind])
 
 
-def ape_canvas(adapter: Adapter, tokens: int = APE_N) -> Canvas:
+def ape_kv_cache(adapter: Adapter, tokens: int = APE_N) -> FusedCache:
     """A prompt of chunks at overlapping positions; tokens behind the question have no stored KV either."""
     prefix = adapter.encode(APE_IDS[:PREFIX])
     spans = [PlacedSpan(prefix, 0, 0)]
     for start in range(*CONTEXT, CHUNK):
         spans.append(PlacedSpan(adapter.encode(APE_IDS[start : start + CHUNK], prefix), start, PREFIX))
-    return adapter.canvas(tokens, spans, ape_positions(tokens))
+    return adapter.new_cache(tokens, spans, ape_positions(tokens))
 
 
 def ape_plan(adapter: Adapter, rows: torch.Tensor, **options: float) -> GroupedPlan:
     return GroupedPlan(rows, adapter.geometry.dtype, columns=CONTEXT, **options)
 
 
-def computed_ape_canvas(adapter: Adapter) -> tuple[Canvas, torch.Tensor]:
+def computed_ape_kv_cache(adapter: Adapter) -> tuple[FusedCache, torch.Tensor]:
     """The canvas with its question computed, continued as the question attends, and the question's logits."""
-    canvas = ape_canvas(adapter)
-    canvas.continuation = partial(ape_plan, adapter)
-    return canvas, adapter.compute(canvas, APE_IDS, ape_plan(adapter, APE_ROWS))
+    kv_cache = ape_kv_cache(adapter)
+    kv_cache.continuation = partial(ape_plan, adapter)
+    return kv_cache, adapter.compute(kv_cache, APE_IDS, ape_plan(adapter, APE_ROWS))

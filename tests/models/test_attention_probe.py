@@ -28,10 +28,10 @@ def eager(family: str):
 
 
 def probed(adapter, rows: torch.Tensor, *probes: AttentionProbe, spans=()) -> torch.Tensor:
-    canvas = adapter.canvas(N, spans)
+    kv_cache = adapter.new_cache(N, spans)
     plan = adapter.rows(rows)
-    plan.watches.extend(probes)
-    return adapter.compute(canvas, IDS, plan)
+    plan.hooks.extend(probes)
+    return adapter.compute(kv_cache, IDS, plan)
 
 
 @pytest.fixture(scope="module", params=EXACT_ON)
@@ -69,12 +69,12 @@ def test_a_pass_over_stored_kv_equals_eager_attention_over_the_same_keys():
     spans = [PlacedSpan(adapter.encode(IDS[start : start + 25]), start, start) for start in (0, 25)]
     rows = torch.arange(50, N)
     probe = AttentionProbe(ROWS[3:])
-    canvas = adapter.canvas(N, spans)
+    kv_cache = adapter.new_cache(N, spans)
     plan = adapter.rows(rows)
-    plan.watches.append(probe)
-    adapter.compute(canvas, IDS, plan)
+    plan.hooks.append(probe)
+    adapter.compute(kv_cache, IDS, plan)
 
-    held = [(layer.keys[:, :, :N], layer.values[:, :, :N]) for layer in canvas.layers]
+    held = [(layer.keys[:, :, :N], layer.values[:, :, :N]) for layer in kv_cache.layers]
     seen: list[torch.Tensor] = []
     hooks = [
         layer.self_attn.register_forward_hook(lambda module, args, output: seen.append(output[1]))

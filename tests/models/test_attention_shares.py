@@ -26,8 +26,8 @@ def test_shares_and_peaks_are_those_of_eager_attention(family):
     adapter, weights = quiet_adapter(family), eager_weights(family)
     shares, peak = AttentionShares(ROWS, PARTS), PeakAttention()
     plan = adapter.rows(torch.arange(N))
-    plan.watches.extend([shares, peak])
-    adapter.compute(adapter.canvas(N), IDS, plan)
+    plan.hooks.extend([shares, peak])
+    adapter.compute(adapter.new_cache(N), IDS, plan)
     mean = weights.mean(dim=(0, 1))[ROWS]
     expected = torch.stack([mean[:, start:end].sum(dim=1) for start, end in PARTS], dim=1)
     torch.testing.assert_close(shares.shares, expected, atol=1e-5, rtol=1e-4)
@@ -37,7 +37,7 @@ def test_shares_and_peaks_are_those_of_eager_attention(family):
 def test_a_row_that_the_pass_does_not_compute_is_refused():
     adapter = quiet_adapter("llama")
     plan = adapter.rows(torch.arange(20, N))
-    plan.watches.append(AttentionShares(ROWS, PARTS))
-    canvas = adapter.canvas(N, [PlacedSpan(adapter.encode(IDS[:20]), 0, 0)])
+    plan.hooks.append(AttentionShares(ROWS, PARTS))
+    kv_cache = adapter.new_cache(N, [PlacedSpan(adapter.encode(IDS[:20]), 0, 0)])
     with pytest.raises(InvalidRequest, match=r"rows \[3\]"):
-        adapter.compute(canvas, IDS, plan)
+        adapter.compute(kv_cache, IDS, plan)

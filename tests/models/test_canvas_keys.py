@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from prompts import IDS, N, quiet_adapter, stale_canvas
+from prompts import IDS, N, quiet_adapter, stale_kv_cache
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.fused_cache import PlacedSpan
@@ -15,13 +15,13 @@ def test_offsets_rotate_each_token_as_if_it_were_placed_alone(family):
     kv, chosen, start = adapter.encode(IDS[:20]), torch.tensor([0, 3, 4, 11, 19]), 7
     some = ChunkKV(tuple(IDS[i] for i in chosen), kv.kv[:, :, :, chosen])
     positions = torch.tensor([*(start + chosen), 40])
-    together = adapter.canvas(6, [PlacedSpan(some, 0, start, chosen)], positions)
+    together = adapter.new_cache(6, [PlacedSpan(some, 0, start, chosen)], positions)
     each = [ChunkKV((IDS[i],), kv.kv[:, :, :, i : i + 1]) for i in chosen]
-    alone = adapter.canvas(
+    alone = adapter.new_cache(
         6, [PlacedSpan(one, n, start + int(chosen[n])) for n, one in enumerate(each)], positions
     )
     ids, row = [*some.token_ids, IDS[20]], torch.tensor([5])
-    logits = [adapter.compute(canvas, ids, adapter.rows(row)) for canvas in (together, alone)]
+    logits = [adapter.compute(kv_cache, ids, adapter.rows(row)) for kv_cache in (together, alone)]
     assert torch.equal(*logits)
     assert all(torch.equal(a.keys, b.keys) for a, b in zip(together.layers, alone.layers, strict=True))
 
@@ -29,14 +29,14 @@ def test_offsets_rotate_each_token_as_if_it_were_placed_alone(family):
 @pytest.mark.parametrize("looked_at", [[0], [2], [2, 0, 1]])
 def test_looking_at_a_layers_keys_first_changes_no_bit_of_what_follows(looked_at):
     adapter, rows = quiet_adapter("llama"), torch.arange(40, N)
-    plain, canvas = stale_canvas(adapter), stale_canvas(adapter)
+    plain, kv_cache = stale_kv_cache(adapter), stale_kv_cache(adapter)
     like = adapter.encode(IDS[:1]).kv[0, 0][None]
-    seen = {layer: canvas.held_keys(layer, like).clone() for layer in looked_at}
-    assert torch.equal(*(adapter.compute(each, IDS, adapter.rows(rows)) for each in (plain, canvas)))
+    seen = {layer: kv_cache.held_keys(layer, like).clone() for layer in looked_at}
+    assert torch.equal(*(adapter.compute(each, IDS, adapter.rows(rows)) for each in (plain, kv_cache)))
     for layer, keys in seen.items():
         assert torch.equal(keys[:, :, :40], plain.layers[layer].keys[:, :, :40])
         assert not keys[:, :, 40:].any()
-    assert torch.equal(canvas.held_keys(1, like), plain.layers[1].keys[:, :, :N])
+    assert torch.equal(kv_cache.held_keys(1, like), plain.layers[1].keys[:, :, :N])
 
 
 FAMILIES = ["llama", "llama-dynamic", "phi3-partial", "phi3-longrope", "smollm3"]
@@ -54,8 +54,8 @@ def test_neither_the_order_of_spans_nor_how_many_tokens_rotate_at_a_time_changes
     ]
 
     def laid_out(given):
-        canvas = adapter.canvas(N, given)
-        return [canvas._sheet.lay_out(layer, some.kv[0, 0][None]) for layer in layers]
+        kv_cache = adapter.new_cache(N, given)
+        return [kv_cache._sheet.lay_out(layer, some.kv[0, 0][None]) for layer in layers]
 
     whole, backwards = laid_out(spans), laid_out(spans[::-1])
     alone = [laid_out([span]) for span in spans]
@@ -77,4 +77,4 @@ def test_spans_over_one_another_are_refused():
     adapter = quiet_adapter("llama")
     kv = adapter.encode(IDS[:20])
     with pytest.raises(InvalidRequest, match="positions 0 to 19 and again at 19"):
-        adapter.canvas(N, [PlacedSpan(kv, 19, 19), PlacedSpan(kv, 0, 0)])
+        adapter.new_cache(N, [PlacedSpan(kv, 19, 19), PlacedSpan(kv, 0, 0)])

@@ -4,19 +4,19 @@ import gc
 import weakref
 
 import torch
-from prompts import IDS, STORED, N, quiet_adapter, stale_canvas
+from prompts import IDS, STORED, N, quiet_adapter, stale_kv_cache
 
 
-def test_a_canvas_and_its_tensors_do_not_wait_for_the_collector_of_cycles():
+def test_a_kv_cache_and_its_tensors_do_not_wait_for_the_collector_of_cycles():
     adapter = quiet_adapter("llama")
     gc.collect()
     gc.disable()
     try:
-        canvas = stale_canvas(adapter)
-        adapter.compute(canvas, IDS, adapter.rows(torch.arange(STORED, N)), capture=True)
-        adapter.step(canvas, IDS[0])
-        alive = [weakref.ref(canvas), *(weakref.ref(layer.keys) for layer in canvas.layers)]
-        del canvas
+        kv_cache = stale_kv_cache(adapter)
+        adapter.compute(kv_cache, IDS, adapter.rows(torch.arange(STORED, N)), capture=True)
+        adapter.step(kv_cache, IDS[0])
+        alive = [weakref.ref(kv_cache), *(weakref.ref(layer.keys) for layer in kv_cache.layers)]
+        del kv_cache
         assert [ref() for ref in alive] == [None] * len(alive)
     finally:
         gc.enable()

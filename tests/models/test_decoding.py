@@ -27,8 +27,8 @@ def plainly(family: str, ids: list[int], count: int) -> list[int]:
 
 def by_steps(adapter, ids: list[int], count: int) -> list[int]:
     adapter.model.generation_config.eos_token_id = []
-    canvas = adapter.canvas(len(ids))
-    logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+    kv_cache = adapter.new_cache(len(ids))
+    logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
     chosen: list[int] = []
     tokenizer = adapter.tokenizer
 
@@ -39,7 +39,7 @@ def by_steps(adapter, ids: list[int], count: int) -> list[int]:
 
     adapter.tokenizer = Recorder()
     try:
-        for _ in generate(adapter, canvas, ids, logits, GenerationConfig(), count, Decoded()):
+        for _ in generate(adapter, kv_cache, ids, logits, GenerationConfig(), count, Decoded()):
             pass
     finally:
         adapter.tokenizer = tokenizer
@@ -65,8 +65,8 @@ def test_answers_together_are_those_of_each_alone(family, lengths):
     adapter.model.generation_config.eos_token_id = alone[0][3:4]
     starts = []
     for ids in prompts:
-        canvas = adapter.canvas(len(ids))
-        starts.append((canvas, ids, adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))))
+        kv_cache = adapter.new_cache(len(ids))
+        starts.append((kv_cache, ids, adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))))
     together = generate_together(adapter, starts, GenerationConfig(), 8)
     ended = [ids[: ids.index(alone[0][3])] if alone[0][3] in ids else ids for ids in alone]
     assert [(reply.tokens, reply.text) for reply in together] == [
@@ -84,14 +84,14 @@ def test_two_requests_decoded_in_turn_do_not_share_their_frequencies():
     adapter = tiny_adapter("llama-dynamic")
     prompts = [prompt(200), prompt(70, seed=2)]
     alone = [plainly("llama-dynamic", ids, 6) for ids in prompts]
-    canvases, chosen = [], [[], []]
+    kv_caches, chosen = [], [[], []]
     for number, ids in enumerate(prompts):
-        canvases.append(adapter.canvas(len(ids)))
-        logits = adapter.compute(canvases[-1], ids, adapter.rows(torch.arange(len(ids))))
+        kv_caches.append(adapter.new_cache(len(ids)))
+        logits = adapter.compute(kv_caches[-1], ids, adapter.rows(torch.arange(len(ids))))
         chosen[number].append(int(logits.argmax()))
     for _ in range(5):
-        for number, canvas in enumerate(canvases):
-            chosen[number].append(int(adapter.step(canvas, chosen[number][-1]).argmax()))
+        for number, kv_cache in enumerate(kv_caches):
+            chosen[number].append(int(adapter.step(kv_cache, chosen[number][-1]).argmax()))
     assert chosen == alone
 
 
@@ -113,10 +113,10 @@ def test_text_held_back_for_an_unfinished_character_comes_out_at_the_end():
 
     original, module.Sampler = module.Sampler, lambda settings, device: Fixed()
     try:
-        canvas = adapter.canvas(3)
-        logits = adapter.compute(canvas, [5, 6, 7], adapter.rows(torch.arange(3)))
+        kv_cache = adapter.new_cache(3)
+        logits = adapter.compute(kv_cache, [5, 6, 7], adapter.rows(torch.arange(3)))
         decoded = Decoded()
-        pieces = list(generate(adapter, canvas, [5, 6, 7], logits, GenerationConfig(), 8, decoded))
+        pieces = list(generate(adapter, kv_cache, [5, 6, 7], logits, GenerationConfig(), 8, decoded))
     finally:
         module.Sampler = original
     assert "".join(pieces) == decoded.text == "a\ufffd"

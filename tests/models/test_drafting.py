@@ -8,7 +8,7 @@ from test_decoding import plainly, prompt
 
 from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.speculative import Foretelling
+from kvweave.engine.speculative import PromptLookupDrafter
 from kvweave.errors import InvalidRequest
 from kvweave.testing import FAMILIES, tiny_adapter
 
@@ -32,13 +32,13 @@ def adapter(family):
 
 def drafted(adapter, ids, drafts, settings=None, most=COUNT):
     """The reply, and how many calls of the model there were behind the prompt's."""
-    canvas = adapter.canvas(len(ids))
-    logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+    kv_cache = adapter.new_cache(len(ids))
+    logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
     decoded, passes = Decoded(), []
     handle = adapter.model.register_forward_pre_hook(lambda *given: passes.append(1))
     try:
         for _ in generate(
-            adapter, canvas, ids, logits, settings or DRAFTS_ALONE, most, decoded, drafts=drafts
+            adapter, kv_cache, ids, logits, settings or DRAFTS_ALONE, most, decoded, drafts=drafts
         ):
             pass
     finally:
@@ -58,8 +58,8 @@ def test_whatever_the_draft_the_reply_is_the_same(adapter, family):
         decoded, passes = drafted(adapter, ids, [draft])
         assert list(decoded.ids) == true, right
         # The first token is decoded before any draft is run, and the last one is not fed back.
-        assert decoded.foretold == max(0, min(right, COUNT - 1) - 1), right
-        assert passes == COUNT - 1 - decoded.foretold, right
+        assert decoded.accepted_draft_tokens == max(0, min(right, COUNT - 1) - 1), right
+        assert passes == COUNT - 1 - decoded.accepted_draft_tokens, right
 
 
 @pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope"], indirect=True)
@@ -68,7 +68,7 @@ def test_where_decoding_changes_frequencies_on_the_way_no_draft_is_run_across(ad
     true = plainly(family, ids, COUNT)
     decoded, _ = drafted(adapter, ids, [true])
     assert list(decoded.ids) == true
-    assert decoded.foretold <= COUNT - 1 - (64 - 60 + 1)  # behind the change at most
+    assert decoded.accepted_draft_tokens <= COUNT - 1 - (64 - 60 + 1)  # behind the change at most
 
 
 def test_the_draft_that_begins_as_the_reply_does_is_checked():
@@ -103,7 +103,7 @@ def test_only_greedy_decoding_takes_a_draft():
     sampled = GenerationConfig(temperature=1.0, seed=3)
     plain, _ = drafted(adapter, ids, [], sampled)
     decoded, passes = drafted(adapter, ids, [true], sampled)
-    assert (decoded.ids, decoded.foretold, passes) == (plain.ids, 0, COUNT - 1)
+    assert (decoded.ids, decoded.accepted_draft_tokens, passes) == (plain.ids, 0, COUNT - 1)
 
 
 def test_a_draft_is_cut_to_the_room_there_is():
@@ -129,7 +129,7 @@ def test_what_the_prompt_tells_changes_no_reply(adapter, family):
         true = plainly(family, ids, COUNT)
         decoded, passes = drafted(adapter, ids, [true[:3]], GenerationConfig())
         assert list(decoded.ids) == true
-        assert passes == COUNT - 1 - decoded.foretold
+        assert passes == COUNT - 1 - decoded.accepted_draft_tokens
 
 
 def test_a_reply_that_repeats_itself_in_the_prompt_comes_in_few_passes():
@@ -142,12 +142,12 @@ def test_a_reply_that_repeats_itself_in_the_prompt_comes_in_few_passes():
     ids = [*prompt(20), *[0] * 20, token]
     decoded, passes = drafted(adapter, ids, [], GenerationConfig(), most=19)
     assert list(decoded.ids) == [0] * 19
-    assert decoded.foretold + passes == 18
+    assert decoded.accepted_draft_tokens + passes == 18
     assert passes <= 4
 
 
 @pytest.mark.parametrize("end", [2, None])
-def test_the_canvas_holds_the_reply_and_nothing_else_in_the_end(end):
+def test_the_kv_cache_holds_the_reply_and_nothing_else_in_the_end(end):
     """However it ends: by itself within what was told, at its limit, or since nobody wants more."""
     ids, adapter = prompt(40), tiny_adapter()
     adapter.model.generation_config.eos_token_id = []
@@ -157,13 +157,13 @@ def test_the_canvas_holds_the_reply_and_nothing_else_in_the_end(end):
     for taken in (1, 2, COUNT):
         lengths = []
         for drafts in ([], [true]):
-            canvas = adapter.canvas(len(ids))
-            logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
-            pieces = generate(adapter, canvas, ids, logits, DRAFTS_ALONE, COUNT, Decoded(), drafts=drafts)
+            kv_cache = adapter.new_cache(len(ids))
+            logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
+            pieces = generate(adapter, kv_cache, ids, logits, DRAFTS_ALONE, COUNT, Decoded(), drafts=drafts)
             for _ in zip(range(taken), pieces, strict=False):
                 pass
             pieces.close()
-            lengths.append(canvas.get_seq_length())
+            lengths.append(kv_cache.get_seq_length())
         assert lengths[0] == lengths[1], taken
 
 
@@ -178,10 +178,10 @@ def test_a_prompt_with_positions_of_its_own_is_never_made_another_one(shift):
     positions = (torch.arange(60) + shift).clamp(min=0)
 
     def reply(drafts, most):
-        canvas = adapter.canvas(len(ids), positions=positions)
-        logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))))
+        kv_cache = adapter.new_cache(len(ids), positions=positions)
+        logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
         decoded = Decoded()
-        list(generate(adapter, canvas, ids, logits, DRAFTS_ALONE, most, decoded, drafts=drafts))
+        list(generate(adapter, kv_cache, ids, logits, DRAFTS_ALONE, most, decoded, drafts=drafts))
         return list(decoded.ids)
 
     plain = reply([], 10)
@@ -194,23 +194,23 @@ def test_a_prompt_with_positions_of_its_own_is_never_made_another_one(shift):
 class TestForetelling:
     def test_the_prompt_tells_what_followed_where_it_agrees_longest(self):
         prompt_ids = [1, 2, 3, 4, 9, 2, 3, 5, 3, 6, *[0] * 20, 7]
-        assert Foretelling(prompt_ids).next([2, 3])[:1] == [5]  # the last of two such places
-        assert Foretelling(prompt_ids).next([1, 2, 3])[:1] == [4]
-        assert Foretelling(prompt_ids).next([8, 3])[:1] == [6]
-        assert Foretelling(prompt_ids).next([8]) == []
-        assert Foretelling(prompt_ids).next([7]) == []  # nothing stands behind the last one
+        assert PromptLookupDrafter(prompt_ids).next([2, 3])[:1] == [5]  # the last of two such places
+        assert PromptLookupDrafter(prompt_ids).next([1, 2, 3])[:1] == [4]
+        assert PromptLookupDrafter(prompt_ids).next([8, 3])[:1] == [6]
+        assert PromptLookupDrafter(prompt_ids).next([8]) == []
+        assert PromptLookupDrafter(prompt_ids).next([7]) == []  # nothing stands behind the last one
 
     def test_a_draft_comes_first_as_long_as_it_is_the_reply(self):
-        telling = Foretelling([5, 6, 7], [(5, 8, 9), (5, 6, 1)])
+        telling = PromptLookupDrafter([5, 6, 7], [(5, 8, 9), (5, 6, 1)])
         assert telling.next([5]) == [8, 9]
         assert telling.next([5, 6]) == [1]
         assert telling.next([5, 6, 2]) == []
 
     def test_a_draft_that_has_come_to_its_end_leaves_the_rest_to_the_prompt(self):
-        assert Foretelling([5, 6, 7], [(5,)]).next([5]) == [6, 7]
+        assert PromptLookupDrafter([5, 6, 7], [(5,)]).next([5]) == [6, 7]
 
     def test_the_more_stands_the_more_is_told(self):
-        telling, said = Foretelling([1] * 100), [1] * 20
+        telling, said = PromptLookupDrafter([1] * 100), [1] * 20
         first = len(telling.next(said))
         telling.held(first)
         assert len(telling.next(said)) > first
@@ -221,18 +221,18 @@ class TestForetelling:
         for _ in range(10):
             telling.held(len(telling.next(said)))
         assert first < len(telling.next(said)) == 31
-        assert len(Foretelling([1] * 100, most_quoted=3).next(said)) == 3
+        assert len(PromptLookupDrafter([1] * 100, most_quoted=3).next(said)) == 3
         assert len(telling.next(said, room=4)) == 4
         assert telling.next(said, room=0) == []
 
     def test_a_long_draft_is_told_piece_by_piece(self):
-        telling, draft = Foretelling([], [range(100)]), list(range(100))
+        telling, draft = PromptLookupDrafter([], [range(100)]), list(range(100))
         assert telling.next([0]) == draft[1:8]
         telling.held(7)
         assert telling.next(draft[:9]) == draft[9:24]
 
     def test_after_guesses_that_began_wrong_a_place_has_to_agree_with_more(self):
-        telling = Foretelling([5, 1, 2, 9, 4, 2, *[0] * 10])
+        telling = PromptLookupDrafter([5, 1, 2, 9, 4, 2, *[0] * 10])
         assert telling.next([2]) != []
         telling.held(0)
         assert telling.next([7, 2]) == []
@@ -244,4 +244,4 @@ class TestForetelling:
         assert telling.next([7, 2]) != []
 
     def test_nothing_is_told_from_nothing(self):
-        assert Foretelling([]).next([3]) == Foretelling([3, 4], most_quoted=0).next([3]) == []
+        assert PromptLookupDrafter([]).next([3]) == PromptLookupDrafter([3, 4], most_quoted=0).next([3]) == []

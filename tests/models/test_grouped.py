@@ -12,13 +12,13 @@ from prompts import (
     CONTEXT,
     IDS,
     N,
-    ape_canvas,
+    ape_kv_cache,
     ape_plan,
     ape_positions,
-    computed_ape_canvas,
+    computed_ape_kv_cache,
     held,
     quiet_adapter,
-    stale_canvas,
+    stale_kv_cache,
 )
 from transformers import AttentionInterface
 
@@ -53,10 +53,10 @@ def written_out(module, query, key, value, attention_mask, scaling=None, softcap
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_question_attends_as_defined(family):
     adapter = quiet_adapter(family)
-    canvas = ape_canvas(adapter)
+    kv_cache = ape_kv_cache(adapter)
     plan = ape_plan(adapter, APE_ROWS, temperature=TEMPERATURE, scale=SCALE)
-    got = adapter.compute(canvas, APE_IDS, plan)
-    before = held(canvas, APE_N)
+    got = adapter.compute(kv_cache, APE_IDS, plan)
+    before = held(kv_cache, APE_N)
     adapter.rotation.reset_lengths()
     AttentionInterface.register("written-out", written_out)
     adapter.model.set_attn_implementation("written-out")
@@ -67,10 +67,10 @@ def test_the_question_attends_as_defined(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_positions_of_their_own_without_a_group_equal_plain_transformers_at_those_positions(family):
     adapter = quiet_adapter(family)
-    canvas = ape_canvas(adapter)
-    got = adapter.compute(canvas, APE_IDS, adapter.rows(APE_ROWS))
+    kv_cache = ape_kv_cache(adapter)
+    got = adapter.compute(kv_cache, APE_IDS, adapter.rows(APE_ROWS))
     adapter.rotation.reset_lengths()
-    before = held(canvas, APE_N)
+    before = held(kv_cache, APE_N)
     expected = partial_prefill(stock(adapter.model), APE_IDS, APE_ROWS, before, rotary=ape_positions())
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -78,58 +78,60 @@ def test_positions_of_their_own_without_a_group_equal_plain_transformers_at_thos
 def test_a_group_without_temperature_and_scale_makes_no_difference(adapter):
     rows = torch.arange(30, N)
     plan = GroupedPlan(rows, adapter.geometry.dtype, columns=(20, 40), temperature=1, scale=1)
-    got = adapter.compute(stale_canvas(adapter), IDS, plan)
-    expected = adapter.compute(stale_canvas(adapter), IDS, adapter.rows(rows))
+    got = adapter.compute(stale_kv_cache(adapter), IDS, plan)
+    expected = adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(rows))
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_a_step_is_what_computing_the_longer_prompt_would_be(adapter):
-    canvas, _ = computed_ape_canvas(adapter)
-    got = [adapter.step(canvas, token) for token in (11, 12)]
+    kv_cache, _ = computed_ape_kv_cache(adapter)
+    got = [adapter.step(kv_cache, token) for token in (11, 12)]
     for number, logits in enumerate(got, 1):
-        longer = ape_canvas(adapter, APE_N + number)
+        longer = ape_kv_cache(adapter, APE_N + number)
         plan = ape_plan(adapter, torch.arange(CONTEXT[1], APE_N + number))
         expected = adapter.compute(longer, [*APE_IDS, 11, 12][: APE_N + number], plan)
         torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def stepped(adapter, canvas, logits, count):
+def stepped(adapter, kv_cache, logits, count):
     chosen = []
     for _ in range(count):
         chosen.append(int(logits.argmax()))
-        logits = adapter.step(canvas, chosen[-1])
+        logits = adapter.step(kv_cache, chosen[-1])
     return chosen
 
 
-def generated(adapter, canvas, prompt=PROMPT, count=8, **options):
+def generated(adapter, kv_cache, prompt=PROMPT, count=8, **options):
     settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
-    out = adapter.model.generate(**adapter.generate_kwargs(canvas, prompt), max_new_tokens=count, **settings)
+    out = adapter.model.generate(
+        **adapter.generate_kwargs(kv_cache, prompt), max_new_tokens=count, **settings
+    )
     return out[0, prompt.tokens :].tolist()
 
 
 def test_generate_continues_as_steps_do(adapter):
-    canvas, logits = computed_ape_canvas(adapter)
-    expected = stepped(adapter, canvas, logits, 8)
-    assert generated(adapter, computed_ape_canvas(adapter)[0]) == expected
+    kv_cache, logits = computed_ape_kv_cache(adapter)
+    expected = stepped(adapter, kv_cache, logits, 8)
+    assert generated(adapter, computed_ape_kv_cache(adapter)[0]) == expected
 
 
 def test_generate_continues_at_positions_of_their_own(adapter):
-    canvases = [ape_canvas(adapter), ape_canvas(adapter)]
-    logits = [adapter.compute(canvas, APE_IDS, adapter.rows(APE_ROWS)) for canvas in canvases]
-    assert generated(adapter, canvases[1]) == stepped(adapter, canvases[0], logits[0], 8)
+    kv_caches = [ape_kv_cache(adapter), ape_kv_cache(adapter)]
+    logits = [adapter.compute(kv_cache, APE_IDS, adapter.rows(APE_ROWS)) for kv_cache in kv_caches]
+    assert generated(adapter, kv_caches[1]) == stepped(adapter, kv_caches[0], logits[0], 8)
 
 
 def test_beams_continue_in_groups_too():
     """The best of one beam search equals the best of all two-token continuations, each stepped on its own."""
     adapter = quiet_adapter("qwen2")
     vocabulary = adapter.model.config.vocab_size
-    best = generated(adapter, computed_ape_canvas(adapter)[0], count=2, num_beams=vocabulary)
-    canvas, logits = computed_ape_canvas(adapter)
+    best = generated(adapter, computed_ape_kv_cache(adapter)[0], count=2, num_beams=vocabulary)
+    kv_cache, logits = computed_ape_kv_cache(adapter)
     first = logits.log_softmax(-1)[0]
     scores = []
     for token in first.topk(40).indices.tolist():  # the others cannot catch up: checked below
-        after = adapter.step(canvas, token).log_softmax(-1)[0]
-        canvas.hold(APE_N)
+        after = adapter.step(kv_cache, token).log_softmax(-1)[0]
+        kv_cache.hold(APE_N)
         scores.append((float(first[token] + after.max()), [token, int(after.argmax())]))
     assert max(scores)[0] > float(first.sort(descending=True).values[40])
     assert max(scores)[1] == best
@@ -138,7 +140,7 @@ def test_beams_continue_in_groups_too():
 def test_rows_of_the_context_attend_as_the_model_does():
     adapter = quiet_adapter("gemma2")
     rows = torch.arange(N)
-    grouped, plain = adapter.canvas(N), adapter.canvas(N)
+    grouped, plain = adapter.new_cache(N), adapter.new_cache(N)
     plan = GroupedPlan(rows, adapter.geometry.dtype, columns=(20, 40))
     logits = adapter.compute(grouped, IDS, plan)
     adapter.compute(plain, IDS, adapter.rows(rows))
@@ -151,30 +153,30 @@ def test_rows_of_the_context_attend_as_the_model_does():
 def test_positions_that_the_answer_cannot_follow_are_refused():
     adapter = quiet_adapter("llama")
     with pytest.raises(InvalidRequest, match=r"shape \(3,\) for a prompt of 4"):
-        adapter.canvas(4, positions=torch.arange(3))
+        adapter.new_cache(4, positions=torch.arange(3))
     with pytest.raises(InvalidRequest, match="rotary position 1, before 2"):
-        adapter.canvas(3, positions=torch.tensor([0, 2, 1]))
+        adapter.new_cache(3, positions=torch.tensor([0, 2, 1]))
 
 
 def outgrowing(adapter):
     """A canvas 3 positions short of the 64 that the short frequencies were made for."""
     ids = [*IDS, 5]
-    canvas = adapter.canvas(61)
-    canvas.continuation = partial(GroupedPlan, dtype=adapter.geometry.dtype, columns=(20, 40))
+    kv_cache = adapter.new_cache(61)
+    kv_cache.continuation = partial(GroupedPlan, dtype=adapter.geometry.dtype, columns=(20, 40))
     plan = GroupedPlan(torch.arange(61), adapter.geometry.dtype, columns=(20, 40))
-    return canvas, adapter.compute(canvas, ids, plan), TokenizedPrompt(tuple(ids), (), (0, 0))
+    return kv_cache, adapter.compute(kv_cache, ids, plan), TokenizedPrompt(tuple(ids), (), (0, 0))
 
 
 def test_outgrowing_the_short_frequencies_is_refused_where_nothing_could_be_computed_anew():
     adapter = quiet_adapter("phi3-longrope")
-    canvas, logits, _ = outgrowing(adapter)
-    expected = stepped(adapter, canvas, logits, 3)
+    kv_cache, logits, _ = outgrowing(adapter)
+    expected = stepped(adapter, kv_cache, logits, 3)
     with pytest.raises(InvalidRequest, match="position 64 is the first that needs the model's long freq"):
-        adapter.step(canvas, 7)
+        adapter.step(kv_cache, 7)
     with pytest.raises(InvalidRequest, match="position 64"):
-        adapter.step_packed([(canvas, 7)])
-    canvas, _, prompt = outgrowing(adapter)
-    assert generated(adapter, canvas, prompt, 3) == expected
-    canvas, _, prompt = outgrowing(adapter)
+        adapter.step_packed([(kv_cache, 7)])
+    kv_cache, _, prompt = outgrowing(adapter)
+    assert generated(adapter, kv_cache, prompt, 3) == expected
+    kv_cache, _, prompt = outgrowing(adapter)
     with pytest.raises(InvalidRequest, match="position 64"):
-        generated(adapter, canvas, prompt, 8)
+        generated(adapter, kv_cache, prompt, 8)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from oracle import partial_prefill, stock
-from prompts import IDS, N, held, quiet_adapter, stale_canvas
+from prompts import IDS, N, held, quiet_adapter, stale_kv_cache
 
 from kvweave.models.partial_layers import decoder_layers
 from kvweave.testing import FAMILIES
@@ -15,15 +15,15 @@ TOLERANCE = 2e-4  # as in the parity tests
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_all_rows_keys_and_values_are_the_whole_layers(family):
     adapter = quiet_adapter(family)
-    canvas, placed = stale_canvas(adapter), stale_canvas(adapter)
+    kv_cache, placed = stale_kv_cache(adapter), stale_kv_cache(adapter)
     adapter.compute(placed, IDS, adapter.rows(torch.tensor([N - 1])))
     before = held(placed, N)
-    got = adapter.compute(canvas, IDS, adapter.rows(ROWS))
+    got = adapter.compute(kv_cache, IDS, adapter.rows(ROWS))
     whole = written_by_the_whole_layer(adapter)  # before the model gets the library's attention
     adapter.rotation.reset_lengths()
     expected = partial_prefill(stock(adapter.model), IDS, ROWS, before)
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
-    (keys, values), (old_keys, old_values) = held(canvas, N)[-1], before[-1]
+    (keys, values), (old_keys, old_values) = held(kv_cache, N)[-1], before[-1]
     assert not torch.equal(keys[:, :, ROWS], old_keys[:, :, ROWS])
     torch.testing.assert_close(keys, whole[0], atol=TOLERANCE, rtol=TOLERANCE)
     torch.testing.assert_close(values, whole[1], atol=TOLERANCE, rtol=TOLERANCE)
@@ -33,33 +33,33 @@ def test_logits_and_all_rows_keys_and_values_are_the_whole_layers(family):
 
 def written_by_the_whole_layer(adapter):
     """The last layer's keys and values after the same rows were computed one by one: each then is the last row."""
-    canvas = stale_canvas(adapter)
+    kv_cache = stale_kv_cache(adapter)
     for row in ROWS:
-        adapter.compute(canvas, IDS, adapter.rows(row[None]))
-    return held(canvas, N)[-1]
+        adapter.compute(kv_cache, IDS, adapter.rows(row[None]))
+    return held(kv_cache, N)[-1]
 
 
 def test_nothing_else_is_computed_there():
     adapter = quiet_adapter("llama")
-    canvas, seen = stale_canvas(adapter), []
+    kv_cache, seen = stale_kv_cache(adapter), []
     layers = decoder_layers(adapter.model)
     hooks = [
         layer.mlp.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[1]))
         for layer in layers
     ]
-    adapter.compute(canvas, IDS, adapter.rows(ROWS))
+    adapter.compute(kv_cache, IDS, adapter.rows(ROWS))
     for hook in hooks:
         hook.remove()
     assert seen == [ROWS.numel()] * (len(layers) - 1) + [1]
 
 
-def test_whoever_watches_sees_all_rows_once_and_changes_no_bit():
+def test_whoever_hooks_sees_all_rows_once_and_changes_no_bit():
     adapter = quiet_adapter("llama")
     queries, updates = Seen(), Seen()
     plan = adapter.rows(ROWS)
-    plan.watches.append(queries)
-    watched = adapter.compute(stale_canvas(adapter), IDS, plan, watch=updates, capture=True)
-    assert torch.equal(watched, adapter.compute(stale_canvas(adapter), IDS, adapter.rows(ROWS)))
+    plan.hooks.append(queries)
+    watched = adapter.compute(stale_kv_cache(adapter), IDS, plan, hook=updates, capture=True)
+    assert torch.equal(watched, adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(ROWS)))
     for seen in (queries, updates):
         assert [rows.tolist() for rows in seen.rows] == [ROWS.tolist()] * adapter.geometry.layers
 

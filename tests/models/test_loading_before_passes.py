@@ -44,26 +44,26 @@ class Slow:
 def placed(adapter, first_s=0.0):
     """A canvas behind slow stored KV, and that KV."""
     slow = Slow(adapter.encode(IDS[:STORED]).kv, first_s, threading.Event())
-    return adapter.canvas(N, [PlacedSpan(ChunkKV(tuple(IDS[:STORED]), slow), 0, 0)]), slow
+    return adapter.new_cache(N, [PlacedSpan(ChunkKV(tuple(IDS[:STORED]), slow), 0, 0)]), slow
 
 
-def passed(adapter, canvas):
-    return adapter.compute(canvas, IDS, adapter.rows(torch.arange(STORED, N)))
+def passed(adapter, kv_cache):
+    return adapter.compute(kv_cache, IDS, adapter.rows(torch.arange(STORED, N)))
 
 
 def test_others_have_the_model_while_a_request_waits_for_slow_layers():
     adapter = quiet_adapter("llama")
-    slow_canvas, slow = placed(adapter, first_s=0.5)
-    ready_canvas, ready = placed(adapter)
+    slow_kv_cache, slow = placed(adapter, first_s=0.5)
+    ready_kv_cache, ready = placed(adapter)
     ready.rest.set()
-    expected = passed(adapter, ready_canvas)
-    ready_canvas, ready = placed(adapter)
+    expected = passed(adapter, ready_kv_cache)
+    ready_kv_cache, ready = placed(adapter)
     ready.rest.set()
     found = []
-    waits = threading.Thread(target=lambda: found.append(passed(adapter, slow_canvas)))
+    waits = threading.Thread(target=lambda: found.append(passed(adapter, slow_kv_cache)))
     waits.start()
     assert slow.waiting.wait(WAIT_S)
-    assert torch.equal(passed(adapter, ready_canvas), expected)
+    assert torch.equal(passed(adapter, ready_kv_cache), expected)
     assert not found
     slow.rest.set()
     waits.join(WAIT_S)
@@ -72,11 +72,11 @@ def test_others_have_the_model_while_a_request_waits_for_slow_layers():
 
 def test_a_pass_begins_with_the_first_layer_where_layers_come_faster_than_they_are_computed():
     adapter = quiet_adapter("llama")
-    canvas, slow = placed(adapter)
-    canvas.load(layer_s=WAIT_S)
+    kv_cache, slow = placed(adapter)
+    kv_cache.load(layer_s=WAIT_S)
     assert slow.loaded == [0]
     slow.rest.set()
-    canvas.load(layer_s=0.0)
+    kv_cache.load(layer_s=0.0)
     assert slow.loaded == list(range(adapter.geometry.layers))
 
 
@@ -89,18 +89,18 @@ def test_the_pace_of_the_last_pass_is_the_least_that_a_layer_takes():
 
 def test_passes_set_the_pace():
     adapter = quiet_adapter("llama")
-    canvas, slow = placed(adapter)
+    kv_cache, slow = placed(adapter)
     slow.rest.set()
-    passed(adapter, canvas)
+    passed(adapter, kv_cache)
     assert adapter._pace.least_s(N) > 0.0
 
 
 def test_layers_that_are_awaited_longer_than_they_are_computed_are_loaded_though_the_first_is_there():
     adapter = quiet_adapter("llama")
-    canvas, slow = placed(adapter)
+    kv_cache, slow = placed(adapter)
     slow.rest.set()
     slow.awaited_s = 0.5
-    canvas.load(layer_s=1.0)
+    kv_cache.load(layer_s=1.0)
     assert slow.loaded == [0]
-    canvas.load(layer_s=0.4)
+    kv_cache.load(layer_s=0.4)
     assert slow.loaded == list(range(adapter.geometry.layers))

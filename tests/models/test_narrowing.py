@@ -3,7 +3,18 @@
 import pytest
 import torch
 from oracle import partial_prefill, stock
-from prompts import APE_IDS, APE_N, CONTEXT, IDS, N, ape_canvas, ape_plan, held, quiet_adapter, stale_canvas
+from prompts import (
+    APE_IDS,
+    APE_N,
+    CONTEXT,
+    IDS,
+    N,
+    ape_kv_cache,
+    ape_plan,
+    held,
+    quiet_adapter,
+    stale_kv_cache,
+)
 
 from kvweave.errors import InvalidRequest
 from kvweave.testing import FAMILIES
@@ -39,15 +50,15 @@ class Seen:
 def test_a_schedule_equals_writing_only_the_scheduled_rows(family):
     """Rows dropped at a layer keep their stale K,V there; what became of them then matters to no other row."""
     adapter = quiet_adapter(family)
-    canvas, placed = stale_canvas(adapter), stale_canvas(adapter)
+    kv_cache, placed = stale_kv_cache(adapter), stale_kv_cache(adapter)
     adapter.compute(placed, IDS, adapter.rows(ALL[-1:]))
     before = held(placed, N)
-    got = adapter.compute(canvas, IDS, adapter.rows(ALL), narrowing=Schedule(*SCHEDULE))
+    got = adapter.compute(kv_cache, IDS, adapter.rows(ALL), narrowing=Schedule(*SCHEDULE))
     adapter.rotation.reset_lengths()
     plain = stock(adapter.model)
     expected = partial_prefill(plain, IDS, ALL, before, written=list(SCHEDULE))
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
-    for rows, (keys, values), (old_keys, old_values) in zip(SCHEDULE, held(canvas, N), before, strict=True):
+    for rows, (keys, values), (old_keys, old_values) in zip(SCHEDULE, held(kv_cache, N), before, strict=True):
         dropped = ~torch.isin(ALL, rows)
         assert torch.equal(keys[:, :, dropped], old_keys[:, :, dropped])
         assert torch.equal(values[:, :, dropped], old_values[:, :, dropped])
@@ -56,15 +67,15 @@ def test_a_schedule_equals_writing_only_the_scheduled_rows(family):
 
 def test_narrowing_to_all_rows_changes_no_bit(adapter):
     plan = adapter.rows(ALL[20:])
-    expected = adapter.compute(stale_canvas(adapter), IDS, adapter.rows(ALL[20:]))
+    expected = adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(ALL[20:]))
     schedule = Schedule(None, ALL[20:], None)
-    assert torch.equal(adapter.compute(stale_canvas(adapter), IDS, plan, narrowing=schedule), expected)
+    assert torch.equal(adapter.compute(stale_kv_cache(adapter), IDS, plan, narrowing=schedule), expected)
     assert schedule.asked == list(range(adapter.geometry.layers))
 
 
 def test_narrowing_at_the_first_layer_is_a_pass_over_those_rows(adapter):
     rows = SCHEDULE[1]
-    narrowed, alone = stale_canvas(adapter), stale_canvas(adapter)
+    narrowed, alone = stale_kv_cache(adapter), stale_kv_cache(adapter)
     got = adapter.compute(narrowed, IDS, adapter.rows(ALL), narrowing=Schedule(rows))
     expected = adapter.compute(alone, IDS, adapter.rows(rows))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
@@ -72,11 +83,11 @@ def test_narrowing_at_the_first_layer_is_a_pass_over_those_rows(adapter):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_watches_see_the_rows_that_still_run():
+def test_hooks_see_the_rows_that_still_run():
     adapter = quiet_adapter("gemma2")
     queries, updates, plan = Seen(), Seen(), adapter.rows(ALL)
-    plan.watches.append(queries)
-    adapter.compute(stale_canvas(adapter), IDS, plan, watch=updates, narrowing=Schedule(*SCHEDULE))
+    plan.hooks.append(queries)
+    adapter.compute(stale_kv_cache(adapter), IDS, plan, hook=updates, narrowing=Schedule(*SCHEDULE))
     for seen in (queries, updates):
         assert all(torch.equal(a, b) for a, b in zip(seen.rows, SCHEDULE, strict=True))
     assert torch.equal(plan.rows, ALL)
@@ -103,7 +114,7 @@ def test_rows_may_be_chosen_by_what_the_layer_before_replaced():
             return self.rows
 
     chooser = Furthest()
-    adapter.compute(stale_canvas(adapter), IDS, adapter.rows(ALL), watch=chooser, narrowing=chooser)
+    adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(ALL), hook=chooser, narrowing=chooser)
     assert chooser.sizes == [60, 40, 30]
 
 
@@ -112,8 +123,8 @@ def test_rows_that_attend_in_groups_are_narrowed_alike():
     rows = torch.arange(CONTEXT[0], APE_N)
     some = torch.cat([rows[3:9], rows[-5:]])
     plan = ape_plan(adapter, rows)
-    got = adapter.compute(ape_canvas(adapter), APE_IDS, plan, narrowing=Schedule(some))
-    expected = adapter.compute(ape_canvas(adapter), APE_IDS, ape_plan(adapter, some))
+    got = adapter.compute(ape_kv_cache(adapter), APE_IDS, plan, narrowing=Schedule(some))
+    expected = adapter.compute(ape_kv_cache(adapter), APE_IDS, ape_plan(adapter, some))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -124,11 +135,11 @@ def test_rows_that_attend_in_groups_are_narrowed_alike():
 )
 def test_rows_that_cannot_go_on_are_refused_and_the_model_is_as_before(rows):
     adapter = quiet_adapter("llama")
-    canvas = stale_canvas(adapter)
+    kv_cache = stale_kv_cache(adapter)
     with pytest.raises(InvalidRequest, match="layer 1 cannot go on"):
-        adapter.compute(canvas, IDS, adapter.rows(ALL), narrowing=Schedule(ALL[3:], rows))
-    expected = adapter.compute(adapter.canvas(N), IDS, adapter.rows(ALL))
-    assert torch.equal(adapter.compute(canvas, IDS, adapter.rows(ALL)), expected)
+        adapter.compute(kv_cache, IDS, adapter.rows(ALL), narrowing=Schedule(ALL[3:], rows))
+    expected = adapter.compute(adapter.new_cache(N), IDS, adapter.rows(ALL))
+    assert torch.equal(adapter.compute(kv_cache, IDS, adapter.rows(ALL)), expected)
 
 
 def test_other_calls_of_the_model_run_as_ever_while_a_pass_is_narrowed():
@@ -144,5 +155,5 @@ def test_other_calls_of_the_model_run_as_ever_while_a_pass_is_narrowed():
             return super().rows_for(layer)
 
     found = []
-    adapter.compute(stale_canvas(adapter), IDS, adapter.rows(ALL), narrowing=Meanwhile(*SCHEDULE))
+    adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(ALL), narrowing=Meanwhile(*SCHEDULE))
     assert torch.equal(found[0], expected)

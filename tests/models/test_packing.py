@@ -7,12 +7,12 @@ from prompts import (
     APE_ROWS,
     IDS,
     N,
-    ape_canvas,
+    ape_kv_cache,
     ape_plan,
-    computed_ape_canvas,
+    computed_ape_kv_cache,
     held,
     quiet_adapter,
-    stale_canvas,
+    stale_kv_cache,
 )
 
 from kvweave.errors import InvalidRequest
@@ -26,9 +26,9 @@ def requests(adapter):
     """Selected rows over stale KV, a full prefill, and chunks at overlapping positions: lengths and rows differ."""
     selected = torch.cat([torch.arange(20, 40, 3), torch.arange(40, N)])
     return [
-        (stale_canvas(adapter), IDS, adapter.rows(selected)),
-        (adapter.canvas(33), IDS[:33], adapter.rows(torch.arange(33))),
-        (ape_canvas(adapter), APE_IDS, ape_plan(adapter, APE_ROWS)),
+        (stale_kv_cache(adapter), IDS, adapter.rows(selected)),
+        (adapter.new_cache(33), IDS[:33], adapter.rows(torch.arange(33))),
+        (ape_kv_cache(adapter), APE_IDS, ape_plan(adapter, APE_ROWS)),
     ]
 
 
@@ -52,36 +52,36 @@ def test_a_packed_pass_equals_passes_alone(adapter):
     expected = [adapter.compute(*request) for request in alone]
     got = adapter.compute_packed(packed)
     assert len(got) == len(expected)
-    for one, other, (canvas, ids, _), (reference, _, _) in zip(got, expected, packed, alone, strict=True):
+    for one, other, (kv_cache, ids, _), (reference, _, _) in zip(got, expected, packed, alone, strict=True):
         assert one.shape == other.shape
         close(one, other)
-        close(held(canvas, len(ids)), held(reference, len(ids)))
+        close(held(kv_cache, len(ids)), held(reference, len(ids)))
 
 
 def test_packed_steps_equal_steps_alone(adapter):
     def started():
-        canvases = [canvas for canvas, _, _ in requests(adapter)]
-        for canvas, request in zip(canvases, requests(adapter), strict=True):
-            adapter.compute(canvas, *request[1:])
-        return [*canvases, computed_ape_canvas(adapter)[0]]
+        kv_caches = [kv_cache for kv_cache, _, _ in requests(adapter)]
+        for kv_cache, request in zip(kv_caches, requests(adapter), strict=True):
+            adapter.compute(kv_cache, *request[1:])
+        return [*kv_caches, computed_ape_kv_cache(adapter)[0]]
 
     alone, packed = started(), started()
     for tokens in ([4, 5, 6, 7], [14, 15, 16, 17]):
-        expected = [adapter.step(canvas, token) for canvas, token in zip(alone, tokens, strict=True)]
+        expected = [adapter.step(kv_cache, token) for kv_cache, token in zip(alone, tokens, strict=True)]
         got = adapter.step_packed(list(zip(packed, tokens, strict=True)))
         for one, other in zip(got, expected, strict=True):
             assert one.shape == other.shape
             close(one, other)
 
 
-def test_watches_see_their_own_request(adapter):
+def test_hooks_see_their_own_request(adapter):
     def watched():
         made = requests(adapter)
-        watches = [AttentionProbe(plan.rows[-3:]) for _, _, plan in made], UnrotatedQueries({0, 2})
-        for (_, _, plan), probe in zip(made, watches[0], strict=True):
-            plan.watches.append(probe)
-        made[1][2].watches.append(watches[1])
-        return made, *watches
+        hooks = [AttentionProbe(plan.rows[-3:]) for _, _, plan in made], UnrotatedQueries({0, 2})
+        for (_, _, plan), probe in zip(made, hooks[0], strict=True):
+            plan.hooks.append(probe)
+        made[1][2].hooks.append(hooks[1])
+        return made, *hooks
 
     alone, probes_alone, queries_alone = watched()
     for request in alone:
@@ -99,7 +99,7 @@ def test_requests_of_any_number_take_one_call_without_padding():
     packed = requests(adapter)
     calls = Calls(adapter)
     adapter.compute_packed(packed)
-    adapter.step_packed([(canvas, 9) for canvas, _, _ in packed])
+    adapter.step_packed([(kv_cache, 9) for kv_cache, _, _ in packed])
     assert calls.shapes == [(1, sum(len(plan.rows) for _, _, plan in packed)), (1, 3)]
     assert adapter.compute_packed([]) == []
 
@@ -111,7 +111,7 @@ def test_requests_under_other_frequencies_run_apart(family, calls_made):
 
     def made():
         lengths = (100, 40, 70, 30)
-        return [(adapter.canvas(n), LONG[:n], adapter.rows(torch.arange(n))) for n in lengths]
+        return [(adapter.new_cache(n), LONG[:n], adapter.rows(torch.arange(n))) for n in lengths]
 
     alone, packed = made(), made()
     expected = [adapter.compute(*request) for request in alone]
@@ -119,16 +119,16 @@ def test_requests_under_other_frequencies_run_apart(family, calls_made):
     for one, other in zip(adapter.compute_packed(packed), expected, strict=True):
         close(one, other)
     assert len(calls.shapes) == calls_made
-    expected = [adapter.step(canvas, 9) for canvas, _, _ in alone]
+    expected = [adapter.step(kv_cache, 9) for kv_cache, _, _ in alone]
     for one, other in zip(adapter.step_packed([(c, 9) for c, _, _ in packed]), expected, strict=True):
         close(one, other)
 
 
-def test_a_canvas_that_appears_twice_is_refused_and_stays_usable():
+def test_a_kv_cache_that_appears_twice_is_refused_and_stays_usable():
     adapter = quiet_adapter("llama")
-    canvas = stale_canvas(adapter)
-    request = canvas, IDS, adapter.rows(torch.arange(40, N))
+    kv_cache = stale_kv_cache(adapter)
+    request = kv_cache, IDS, adapter.rows(torch.arange(40, N))
     with pytest.raises(InvalidRequest, match="a canvas appears twice"):
         adapter.compute_packed([request, request])
-    expected = adapter.compute(stale_canvas(adapter), IDS, adapter.rows(torch.arange(40, N)))
+    expected = adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(torch.arange(40, N)))
     assert torch.equal(adapter.compute(*request), expected)

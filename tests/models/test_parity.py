@@ -35,8 +35,8 @@ def everything(adapter: Adapter, start: int = 0):
 def test_recomputing_everything_over_garbage_equals_full_prefill(pair):
     adapter, plain = pair
     expected, _ = full_prefill(plain, IDS, adapter.rotation)
-    canvas = adapter.canvas(N, [PlacedSpan(garbage(adapter.encode(IDS[:60])), 0, 0)])
-    got = adapter.compute(canvas, IDS, everything(adapter))
+    kv_cache = adapter.new_cache(N, [PlacedSpan(garbage(adapter.encode(IDS[:60])), 0, 0)])
+    got = adapter.compute(kv_cache, IDS, everything(adapter))
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
@@ -47,25 +47,25 @@ def test_exact_prefixes_give_the_logits_of_full_prefill(pair):
     if adapter.rope_regime(40) != adapter.rope_regime(N):
         first, second = captured_at_full_length(adapter)
     expected, _ = full_prefill(plain, IDS, adapter.rotation)
-    canvas = adapter.canvas(N, [PlacedSpan(first, 0, 0), PlacedSpan(second, 40, 40)])
-    got = adapter.compute(canvas, IDS, everything(adapter, 70))
+    kv_cache = adapter.new_cache(N, [PlacedSpan(first, 0, 0), PlacedSpan(second, 40, 40)])
+    got = adapter.compute(kv_cache, IDS, everything(adapter, 70))
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def captured_at_full_length(adapter: Adapter) -> tuple[ChunkKV, ChunkKV]:
-    canvas = adapter.canvas(N)
-    adapter.compute(canvas, IDS, everything(adapter), capture=True)
-    return adapter.captured(canvas, IDS, 0, 40), adapter.captured(canvas, IDS, 40, 70)
+    kv_cache = adapter.new_cache(N)
+    adapter.compute(kv_cache, IDS, everything(adapter), capture=True)
+    return adapter.captured(kv_cache, IDS, 0, 40), adapter.captured(kv_cache, IDS, 40, 70)
 
 
 def test_placed_keys_are_bit_identical_to_the_ones_the_model_cached(pair):
     adapter, _ = pair
-    canvas = adapter.canvas(N)
-    adapter.compute(canvas, IDS, everything(adapter), capture=True)
-    whole = adapter.captured(canvas, IDS, 0, 90)
-    again = adapter.canvas(N, [PlacedSpan(whole, 0, 0)])
+    kv_cache = adapter.new_cache(N)
+    adapter.compute(kv_cache, IDS, everything(adapter), capture=True)
+    whole = adapter.captured(kv_cache, IDS, 0, 90)
+    again = adapter.new_cache(N, [PlacedSpan(whole, 0, 0)])
     adapter.compute(again, IDS, everything(adapter, 90))
-    for made, placed in zip(canvas.layers, again.layers, strict=True):
+    for made, placed in zip(kv_cache.layers, again.layers, strict=True):
         assert torch.equal(made.keys[:, :, :90], placed.keys[:, :, :90])
         assert torch.equal(made.values[:, :, :90], placed.values[:, :, :90])
 
@@ -75,9 +75,9 @@ def test_keys_moved_far_are_rotated_as_the_model_itself_would(pair):
     adapter, _ = pair
     first = adapter.encode(IDS[:30])
     ids = [*IDS[:60], *IDS[:30], 5]
-    moved = adapter.canvas(91, [PlacedSpan(first, 60, 60)])
+    moved = adapter.new_cache(91, [PlacedSpan(first, 60, 60)])
     adapter.compute(moved, ids, adapter.rows(torch.tensor([*range(60), 90])))
-    computed = adapter.canvas(91)
+    computed = adapter.new_cache(91)
     adapter.compute(computed, ids, adapter.rows(torch.arange(91)))
     assert torch.equal(moved.layers[0].keys[:, :, 60:90], computed.layers[0].keys[:, :, 60:90])
 
@@ -89,21 +89,21 @@ def test_selected_rows_over_stale_kv_equal_stock_attention_with_a_mask(pair):
         PlacedSpan(garbage(adapter.encode(IDS[10:50])), 10, 10),
         PlacedSpan(adapter.encode(IDS[50:88]), 50, 50),
     ]
-    canvas = adapter.canvas(N, spans)
-    got = adapter.compute(canvas, IDS, adapter.rows(rows))
-    held = [(layer.keys[:, :, :N], layer.values[:, :, :N]) for layer in canvas.layers]
+    kv_cache = adapter.new_cache(N, spans)
+    got = adapter.compute(kv_cache, IDS, adapter.rows(rows))
+    held = [(layer.keys[:, :, :N], layer.values[:, :, :N]) for layer in kv_cache.layers]
     adapter.rotation.reset_lengths()
     expected = partial_prefill(plain, IDS, rows, held)
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_generate_continues_on_the_canvas(pair):
+def test_generate_continues_on_the_kv_cache(pair):
     adapter, plain = pair
     settings = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    canvas = adapter.canvas(N)
-    adapter.compute(canvas, IDS, everything(adapter))
+    kv_cache = adapter.new_cache(N)
+    adapter.compute(kv_cache, IDS, everything(adapter))
     got = adapter.model.generate(
-        **adapter.generate_kwargs(canvas, TokenizedPrompt(tuple(IDS), (), (0, 0))), **settings
+        **adapter.generate_kwargs(kv_cache, TokenizedPrompt(tuple(IDS), (), (0, 0))), **settings
     )
     adapter.rotation.reset_lengths()
     expected = plain.generate(
@@ -132,7 +132,7 @@ def test_a_batch_with_padding_is_masked_as_by_the_library():
         )
 
 
-def test_beam_search_works_on_a_canvas():
+def test_beam_search_works_on_a_kv_cache():
     adapter, plain = tiny_adapter(), stock(tiny_model())
     settings = {
         "max_new_tokens": 6,
@@ -141,10 +141,10 @@ def test_beam_search_works_on_a_canvas():
         "eos_token_id": None,
         "pad_token_id": 0,
     }
-    canvas = adapter.canvas(N)
-    adapter.compute(canvas, IDS, everything(adapter))
+    kv_cache = adapter.new_cache(N)
+    adapter.compute(kv_cache, IDS, everything(adapter))
     got = adapter.model.generate(
-        **adapter.generate_kwargs(canvas, TokenizedPrompt(tuple(IDS), (), (0, 0))), **settings
+        **adapter.generate_kwargs(kv_cache, TokenizedPrompt(tuple(IDS), (), (0, 0))), **settings
     )
     expected = plain.generate(
         torch.tensor([IDS]), attention_mask=torch.ones(1, N, dtype=torch.long), **settings
@@ -155,7 +155,7 @@ def test_beam_search_works_on_a_canvas():
 def test_bfloat16_stays_within_its_own_noise():
     adapter = tiny_adapter("qwen2", dtype=torch.bfloat16)
     expected, _ = full_prefill(stock(tiny_model("qwen2", dtype=torch.bfloat16)), IDS, adapter.rotation)
-    canvas = adapter.canvas(N, [PlacedSpan(adapter.encode(IDS[:40]), 0, 0)])
-    got = adapter.compute(canvas, IDS, everything(adapter, 40))
+    kv_cache = adapter.new_cache(N, [PlacedSpan(adapter.encode(IDS[:40]), 0, 0)])
+    got = adapter.compute(kv_cache, IDS, everything(adapter, 40))
     exact, _ = full_prefill(stock(tiny_model("qwen2").to(torch.float32)), IDS, adapter.rotation)
     assert (got.float() - exact).abs().max() <= 3 * (expected.float() - exact).abs().max() + 0.05

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kvweave.config import GenerationConfig
-from kvweave.decode.settings import ClusteredKV, ClusterSettings
+from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.engine.generation import Decoded, generate
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.flops import PassCost
@@ -47,13 +47,13 @@ class Interrupting:
 def computed(adapter, low=None, flash=None):
     """Logits of the prompt, its KV before rotation, and a few generated tokens."""
     ids = adapter.template.render(PROMPT).token_ids
-    canvas = adapter.canvas(len(ids))
+    kv_cache = adapter.new_cache(len(ids))
 
     def work():
-        logits = adapter.compute(canvas, ids, adapter.rows(torch.arange(len(ids))), capture=True)
-        kv = adapter.captured(canvas, ids, 0, len(ids)).kv
+        logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))), capture=True)
+        kv = adapter.captured(kv_cache, ids, 0, len(ids)).kv
         decoded = Decoded()
-        text = "".join(generate(adapter, canvas, ids, logits, GenerationConfig(), 6, decoded, kv=flash))
+        text = "".join(generate(adapter, kv_cache, ids, logits, GenerationConfig(), 6, decoded, kv=flash))
         return logits, kv, text
 
     if low is None:
@@ -81,7 +81,7 @@ def test_rows_run_in_blocks_and_each_layer_of_each_block_asks():
     low = Interrupting()
     ids = adapter.template.render(PROMPT).token_ids
     with adapter.low_priority(low):
-        adapter.compute(adapter.canvas(tokens), ids, adapter.rows(torch.arange(tokens)))
+        adapter.compute(adapter.new_cache(tokens), ids, adapter.rows(torch.arange(tokens)))
     assert low.passes == -(-tokens // BLOCK_TOKENS)
     assert low.checks == low.passes * adapter.geometry.layers
 
@@ -90,7 +90,7 @@ def test_decoding_from_a_file_gives_way_between_tokens():
     """What was appended there cannot be taken back, so no step is stopped inside."""
     adapter = tiny_adapter()
     adapter.model.generation_config.eos_token_id = []
-    flash = ClusteredKV(1.0, window=8, clusters=ClusterSettings(8, 16))
+    flash = OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
     _, _, text = computed(adapter, flash=flash)
     free = Interrupting()
     computed(adapter, free, flash)
@@ -154,7 +154,7 @@ def test_another_thread_gets_the_model_while_a_pass_of_low_priority_waits():
     expected, *_ = computed(adapter)
     got = []
 
-    class Waiting(Interrupting):
+    class PendingQuestion(Interrupting):
         def give_way(self):
             super().give_way()
             other = threading.Thread(target=lambda: got.append(computed(adapter)[0]))
@@ -162,7 +162,7 @@ def test_another_thread_gets_the_model_while_a_pass_of_low_priority_waits():
             other.join(timeout=30)
             assert not other.is_alive()
 
-    mine, *_ = computed(adapter, Waiting(at=[1, 5, 9]))
+    mine, *_ = computed(adapter, PendingQuestion(at=[1, 5, 9]))
     assert len(got) == 3
     for logits in got:
         torch.testing.assert_close(logits, expected, rtol=0, atol=0)
@@ -197,7 +197,7 @@ def test_a_stop_is_noticed_within_one_layer_of_one_block():
     with adapter.low_priority(Timed()):
         while asking.is_alive():
             ids = adapter.template.render(PROMPT).token_ids
-            adapter.compute(adapter.canvas(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
+            adapter.compute(adapter.new_cache(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
     asking.join()
     assert len(noticed) == 5
     assert all(later > earlier for earlier, later in zip(asked, noticed, strict=True))
@@ -209,7 +209,7 @@ def test_operations_are_counted_as_the_library_counts_its_matrix_products():
     low = Interrupting()
     counter = FlopCounterMode(display=False)
     with adapter.low_priority(low), counter:
-        adapter.compute(adapter.canvas(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
+        adapter.compute(adapter.new_cache(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
     products = sum(
         count
         for operation, count in counter.get_flop_counts()["Global"].items()

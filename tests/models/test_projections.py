@@ -29,23 +29,24 @@ class Rotated:
         self.queries[queries.layer] = queries.query
 
 
-def whole(adapter, *watches):
+def whole(adapter, *hooks):
     """Logits of a pass over the prompt, and its KV with queries."""
-    canvas, plan = adapter.canvas(N), adapter.rows(ALL)
+    kv_cache, plan = adapter.new_cache(N), adapter.rows(ALL)
     layers = range(adapter.geometry.layers)
     queries = UnrotatedQueries(layers)
-    plan.watches.extend([queries, *watches])
-    logits = adapter.compute(canvas, IDS, plan, capture=True)
-    canvas.capture.queries = torch.cat([queries.of(layer) for layer in layers])
-    return logits, canvas
+    plan.hooks.extend([queries, *hooks])
+    logits = adapter.compute(kv_cache, IDS, plan, capture=True)
+    kv_cache.capture.queries = torch.cat([queries.of(layer) for layer in layers])
+    return logits, kv_cache
 
 
-def placed(adapter, canvas, *edges):
+def placed(adapter, kv_cache, *edges):
     """A canvas with the spans between these positions of a computed one."""
     spans = [
-        PlacedSpan(adapter.captured(canvas, IDS, start, end), start, start) for start, end in pairwise(edges)
+        PlacedSpan(adapter.captured(kv_cache, IDS, start, end), start, start)
+        for start, end in pairwise(edges)
     ]
-    return adapter.canvas(N, spans)
+    return adapter.new_cache(N, spans)
 
 
 def close(one, other):
@@ -54,18 +55,18 @@ def close(one, other):
 
 def test_stored_rows_need_no_projection_in_any_family_that_can_do_without(adapter):
     rotated = Rotated()
-    logits, canvas = whole(adapter, rotated)
-    held = placed(adapter, canvas, 0, 15, STORED)
+    logits, kv_cache = whole(adapter, rotated)
+    held = placed(adapter, kv_cache, 0, 15, STORED)
     if adapter.projections is None:
         with pytest.raises(InvalidRequest, match=f"{type(adapter.model).__name__} does not make"):
             adapter.compute(held, IDS, adapter.rows(ALL), projected=ALL[STORED:])
         return
     plan, seen = adapter.rows(ALL), Rotated()
-    plan.watches.append(seen)
+    plan.hooks.append(seen)
     close(adapter.compute(held, IDS, plan, projected=ALL[STORED:]), logits)
     for layer, query in rotated.queries.items():
         close(seen.queries[layer], query)
-    for mine, other in zip(held.layers, canvas.layers, strict=True):
+    for mine, other in zip(held.layers, kv_cache.layers, strict=True):
         close(mine.keys[:, :, :N], other.keys[:, :, :N])
         close(mine.values[:, :, :N], other.values[:, :, :N])
 
@@ -77,11 +78,11 @@ def test_what_a_family_makes_in_another_way_is_not_taken_for_projections(family)
 
 def test_any_rows_may_be_projected_beside_stored_ones_and_are_what_is_captured():
     adapter = quiet_adapter("qwen3")
-    logits, canvas = whole(adapter)
-    held = placed(adapter, canvas, 0, 15, STORED)
+    logits, kv_cache = whole(adapter)
+    held = placed(adapter, kv_cache, 0, 15, STORED)
     some = torch.cat([ALL[3:9], ALL[20:22], ALL[STORED:]])
     close(adapter.compute(held, IDS, adapter.rows(ALL), projected=some, capture=True), logits)
-    close(held.capture.kv[:, :, :, some], canvas.capture.kv[:, :, :, some])
+    close(held.capture.kv[:, :, :, some], kv_cache.capture.kv[:, :, :, some])
 
 
 @contextmanager
@@ -98,10 +99,10 @@ def last_layers_input(adapter):
 def test_stored_rows_are_run_with_their_stored_queries(family):
     adapter = quiet_adapter(family)
     with last_layers_input(adapter) as seen:
-        _, canvas = whole(adapter)
-        kv = adapter.captured(canvas, IDS, 0, STORED)
+        _, kv_cache = whole(adapter)
+        kv = adapter.captured(kv_cache, IDS, 0, STORED)
         for queries in (kv.queries, -3 * kv.queries):
-            held = adapter.canvas(N, [PlacedSpan(replace(kv, queries=queries), 0, 0)])
+            held = adapter.new_cache(N, [PlacedSpan(replace(kv, queries=queries), 0, 0)])
             adapter.compute(held, IDS, adapter.rows(ALL), projected=ALL[STORED:])
     expected, got, other = seen
     close(got, expected)
@@ -111,15 +112,15 @@ def test_stored_rows_are_run_with_their_stored_queries(family):
 
 def test_rows_without_queries_are_refused_by_their_number():
     adapter = quiet_adapter("llama")
-    _, canvas = whole(adapter)
-    for spans in ([PlacedSpan(replace(adapter.captured(canvas, IDS, 0, STORED), queries=None), 0, 0)], []):
+    _, kv_cache = whole(adapter)
+    for spans in ([PlacedSpan(replace(adapter.captured(kv_cache, IDS, 0, STORED), queries=None), 0, 0)], []):
         with pytest.raises(InvalidRequest, match=f"{STORED} of {N} rows are neither projected nor stored"):
-            adapter.compute(adapter.canvas(N, spans), IDS, adapter.rows(ALL), projected=ALL[STORED:])
+            adapter.compute(adapter.new_cache(N, spans), IDS, adapter.rows(ALL), projected=ALL[STORED:])
 
 
 def test_the_model_is_left_as_it_was_and_other_threads_do_not_notice():
     adapter = quiet_adapter("llama")
-    logits, canvas = whole(adapter)
+    logits, kv_cache = whole(adapter)
     beside = []
 
     class Beside:
@@ -135,8 +136,8 @@ def test_the_model_is_left_as_it_was_and_other_threads_do_not_notice():
             return adapter.model(torch.tensor([IDS]), use_cache=False, logits_to_keep=1).logits[:, -1]
 
     plan = adapter.rows(ALL)
-    plan.watches.append(Beside())
-    close(adapter.compute(placed(adapter, canvas, 0, STORED), IDS, plan, projected=ALL[STORED:]), logits)
+    plan.hooks.append(Beside())
+    close(adapter.compute(placed(adapter, kv_cache, 0, STORED), IDS, plan, projected=ALL[STORED:]), logits)
     assert len(beside) == adapter.geometry.layers
     for each in beside:
         close(each, logits)
@@ -146,8 +147,8 @@ def test_the_model_is_left_as_it_was_and_other_threads_do_not_notice():
             raise RuntimeError("broken")
 
     plan = adapter.rows(ALL)
-    plan.watches.append(Broken())
+    plan.hooks.append(Broken())
     with pytest.raises(RuntimeError, match="broken"):
-        adapter.compute(placed(adapter, canvas, 0, STORED), IDS, plan, projected=ALL[STORED:])
+        adapter.compute(placed(adapter, kv_cache, 0, STORED), IDS, plan, projected=ALL[STORED:])
     for modules in adapter.projections:
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)

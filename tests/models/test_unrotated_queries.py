@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from prompts import IDS, N, quiet_adapter, stale_canvas
+from prompts import IDS, N, quiet_adapter, stale_kv_cache
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.hooks import UnrotatedQueries
@@ -20,10 +20,10 @@ class Rotated:
         self.queries[queries.layer] = queries.query
 
 
-def watched(adapter, *watches, capture=False):
-    canvas, plan = stale_canvas(adapter), adapter.rows(ROWS)
-    plan.watches.extend(watches)
-    return canvas, adapter.compute(canvas, IDS, plan, capture=capture)
+def watched(adapter, *hooks, capture=False):
+    kv_cache, plan = stale_kv_cache(adapter), adapter.rows(ROWS)
+    plan.hooks.extend(hooks)
+    return kv_cache, adapter.compute(kv_cache, IDS, plan, capture=capture)
 
 
 def test_rotating_them_with_the_models_own_function_gives_the_queries_of_attention(adapter):
@@ -42,11 +42,11 @@ def test_rotating_them_with_the_models_own_function_gives_the_queries_of_attenti
 def test_watching_changes_no_bit_of_the_pass_and_goes_with_capturing(adapter):
     _, plain = watched(adapter)
     unrotated = UnrotatedQueries({0, 2})
-    canvas, logits = watched(adapter, unrotated, capture=True)
+    kv_cache, logits = watched(adapter, unrotated, capture=True)
     alone, again = watched(adapter, capture=True)
     assert torch.equal(plain, logits)
     assert torch.equal(plain, again)
-    kept = [adapter.captured(c, IDS, 30, N).kv for c in (canvas, alone)]
+    kept = [adapter.captured(c, IDS, 30, N).kv for c in (kv_cache, alone)]
     assert torch.equal(kept[0], kept[1])
     only = UnrotatedQueries({2})
     watched(adapter, only)

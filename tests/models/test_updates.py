@@ -4,11 +4,11 @@ import threading
 
 import pytest
 import torch
-from prompts import IDS, STORED, N, held, quiet_adapter, stale_canvas
+from prompts import IDS, STORED, N, held, quiet_adapter, stale_kv_cache
 
 from kvweave.models.hooks import UnrotatedQueries
 from kvweave.models.rotary import APPLY_NAME
-from kvweave.models.updates import PassOver
+from kvweave.models.updates import StopForward
 
 ALL = torch.arange(N)
 
@@ -23,7 +23,7 @@ class Recorder:
     def see(self, update):
         self.updates.append(update)
         if update.layer == self.last:
-            raise PassOver
+            raise StopForward
 
 
 class Layers:
@@ -36,13 +36,13 @@ class Layers:
         self.seen.append(queries.layer)
 
 
-def test_a_look_shows_the_new_rows_beside_what_the_canvas_held(adapter):
-    fresh = adapter.canvas(N)
+def test_a_look_shows_the_new_rows_beside_what_the_kv_cache_held(adapter):
+    fresh = adapter.new_cache(N)
     adapter.compute(fresh, IDS, adapter.rows(ALL))
-    placed = stale_canvas(adapter)
+    placed = stale_kv_cache(adapter)
     adapter.compute(placed, IDS, adapter.rows(ALL[-1:]))
     recorder = Recorder(last=1)
-    adapter.look(stale_canvas(adapter), IDS, adapter.rows(ALL), recorder)
+    adapter.look(stale_kv_cache(adapter), IDS, adapter.rows(ALL), recorder)
 
     assert [update.layer for update in recorder.updates] == [0, 1]
     for update, new, stale in zip(recorder.updates, held(fresh, N), held(placed, N), strict=False):
@@ -55,24 +55,24 @@ def test_a_look_shows_the_new_rows_beside_what_the_canvas_held(adapter):
         assert not update.stale_values[:, STORED:].any()
 
 
-def test_an_ended_pass_leaves_its_last_layer_as_it_was_and_the_canvas_fit_for_more(adapter):
+def test_an_ended_pass_leaves_its_last_layer_as_it_was_and_the_kv_cache_fit_for_more(adapter):
     original = getattr(adapter.rotation.module, APPLY_NAME)
-    canvas, recorder, layers = stale_canvas(adapter), Recorder(last=1), Layers()
+    kv_cache, recorder, layers = stale_kv_cache(adapter), Recorder(last=1), Layers()
     plan = adapter.rows(ALL)
-    plan.watches.extend([layers, UnrotatedQueries({0})])
-    adapter.look(canvas, IDS, plan, recorder)
+    plan.hooks.extend([layers, UnrotatedQueries({0})])
+    adapter.look(kv_cache, IDS, plan, recorder)
     ended = recorder.updates[-1]
     assert layers.seen == [0]
-    assert torch.equal(canvas.layers[0].keys[0, :, :N], recorder.updates[0].keys)
-    assert torch.equal(canvas.layers[1].keys[0, :, :N], ended.stale_keys)
-    assert torch.equal(canvas.layers[1].values[0, :, :N], ended.stale_values)
-    assert not canvas.layers[2].is_initialized
+    assert torch.equal(kv_cache.layers[0].keys[0, :, :N], recorder.updates[0].keys)
+    assert torch.equal(kv_cache.layers[1].keys[0, :, :N], ended.stale_keys)
+    assert torch.equal(kv_cache.layers[1].values[0, :, :N], ended.stale_values)
+    assert not kv_cache.layers[2].is_initialized
     assert getattr(adapter.rotation.module, APPLY_NAME) is original
 
-    expected = adapter.compute(adapter.canvas(N), IDS, adapter.rows(ALL))
+    expected = adapter.compute(adapter.new_cache(N), IDS, adapter.rows(ALL))
     found = []
     thread = threading.Thread(
-        target=lambda: found.append(adapter.compute(canvas, IDS, adapter.rows(ALL))), daemon=True
+        target=lambda: found.append(adapter.compute(kv_cache, IDS, adapter.rows(ALL))), daemon=True
     )
     thread.start()
     thread.join(timeout=60)  # for ever, if the ended pass had kept the lock
@@ -82,7 +82,7 @@ def test_an_ended_pass_leaves_its_last_layer_as_it_was_and_the_canvas_fit_for_mo
 def test_a_look_that_is_not_ended_leaves_what_compute_leaves():
     adapter = quiet_adapter("llama")
     rows = torch.arange(30, N)
-    looked, computed, recorder = stale_canvas(adapter), stale_canvas(adapter), Recorder()
+    looked, computed, recorder = stale_kv_cache(adapter), stale_kv_cache(adapter), Recorder()
     adapter.look(looked, IDS, adapter.rows(rows), recorder)
     adapter.compute(computed, IDS, adapter.rows(rows))
     assert len(recorder.updates) == adapter.geometry.layers
@@ -93,24 +93,24 @@ def test_a_look_that_is_not_ended_leaves_what_compute_leaves():
 
 def test_a_later_pass_is_shown_what_the_earlier_one_wrote():
     adapter = quiet_adapter("llama")
-    canvas, recorder = stale_canvas(adapter), Recorder()
-    adapter.compute(canvas, IDS, adapter.rows(ALL))
-    before = held(canvas, N)
-    adapter.look(canvas, IDS, adapter.rows(ALL[-5:]), recorder)
+    kv_cache, recorder = stale_kv_cache(adapter), Recorder()
+    adapter.compute(kv_cache, IDS, adapter.rows(ALL))
+    before = held(kv_cache, N)
+    adapter.look(kv_cache, IDS, adapter.rows(ALL[-5:]), recorder)
     for update, (keys, values) in zip(recorder.updates, before, strict=True):
         assert torch.equal(update.stale_keys, keys[0, :, -5:])
         assert torch.equal(update.stale_values, values[0, :, -5:])
 
 
-def test_what_else_a_watch_raises_comes_out_and_ends_the_pass():
+def test_what_else_a_hook_raises_comes_out_and_ends_the_pass():
     adapter = quiet_adapter("llama")
-    canvas = stale_canvas(adapter)
+    kv_cache = stale_kv_cache(adapter)
 
     class Broken:
         def see(self, update):
             raise RuntimeError("broken watch")
 
     with pytest.raises(RuntimeError, match="broken watch"):
-        adapter.look(canvas, IDS, adapter.rows(ALL), Broken())
-    expected = adapter.compute(adapter.canvas(N), IDS, adapter.rows(ALL))
-    assert torch.equal(adapter.compute(canvas, IDS, adapter.rows(ALL)), expected)
+        adapter.look(kv_cache, IDS, adapter.rows(ALL), Broken())
+    expected = adapter.compute(adapter.new_cache(N), IDS, adapter.rows(ALL))
+    assert torch.equal(adapter.compute(kv_cache, IDS, adapter.rows(ALL)), expected)

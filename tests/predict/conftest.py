@@ -1,7 +1,7 @@
 import pytest
 
 from kvweave.database import Database
-from kvweave.predict.store import Outlook
+from kvweave.predict.store import PredictionStore
 
 
 @pytest.fixture
@@ -13,6 +13,6 @@ def database(tmp_path):
 
 
 @pytest.fixture
-def outlook(database):
+def predictions(database):
     """An outlook that knows nothing yet."""
-    return Outlook(database)
+    return PredictionStore(database)

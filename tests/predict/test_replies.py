@@ -3,7 +3,7 @@
 import pytest
 
 from kvweave.predict.filters import is_about, nearly_same, questions_in, says_nothing
-from kvweave.predict.prompts import Instructions, Trained, wording_for
+from kvweave.predict.prompts import InstructPrompts, ReferencePrompts, wording_for
 
 
 class TestReplies:
@@ -82,7 +82,7 @@ class TestWording:
         from training import abilities
 
         wording = wording_for("reference")
-        assert isinstance(wording, Trained)
+        assert isinstance(wording, ReferencePrompts)
         assert wording.sum_up() == abilities.SUM_UP
         assert wording.from_knowledge(5) == abilities.ASK
         asked = ("What does Anna own?", "What does Ben own?")
@@ -90,7 +90,7 @@ class TestWording:
 
     def test_other_models_are_told_how_many_and_what_was_asked(self):
         wording = wording_for("Qwen/Qwen2.5-0.5B-Instruct")
-        assert isinstance(wording, Instructions)
+        assert isinstance(wording, InstructPrompts)
         assert " 4 questions" in wording.from_knowledge(4)
         told = wording.from_history(("What does Anna own?", "What does Ben own?"), 3)
         assert "- What does Anna own?\n- What does Ben own?\n" in told

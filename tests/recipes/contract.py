@@ -5,12 +5,12 @@ import hashlib
 import numpy as np
 import torch
 
-from kvweave.recipes.context import ChunkList, Workshop
+from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import run
-from kvweave.recipes.simulated_requests import attention_making
-from kvweave.types import ChunkNote
+from kvweave.recipes.simulated_requests import attention_key
+from kvweave.types import ChunkFeature
 
 TOLERANCE = 1e-4
 SELECTING = [name for name in METHODS if recipe_named(name).select.selects]
@@ -40,7 +40,9 @@ def corpus_of(adapter, prompt):
 
 
 def shop_of(adapter, store, prompt):
-    return Workshop(adapter, store, adapter.template.prefix_ids(prompt.system), corpus_of(adapter, prompt))
+    return PrepareContext(
+        adapter, store, adapter.template.prefix_ids(prompt.system), corpus_of(adapter, prompt)
+    )
 
 
 def prepare(adapter, store, prompt, recipe, chunks=slice(None)):
@@ -61,26 +63,28 @@ def entries(adapter, store, prompt):
     ids.append(tuple(adapter.template.prefix_ids(prompt.system)))
     made = store.versions(adapter.fingerprint, ids)
     found = {}
-    for chunk, makings in zip(ids, made, strict=True):
-        for making in makings:
-            found[chunk, making] = store.get(adapter.fingerprint, chunk, making).kv
+    for chunk, provenances in zip(ids, made, strict=True):
+        for provenance in provenances:
+            found[chunk, provenance] = store.get(adapter.fingerprint, chunk, provenance).kv
     return found
 
 
-def notes(adapter, store, prompt, recipe):
+def features(adapter, store, prompt, recipe):
     """All notes that a recipe has about the chunks, by tokens, making and name."""
     prefix, found = adapter.template.prefix_ids(prompt.system), {}
     wanted = []
     for text in prompt.chunks:
         ids = tuple(adapter.template.chunk_ids(text))
-        records = (*recipe.prepare.records, *recipe.select.records)
-        wanted += [(ids, record.making(adapter, prefix, len(ids))) for record in records]
+        extractors = (*recipe.prepare.extractors, *recipe.select.extractors)
+        wanted += [(ids, extractor.provenance(adapter, prefix, len(ids))) for extractor in extractors]
         (versions,) = store.versions(adapter.fingerprint, [ids])
-        wanted += [(ids, attention_making(making)) for making in versions]
-    for (ids, making), note in zip(wanted, store.find_notes(adapter.fingerprint, wanted), strict=True):
-        if note is not None:
-            assert isinstance(note, ChunkNote)
-            found |= {(ids, making, name): tensor for name, tensor in note.tensors.items()}
+        wanted += [(ids, attention_key(provenance)) for provenance in versions]
+    for (ids, provenance), feature in zip(
+        wanted, store.find_features(adapter.fingerprint, wanted), strict=True
+    ):
+        if feature is not None:
+            assert isinstance(feature, ChunkFeature)
+            found |= {(ids, provenance, name): tensor for name, tensor in feature.tensors.items()}
     return found
 
 
@@ -94,8 +98,8 @@ class Counted:
     def __init__(self, inner):
         self.inner, self.rows = inner, []
 
-    def run(self, scene, rows, watches, *, capture):
-        return self.inner.run(scene, rows, [*watches, self], capture=capture)
+    def run(self, state, rows, hooks, *, capture):
+        return self.inner.run(state, rows, [*hooks, self], capture=capture)
 
     def see(self, queries):
         self.rows.append(queries.rows.tolist())

@@ -19,8 +19,8 @@ from kvweave.kvstore.tiers import streaming as arriving
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tier import Blob, Range
 from kvweave.models.adapter import Adapter
-from kvweave.models.fused_cache import Canvas, PlacedSpan
-from kvweave.recipes.context import Workshop
+from kvweave.models.fused_cache import FusedCache, PlacedSpan
+from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkKV
@@ -70,19 +70,19 @@ def behind(ranges: Sequence[Range]) -> bool:
     return ranges[0][0] > 0
 
 
-def placed(adapter: Adapter, store: ChunkStore, lease: Lease) -> tuple[Canvas, list[ChunkKV]]:
+def placed(adapter: Adapter, store: ChunkStore, lease: Lease) -> tuple[FusedCache, list[ChunkKV]]:
     """A canvas behind the KV of all texts."""
-    shop = Workshop(adapter, store, adapter.template.prefix_ids(None))
+    ctx = PrepareContext(adapter, store, adapter.template.prefix_ids(None))
     chunks = [tuple(adapter.template.chunk_ids(text)) for text in TEXTS]
     prepare = recipe_named("reuse").prepare
-    wanted = [(ids, prepare.makings(adapter, shop.prefix, len(ids))) for ids in chunks]
+    wanted = [(ids, prepare.provenances(adapter, ctx.prefix, len(ids))) for ids in chunks]
     found = [one[0] for one in store.find(adapter.fingerprint, wanted, lease) if one is not None]
     assert len(found) == len(TEXTS)
     spans, start = [], 0
     for kv in found:
         spans.append(PlacedSpan(kv, start, start))
         start += kv.tokens
-    return adapter.canvas(start + 4, spans), found
+    return adapter.new_cache(start + 4, spans), found
 
 
 def test_what_comes_layer_by_layer_gives_the_same_answer_to_the_bit(
@@ -109,10 +109,10 @@ def test_on_a_slow_link_everything_is_read_before_the_pass_and_on_a_fast_one_the
             assert go_on.wait(WAIT_S)
 
     with machine(tmp_path, hold_back) as store, store.lease() as lease:
-        canvas, found = placed(adapter, store, lease)
-        canvas.load(layer_s=WAIT_S)  # all other layers are still held back
+        kv_cache, found = placed(adapter, store, lease)
+        kv_cache.load(layer_s=WAIT_S)  # all other layers are still held back
         assert all(kv.awaited_s > 0.0 for kv in found)
-        loading = threading.Thread(target=lambda: canvas.load(layer_s=0.001))
+        loading = threading.Thread(target=lambda: kv_cache.load(layer_s=0.001))
         loading.start()
         loading.join(0.1)
         assert loading.is_alive()

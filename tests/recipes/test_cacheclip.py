@@ -161,9 +161,9 @@ def test_the_auxiliary_reads_beside_the_loading(adapter, store, prompt, monkeypa
 
 def test_the_users_instruction_does_not_matter_to_the_auxiliary(adapter, store, prompt):
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system="Another.")
-    notes = store.stats().entries
+    features = store.stats().entries
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
-    assert store.stats().entries == notes + 4 + 1  # the chunks' KV and the prefix's, and no more notes
+    assert store.stats().entries == features + 4 + 1  # the chunks' KV and the prefix's, and no more notes
 
 
 def test_each_auxiliary_has_notes_of_its_own(adapter, store, prompt, small_auxiliary):

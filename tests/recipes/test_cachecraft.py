@@ -9,18 +9,18 @@ import torch
 
 import kvweave
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.attend import Causal
-from kvweave.recipes.context import ChunkList, Workshop
+from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.simulated_requests import Rehearsed
-from kvweave.recipes.state import Budget, PrefillRequest
-from kvweave.recipes.versions import Observed
+from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.simulated_requests import SimulatedRequests
+from kvweave.recipes.state import PrefillState
+from kvweave.recipes.versions import RequestVersions
 from kvweave.testing import tiny_model
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
 CRAFT = recipe_named("cachecraft")
 
@@ -33,7 +33,7 @@ def plain():
 
 
 def shop_of(adapter, store, prompt):
-    return Workshop(adapter, store, adapter.template.prefix_ids(prompt.system))
+    return PrepareContext(adapter, store, adapter.template.prefix_ids(prompt.system))
 
 
 def ids_of(adapter, prompt):
@@ -43,13 +43,13 @@ def ids_of(adapter, prompt):
 def observed(adapter, store, chunks):
     """The observed versions of each chunk."""
     found = store.versions(adapter.fingerprint, chunks)
-    return [[making for making in made if making.kind == "observed"] for made in found]
+    return [[provenance for provenance in made if provenance.kind == "observed"] for made in found]
 
 
-def shares(adapter, store, chunk, making):
+def shares(adapter, store, chunk, provenance):
     """The note about a version, (P + 2, n)."""
-    (note,) = store.find_notes(adapter.fingerprint, [(chunk, replace(making, kind="attention"))])
-    return note.tensors["shares"]
+    (feature,) = store.find_features(adapter.fingerprint, [(chunk, replace(provenance, kind="attention"))])
+    return feature.tensors["shares"]
 
 
 def request_of(adapter, store, prompt, ratio=0.0):
@@ -66,60 +66,60 @@ def plain_shares(plain, parts):
 
 class TestRehearsals:
     def test_leave_exact_kv_and_the_attention_it_was_made_with(self, adapter, store, prompt, plain):
-        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
-        assert prepare_chunks(shop, chunks, CRAFT) == len(chunks)
+        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        assert prepare_chunks(ctx, chunks, CRAFT) == len(chunks)
         by_digest = {digest_tokens(ids): ids for ids in chunks}
         for chunk, versions in zip(chunks, observed(adapter, store, chunks), strict=True):
             assert 1 <= len(versions) <= 3
-            for making in versions:
-                assert making.exact
-                assert making.context[0] == digest_tokens(shop.prefix)
-                parts = [shop.prefix, *(by_digest[digest] for digest in making.context[1:]), chunk]
+            for provenance in versions:
+                assert provenance.exact
+                assert provenance.context[0] == digest_tokens(ctx.prefix)
+                parts = [ctx.prefix, *(by_digest[digest] for digest in provenance.context[1:]), chunk]
                 assert len({*parts}) == len(parts) > 2
                 whole = adapter.encode([token for part in parts for token in part])
-                kv = store.get(adapter.fingerprint, chunk, making).kv
+                kv = store.get(adapter.fingerprint, chunk, provenance).kv
                 torch.testing.assert_close(kv, whole.kv[:, :, :, -len(chunk) :], atol=1e-4, rtol=1e-4)
-                noted = shares(adapter, store, chunk, making)
+                noted = shares(adapter, store, chunk, provenance)
                 torch.testing.assert_close(noted, plain_shares(plain, parts), atol=1e-5, rtol=1e-4)
                 torch.testing.assert_close(noted.sum(dim=0), torch.ones(len(chunk)))
 
     def test_say_what_a_token_pays_to_one_earlier_chunk_on_the_mean(self, adapter, store, prompt):
-        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
-        prepare_chunks(shop, chunks, CRAFT)
+        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        prepare_chunks(ctx, chunks, CRAFT)
         for chunk, versions in zip(chunks, observed(adapter, store, chunks), strict=True):
-            paid = torch.cat([shares(adapter, store, chunk, making)[1:-1] for making in versions])
-            making = Rehearsed().making(adapter, shop.prefix, len(chunk))
-            (note,) = store.find_notes(adapter.fingerprint, [(chunk, making)])
-            torch.testing.assert_close(note.tensors["inter"], paid.mean(dim=0))
+            paid = torch.cat([shares(adapter, store, chunk, provenance)[1:-1] for provenance in versions])
+            provenance = SimulatedRequests().provenance(adapter, ctx.prefix, len(chunk))
+            (feature,) = store.find_features(adapter.fingerprint, [(chunk, provenance)])
+            torch.testing.assert_close(feature.tensors["inter"], paid.mean(dim=0))
 
     def test_give_the_same_whatever_the_order_and_nothing_the_second_time(self, adapter, prompt, tmp_path):
         chunks, kept = ids_of(adapter, prompt), []
         for number, order in enumerate((chunks, chunks[::-1])):
             with kvweave.ChunkStore(tmp_path / str(number)) as store:
-                shop = shop_of(adapter, store, prompt)
-                prepare_chunks(shop, order, CRAFT)
-                assert lacking(shop, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
-                assert prepare_chunks(shop, order, CRAFT) == 0
+                ctx = shop_of(adapter, store, prompt)
+                prepare_chunks(ctx, order, CRAFT)
+                assert lacking(ctx, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
+                assert prepare_chunks(ctx, order, CRAFT) == 0
                 versions = observed(adapter, store, chunks)
                 kept.append(
                     {
-                        making: store.get(adapter.fingerprint, chunk, making).kv.clone()
+                        provenance: store.get(adapter.fingerprint, chunk, provenance).kv.clone()
                         for chunk, made in zip(chunks, versions, strict=True)
-                        for making in made
+                        for provenance in made
                     }
                 )
         assert kept[0].keys() == kept[1].keys()
-        assert all(torch.equal(kept[0][making], kept[1][making]) for making in kept[0])
+        assert all(torch.equal(kept[0][provenance], kept[1][provenance]) for provenance in kept[0])
 
     def test_wait_for_a_second_chunk_and_catch_up_after_another_recipe(self, adapter, store, prompt):
-        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)[:2]
+        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)[:2]
         named = [(digest_tokens(ids), len(ids)) for ids in chunks]
-        prepare_chunks(shop, chunks[:1], CRAFT)
-        assert list(lacking(shop, named, CRAFT)) == [0, 1]  # the first one stood behind nothing yet
-        prepare_chunks(shop, chunks[1:], recipe_named("reuse"))
-        assert lacking(shop, named, recipe_named("reuse")) == {}
-        assert prepare_chunks(shop, chunks, CRAFT) == 2
-        assert lacking(shop, named, CRAFT) == {}
+        prepare_chunks(ctx, chunks[:1], CRAFT)
+        assert list(lacking(ctx, named, CRAFT)) == [0, 1]  # the first one stood behind nothing yet
+        prepare_chunks(ctx, chunks[1:], recipe_named("reuse"))
+        assert lacking(ctx, named, recipe_named("reuse")) == {}
+        assert prepare_chunks(ctx, chunks, CRAFT) == 2
+        assert lacking(ctx, named, CRAFT) == {}
         assert all(observed(adapter, store, chunks))
 
     def test_of_few_chunks_take_place_in_company_of_those_that_are_there(self, adapter, store, prompt):
@@ -128,48 +128,50 @@ class TestRehearsals:
         corpus = ChunkList(
             [prompt.chunks], adapter.template.chunk_ids, lambda given: np.eye(4, dtype=np.float32)
         )
-        shop = replace(shop_of(adapter, store, prompt), corpus=corpus)
-        prepare_chunks(shop, chunks[:3], CRAFT)
+        ctx = replace(shop_of(adapter, store, prompt), corpus=corpus)
+        prepare_chunks(ctx, chunks[:3], CRAFT)
         before = store.stats().entries
-        assert prepare_chunks(shop, chunks[3:], CRAFT) == 1
-        assert lacking(shop, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
+        assert prepare_chunks(ctx, chunks[3:], CRAFT) == 1
+        assert lacking(ctx, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
         (versions,) = observed(adapter, store, chunks[3:])
-        company = {digest for making in versions for digest in making.context[1:]}
+        company = {digest for provenance in versions for digest in provenance.context[1:]}
         assert company == {digest_tokens(ids) for ids in chunks[:3]}
         # its isolated KV, how it leans on others, that versions are there, and these with a note each
         assert store.stats().entries == before + 3 + 2 * len(versions)
 
     def test_that_kept_no_kv_are_repeated_for_those_who_want_it(self, adapter, store, prompt):
-        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
         named = [(digest_tokens(ids), len(ids)) for ids in chunks]
-        assert prepare_chunks(shop, chunks, recipe_named("isolated+cachecraft")) == len(chunks)
+        assert prepare_chunks(ctx, chunks, recipe_named("isolated+cachecraft")) == len(chunks)
         assert not any(observed(adapter, store, chunks))
-        assert list(lacking(shop, named, CRAFT)) == [0, 1, 2, 3]
-        assert prepare_chunks(shop, chunks, CRAFT) == len(chunks)
+        assert list(lacking(ctx, named, CRAFT)) == [0, 1, 2, 3]
+        assert prepare_chunks(ctx, chunks, CRAFT) == len(chunks)
         assert all(observed(adapter, store, chunks))
-        assert lacking(shop, named, CRAFT) == {}
-        assert lacking(shop, named, recipe_named("isolated+cachecraft")) == {}
+        assert lacking(ctx, named, CRAFT) == {}
+        assert lacking(ctx, named, recipe_named("isolated+cachecraft")) == {}
 
     def test_take_at_most_so_many_chunks_and_no_more_than_the_model_has_room_for(
         self, adapter, store, prompt
     ):
-        shop = shop_of(adapter, store, prompt)
+        ctx = shop_of(adapter, store, prompt)
         texts = [f"{number} {'the inn ' * words}" for number, words in enumerate((45, 45, 45, 2, 2))]
         chunks = [adapter.template.chunk_ids(text) for text in texts]
-        assert len(shop.prefix) + sum(map(len, chunks)) > adapter.geometry.context_tokens
-        lengths = {digest_tokens(ids): len(ids) for ids in (shop.prefix, *chunks)}
-        for kept in Rehearsed(most_chunks=3, most_versions=5).make(shop, chunks):
-            if kept.making.kind == "observed":
+        assert len(ctx.prefix) + sum(map(len, chunks)) > adapter.geometry.context_tokens
+        lengths = {digest_tokens(ids): len(ids) for ids in (ctx.prefix, *chunks)}
+        for kept in SimulatedRequests(most_chunks=3, max_versions=5).make(ctx, chunks):
+            if kept.provenance.kind == "observed":
                 assert len(kept.sources) <= 3
-                stood = sum(lengths[digest] for digest in kept.making.context) + len(kept.content.token_ids)
+                stood = sum(lengths[digest] for digest in kept.provenance.context) + len(
+                    kept.content.token_ids
+                )
                 assert stood <= adapter.geometry.context_tokens
 
 
 class TestTheBestVersion:
     def test_is_the_one_whose_attention_went_to_chunks_that_are_here(self, adapter, store, prompt):
-        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
-        prepare_chunks(shop, chunks, CRAFT)
-        prefix = digest_tokens(shop.prefix)
+        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        prepare_chunks(ctx, chunks, CRAFT)
+        prefix = digest_tokens(ctx.prefix)
         origins = set()
         for order in permutations(prompt.chunks):
             asked = kvweave.Prompt(prompt.question, order, system=prompt.system)
@@ -179,16 +181,16 @@ class TestTheBestVersion:
                 ids = request.prompt.ids(found.span)
                 here = [digest_tokens(request.prompt.ids(span)) for span in request.prompt.spans[1:number]]
                 (versions,) = observed(adapter, store, [ids])
-                if (prefix, *here) in [(prefix,), *(making.context for making in versions)]:
+                if (prefix, *here) in [(prefix,), *(provenance.context for provenance in versions)]:
                     assert found.origin == "exact"
                     continue
                 worth = {(prefix,): 0.0}
-                for making in versions:
-                    paid = shares(adapter, store, ids, making)[1:-1].mean(dim=1)
-                    signs = torch.tensor([1.0 if chunk in here else -1.0 for chunk in making.context[1:]])
-                    worth[making.context] = float((paid * signs).sum())
+                for provenance in versions:
+                    paid = shares(adapter, store, ids, provenance)[1:-1].mean(dim=1)
+                    signs = torch.tensor([1.0 if chunk in here else -1.0 for chunk in provenance.context[1:]])
+                    worth[provenance.context] = float((paid * signs).sum())
                 assert found.origin == "reused"
-                assert found.making.context == max(worth, key=lambda context: worth[context])
+                assert found.provenance.context == max(worth, key=lambda context: worth[context])
         assert origins == {"exact", "reused"}
 
     def test_is_told_with_how_many_there_were(self, adapter, store, prompt):
@@ -199,12 +201,12 @@ class TestTheBestVersion:
             for number, found in enumerate(CRAFT.match.find(request, CRAFT.prepare)):
                 if found.origin != "reused":
                     continue
-                (makings,) = CRAFT.prepare.accepted(request, [number])
-                others = len(found.making.context) > 1  # beside the prefix
+                (provenances,) = CRAFT.prepare.accepted(request, [number])
+                others = len(found.provenance.context) > 1  # beside the prefix
                 where = "behind other chunks (observed)" if others else "to stand anywhere (isolated)"
-                assert len(makings) > 1
+                assert len(provenances) > 1
                 assert found.reason == (
-                    f"no KV behind exactly this text; stored {where}, the best of {len(makings)} versions"
+                    f"no KV behind exactly this text; stored {where}, the best of {len(provenances)} versions"
                 )
                 told.add(where)
         assert len(told) == 2
@@ -213,7 +215,9 @@ class TestTheBestVersion:
         recipe = recipe_named("prophetkv", "observed")
         prepare_chunks(shop_of(adapter, store, prompt), ids_of(adapter, prompt), recipe)
         request = request_of(adapter, store, prompt)
-        kinds = {found.making.kind for found in recipe.match.find(request, recipe.prepare) if found.making}
+        kinds = {
+            found.provenance.kind for found in recipe.match.find(request, recipe.prepare) if found.provenance
+        }
         assert "observed" in kinds
         assert run(recipe, adapter, store, request.prompt, ratio=0.2).selected.numel() > 0
 
@@ -223,20 +227,20 @@ class TestTheBestVersion:
         other = kvweave.Prompt(prompt.question, prompt.chunks, system="Be brief.")
         first = chunks[0]
         prefix = adapter.template.prefix_ids(other.system)
-        unnoted = Making("observed", (digest_tokens(prefix), digest_tokens(first)))
+        unnoted = KVProvenance("observed", (digest_tokens(prefix), digest_tokens(first)))
         assert store.put(adapter.fingerprint, adapter.encode(chunks[1]), unnoted, ())
         assert unnoted in store.versions(adapter.fingerprint, [chunks[1]])[0]
         request = request_of(adapter, store, other)
-        assert all(len(makings) == 1 for makings in Observed().accepted(request, range(1, 5)))
-        assert Observed().accepted(request, [2])[0][0].context == (digest_tokens(prefix),)
+        assert all(len(provenances) == 1 for provenances in RequestVersions().accepted(request, range(1, 5)))
+        assert RequestVersions().accepted(request, [2])[0][0].context == (digest_tokens(prefix),)
 
 
 class TestScores:
     @pytest.mark.parametrize("prepared", ["observed", "isolated"])
     def test_are_the_attention_to_chunks_that_the_stored_kv_has_wrong(self, adapter, store, prompt, prepared):
         recipe = recipe_named("cachecraft", prepared)
-        shop, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
-        prepare_chunks(shop, chunks, recipe)
+        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        prepare_chunks(ctx, chunks, recipe)
         assert any(observed(adapter, store, chunks)) == (prepared == "observed")
         for order in (prompt.chunks, prompt.chunks[::-1], prompt.chunks[1:]):
             request = request_of(
@@ -249,21 +253,21 @@ class TestScores:
                     continue
                 ids = request.prompt.ids(found.span)
                 here = {digest_tokens(request.prompt.ids(span)) for span in request.prompt.spans[1:number]}
-                then = found.making.context[1:]
-                mean = Rehearsed().making(adapter, shop.prefix, len(ids))
-                score = store.find_notes(adapter.fingerprint, [(ids, mean)])[0].tensors["inter"]
+                then = found.provenance.context[1:]
+                mean = SimulatedRequests().provenance(adapter, ctx.prefix, len(ids))
+                score = store.find_features(adapter.fingerprint, [(ids, mean)])[0].tensors["inter"]
                 score = score * len(here - {*then})
                 for place, chunk in enumerate(then):
                     if chunk not in here:
-                        score = score + shares(adapter, store, ids, found.making)[1 + place]
+                        score = score + shares(adapter, store, ids, found.provenance)[1 + place]
                 expected.append(score)
-            scene = Assembled(request, adapter.canvas(request.prompt.tokens), matched, Causal())
-            scores = recipe.select.score.scores(scene)
+            state = PrefillState(request, adapter.new_cache(request.prompt.tokens), matched, Causal())
+            scores = recipe.select.score.scores(state)
             torch.testing.assert_close(scores, torch.cat(expected))
             assert (scores > 0).any()
             result = run(recipe, adapter, store, request.prompt, ratio=0.3)
             best = scores.argsort(descending=True, stable=True)[: result.selected.numel()]
-            assert set(result.selected.tolist()) == set(scene.stale[best].tolist())
+            assert set(result.selected.tolist()) == set(state.stale[best].tolist())
 
     def test_are_nothing_where_the_same_chunks_stand_before_in_another_order(self, adapter, store, prompt):
         a, b, c, _ = prompt.chunks
@@ -271,15 +275,15 @@ class TestScores:
         request = request_of(adapter, store, kvweave.Prompt("?", (b, a, c), system=prompt.system))
         matched = CRAFT.match.find(request, CRAFT.prepare)
         assert [found.origin for found in matched] == ["exact", "reused", "reused", "reused", "fresh"]
-        scene = Assembled(request, adapter.canvas(request.prompt.tokens), matched, Causal())
-        of_b, of_a, of_c = CRAFT.select.score.scores(scene).split(
+        state = PrefillState(request, adapter.new_cache(request.prompt.tokens), matched, Causal())
+        of_b, of_a, of_c = CRAFT.select.score.scores(state).split(
             [found.span.tokens for found in matched[1:4]]
         )
         assert (of_b > 0).all()  # it was made behind a, which does not stand before it here
         assert not of_c.any()
         # a lacks b, and nothing says what b would be to it: as much as an earlier chunk is to the other tokens
         known = [
-            shares(adapter, store, request.prompt.ids(matched[n].span), matched[n].making) for n in (1, 3)
+            shares(adapter, store, request.prompt.ids(matched[n].span), matched[n].provenance) for n in (1, 3)
         ]
         usual = torch.cat([noted[1:-1].mean(dim=0) for noted in known]).mean()
         torch.testing.assert_close(of_a, usual.expand_as(of_a))
@@ -288,11 +292,11 @@ class TestScores:
         kvweave.prepare(adapter, store, prompt.chunks, recipe="reuse", system=prompt.system)
         request = request_of(adapter, store, prompt)
         matched = CRAFT.match.find(request, CRAFT.prepare)
-        scene = Assembled(request, adapter.canvas(request.prompt.tokens), matched, Causal())
+        state = PrefillState(request, adapter.new_cache(request.prompt.tokens), matched, Causal())
         behind = [
             number for number, found in enumerate(matched[1:-1]) for _ in range(found.span.tokens) if number
         ]
-        assert CRAFT.select.score.scores(scene).tolist() == behind  # so many chunks stand before each token
+        assert CRAFT.select.score.scores(state).tolist() == behind  # so many chunks stand before each token
 
 
 class TestRequests:
@@ -300,17 +304,19 @@ class TestRequests:
         tokens = adapter.template.render(prompt)
         result = run(CRAFT, adapter, store, tokens)
         parts = [tokens.ids(span) for span in tokens.spans[:-1]]
-        notes = {kept.making: kept.content for kept in result.remembered if kept.making.kind == "attention"}
-        kv = {kept.making: kept for kept in result.remembered if kept.making.kind != "attention"}
-        assert len(notes) == len(kv) - 1 == len(prompt.chunks)  # the prefix needs none
+        features = {
+            kept.provenance: kept.content for kept in result.remembered if kept.provenance.kind == "attention"
+        }
+        kv = {kept.provenance: kept for kept in result.remembered if kept.provenance.kind != "attention"}
+        assert len(features) == len(kv) - 1 == len(prompt.chunks)  # the prefix needs none
         for number in range(1, len(parts)):
-            making = result.request.exact_making(number)
-            assert kv[making].most_versions == 5
-            found = notes[replace(making, kind="attention")].tensors["shares"]
+            provenance = result.request.exact_provenance(number)
+            assert kv[provenance].max_versions == 5
+            found = features[replace(provenance, kind="attention")].tensors["shares"]
             torch.testing.assert_close(found, plain_shares(plain, parts[: number + 1]), atol=1e-5, rtol=1e-4)
 
     def test_leave_at_most_so_many_versions(self, adapter, store, prompt):
-        recipe = Recipe("paths", prepare=Observed(most=2), match=MatchExactPath())
+        recipe = Recipe("paths", prepare=RequestVersions(most=2), match=MatchExactPath())
         a, b, c, d = prompt.chunks
         for before in ((a, b), (b, c), (c, a), (a, c)):
             kvweave.prefill(
@@ -320,4 +326,4 @@ class TestRequests:
 
     def test_of_recipes_that_keep_no_versions_leave_no_notes(self, adapter, store, prompt):
         result = run(recipe_named("prefix"), adapter, store, adapter.template.render(prompt))
-        assert {kept.making.kind for kept in result.remembered} == {"observed"}
+        assert {kept.provenance.kind for kept in result.remembered} == {"observed"}

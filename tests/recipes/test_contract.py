@@ -9,7 +9,7 @@ from kvweave.config import GenerationConfig
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.attention import GroupedPlan
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.recipes.context import Workshop
+from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
@@ -17,9 +17,11 @@ from kvweave.recipes.recipe import run
 
 def best_version(recipe, store, request, number):
     """The first that is stored, of the exact path and what the preparation accepts in this prompt."""
-    makings = [request.exact_making(number), *recipe.prepare.accepted(request, [number])[0]]
+    provenances = [request.exact_provenance(number), *recipe.prepare.accepted(request, [number])[0]]
     ids = request.prompt.ids(request.prompt.spans[number])
-    return next(kv for making in makings if (kv := store.get(request.adapter.fingerprint, ids, making)))
+    return next(
+        kv for provenance in provenances if (kv := store.get(request.adapter.fingerprint, ids, provenance))
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -42,7 +44,7 @@ class TestEveryRecipe:
             for most in (0, 31)
         )
         assert list(quoting.ids) == list(plain.ids)
-        assert plain.foretold == 0
+        assert plain.accepted_draft_tokens == 0
 
     def test_a_cold_store_gives_full_attention(self, name, adapter, store, prompt):
         result = kvweave.prefill(adapter, store, prompt, recipe=name)
@@ -55,17 +57,17 @@ class TestEveryRecipe:
         tokens = adapter.template.render(prompt)
         result = run(recipe, adapter, store, tokens, ratio=0.0)
         prefix = tokens.ids(tokens.spans[0])
-        shop = Workshop(adapter, store, prefix, corpus_of(adapter, prompt))
+        ctx = PrepareContext(adapter, store, prefix, corpus_of(adapter, prompt))
         spans, rows = [PlacedSpan(adapter.encode(prefix), 0, 0)], []
         for span in tokens.spans[1:-1]:
-            if not recipe.prepare.makings(adapter, prefix, span.tokens):
+            if not recipe.prepare.provenances(adapter, prefix, span.tokens):
                 rows.append(torch.arange(span.start, span.end))
                 continue
             # Behind the prefix alone the first chunk's isolated KV is exact, and better than any other.
-            inexact = not recipe.prepare.makings(adapter, prefix, span.tokens)[0].exact
+            inexact = not recipe.prepare.provenances(adapter, prefix, span.tokens)[0].exact
             how = Isolated() if inexact and span.chunk == 0 else recipe.prepare
-            kv = how.make(shop, tokens.ids(span)).kv
-            if recipe.prepare.most_versions is not None:
+            kv = how.make(ctx, tokens.ids(span)).kv
+            if recipe.prepare.max_versions is not None:
                 kv = best_version(recipe, store, result.request, span.chunk + 1)
             spans.append(PlacedSpan(kv, span.start, {"naive": 0, "ape": len(prefix)}.get(name, span.start)))
         question = tokens.spans[-1]
@@ -78,7 +80,7 @@ class TestEveryRecipe:
             longest = max(span.tokens for span in chunks)
             positions[question.start :] = torch.arange(question.tokens) + len(prefix) + longest
             plan = GroupedPlan(plan.rows, torch.float32, columns=(chunks[0].start, chunks[-1].end))
-        expected = adapter.compute(adapter.canvas(tokens.tokens, spans, positions), tokens.token_ids, plan)
+        expected = adapter.compute(adapter.new_cache(tokens.tokens, spans, positions), tokens.token_ids, plan)
         close(result.logits, expected)
 
     def test_the_plan_partitions_the_prompt(self, name, adapter, store, prompt):
@@ -160,7 +162,7 @@ def test_rows_computed_behind_stale_ones_are_not_remembered(adapter, store, prom
     assert [kept.content.token_ids for kept in result.remembered] == [tokens.ids(tokens.spans[1])]
     everything = run(recipe_named("reuse"), adapter, store, tokens, ratio=1.0)
     assert len(everything.remembered) == 3
-    assert all(kept.making.exact for kept in everything.remembered)
+    assert all(kept.provenance.exact for kept in everything.remembered)
 
 
 def test_remembered_kv_equals_what_full_attention_computes(adapter, store, prompt):

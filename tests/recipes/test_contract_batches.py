@@ -42,8 +42,8 @@ class Held(Exception):
 class HoldBack:
     """A recompute slot that runs nothing."""
 
-    def run(self, scene, rows, watches, *, capture):
-        raise Held((scene.canvas, scene.request.prompt.token_ids, scene.plan(rows)))
+    def run(self, state, rows, hooks, *, capture):
+        raise Held((state.kv_cache, state.request.prompt.token_ids, state.plan(rows)))
 
 
 def held(recipe, adapter, store, prompt):
@@ -52,8 +52,8 @@ def held(recipe, adapter, store, prompt):
     return found.value.args[0]
 
 
-def held_keys(canvas):
-    return canvas.layers[-1].keys[:, :, : canvas.get_seq_length()]
+def held_keys(kv_cache):
+    return kv_cache.layers[-1].keys[:, :, : kv_cache.get_seq_length()]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -64,9 +64,11 @@ def test_answers_decoded_together_are_those_of_each_alone(name, adapter, store, 
         starts = []
         for each in asked:
             result = prefilled(adapter, store, each, name)
-            starts.append((result.canvas, result.request.prompt.token_ids, result.logits))
+            starts.append((result.kv_cache, result.request.prompt.token_ids, result.logits))
         replies = generate_together(adapter, starts, GREEDY, 6)
-        return [(reply.text, reply.tokens) for reply in replies], [held_keys(canvas) for canvas, *_ in starts]
+        return [(reply.text, reply.tokens) for reply in replies], [
+            held_keys(kv_cache) for kv_cache, *_ in starts
+        ]
 
     together, keys = answers(prompts)
     for number, each in enumerate(prompts):

@@ -52,7 +52,7 @@ class TestRecipes:
         stale, tokens = stale_rows(result), result.request.prompt
         assert stale
         whole = adapter.encode(tokens.token_ids).kv[-1, 1]  # (G, N, D)
-        held = result.canvas.layers[-1].values[0, :, : tokens.tokens]
+        held = result.kv_cache.layers[-1].values[0, :, : tokens.tokens]
         assert not held[:, stale].isclose(whole[:, stale], atol=1e-2).all()
 
 

@@ -1,7 +1,7 @@
 """Every recipe: only exact KV is remembered, and stored entries stay as they are."""
 
 import pytest
-from contract import close, entries, files, notes, plain_logits, prefilled, prepare
+from contract import close, entries, features, files, plain_logits, prefilled, prepare
 
 import kvweave
 from kvweave.kvstore.keys import with_queries
@@ -43,9 +43,9 @@ class TestEveryRecipe:
                 )
                 span = tokens.spans[number]
                 close(kept.content.kv, whole[:, :, :, span.start : span.end])
-                exact = result.request.exact_making(number)
-                assert kept.making == (exact if kept.content.queries is None else with_queries(exact))
-                assert kept.making.exact
+                exact = result.request.exact_provenance(number)
+                assert kept.provenance == (exact if kept.content.queries is None else with_queries(exact))
+                assert kept.provenance.exact
                 left[number] = kept
         origins = [span.origin for span in result.plan.spans]
         tainted = ratio != 1 and "reused" in origins
@@ -57,7 +57,7 @@ class TestEveryRecipe:
         assert remember(result) == len(result.remembered)
         close(prefilled(adapter, store, prompt, "prefix").logits, plain_logits(adapter, prompt))
         assert entries(adapter, store, prompt).keys() - before.keys() == {
-            (kept.content.token_ids, kept.making) for kept in left.values()
+            (kept.content.token_ids, kept.provenance) for kept in left.values()
         }
 
     def test_no_stored_entry_changes_on_disk(self, name, adapter, store, prompt):
@@ -76,11 +76,11 @@ class TestEveryRecipe:
         prepare(adapter, store, prompt, name)
         kvweave.prefill(adapter, store, prompt, recipe=name)
         prepare(adapter, store, prompt, "reuse")
-        held = {**entries(adapter, store, prompt), **notes(adapter, store, prompt, recipe)}
+        held = {**entries(adapter, store, prompt), **features(adapter, store, prompt, recipe)}
         before = {place: tensor.clone() for place, tensor in held.items()}
         assert before
         self.answer(adapter, store, prompt, name)
-        again = {**entries(adapter, store, prompt), **notes(adapter, store, prompt, recipe)}
+        again = {**entries(adapter, store, prompt), **features(adapter, store, prompt, recipe)}
         for place, tensor in before.items():
             assert again[place] is held[place]
             assert held[place].equal(tensor)
@@ -104,10 +104,10 @@ def test_what_is_stored_does_not_depend_on_the_order_of_preparation(name, adapte
         store = MemoryStore()
         done = prepare(adapter, store, prompt, recipe, order)
         assert done == len(prompt.chunks)
-        contents.append({**entries(adapter, store, prompt), **notes(adapter, store, backwards, recipe)})
+        contents.append({**entries(adapter, store, prompt), **features(adapter, store, backwards, recipe)})
     first, second = contents
     assert first
     assert first.keys() == second.keys()
     assert all(tensor.equal(second[place]) for place, tensor in first.items())
-    records = (*recipe.prepare.records, *recipe.select.records)
-    assert len([place for place in first if len(place) == 3]) >= len(records) * len(prompt.chunks)
+    extractors = (*recipe.prepare.extractors, *recipe.select.extractors)
+    assert len([place for place in first if len(place) == 3]) >= len(extractors) * len(prompt.chunks)

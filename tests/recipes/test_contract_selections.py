@@ -12,8 +12,8 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import run
+from kvweave.recipes.request import CEILING, FLOOR
 from kvweave.recipes.select import Highest
-from kvweave.recipes.state import CEILING, FLOOR
 
 OF_SHARES = [name for name in METHODS if recipe_named(name).select.adds_up]
 RANKED = [name for name in OF_SHARES if isinstance(recipe_named(name).select, Highest)]
@@ -89,11 +89,11 @@ class Noted:
     adds_up = True
 
     @property
-    def records(self):
-        return self.score.records
+    def extractors(self):
+        return self.score.extractors
 
-    def scores(self, scene):
-        self.seen.append(self.score.scores(scene))
+    def scores(self, state):
+        self.seen.append(self.score.scores(state))
         return self.seen[-1]
 
 

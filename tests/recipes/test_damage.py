@@ -6,11 +6,11 @@ import torch
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import Workshop
+from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import run
-from kvweave.recipes.state import PrefillResult
+from kvweave.recipes.request import PrefillResult
 from kvweave.testing import tiny_adapter
 from kvweave.types import Prompt, TokenizedPrompt
 
@@ -23,9 +23,9 @@ TEXTS = (
 
 
 def prepared(adapter: Adapter, store: ChunkStore, texts: tuple[str, ...]) -> None:
-    shop = Workshop(adapter, store, adapter.template.prefix_ids(None))
-    shop.prefix_kv()
-    prepare_chunks(shop, [adapter.template.chunk_ids(text) for text in texts], recipe_named("reuse"))
+    ctx = PrepareContext(adapter, store, adapter.template.prefix_ids(None))
+    ctx.prefix_kv()
+    prepare_chunks(ctx, [adapter.template.chunk_ids(text) for text in texts], recipe_named("reuse"))
 
 
 def damage(folder: Path, adapter: Adapter, text: str, layer_from_the_end: int) -> None:

@@ -5,11 +5,11 @@ import torch
 
 import kvweave
 from kvweave.ops import scores
-from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.attend import Causal
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
-from kvweave.recipes.state import Budget, PrefillRequest
+from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.state import PrefillState
 from kvweave.testing import tiny_model
 
 
@@ -19,29 +19,29 @@ def scene_of(adapter, store, prompt, name):
     request = PrefillRequest(adapter, store, adapter.template.render(prompt), Budget(0.2))
     matched = recipe.match.find(request, recipe.prepare)
     placement = recipe.place.place(request, matched)
-    return Assembled(request, adapter.canvas(request.prompt.tokens, placement.spans), matched, Causal())
+    return PrefillState(request, adapter.new_cache(request.prompt.tokens, placement.spans), matched, Causal())
 
 
-def held(canvas, tokens):
+def held(kv_cache, tokens):
     """Keys and values of the second layer, each (G, N, D)."""
-    layer = canvas.layers[1]
+    layer = kv_cache.layers[1]
     return layer.keys[0, :, :tokens], layer.values[0, :, :tokens]
 
 
-def distances(adapter, scene):
+def distances(adapter, state):
     """What full attention has in the second layer less what is stored there, of stale rows."""
-    ids = scene.request.prompt.token_ids
-    whole, stored = adapter.canvas(len(ids)), adapter.canvas(len(ids), scene.canvas.spans)
+    ids = state.request.prompt.token_ids
+    whole, stored = adapter.new_cache(len(ids)), adapter.new_cache(len(ids), state.kv_cache.spans)
     adapter.compute(whole, ids, adapter.rows(torch.arange(len(ids))))
-    adapter.compute(stored, ids, adapter.rows(scene.fresh))
+    adapter.compute(stored, ids, adapter.rows(state.fresh))
     pairs = zip(held(whole, len(ids)), held(stored, len(ids)), strict=True)
-    return [(new - stale)[:, scene.stale] for new, stale in pairs]
+    return [(new - stale)[:, state.stale] for new, stale in pairs]
 
 
 @pytest.mark.parametrize("name", ["cacheblend", "cacheblend-kv", "kvshare"])
 def test_scores_are_those_of_the_definition(adapter, store, prompt, name):
-    scene = scene_of(adapter, store, prompt, name)
-    keys, values = distances(adapter, scene)
+    state = scene_of(adapter, store, prompt, name)
+    keys, values = distances(adapter, state)
     if name == "cacheblend":
         expected = values.square().sum(dim=(0, 2))
     elif name == "cacheblend-kv":
@@ -50,11 +50,11 @@ def test_scores_are_those_of_the_definition(adapter, store, prompt, name):
         model = tiny_model()
         model.set_attn_implementation("eager")
         with torch.no_grad():
-            out = model(torch.tensor([scene.request.prompt.token_ids]), output_attentions=True)
-        rows = torch.cat([scene.stale, scene.fresh])  # the others are exact and not computed
-        gets = out.attentions[0][0][:, rows].mean(dim=0).sum(dim=0)[scene.stale]
+            out = model(torch.tensor([state.request.prompt.token_ids]), output_attentions=True)
+        rows = torch.cat([state.stale, state.fresh])  # the others are exact and not computed
+        gets = out.attentions[0][0][:, rows].mean(dim=0).sum(dim=0)[state.stale]
         expected = gets * values.abs().sum(dim=(0, 2))
-    found = recipe_named(name).select.score.scores(scene)
+    found = recipe_named(name).select.score.scores(state)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
     assert (found > 0).any()
 

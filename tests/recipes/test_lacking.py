@@ -24,13 +24,13 @@ def named(chunks):
     return [(digest_tokens(ids), len(ids)) for ids in chunks]
 
 
-def among(shop, adapter, texts):
+def among(ctx, adapter, texts):
     """The same shop with these chunks around."""
-    plain = shop.corpus
-    return replace(shop, corpus=ChunkList([texts], adapter.template.chunk_ids, plain._encode))
+    plain = ctx.corpus
+    return replace(ctx, corpus=ChunkList([texts], adapter.template.chunk_ids, plain._encode))
 
 
-class Passes:
+class ModelRunner:
     """Counts the model's passes."""
 
     def __init__(self, adapter, monkeypatch):
@@ -51,7 +51,7 @@ def test_a_note_that_cannot_be_made_is_not_missed_until_other_chunks_come(
     alone = among(whole, adapter, prompt.chunks[:1])
     assert prepare_chunks(alone, chunks[:1], recipe) == 1
     assert lacking(alone, named(chunks[:1]), recipe) == {}
-    passes = Passes(adapter, monkeypatch)
+    passes = ModelRunner(adapter, monkeypatch)
     assert prepare_chunks(alone, chunks[:1], recipe) == 0
     assert passes.number == 0
     assert list(lacking(whole, named(chunks), recipe)) == [0, 1, 2, 3]
@@ -68,12 +68,12 @@ def test_chunks_too_long_to_stand_beside_each_other_are_not_looked_at_again(
     texts = [f"{number} {'the inn ' * words}" for number in range(2)]
     chunks = [tuple(adapter.template.chunk_ids(one)) for one in texts]
     assert max(map(len, chunks)) < adapter.geometry.context_tokens < sum(map(len, chunks))
-    recipe, shop = recipe_named(name), among(shop_of(adapter, store, prompt), adapter, texts)
-    assert prepare_chunks(shop, chunks, recipe) == 2
-    assert lacking(shop, named(chunks), recipe) == {}
+    recipe, ctx = recipe_named(name), among(shop_of(adapter, store, prompt), adapter, texts)
+    assert prepare_chunks(ctx, chunks, recipe) == 2
+    assert lacking(ctx, named(chunks), recipe) == {}
     # Among others they are looked at again, at the price of no pass, and of the empty notes the last ones stay.
-    passes, entries = Passes(adapter, monkeypatch), store.stats().entries
-    longer = among(shop, adapter, [*texts, f"2 {'the inn ' * words}"])
+    passes, entries = ModelRunner(adapter, monkeypatch), store.stats().entries
+    longer = among(ctx, adapter, [*texts, f"2 {'the inn ' * words}"])
     assert list(lacking(longer, named(chunks), recipe)) == [0, 1]
     assert prepare_chunks(longer, chunks, recipe) == 0
     assert lacking(longer, named(chunks), recipe) == {}
@@ -87,11 +87,11 @@ def test_the_room_that_a_chunk_takes_is_what_the_store_grows_by_at_most(
 ):
     for recipe in {recipe_named(name, storage=storage) for storage in _storages(name)}:
         with kvweave.ChunkStore(tmp_path / recipe.name) as store:
-            shop = shop_of(adapter, store, prompt)
-            shop.prefix_kv()
+            ctx = shop_of(adapter, store, prompt)
+            ctx.prefix_kv()
             before, asked = store.used_bytes, named(chunks)
-            takes = sum(lacking(shop, asked, recipe).values())
-            prepare_chunks(shop, chunks, recipe)
+            takes = sum(lacking(ctx, asked, recipe).values())
+            prepare_chunks(ctx, chunks, recipe)
             assert takes / 2 < store.used_bytes - before + 8192 * store.stats().entries
             assert store.used_bytes - before <= takes
 
@@ -101,12 +101,12 @@ def _storages(name):
 
 
 def test_who_lacks_a_note_alone_takes_no_room_for_kv(adapter, store, prompt, chunks):
-    shop = shop_of(adapter, store, prompt)
+    ctx = shop_of(adapter, store, prompt)
     weave = recipe_named("weave")
-    prepare_chunks(shop, chunks, replace(weave, select=recipe_named("reuse").select))
-    takes = lacking(shop, named(chunks), weave)
+    prepare_chunks(ctx, chunks, replace(weave, select=recipe_named("reuse").select))
+    takes = lacking(ctx, named(chunks), weave)
     kv = {number: len(ids) * adapter.geometry.token_bytes for number, ids in enumerate(chunks)}
     assert takes.keys() == kv.keys()
     assert all(takes[number] - 8192 < kv[number] / 4 for number in kv)
-    fresh = lacking(among(shop, adapter, prompt.chunks), named([(1, 2, 3)]), weave)
+    fresh = lacking(among(ctx, adapter, prompt.chunks), named([(1, 2, 3)]), weave)
     assert fresh[0] > 2 * 3 * adapter.geometry.token_bytes  # its own KV, and the isolated one

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from kvweave.kvstore.memory_store import MemoryStore
-from kvweave.recipes.context import ChunkList, Workshop
-from kvweave.recipes.prepare import Following, Similar, Woven, isolated_kv
+from kvweave.recipes.context import ChunkList, PrepareContext
+from kvweave.recipes.prepare import Previous, Similar, SimilarAndPrevious, isolated_kv
 from kvweave.testing import tiny_adapter
 
 DOCUMENTS = [["a", "bb", "cccc"], ["ccccc", "a"], [], ["bbb"]]
@@ -55,11 +55,14 @@ def test_similar_chunks_come_from_all_documents_and_never_is_one_its_own(corpus)
     ("prepare", "neighbours"),
     [
         (Similar(2), ["bbb", "a"]),
-        (Following(1), ["a"]),
-        (Woven(1, 1), ["bbb", "a"]),
-        (Woven(2, 1), ["bbb", "cccc", "a"]),  # what stands before it is not similar a second time
-        (Woven(0, 1), ["a"]),
-        (Woven(2, 0), ["bbb", "a"]),
+        (Previous(1), ["a"]),
+        (SimilarAndPrevious(1, 1), ["bbb", "a"]),
+        (
+            SimilarAndPrevious(2, 1),
+            ["bbb", "cccc", "a"],
+        ),  # what stands before it is not similar a second time
+        (SimilarAndPrevious(0, 1), ["a"]),
+        (SimilarAndPrevious(2, 0), ["bbb", "a"]),
     ],
 )
 def test_neighbours_of_a_chunk(corpus, prepare, neighbours):
@@ -69,30 +72,30 @@ def test_neighbours_of_a_chunk(corpus, prepare, neighbours):
 def test_kv_behind_neighbours_is_that_of_a_pass_over_their_isolated_kv():
     adapter = tiny_adapter()
     read = adapter.template.chunk_ids
-    shop = Workshop(
+    ctx = PrepareContext(
         adapter, MemoryStore(), adapter.template.prefix_ids(None), ChunkList(DOCUMENTS, read, letters)
     )
     chunk = tuple(read("bb"))
-    made = Woven(1, 1).make(shop, chunk)
-    alike, before = (isolated_kv(shop, tuple(read(text))) for text in ("bbb", "a"))
-    wanted = adapter.encode(chunk, shop.prefix_kv(), alike, before)
+    made = SimilarAndPrevious(1, 1).make(ctx, chunk)
+    alike, before = (isolated_kv(ctx, tuple(read(text))) for text in ("bbb", "a"))
+    wanted = adapter.encode(chunk, ctx.prefix_kv(), alike, before)
     assert torch.equal(made.kv.kv, wanted.kv)
-    assert not torch.allclose(made.kv.kv, isolated_kv(shop, chunk).kv)
+    assert not torch.allclose(made.kv.kv, isolated_kv(ctx, chunk).kv)
     assert len(made.sources) == 3
 
 
 def test_without_neighbours_one_pass_makes_both_entries(monkeypatch):
     adapter = tiny_adapter()
     read = adapter.template.chunk_ids
-    shop = Workshop(
+    ctx = PrepareContext(
         adapter, MemoryStore(), adapter.template.prefix_ids(None), ChunkList(DOCUMENTS, read, letters)
     )
     chunk = tuple(read("a"))  # the first of its document
-    wanted = adapter.encode(chunk, shop.prefix_kv())
+    wanted = adapter.encode(chunk, ctx.prefix_kv())
     passes = []
     encode = adapter.encode
     monkeypatch.setattr(adapter, "encode", lambda ids, *before: passes.append(ids) or encode(ids, *before))
-    made = Following(1).make(shop, chunk)
+    made = Previous(1).make(ctx, chunk)
     assert torch.equal(made.kv.kv, wanted.kv)
-    assert torch.equal(isolated_kv(shop, chunk).kv, wanted.kv)
+    assert torch.equal(isolated_kv(ctx, chunk).kv, wanted.kv)
     assert passes == [chunk]

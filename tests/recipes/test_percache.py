@@ -95,12 +95,12 @@ def test_what_is_stored_are_the_queries_of_full_attention(adapter, store, prompt
     result = kvweave.prefill(adapter, store, prompt, recipe="percache")
     layers = range(adapter.geometry.layers)
     seen, plan = UnrotatedQueries(layers), adapter.rows(torch.arange(tokens.tokens))
-    plan.watches.append(seen)
-    adapter.compute(adapter.canvas(tokens.tokens), tokens.token_ids, plan)
+    plan.hooks.append(seen)
+    adapter.compute(adapter.new_cache(tokens.tokens), tokens.token_ids, plan)
     assert len(result.remembered) == 5
     for kept, span in zip(result.remembered, tokens.spans[:-1], strict=True):
-        assert kept.making.kind == "observed-qkv"
-        found = store.get(adapter.fingerprint, tokens.ids(span), kept.making)
+        assert kept.provenance.kind == "observed-qkv"
+        found = store.get(adapter.fingerprint, tokens.ids(span), kept.provenance)
         for layer in layers:
             close(found.layer_queries(layer), seen.of(layer)[0, :, span.start : span.end])
 
@@ -120,12 +120,12 @@ def test_a_store_without_queries_is_not_touched_and_one_with_them_serves_no_othe
             assert found.origin == "exact"
         ids = adapter.template.render(prompt)
         for span in ids.spans[:-1]:
-            making = next(
+            provenance = next(
                 each
                 for each in store.versions(adapter.fingerprint, [ids.ids(span)])[0]
                 if has_queries(each) == queries
             )
-            kv = store.get(adapter.fingerprint, ids.ids(span), making)
+            kv = store.get(adapter.fingerprint, ids.ids(span), provenance)
             assert (kv.queries is not None) == queries
     assert files(store) == after
 
@@ -150,7 +150,7 @@ def test_a_family_without_projections_of_its_own_is_served_as_by_prefix(store, p
     adapter = tiny_adapter("phi3")
     assert adapter.projections is None
     first = kvweave.prefill(adapter, store, prompt, recipe="percache")
-    assert {kept.making.kind for kept in first.remembered} == {"observed"}
+    assert {kept.provenance.kind for kept in first.remembered} == {"observed"}
     for recipe in ("percache", "prefix"):
         result = kvweave.prefill(adapter, store, prompt, recipe=recipe)
         close(result.logits, plain_logits(adapter, prompt))

@@ -5,7 +5,7 @@ import pytest
 import kvweave
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.place import AsStored, TruePositions
-from kvweave.recipes.state import Budget, PrefillRequest
+from kvweave.recipes.request import Budget, PrefillRequest
 
 
 def starts(adapter, store, prompt, place, prepare):

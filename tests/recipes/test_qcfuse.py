@@ -13,24 +13,24 @@ from kvweave.models.critical_layers import middle_layers, read_layers, write_lay
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.loading import load_model
-from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.attend import Causal
-from kvweave.recipes.context import Workshop
+from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.features import Importance
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.qcfuse import AttentionBehindDigests
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe, run
+from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.recipes.select import Highest
-from kvweave.recipes.state import Budget, PrefillRequest
+from kvweave.recipes.state import PrefillState
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import ChunkKV
 
 
 def prepare(adapter, store, prompt, score, most=None):
     recipe = Recipe("probe", select=Highest(score))
-    shop = Workshop(adapter, store, adapter.template.prefix_ids(prompt.system))
-    prepare_chunks(shop, [adapter.template.chunk_ids(chunk) for chunk in prompt.chunks[:most]], recipe)
+    ctx = PrepareContext(adapter, store, adapter.template.prefix_ids(prompt.system))
+    prepare_chunks(ctx, [adapter.template.chunk_ids(chunk) for chunk in prompt.chunks[:most]], recipe)
 
 
 def scene_of(adapter, store, prompt):
@@ -38,14 +38,16 @@ def scene_of(adapter, store, prompt):
     request = PrefillRequest(adapter, store, adapter.template.render(prompt), Budget(0.2))
     matched = recipe.match.find(request, recipe.prepare)
     placement = recipe.place.place(request, matched)
-    return Assembled(request, adapter.canvas(request.prompt.tokens, placement.spans), matched, Causal())
+    return PrefillState(request, adapter.new_cache(request.prompt.tokens, placement.spans), matched, Causal())
 
 
-def importance(adapter, store, scene, found):
-    ids = scene.request.prompt.ids(found.span)
-    prefix = scene.request.prompt.ids(scene.request.prompt.spans[0])
-    (note,) = store.find_notes(adapter.fingerprint, [(ids, Importance().making(adapter, prefix, len(ids)))])
-    return note.tensors["importance"]
+def importance(adapter, store, state, found):
+    ids = state.request.prompt.ids(found.span)
+    prefix = state.request.prompt.ids(state.request.prompt.spans[0])
+    (feature,) = store.find_features(
+        adapter.fingerprint, [(ids, Importance().provenance(adapter, prefix, len(ids)))]
+    )
+    return feature.tensors["importance"]
 
 
 class Queries:
@@ -58,16 +60,16 @@ class Queries:
         self.seen.append(queries)
 
 
-def written_out(adapter, store, scene, asked, share, layers):
+def written_out(adapter, store, state, asked, share, layers):
     """The probe with one stored span for each token, and the softmax over all keys before, as the docstring has it."""
-    prompt, rows, spans = scene.request.prompt, [], []
-    for found in scene.matched:
+    prompt, rows, spans = state.request.prompt, [], []
+    for found in state.matched:
         inside = list(range(found.span.tokens))
         stored_chunk = found.span.kind == "chunk" and found.kv is not None
         if stored_chunk and share == 0:
             inside = []
         elif stored_chunk and share < 1:
-            order = importance(adapter, store, scene, found).argsort(descending=True, stable=True).tolist()
+            order = importance(adapter, store, state, found).argsort(descending=True, stable=True).tolist()
             inside = sorted({*order[: math.ceil(share * len(inside))], *inside[:4]})
         for i in inside:
             if found.kv is not None:
@@ -75,24 +77,24 @@ def written_out(adapter, store, scene, asked, share, layers):
                 spans.append(PlacedSpan(one, len(rows), found.span.start + i))
             rows.append(found.span.start + i)
     positions = torch.tensor(rows)
-    fresh = [rows.index(row) for row in scene.fresh.tolist()]
+    fresh = [rows.index(row) for row in state.fresh.tolist()]
     plan, queries = adapter.rows(torch.tensor(fresh)), Queries()
-    plan.watches.append(queries)
+    plan.hooks.append(queries)
     adapter.compute(
-        adapter.canvas(len(rows), spans, positions), [prompt.token_ids[row] for row in rows], plan
+        adapter.new_cache(len(rows), spans, positions), [prompt.token_ids[row] for row in rows], plan
     )
-    stored = scene_of(adapter, store, asked).canvas
+    stored = scene_of(adapter, store, asked).kv_cache
     found = []
     for layer in layers:
         seen = queries.seen[layer]
         keys = stored.held_keys(layer, seen.keys).clone()
-        keys[:, :, scene.fresh] = seen.keys[:, :, fresh]
-        query = seen.query[0, :, [fresh.index(rows.index(row)) for row in scene.asked.tolist()]]
+        keys[:, :, state.fresh] = seen.keys[:, :, fresh]
+        query = seen.query[0, :, [fresh.index(rows.index(row)) for row in state.asked.tolist()]]
         repeated = keys[0].repeat_interleave(query.shape[0] // keys.shape[1], dim=0)
         logits = query @ repeated.transpose(1, 2) * seen.scaling
-        visible = torch.arange(prompt.tokens)[None] <= scene.asked[:, None]
+        visible = torch.arange(prompt.tokens)[None] <= state.asked[:, None]
         found.append(logits.masked_fill(~visible, float("-inf")).softmax(dim=-1).mean(dim=(0, 1)))
-    return torch.stack(found).mean(dim=0)[scene.stale]
+    return torch.stack(found).mean(dim=0)[state.stale]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
@@ -101,21 +103,21 @@ def test_scores_are_the_attention_of_queries_made_behind_digests(adapter, store,
     """Of four chunks all are stored, or two, and the others computed in the probe."""
     score = AttentionBehindDigests(share, layers=(0, -1))
     prepare(adapter, store, prompt, score, most)
-    scene = scene_of(adapter, store, prompt)
-    assert scene.stale.numel() > 0
-    expected = written_out(adapter, store, scene, prompt, share, (0, 2))
-    torch.testing.assert_close(score.scores(scene), expected, atol=1e-5, rtol=1e-4)
+    state = scene_of(adapter, store, prompt)
+    assert state.stale.numel() > 0
+    expected = written_out(adapter, store, state, prompt, share, (0, 2))
+    torch.testing.assert_close(score.scores(state), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_whole_chunks_and_all_layers_are_the_questions_attention_over_stale_kv(adapter, store, prompt):
     score = AttentionBehindDigests(1.0, layers=(0, 1, 2))
     prepare(adapter, store, prompt, score)
-    scene = scene_of(adapter, store, prompt)
-    scores = score.scores(scene)
-    probe = AttentionProbe(scene.asked)
-    scene.run(scene.fresh, probe)
-    torch.testing.assert_close(scores, probe.weights.mean(dim=0)[scene.stale], atol=1e-5, rtol=1e-4)
-    assert not score.records  # nothing has to be recorded for whole chunks
+    state = scene_of(adapter, store, prompt)
+    scores = score.scores(state)
+    probe = AttentionProbe(state.asked)
+    state.run(state.fresh, probe)
+    torch.testing.assert_close(scores, probe.weights.mean(dim=0)[state.stale], atol=1e-5, rtol=1e-4)
+    assert not score.extractors  # nothing has to be recorded for whole chunks
 
 
 class Read:
@@ -142,16 +144,18 @@ class Read:
 def test_of_stored_chunks_no_layer_is_read_behind_the_chosen_ones(adapter, store, prompt, share):
     score = AttentionBehindDigests(share, layers=(0, 1))
     prepare(adapter, store, prompt, score)
-    scene = scene_of(adapter, store, prompt)
-    expected, layers = score.scores(scene), set()
+    state = scene_of(adapter, store, prompt)
+    expected, layers = score.scores(state), set()
     matched = tuple(
         replace(found, kv=ChunkKV(found.kv.token_ids, Read(found.kv.kv, layers)))
         if found.origin == "reused"
         else found
-        for found in scene.matched
+        for found in state.matched
     )
     spans = [PlacedSpan(found.kv, found.span.start, found.span.start) for found in matched if found.kv]
-    watched = Assembled(scene.request, adapter.canvas(scene.request.prompt.tokens, spans), matched, Causal())
+    watched = PrefillState(
+        state.request, adapter.new_cache(state.request.prompt.tokens, spans), matched, Causal()
+    )
     torch.testing.assert_close(score.scores(watched), expected)
     assert layers == {0, 1}
 
@@ -160,24 +164,24 @@ def test_a_digest_is_what_repeating_the_chunk_looks_at(adapter, store, prompt):
     plain = tiny_model()
     plain.set_attn_implementation("eager")
     prepare(adapter, store, prompt, AttentionBehindDigests())
-    scene = scene_of(adapter, store, prompt)
-    prefix = scene.request.prompt.ids(scene.request.prompt.spans[0])
-    for found in scene.matched[1:-1]:
-        ids = scene.request.prompt.ids(found.span)
+    state = scene_of(adapter, store, prompt)
+    prefix = state.request.prompt.ids(state.request.prompt.spans[0])
+    for found in state.matched[1:-1]:
+        ids = state.request.prompt.ids(found.span)
         with torch.no_grad():
             out = plain(torch.tensor([[*prefix, *ids, *ids]]), output_attentions=True)
         paid = torch.cat(out.attentions)[:, :, -len(ids) :, len(prefix) : len(prefix) + len(ids)]
         peak = paid.amax(dim=(0, 1, 2))
-        torch.testing.assert_close(importance(adapter, store, scene, found), peak, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(importance(adapter, store, state, found), peak, atol=1e-5, rtol=1e-4)
 
 
 def test_a_chunk_whose_repetition_has_no_room_is_repeated_as_far_as_it_goes(store):
     adapter = tiny_adapter()
-    shop = Workshop(adapter, store, adapter.template.prefix_ids(None))
-    room = adapter.geometry.context_tokens - len(shop.prefix)
+    ctx = PrepareContext(adapter, store, adapter.template.prefix_ids(None))
+    room = adapter.geometry.context_tokens - len(ctx.prefix)
     long = tuple(3 + number % 200 for number in range(room - 5))
     full = tuple(3 + number % 200 for number in range(room))
-    some, none = (kept.content.tensors["importance"] for kept in Importance().make(shop, [long, full]))
+    some, none = (kept.content.tensors["importance"] for kept in Importance().make(ctx, [long, full]))
     assert some.shape == (room - 5,)
     assert (some > 0).all()
     assert not none.any()
@@ -185,9 +189,9 @@ def test_a_chunk_whose_repetition_has_no_room_is_repeated_as_far_as_it_goes(stor
 
 def test_a_chunk_whose_digest_is_gone_takes_part_whole(adapter, store, prompt):
     kvweave.prepare(adapter, store, prompt.chunks, system=prompt.system)  # no notes
-    scene = scene_of(adapter, store, prompt)
-    got = AttentionBehindDigests(0.1, layers=(1,)).scores(scene)
-    torch.testing.assert_close(got, AttentionBehindDigests(1.0, layers=(1,)).scores(scene))
+    state = scene_of(adapter, store, prompt)
+    got = AttentionBehindDigests(0.1, layers=(1,)).scores(state)
+    torch.testing.assert_close(got, AttentionBehindDigests(1.0, layers=(1,)).scores(state))
 
 
 def test_the_layers_are_the_models_critical_ones(store, prompt):

@@ -12,14 +12,14 @@ from kvweave.kvstore.format import storage_of
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import quantise
-from kvweave.recipes.context import ChunkList, Vectors, Workshop
-from kvweave.recipes.features import Moved
+from kvweave.recipes.context import ChunkList, PrepareContext, Vectors
+from kvweave.recipes.features import ContextSensitivity
 from kvweave.recipes.methods import METHODS, recipe_named, with_exact_storage
 from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.prepare import Isolated, NotPrepared
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.testing import tiny_adapter
-from kvweave.types import ChunkKV, Making, Prompt, Storage
+from kvweave.types import ChunkKV, KVProvenance, Prompt, Storage
 
 TEXTS = ("The bell rings at nine.", "The gate opens at ten.", "The boat leaves at noon.")
 PROMPT = Prompt("When does the boat leave?", TEXTS)
@@ -31,27 +31,29 @@ def adapter() -> Adapter:
     return tiny_adapter()
 
 
-def shop_of(adapter: Adapter, store: ChunkStore) -> Workshop:
+def shop_of(adapter: Adapter, store: ChunkStore) -> PrepareContext:
     def vectors(texts: Sequence[str]) -> Vectors:
         return torch.tensor([[len(text), 1.0] for text in texts]).numpy()
 
     corpus = ChunkList([TEXTS], adapter.template.chunk_ids, vectors)
-    return Workshop(adapter, store, adapter.template.prefix_ids(None), corpus)
+    return PrepareContext(adapter, store, adapter.template.prefix_ids(None), corpus)
 
 
 def prepare(adapter: Adapter, store: ChunkStore, recipe: Recipe) -> int:
     return prepare_chunks(shop_of(adapter, store), map(adapter.template.chunk_ids, TEXTS), recipe)
 
 
-def placed(adapter: Adapter, store: ChunkStore, name: str) -> list[tuple[ChunkKV, Making]]:
+def placed(adapter: Adapter, store: ChunkStore, name: str) -> list[tuple[ChunkKV, KVProvenance]]:
     """What a recipe takes for each chunk of the prompt."""
     result = run(recipe_named(name), adapter, store, adapter.template.render(PROMPT))
     found = recipe_named(name).match.find(result.request, recipe_named(name).prepare)
-    return [(one.kv, one.making) for one in found[1:-1] if one.kv is not None and one.making is not None]
+    return [
+        (one.kv, one.provenance) for one in found[1:-1] if one.kv is not None and one.provenance is not None
+    ]
 
 
-def kinds(found: list[tuple[ChunkKV, Making]]) -> list[str]:
-    return [making.kind for _, making in found]
+def kinds(found: list[tuple[ChunkKV, KVProvenance]]) -> list[str]:
+    return [provenance.kind for _, provenance in found]
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -62,15 +64,15 @@ def test_what_is_placed_is_the_preparations_kv_coded_and_decoded(
         recipe = recipe_named("reuse", storage=storage)
         assert prepare(adapter, store, recipe) == len(TEXTS)
         assert prepare(adapter, store, recipe) == 0
-        shop = shop_of(adapter, store)
+        ctx = shop_of(adapter, store)
         found = placed(adapter, store, recipe.name)
         assert len(found) == len(TEXTS)
-        for text, (kv, making) in zip(TEXTS, found, strict=True):
-            plain = Isolated().make(shop, adapter.template.chunk_ids(text)).kv
+        for text, (kv, provenance) in zip(TEXTS, found, strict=True):
+            plain = Isolated().make(ctx, adapter.template.chunk_ids(text)).kv
             assert torch.equal(kv.kv, quantise(plain.kv, storage).whole())
             assert not torch.equal(kv.kv, plain.kv)
-            assert making.kind == f"isolated-{storage}"
-            assert not making.exact
+            assert provenance.kind == f"isolated-{storage}"
+            assert not provenance.exact
         sizes = store.stats().by_kind
         assert sizes.keys() == {"bare", f"isolated-{storage}"}  # the system prefix is exact
 
@@ -81,11 +83,11 @@ def test_what_is_computed_behind_it_is_not_remembered(
 ) -> None:
     tokens = adapter.template.render(PROMPT)
     with ChunkStore(tmp_path) as store:
-        shop = shop_of(adapter, store)
-        shop.prefix_kv()
+        ctx = shop_of(adapter, store)
+        ctx.prefix_kv()
         recipe = recipe_named("cacheblend", storage=storage)
         chunks = [adapter.template.chunk_ids(text) for text in TEXTS]
-        prepare_chunks(shop, chunks[:1], recipe)
+        prepare_chunks(ctx, chunks[:1], recipe)
         for method in (
             "prefix",
             "cacheblend",
@@ -110,7 +112,7 @@ def test_all_recomputed_is_full_attention_and_may_be_remembered(adapter: Adapter
         torch.testing.assert_close(result.logits, plain, atol=1e-4, rtol=1e-4)
         assert remember(result) == 1
         span, ids = tokens.spans[3], tokens.ids(tokens.spans[3])
-        kept = store.get(adapter.fingerprint, ids, result.request.exact_making(3))
+        kept = store.get(adapter.fingerprint, ids, result.request.exact_provenance(3))
         assert kept is not None
         whole = adapter.encode(tokens.token_ids[: span.end])
         torch.testing.assert_close(kept.kv, whole.kv[:, :, :, span.start :], atol=1e-4, rtol=1e-4)
@@ -139,7 +141,9 @@ def test_neighbours_that_are_stored_on_the_way_are_coded_too(adapter: Adapter, t
         recipe = recipe_named("similar-int8+reuse")
         prepare(adapter, store, recipe)
         assert store.stats().by_kind.keys() == {"bare", "isolated-int8", "similar-10-int8"}
-        assert {making.kind for _, making in placed(adapter, store, recipe.name)} == {"similar-10-int8"}
+        assert {provenance.kind for _, provenance in placed(adapter, store, recipe.name)} == {
+            "similar-10-int8"
+        }
         first, *others = (adapter.template.chunk_ids(text) for text in TEXTS)
         corpus = shop_of(adapter, store).corpus
         isolated = {ids: Isolated().make(shop_of(adapter, store), ids).kv for ids in others}
@@ -159,16 +163,16 @@ def test_what_is_recorded_leaves_no_exact_copies_behind(
         prepare(adapter, store, recipe_named("weave", storage=storage))
         made = {"bare", f"isolated-{storage}", f"following-1-{storage}", "moved-similar-10"}
         assert store.stats().by_kind.keys() == made
-        shop = shop_of(adapter, store)
+        ctx = shop_of(adapter, store)
         first, *others = (tuple(adapter.template.chunk_ids(text)) for text in TEXTS)
-        alone = {ids: Isolated().make(shop, ids).kv for ids in (first, *others)}
-        near = [ChunkKV(ids, quantise(alone[ids].kv, storage)) for ids in shop.corpus.similar(first, 10)]
-        behind, plain = adapter.encode(first, shop.prefix_kv(), *near).kv, alone[first].kv
+        alone = {ids: Isolated().make(ctx, ids).kv for ids in (first, *others)}
+        near = [ChunkKV(ids, quantise(alone[ids].kv, storage)) for ids in ctx.corpus.similar(first, 10)]
+        behind, plain = adapter.encode(first, ctx.prefix_kv(), *near).kv, alone[first].kv
         off = (behind - plain).square().sum(dim=(2, 4)).sqrt() / plain.square().sum(dim=(2, 4)).sqrt()
-        making = Moved().making(adapter, shop.prefix, len(first))
-        (note,) = store.find_notes(adapter.fingerprint, [(first, making)])
-        assert note is not None
-        torch.testing.assert_close(note.tensors["moved"], off.mean(dim=(0, 1)))
+        provenance = ContextSensitivity().provenance(adapter, ctx.prefix, len(first))
+        (feature,) = store.find_features(adapter.fingerprint, [(first, provenance)])
+        assert feature is not None
+        torch.testing.assert_close(feature.tensors["moved"], off.mean(dim=(0, 1)))
         kinds_found = kinds(placed(adapter, store, f"{storage}+weave"))
         assert set(kinds_found) == {f"following-1-{storage}"}
 
@@ -176,7 +180,7 @@ def test_what_is_recorded_leaves_no_exact_copies_behind(
 @pytest.mark.parametrize("name", METHODS)
 def test_every_recipe_that_prepares_kv_is_stored_in_fewer_bits_or_says_why_not(name: str) -> None:
     plain = recipe_named(name)
-    if plain.prepare.most_versions is not None:
+    if plain.prepare.max_versions is not None:
         with pytest.raises(InvalidRequest, match="keeps exact versions of chunks cannot be stored as int8"):
             recipe_named(name, storage="int8")
         return

@@ -4,18 +4,18 @@ import torch
 
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
-from kvweave.recipes.assembled import Assembled, rows_of
 from kvweave.recipes.attend import Causal
 from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.recipes.select import QuestionAttention
-from kvweave.recipes.state import Budget, PrefillRequest
+from kvweave.recipes.state import PrefillState, rows_of
 from kvweave.types import Prompt
 
 CHUNKS = ("the sky was sunny that morning", "Aaron lives in Berlin and reads", "Paris has a room number")
 
 
-def assembled(adapter, store) -> Assembled:
+def assembled(adapter, store) -> PrefillState:
     """A prompt of three stored chunks, and nothing computed yet."""
     recipe = recipe_named("prophetkv")
     prepare(adapter, store, CHUNKS[:2], recipe=recipe)  # the last one has no KV
@@ -24,22 +24,22 @@ def assembled(adapter, store) -> Assembled:
     matched = recipe.match.find(request, recipe.prepare)
     spans = recipe.place.place(request, matched).spans
     assert all(isinstance(span, PlacedSpan) for span in spans)
-    return Assembled(request, adapter.canvas(tokens.tokens, spans), matched, Causal())
+    return PrefillState(request, adapter.new_cache(tokens.tokens, spans), matched, Causal())
 
 
 def test_rows_behind_the_users_last_word_are_not_computed_and_change_no_score(adapter, store):
-    scene, other = assembled(adapter, store), assembled(adapter, store)
+    state, other = assembled(adapter, store), assembled(adapter, store)
     seen = []
     hook = adapter.model.get_input_embeddings().register_forward_pre_hook(
         lambda module, given: seen.append(given[0].shape[1])
     )
-    scores = QuestionAttention().scores(scene)
+    scores = QuestionAttention().scores(state)
     hook.remove()
-    start, end = scene.request.prompt.user_rows
-    assert start < end < scene.request.prompt.tokens  # the template goes on behind the question
-    chunk = rows_of([scene.matched[3].span])
-    assert scene.matched[3].origin == "fresh"
-    assert seen == [chunk.numel() + end - scene.request.prompt.spans[-1].start]
+    start, end = state.request.prompt.user_rows
+    assert start < end < state.request.prompt.tokens  # the template goes on behind the question
+    chunk = rows_of([state.matched[3].span])
+    assert state.matched[3].origin == "fresh"
+    assert seen == [chunk.numel() + end - state.request.prompt.spans[-1].start]
 
     probe = AttentionProbe(torch.arange(start, end), columns=other.context)
     other.run(other.fresh, probe)

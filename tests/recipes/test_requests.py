@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import kvweave
 from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.state import Budget
+from kvweave.recipes.request import Budget
 from kvweave.testing import tiny_adapter
 
 
@@ -19,10 +19,10 @@ class EveryOther:
     """A selector that the package does not know: alternate stale rows up to the budget."""
 
     selects = True
-    records = ()
+    extractors = ()
 
-    def choose(self, scene):
-        return scene.stale[::2][: scene.request.budget.rows(scene.stale.numel())]
+    def choose(self, state):
+        return state.stale[::2][: state.request.budget.rows(state.stale.numel())]
 
 
 def test_a_new_method_needs_no_change_elsewhere(adapter, store, prompt):

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from kvweave.ops.scores import kept_from
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.cacheblend import ValueDeviation
 from kvweave.recipes.methods.cacheclip import AuxiliaryWindows
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Score
+from kvweave.recipes.state import PrefillState
 from kvweave_lab.eval.comparison import mean_difference
 from kvweave_lab.eval.report.style import Theme
 from kvweave_lab.eval.results import REUSE, Estimate, Outcome
@@ -57,15 +57,15 @@ class InWindows:
     more_than: int = 5
     selects: ClassVar[bool] = True
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    records: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def choose(self, scene: Assembled) -> Tensor:
+    def choose(self, state: PrefillState) -> Tensor:
         """Stale rows in whole windows first, what stands in none at last."""
-        stale, count = scene.stale, scene.request.budget.rows(scene.stale.numel())
+        stale, count = state.stale, state.request.budget.rows(state.stale.numel())
         if not count:
             return torch.empty(0, dtype=torch.long)
-        lengths = [m.span.tokens for m in scene.matched if m.origin == "reused"]
-        needed = kept_from(self.score.scores(scene), lengths, window=self.window, more_than=self.more_than)
+        lengths = [m.span.tokens for m in state.matched if m.origin == "reused"]
+        needed = kept_from(self.score.scores(state), lengths, window=self.window, more_than=self.more_than)
         return stale[needed.argsort(stable=True)[:count].sort().values]
 
 

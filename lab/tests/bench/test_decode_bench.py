@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from kvweave.decode.settings import ClusteredKV, ClusterSettings
+from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.decode.strategies import STRATEGIES
 from kvweave.errors import InvalidRequest, PromptTooLong
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.fused_cache import FusedCache
 from kvweave.testing import tiny_adapter
 from kvweave_lab.bench import decode
 from kvweave_lab.bench.decode import bench_decode
 from kvweave_lab.eval.decoding.ablations import variant_named
 
-KV = ClusteredKV(0.3, 300_000, window=8, clusters=ClusterSettings(8, 16))
+KV = OffloadSettings(0.3, 300_000, window=8, clusters=ClusterSettings(8, 16))
 
 
 def test_rows_for_every_length_and_strategy(tmp_path):
@@ -46,7 +46,7 @@ def test_growth_is_told_beside_dense_decodings_unless_that_is_lost_in_noise(tmp_
     took = {(True, 200): 2.0, (True, 300): 4.0, (False, 200): 5.0, (False, 300): 6.0}
 
     def steps(_, text, tokens):
-        return [took[isinstance(text, Canvas), text.positions.numel()]] * len(tokens)
+        return [took[isinstance(text, FusedCache), text.positions.numel()]] * len(tokens)
 
     monkeypatch.setattr(decode, "_steps", steps)
     rows = {

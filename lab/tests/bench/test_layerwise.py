@@ -46,7 +46,7 @@ def test_layers_come_in_the_order_of_use_and_entries_one_after_the_other(
 ):
     came = []
 
-    class Noting(layerwise.Arriving):
+    class Noting(layerwise.StreamingEntry):
         def arrive(self, layer):
             came.append((chunks.index(self), layer))
 

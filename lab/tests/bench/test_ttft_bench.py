@@ -8,7 +8,7 @@ import torch
 
 from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.models.partial_layers import EndAt
+from kvweave.models.partial_layers import StopAtLayer
 from kvweave.testing import tiny_adapter
 from kvweave_lab.bench import ttft
 from kvweave_lab.bench.baseline import library_attention, prefill_in_blocks, stock_prefill
@@ -144,8 +144,8 @@ def test_work_is_that_of_the_computed_rows(adapter):
     config, rows = adapter.model.config, torch.tensor([3, 7, 9])
     ids = list(range(3, 13))
     with WorkCount(adapter).counting() as works:
-        adapter.compute(adapter.canvas(10), ids, adapter.rows(rows))
-        adapter.compute(adapter.canvas(10), ids, adapter.rows(torch.arange(10)))
+        adapter.compute(adapter.new_cache(10), ids, adapter.rows(rows))
+        adapter.compute(adapter.new_cache(10), ids, adapter.rows(torch.arange(10)))
     hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     width, kv_width = hidden, hidden // config.num_attention_heads * config.num_key_value_heads
     linear = layers * (2 * hidden * width + 2 * hidden * kv_width + 3 * hidden * inner)
@@ -162,10 +162,10 @@ def test_work_is_that_of_the_computed_rows(adapter):
 def test_a_pass_that_is_ended_counts_the_layers_before(adapter):
     config = adapter.model.config
     plan = adapter.rows(torch.arange(10))
-    plan.watches.append(EndAt(config.num_hidden_layers - 1))
+    plan.hooks.append(StopAtLayer(config.num_hidden_layers - 1))
     with WorkCount(adapter).counting() as works:
-        adapter.compute(adapter.canvas(10), range(3, 13), adapter.rows(torch.arange(10)))
-        adapter.look(adapter.canvas(10), range(3, 13), plan)
+        adapter.compute(adapter.new_cache(10), range(3, 13), adapter.rows(torch.arange(10)))
+        adapter.look(adapter.new_cache(10), range(3, 13), plan)
     whole, ended = works
     head = config.hidden_size * config.vocab_size
     layers = config.num_hidden_layers
@@ -189,7 +189,7 @@ def test_windows_and_experts_bound_the_work():
 def _flops(family):
     adapter = tiny_adapter(family)
     with WorkCount(adapter).counting() as works:
-        adapter.compute(adapter.canvas(32), range(3, 35), adapter.rows(torch.arange(32)))
+        adapter.compute(adapter.new_cache(32), range(3, 35), adapter.rows(torch.arange(32)))
     return works[0].flops
 
 
@@ -201,7 +201,7 @@ def test_the_limit_takes_the_slower_of_computing_and_reading_weights():
 def test_both_ways_of_full_prefill_give_full_attentions_logits(adapter):
     ids = torch.randint(3, 300, (1, 40), generator=torch.Generator().manual_seed(0))
     before = adapter.model.config._attn_implementation
-    expected = adapter.compute(adapter.canvas(40), ids[0].tolist(), adapter.rows(torch.arange(40)))
+    expected = adapter.compute(adapter.new_cache(40), ids[0].tolist(), adapter.rows(torch.arange(40)))
     for surroundings in (nullcontext(), library_attention(adapter)):
         with surroundings:
             for logits in (stock_prefill(adapter, ids), prefill_in_blocks(adapter, ids, 16)):

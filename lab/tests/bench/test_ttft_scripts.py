@@ -190,7 +190,7 @@ def test_llama_cpp_has_the_same_model(script, family, tmp_path):
     peer, adapter = script("llama_cpp_peer"), tiny_adapter(family)
     assert peer.why_not(adapter) is None
     ids = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(0)).tolist()
-    expected = adapter.compute(adapter.canvas(40), ids, adapter.rows(torch.arange(40)))[0].log_softmax(-1)
+    expected = adapter.compute(adapter.new_cache(40), ids, adapter.rows(torch.arange(40)))[0].log_softmax(-1)
     with peer.opened(adapter, tmp_path, "F32", 64) as llama:
         for kept in (0, 24):
             llama.prefill(ids, kept)

@@ -25,7 +25,7 @@ from kvweave_lab.eval.tasks import (
 )
 
 
-class Said(NamedTuple):
+class ConversationState(NamedTuple):
     """A sentence of the context: in which chunk, where in it, and how its placeholders are filled."""
 
     chunk: int
@@ -35,13 +35,13 @@ class Said(NamedTuple):
     filled: Mapping[str, str]
 
 
-def said(sample: Sample, split: str, **kinds: Phrases) -> list[Said]:
+def said(sample: Sample, split: str, **kinds: Phrases) -> list[ConversationState]:
     """All sentences of some kinds, in reading order; of two that end at the same place only the longer."""
-    found: dict[tuple[int, int], Said] = {}
+    found: dict[tuple[int, int], ConversationState] = {}
     for chunk, text in enumerate(sample.chunks):
         for kind, phrases in kinds.items():
             for match in (match for phrase in phrases[split] for match in pattern(phrase).finditer(text)):
-                sentence = Said(chunk, match.start(), match.end(), kind, match.groupdict())
+                sentence = ConversationState(chunk, match.start(), match.end(), kind, match.groupdict())
                 longest = found.setdefault((chunk, match.end()), sentence)
                 if sentence.start < longest.start:
                     found[chunk, match.end()] = sentence
@@ -170,7 +170,7 @@ def most_frequent(sample: Sample, split: str) -> tuple[str, ...]:
     return _top(Counter(word for s in lines for word in s.filled["w"].split()), sample, in_order=True)
 
 
-def _check_cut(sample: Sample, first: Said, then: Said) -> None:
+def _check_cut(sample: Sample, first: ConversationState, then: ConversationState) -> None:
     """A sentence ends its chunk, the other starts the next."""
     assert then.chunk == first.chunk + 1, "the cut lies elsewhere"
     between = (sample.chunks[first.chunk][first.end :], sample.chunks[then.chunk][: then.start])

@@ -14,7 +14,7 @@ from test_journal import OUTCOME
 
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.state import Budget
+from kvweave.recipes.request import Budget
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.grid import Case
 from kvweave_lab.eval.report.sheet import png
@@ -249,13 +249,13 @@ class TestWindows:
     @staticmethod
     def chosen(scores, lengths, ratio):
         fragments = importlib.import_module("papers.fragments")
-        scene = SimpleNamespace(
+        state = SimpleNamespace(
             stale=torch.arange(10, 10 + len(scores)),
             matched=[SimpleNamespace(origin="reused", span=SimpleNamespace(tokens=n)) for n in lengths],
             request=SimpleNamespace(budget=Budget(ratio)),
         )
-        given = SimpleNamespace(scores=lambda scene: torch.tensor(scores, dtype=torch.float))
-        return fragments.InWindows(given, window=4, more_than=2).choose(scene).tolist()
+        given = SimpleNamespace(scores=lambda state: torch.tensor(scores, dtype=torch.float))
+        return fragments.InWindows(given, window=4, more_than=2).choose(state).tolist()
 
     def test_a_window_comes_before_single_tokens_that_score_higher(self):
         # the third token of the second window is the sixth highest; the first window has the two highest alone

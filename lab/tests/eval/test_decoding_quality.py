@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings
+from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.decode.strategies import STRATEGIES
 from kvweave.errors import InvalidRequest
 from kvweave.testing import tiny_adapter
@@ -22,11 +22,11 @@ from kvweave_lab.eval.haystack import Haystack
 from kvweave_lab.eval.longtext.telling import LongText, Reply, long_text
 
 LENGTHS = (48, 96)
-KV = ClusteredKV(
+KV = OffloadSettings(
     0.3,
     window=8,
     clusters=ClusterSettings(mean_entries=8, max_entries=16, local_entries=16),
-    flash=FlashSettings(page_bytes=512),
+    flash=DiskSettings(page_bytes=512),
 )
 BOUND = 200_000
 
@@ -158,7 +158,7 @@ def test_grouping_anew_is_measured_by_squared_distances():
 def small():
     """Evaluations have clusters that fit a short text."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "ClusteredKV", lambda *given, **named: replace(KV, **_named(given, named)))
+        patch.setattr(measure, "OffloadSettings", lambda *given, **named: replace(KV, **_named(given, named)))
         yield
 
 
@@ -273,7 +273,7 @@ def _named(given, named):
 
 
 def test_every_ablation_changes_one_thing():
-    base = ClusteredKV(0.2, 10**6)
+    base = OffloadSettings(0.2, 10**6)
     for name in ABLATIONS:
         changed = variant_named(f"dynakv/{name}", base)
         parts = [getattr(changed, part) != getattr(base, part) for part in ("clusters", "flash", "residency")]

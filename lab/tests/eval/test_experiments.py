@@ -139,7 +139,7 @@ class TestSideBySide:
 
     def test_the_same_function_at_another_address_is_the_same_recipe(self, side_by_side, tmp_path):
         for _ in range(2):
-            side_by_side.settle(tmp_path, [replace(recipe_named("random"), select=lambda scene: scene.stale)])
+            side_by_side.settle(tmp_path, [replace(recipe_named("random"), select=lambda state: state.stale)])
         assert "lambda" in json.loads((tmp_path / "definitions.json").read_text())["random"]
 
     def test_the_order_in_which_a_process_writes_a_set_does_not_matter(self, side_by_side, tmp_path):

@@ -55,8 +55,8 @@ class SelectsSomething:
     selects = adds_up = True
     records = ()
 
-    def choose(self, scene):
-        return scene.stale[: scene.request.budget.rows(scene.stale.numel())].to(torch.long)
+    def choose(self, state):
+        return state.stale[: state.request.budget.rows(state.stale.numel())].to(torch.long)
 
 
 @pytest.fixture

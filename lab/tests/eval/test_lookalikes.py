@@ -78,8 +78,8 @@ def test_names_belong_to_the_split():
 def test_pairs_are_seeded_different_and_evenly_of_every_kind():
     pairs = make_pairs(TEST, 100, 240, seed=0)
     assert pairs == make_pairs(TEST, 100, 240, seed=0) != make_pairs(TEST, 100, 240, seed=1)
-    assert len({frozenset((pair.banked, pair.asked)) for pair in pairs}) == 340
-    assert all(pair.banked != pair.asked for pair in pairs)
+    assert len({frozenset((pair.cache_hit, pair.asked)) for pair in pairs}) == 340
+    assert all(pair.cache_hit != pair.asked for pair in pairs)
     counts = {kind: sum(pair.kind == kind for pair in pairs) for kind in (PARAPHRASE, *LOOKALIKES)}
     assert counts == {PARAPHRASE: 100} | dict.fromkeys(LOOKALIKES, 30)
     assert all(len({pair.family for pair in pairs if pair.kind == kind}) > 5 for kind in counts)
@@ -92,7 +92,7 @@ def test_what_is_reported_by_default_has_enough_pairs():
 
 def test_look_alikes_differ_in_what_their_kind_says():
     for pair in make_pairs(DEV, 1, 400, seed=0):
-        words = [set(re.findall(r"[\w:']+", text.lower())) for text in (pair.banked, pair.asked)]
+        words = [set(re.findall(r"[\w:']+", text.lower())) for text in (pair.cache_hit, pair.asked)]
         if pair.kind in ("renamed", "renumbered", "redated"):
             assert words[0] != words[1], pair
         if pair.kind == "negated":

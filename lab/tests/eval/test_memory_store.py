@@ -9,13 +9,13 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_adapter
-from kvweave.types import ChunkKV, ChunkNote, Making
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 from kvweave_lab.eval.preparing import prepare_sample
 from kvweave_lab.eval.samples import Sample
 
-BARE = Making("bare", ())
-BEHIND = Making("isolated", (digest_tokens([9]),))
-OBSERVED = Making("observed", BEHIND.context)  # another name for the same pass
+BARE = KVProvenance("bare", ())
+BEHIND = KVProvenance("isolated", (digest_tokens([9]),))
+OBSERVED = KVProvenance("observed", BEHIND.context)  # another name for the same pass
 PROMPT = kvweave.Prompt(
     "Where is the inn?", ("The inn is in the north.", "There is rain.", "The road leads on.")
 )
@@ -34,8 +34,8 @@ def entry(number):
 def test_it_looks_up_as_a_store_on_disk_does(kind, adapter, tmp_path):
     model = adapter.fingerprint
     with MemoryStore() if kind == "memory" else kvweave.ChunkStore(tmp_path) as store:
-        for making, value in ((BARE, 1.0), (BEHIND, 2.0), (BARE, 3.0)):  # the third comes too late
-            assert store.put(model, ChunkKV((1, 2), torch.full((1, 2, 1, 2, 4), value)), making, ())
+        for provenance, value in ((BARE, 1.0), (BEHIND, 2.0), (BARE, 3.0)):  # the third comes too late
+            assert store.put(model, ChunkKV((1, 2), torch.full((1, 2, 1, 2, 4), value)), provenance, ())
         assert store.has_many(model, [(digest_tokens([1, 2]), BARE), (digest_tokens([1]), BARE)]) == [
             True,
             False,
@@ -54,33 +54,33 @@ def test_it_looks_up_as_a_store_on_disk_does(kind, adapter, tmp_path):
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_it_keeps_notes_as_a_store_on_disk_does(kind, adapter, tmp_path):
     model = adapter.fingerprint
-    notes = [ChunkNote((1, 2), {"moved": torch.tensor([value])}) for value in (1.0, 2.0)]
+    notes = [ChunkFeature((1, 2), {"moved": torch.tensor([value])}) for value in (1.0, 2.0)]
     with MemoryStore() if kind == "memory" else kvweave.ChunkStore(tmp_path) as store:
-        assert all(store.put_note(model, note, BARE, ()) for note in notes)  # the second comes too late
+        assert all(store.put_feature(model, note, BARE, ()) for note in notes)  # the second comes too late
         assert store.get(model, (1, 2), BARE) is None
         store.put(model, entry(1), BEHIND, ())
         wanted = [((1, 2), BARE), ((1, 2), OBSERVED), ((1,), BARE)]
-        found = store.find_notes(model, wanted)
-        asked = [(digest_tokens(ids), making) for ids, making in wanted]
-        assert store.has_notes(model, asked) == [True, False, False]
+        found = store.find_features(model, wanted)
+        asked = [(digest_tokens(ids), provenance) for ids, provenance in wanted]
+        assert store.has_features(model, asked) == [True, False, False]
     assert [note and float(note.tensors["moved"]) for note in found] == [1.0, None, None]
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_it_lists_and_limits_versions_as_a_store_on_disk_does(kind, adapter, tmp_path):
     model = adapter.fingerprint
-    paths = [Making("observed", (letter * 32,)) for letter in "abcd"]
-    similar = Making("similar-10", (), exact=False)
+    paths = [KVProvenance("observed", (letter * 32,)) for letter in "abcd"]
+    similar = KVProvenance("similar-10", (), exact=False)
     with MemoryStore() if kind == "memory" else kvweave.ChunkStore(tmp_path) as store:
-        for making in (*paths[:3], similar, paths[0]):  # the last is there already
-            assert store.put(model, entry(1), making, ())
+        for provenance in (*paths[:3], similar, paths[0]):  # the last is there already
+            assert store.put(model, entry(1), provenance, ())
         store.put(model, entry(3), paths[3], ())
         assert store.versions(model, [(3, 2), (5, 2), (1, 2)]) == [
             [paths[3]],
             [],
             [similar, *reversed(paths[:3])],
         ]
-        store.put(model, entry(1), paths[3], (), most_versions=2)
+        store.put(model, entry(1), paths[3], (), max_versions=2)
         assert store.versions(model, [(1, 2)]) == [[paths[3], similar, paths[2]]]
         assert store.get(model, (1, 2), paths[0]) is None
 

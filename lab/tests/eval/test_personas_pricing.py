@@ -87,8 +87,8 @@ def test_between_places_values_lie_on_lines(at, value):
 
 
 def test_a_banked_answer_costs_a_look_up_and_nothing_else(prices):
-    banked = Served("q", "a", 1.0, 1.0, None, banked="other", similarity=0.9)
-    priced = prices.request(banked, PERCACHE, "B")
+    cache_hit = Served("q", "a", 1.0, 1.0, None, cache_hit="other", similarity=0.9)
+    priced = prices.request(cache_hit, PERCACHE, "B")
     assert priced.latency_s == pytest.approx(0.01 + 0.02)
     assert priced.flops == 0
 
@@ -117,7 +117,7 @@ def test_selecting_stale_rows_is_paid_for(prices):
 
 def test_a_draft_is_a_pass_and_saves_steps(prices):
     plain = Pass(110, exact=100, decoded=3)
-    checked = Pass(110, exact=100, decoded=3, foretold=1, checks=(5,))
+    checked = Pass(110, exact=100, decoded=3, accepted_draft_tokens=1, checks=(5,))
     assert (plain.steps, checked.steps) == (2, 0)
     assert prices.decode_s(plain) == pytest.approx(3 * (0.1 + (111.5 - 100) / 100 * 0.1))
     draft = 0.3 + 0.1 * 0.1 + (5 - 2) / (6 - 2) * 0.4  # five rows behind 110 tokens
@@ -125,9 +125,9 @@ def test_a_draft_is_a_pass_and_saves_steps(prices):
 
 
 def test_where_nothing_is_foretold_the_same_session_costs_every_token(prices):
-    took = Pass(110, exact=100, decoded=6, foretold=4, checks=(5,))
+    took = Pass(110, exact=100, decoded=6, accepted_draft_tokens=4, checks=(5,))
     served = Served("q", "a", 1.0, 1.0, took)
-    plain = replace(served, took=replace(took, foretold=0, checks=()))
+    plain = replace(served, took=replace(took, accepted_draft_tokens=0, checks=()))
     alone = [prices.request(each, TOKEN_BY_TOKEN, "B") for each in (served, plain)]
     assert alone[0] == alone[1] == prices.request(plain, OURS, "B")
     assert prices.request(served, OURS, "B").latency_s < alone[0].latency_s + 0.3
@@ -135,7 +135,7 @@ def test_where_nothing_is_foretold_the_same_session_costs_every_token(prices):
 
 def test_rows_of_a_draft_are_those_of_a_pass_over_the_same_positions(adapter):
     cost = Shape.of(adapter).cost
-    took = Pass(prompt=50, exact=20, decoded=4, foretold=1, checks=(3,))
+    took = Pass(prompt=50, exact=20, decoded=4, accepted_draft_tokens=1, checks=(3,))
     passes = [cost.pass_over(torch.arange(20, 50), 1), cost.pass_over(torch.arange(50, 53), 3)]
     step = cost.pass_over(torch.tensor([52]), 1)
     assert Shape.of(adapter).flops(took) == sum(passes) + step
@@ -148,7 +148,7 @@ def test_the_tail_is_reached_by_one_in_twenty():
 
 def session(system, user, hits, tokens=100):
     served = [
-        Served("q", "a", 0.5, 0.0, None, banked="p" if number % 2 else "q", foreseen=True)
+        Served("q", "a", 0.5, 0.0, None, cache_hit="p" if number % 2 else "q", foreseen=True)
         if number < hits
         else Served("q", "b", 1.0, 1.0, Pass(tokens, decoded=1), context=80, found=40, found_ahead=20)
         for number in range(4)
@@ -210,7 +210,7 @@ def test_kv_hits_are_reused_over_retrieved_tokens():
 
 def test_bleu_is_a_mean_where_every_answer_has_one(prices):
     one = session(RAGCACHE, "one", 2)
-    scored = replace(one, served=tuple(replace(s, bleu=0.25 if s.banked else 0.75) for s in one.served))
+    scored = replace(one, served=tuple(replace(s, bleu=0.25 if s.cache_hit else 0.75) for s in one.served))
     trial = next(trial for trial in comparison() if trial.system is RAGCACHE)
     (row, _) = system_rows([trial], {trial.key: [scored, scored]}, prices)
     assert row.bleu.value == pytest.approx(0.5)

@@ -12,7 +12,7 @@ import torch
 
 from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.speculative import Foretelling
+from kvweave.engine.speculative import PromptLookupDrafter
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import remember, run
@@ -20,7 +20,7 @@ from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.journal import LineJournal
 from kvweave_lab.eval.personas import lives
 from kvweave_lab.eval.personas.comparison import _session
-from kvweave_lab.eval.personas.idle_time import IdleTime
+from kvweave_lab.eval.personas.idle_time import BackgroundRunner
 from kvweave_lab.eval.personas.notebook import Notebook
 from kvweave_lab.eval.personas.passes import Pass
 from kvweave_lab.eval.personas.people import Asked, Note, User
@@ -109,7 +109,7 @@ def plainly(adapter, prompt):
     """Full attention's answer, as `kvweave ask --recipe full` gives it."""
     result = run(recipe_named("full"), adapter, MemoryStore(), prompt)
     decoded = Decoded()
-    list(generate(adapter, result.canvas, prompt.token_ids, result.logits, GenerationConfig(), 32, decoded))
+    list(generate(adapter, result.kv_cache, prompt.token_ids, result.logits, GenerationConfig(), 32, decoded))
     return decoded.text.strip(), decoded.tokens
 
 
@@ -144,7 +144,7 @@ class TestReading:
             assert (read.took.prompt, read.took.exact, read.took.stale) == (prompt.tokens, exact, 0)
             assert ours.used_bytes == own.used_bytes
             for kept in result.remembered:
-                (found,) = ours.find(adapter.fingerprint, [(kept.content.token_ids, [kept.making])])
+                (found,) = ours.find(adapter.fingerprint, [(kept.content.token_ids, [kept.provenance])])
                 torch.testing.assert_close(found[0].kv, kept.content.kv)
 
     @pytest.mark.parametrize("name", ["prefix", "reuse"])
@@ -158,7 +158,7 @@ class TestReading:
             whole = Decoded()
             list(
                 generate(
-                    adapter, result.canvas, prompt.token_ids, result.logits, GenerationConfig(), 32, whole
+                    adapter, result.kv_cache, prompt.token_ids, result.logits, GenerationConfig(), 32, whole
                 )
             )
             monkeypatch.setattr(adapter.model.generation_config, "eos_token_id", [whole.ids[5]])
@@ -166,10 +166,10 @@ class TestReading:
         result = run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
         decoded = Decoded()
         generation = (prompt.token_ids, result.logits, GenerationConfig(), 32)
-        list(generate(adapter, result.canvas, *generation, decoded))
+        list(generate(adapter, result.kv_cache, *generation, decoded))
         ids = decoded.ids
         for drafts in ([ids], [ids[:3]], [(*ids[:2], 5, 6)], [(7, 7), ids], [(7, 7)], []):
-            telling = Foretelling(prompt.token_ids, drafts)
+            telling = PromptLookupDrafter(prompt.token_ids, drafts)
             read = notebook.reader.answer(
                 recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False, foretelling=telling
             )
@@ -177,9 +177,9 @@ class TestReading:
             again, own = Decoded(), run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
             given = (prompt.token_ids, own.logits, GenerationConfig(), 32)
             with rows_of_passes(adapter) as passes:
-                list(generate(adapter, own.canvas, *given, again, drafts=drafts))
+                list(generate(adapter, own.kv_cache, *given, again, drafts=drafts))
             assert again.ids == ids
-            assert read.took.foretold == again.foretold, drafts
+            assert read.took.accepted_draft_tokens == again.accepted_draft_tokens, drafts
             assert [rows for rows in passes if rows > 1] == list(read.took.checks), drafts
             singly = (
                 read.took.decoded - read.took.checked - (not ends)
@@ -225,7 +225,7 @@ class TestLayers:
         with UserSession(MEANCACHE, near, notebook) as session:
             first = session.ask(USER.questions[0])
             second = session.ask(USER.questions[1])
-        assert second.banked == first.question
+        assert second.cache_hit == first.question
         assert second.answer == first.answer
         assert second.other_words
         assert second.similarity >= 0.7
@@ -233,9 +233,9 @@ class TestLayers:
     def test_ours_share_none_that_reads_differently(self, notebook):
         with UserSession(OURS, Setting(threshold=0.0), notebook) as session:
             session.ask(USER.questions[0])
-            assert session.ask(USER.questions[1]).banked is None
+            assert session.ask(USER.questions[1]).cache_hit is None
             again = session.ask(USER.questions[0])
-        assert again.banked == again.question == ANN
+        assert again.cache_hit == again.question == ANN
         assert not again.other_words
 
     def test_the_same_chunks_in_the_same_order_are_found_again(self, notebook):
@@ -257,7 +257,7 @@ class TestLayers:
 
 class TestIdleTime:
     def run_once(self, session, shape, budget=None):
-        idle = IdleTime(session, shape)
+        idle = BackgroundRunner(session, shape)
         return idle, idle.spend(budget, first=True)
 
     def test_percache_fills_both_layers_ahead_and_serves_from_them(self, notebook, shape, monkeypatch):
@@ -297,7 +297,7 @@ class TestIdleTime:
         predicting(monkeypatch, ANN, BEN)
         with UserSession(PERCACHE, Setting(stride=3), notebook) as session:
             idle, spell = self.run_once(session, shape)
-            batches = len(session.outlook.abstract.parts())
+            batches = len(session.predictions.abstract.parts())
             assert spell.steps["prediction"] == batches + 2 * 3
             session.ask(USER.questions[2])
             assert idle.spend(None, first=False).steps["prediction"] == 3
@@ -343,7 +343,7 @@ class TestIdleTime:
     def test_ours_pays_for_what_it_prepares(self, notebook, shape):
         rows = sum(notebook.chunk_tokens)
         with UserSession(OURS, Setting(), notebook) as session:
-            spell = IdleTime(session, shape).spend(1.0, first=True)
+            spell = BackgroundRunner(session, shape).spend(1.0, first=True)
         assert spell.steps == {"preparation": 1}
         assert spell.flops >= rows * shape.cost.per_row
 
@@ -416,4 +416,4 @@ class TestLives:
     def test_settings_change_at_the_middle_question(self, adapter, shape, tmp_path):
         trial = Trial("t", "n", MEANCACHE, Setting(threshold=1.0), Setting(threshold=0.0))
         (session,) = self.lived(None, adapter, shape, [trial])
-        assert [served.banked is not None for served in session.served] == [False, True, True]
+        assert [served.cache_hit is not None for served in session.served] == [False, True, True]

@@ -33,7 +33,7 @@ def prepared(adapter, sample, name, store=None):
     store = store if store is not None else MemoryStore()
     prepare_sample(adapter, store, sample, prompt, recipe)
     system, *chunks = (prompt.ids(span) for span in prompt.spans[:-1])
-    wanted = [(ids, recipe.prepare.makings(adapter, system, len(ids))[:1]) for ids in chunks]
+    wanted = [(ids, recipe.prepare.provenances(adapter, system, len(ids))[:1]) for ids in chunks]
     found = (kv.kv for kv, _ in store.find(adapter.fingerprint, wanted))
     return [kv if isinstance(kv, torch.Tensor) else kv.whole() for kv in found]
 
@@ -89,10 +89,10 @@ def test_a_chunk_behind_others_has_isolated_kv_as_well(adapter):
     sample = replace(SAMPLE, chunks=CHUNKS[:1], others=())
     prepared(adapter, sample, "similar+reuse", store)
     prompt = prompt_of(adapter, sample)
-    makings = recipe_named("reuse").prepare.makings(
+    provenances = recipe_named("reuse").prepare.provenances(
         adapter, prompt.ids(prompt.spans[0]), prompt.spans[1].tokens
     )
-    assert store.get(adapter.fingerprint, prompt.ids(prompt.spans[1]), makings[0]) is not None
+    assert store.get(adapter.fingerprint, prompt.ids(prompt.spans[1]), provenances[0]) is not None
 
 
 @pytest.mark.parametrize("name", ["similar+reuse", "similar-int8+reuse"])

@@ -56,8 +56,8 @@ def test_rows_are_computed_as_the_trace_says(replay, monkeypatch):
     monkeypatch.setattr(
         type(adapter),
         "compute",
-        lambda self, canvas, ids, plan: (
-            computed.append((len(ids), len(plan.rows))) or compute(self, canvas, ids, plan)
+        lambda self, kv_cache, ids, plan: (
+            computed.append((len(ids), len(plan.rows))) or compute(self, kv_cache, ids, plan)
         ),
     )
     replay.replay(adapter, {"exact": 10, "stale": 20, "recomputed": 5, "fresh": 7, "decoded": 0}, 2.0)

@@ -113,8 +113,8 @@ class Chooses:
     def __init__(self, places):
         self._places = places
 
-    def choose(self, scene):
-        return scene.stale[self._places]
+    def choose(self, state):
+        return state.stale[self._places]
 
 
 class TestSelection:

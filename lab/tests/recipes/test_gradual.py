@@ -68,12 +68,12 @@ def test_each_layer_keeps_the_rows_that_were_furthest_off_in_the_one_before(prom
         stale = [i for s in result.plan.spans if s.origin == "reused" for i in range(s.start, s.end)]
         fresh = list(range(tokens.spans[-1].start, tokens.tokens))
 
-        def canvas():
-            return run(recipe, adapter, store, tokens, ratio=0.0).canvas
+        def kv_cache():
+            return run(recipe, adapter, store, tokens, ratio=0.0).kv_cache
 
         # With a full first layer the second one's values are those of full attention.
         full = adapter.encode(tokens.token_ids).kv[1, 1]
-        held = canvas().layers[1].values[0, :, : tokens.tokens]
+        held = kv_cache().layers[1].values[0, :, : tokens.tokens]
         off = (full - held).square().sum(dim=(0, 2)).tolist()
         counts = rows_per_layer(result.selected.numel(), len(stale), 5)
         assert counts[0] > counts[1] > counts[2] > counts[3] > counts[4]
@@ -82,10 +82,10 @@ def test_each_layer_keeps_the_rows_that_were_furthest_off_in_the_one_before(prom
         for layer in range(1, 4):
             fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows], layer)
             start = adapter.rows(fixed.rows[0])
-            adapter.compute(canvas(), tokens.token_ids, start, watch=fixed, narrowing=fixed)
+            adapter.compute(kv_cache(), tokens.token_ids, start, hook=fixed, narrowing=fixed)
             rows.append(worst(fixed.off, rows[-1], counts[layer + 1]))
         fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows])
-        expected = adapter.compute(canvas(), tokens.token_ids, adapter.rows(fixed.rows[0]), narrowing=fixed)
+        expected = adapter.compute(kv_cache(), tokens.token_ids, adapter.rows(fixed.rows[0]), narrowing=fixed)
     torch.testing.assert_close(result.logits, expected, atol=1e-4, rtol=1e-4)
     assert result.selected.tolist() == worst(off, stale, result.selected.numel())
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from training import vocabulary as making
+from training import vocabulary as provenance
 from training.vocabulary import SPECIAL, learn, training_texts
 
 
@@ -52,7 +52,7 @@ def test_a_word_has_the_same_tokens_at_the_start_of_a_text_as_inside_it(vocabula
 
 
 def test_equal_seeds_learn_equal_vocabularies(monkeypatch):
-    monkeypatch.setattr(making, "DOCUMENTS", 40)
+    monkeypatch.setattr(provenance, "DOCUMENTS", 40)
     one, again, other = (json.loads(learn(400, seed).backend_tokenizer.to_str()) for seed in (1, 1, 2))
     assert one == again
     assert list(training_texts(1)) == list(training_texts(1)) != list(training_texts(2))

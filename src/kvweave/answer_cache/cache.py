@@ -16,12 +16,12 @@ from kvweave.answer_cache.english.words import plain
 from kvweave.answer_cache.entries import Entries, NewAnswer
 from kvweave.answer_cache.matching import same_question, similarity
 from kvweave.answer_cache.records import (
-    BankedAnswer,
-    BankTotals,
-    Circumstances,
+    AnswerCacheTotals,
+    AnswerSettings,
+    CachedAnswer,
+    PendingQuestion,
     Provenance,
     Vector,
-    Waiting,
     Why,
 )
 from kvweave.database import Database
@@ -36,7 +36,7 @@ _SCHEMA: Final = (
 _EPOCH: Final = "epoch"
 
 
-class Freshness:
+class Invalidation:
     """The table `answer_versions` of `database`: which documents' versions each answer rests on."""
 
     def __init__(self, database: Database, entries: Entries) -> None:
@@ -81,7 +81,7 @@ _AGE: Final = "age"
 _PAGE_ROWS: Final = 256
 
 
-class Room:
+class Eviction:
     """Weights and sizes in the table of questions, under a cap of `limit_bytes`."""
 
     def __init__(self, database: Database, entries: Entries, limit_bytes: int) -> None:
@@ -140,7 +140,7 @@ _COMPARED: Final = 2048
 """Of so many questions the nearest one's answer is looked for: a few milliseconds."""
 
 
-class AnswerBank:
+class AnswerCache:
     """Questions and answers in `database`; several processes and threads may use one at once.
 
     Args:
@@ -151,8 +151,8 @@ class AnswerBank:
     def __init__(self, database: Database, limit_bytes: int) -> None:
         self._database = database
         self._entries = Entries(database)
-        self._freshness = Freshness(database, self._entries)
-        self._room = Room(database, self._entries, limit_bytes)
+        self._freshness = Invalidation(database, self._entries)
+        self._room = Eviction(database, self._entries, limit_bytes)
 
     @property
     def limit_bytes(self) -> int:
@@ -169,8 +169,8 @@ class AnswerBank:
         return self._database.transaction()
 
     def find(
-        self, question: str, vector: Callable[[], Vector], circumstances: Circumstances, threshold: float
-    ) -> BankedAnswer | None:
+        self, question: str, vector: Callable[[], Vector], circumstances: AnswerSettings, threshold: float
+    ) -> CachedAnswer | None:
         """The answer to the nearest question that is the same; None if there is none.
 
         Whether an answer of an earlier epoch still rests on the best chunks is for the caller to see.
@@ -187,7 +187,7 @@ class AnswerBank:
         alike = self._entries.alike(question, circumstances)
         if alike and alike[0].question == plain(question):
             return alike[0]
-        best: BankedAnswer | None = None
+        best: CachedAnswer | None = None
         for candidate in alike:
             cosine = similarity(vector(), candidate.vector)
             nearer = best is None or cosine > best.similarity
@@ -195,7 +195,7 @@ class AnswerBank:
                 best = replace(candidate, similarity=cosine)
         return best
 
-    def nearest(self, vector: Vector, circumstances: Circumstances, threshold: float) -> BankedAnswer | None:
+    def nearest(self, vector: Vector, circumstances: AnswerSettings, threshold: float) -> CachedAnswer | None:
         """The answer to the question that is nearest to a vector (dimensions,), whatever that asks for: what the answer may be.
 
         Of those that were used last; None if none has a cosine of at least `threshold`.
@@ -207,14 +207,14 @@ class AnswerBank:
         best = int(cosines.argmax())
         if cosines[best] < threshold:
             return None
-        banked = self._entries.answered(ids[best])
-        return None if banked is None else replace(banked, similarity=float(cosines[best]))
+        cache_hit = self._entries.answered(ids[best])
+        return None if cache_hit is None else replace(cache_hit, similarity=float(cosines[best]))
 
     def put(
         self,
         question: str,
         vector: Vector,
-        circumstances: Circumstances,
+        circumstances: AnswerSettings,
         text: str,
         sources: Iterable[Source],
         rests_on: Provenance,
@@ -237,7 +237,7 @@ class AnswerBank:
             self._room.make()
         return True
 
-    def expect(self, question: str, vector: Vector, circumstances: Circumstances) -> None:
+    def expect(self, question: str, vector: Vector, circumstances: AnswerSettings) -> None:
         """Let a question wait that nobody has asked yet; one that the bank has already stays as it is."""
         if not self.limit_bytes:
             return
@@ -246,15 +246,17 @@ class AnswerBank:
                 self._room.expected(self._entries.put(question, circumstances, vector, None, "predicted"))
                 self._room.make()
 
-    def prefilled(self, question: str, circumstances: Circumstances) -> None:
+    def prefilled(self, question: str, circumstances: AnswerSettings) -> None:
         """Note of an expected question that its KV is there, and only its answer is missing."""
         self._entries.prefilled(question, circumstances)
 
-    def forget(self, questions: Iterable[str], circumstances: Circumstances | None = None) -> None:
+    def forget(self, questions: Iterable[str], circumstances: AnswerSettings | None = None) -> None:
         """Delete questions with their answers, under some circumstances or all."""
         self._entries.delete(questions, circumstances)
 
-    def near(self, vector: Vector, circumstances: Circumstances, threshold: float) -> list[tuple[str, float]]:
+    def near(
+        self, vector: Vector, circumstances: AnswerSettings, threshold: float
+    ) -> list[tuple[str, float]]:
         """Every question, answered or not, whose cosine with a vector (dimensions,) is at least `threshold`, and that.
 
         Compares with all of them: for whoever has time.
@@ -264,27 +266,27 @@ class AnswerBank:
         )
         return [(question, cosine) for question, cosine in found if cosine >= threshold]
 
-    def most_used(self) -> list[tuple[str, Circumstances]]:
+    def most_used(self) -> list[tuple[str, AnswerSettings]]:
         """Questions that have an answer, the most used first."""
         return self._entries.most_used()
 
-    def given(self, banked: BankedAnswer, question: str, vector: Callable[[], Vector]) -> None:
+    def given(self, cache_hit: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
         """An answer was given to a question: count it, and let the question wait for an answer of its own."""
         with self._database.transaction():
             self._entries.raise_fact("given")
-            self._room.used(banked.id)
-            if not self._entries.knows(question, banked.circumstances):
-                id_ = self._entries.put(question, banked.circumstances, vector(), None, "matched")
+            self._room.used(cache_hit.id)
+            if not self._entries.knows(question, cache_hit.circumstances):
+                id_ = self._entries.put(question, cache_hit.circumstances, vector(), None, "matched")
                 self._room.used(id_)
                 self._room.make()
 
-    def still_best(self, banked: BankedAnswer, epoch: int) -> None:
+    def still_best(self, cache_hit: CachedAnswer, epoch: int) -> None:
         """An answer was seen to rest on the best chunks of this epoch, which was read before looking."""
-        self._entries.move_epoch(banked.id, epoch)
+        self._entries.move_epoch(cache_hit.id, epoch)
 
-    def stale(self, banked: BankedAnswer) -> None:
+    def stale(self, cache_hit: CachedAnswer) -> None:
         """Better chunks have come for a question: its answer is forgotten, and it waits for another."""
-        self._entries.drop_answers([banked.id], "stale")
+        self._entries.drop_answers([cache_hit.id], "stale")
 
     def documents_changed(self, gone: Iterable[str] = ()) -> int:
         """The list of documents changes in this transaction; `gone` are versions that leave it.
@@ -293,19 +295,19 @@ class AnswerBank:
         """
         return self._freshness.documents_changed(gone)
 
-    def unseen(self) -> Iterator[BankedAnswer]:
+    def unseen(self) -> Iterator[CachedAnswer]:
         """Answers that were not looked at since the list of documents last changed, the most used first."""
         return self._entries.answered_before(self.epoch)
 
-    def waiting(self, most: int = 100, whys: Iterable[Why] | None = None) -> list[Waiting]:
+    def waiting(self, most: int = 100, whys: Iterable[Why] | None = None) -> list[PendingQuestion]:
         """Questions without a usable answer, for these reasons or any, the longest waiting first."""
         return self._entries.waiting(most, whys)
 
-    def totals(self) -> BankTotals:
+    def totals(self) -> AnswerCacheTotals:
         """Numbers for people."""
         questions, answered, waiting, size = self._entries.count()
         given = int(self._entries.fact("given"))
-        return BankTotals(questions, answered, waiting, given, size, self.limit_bytes)
+        return AnswerCacheTotals(questions, answered, waiting, given, size, self.limit_bytes)
 
     def clear(self) -> None:
         """Forget every question."""

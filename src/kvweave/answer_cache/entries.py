@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvweave.answer_cache.english.reading import read, readings_version
 from kvweave.answer_cache.english.words import plain
-from kvweave.answer_cache.records import BankedAnswer, Circumstances, Vector, Waiting, Why
+from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, PendingQuestion, Vector, Why
 from kvweave.database import Database
 from kvweave.types import Source
 
@@ -72,7 +72,7 @@ class Entries:
     def put(
         self,
         question: str,
-        circumstances: Circumstances,
+        circumstances: AnswerSettings,
         vector: Vector,
         answer: NewAnswer | None,
         why: Why | None,
@@ -107,7 +107,7 @@ class Entries:
             )
         return int(rows[0][0])
 
-    def knows(self, question: str, circumstances: Circumstances) -> bool:
+    def knows(self, question: str, circumstances: AnswerSettings) -> bool:
         """Whether the question stands in the table in these very words, answered or not."""
         return bool(
             self._database.query(
@@ -116,7 +116,7 @@ class Entries:
             )
         )
 
-    def alike(self, question: str, circumstances: Circumstances) -> list[BankedAnswer]:
+    def alike(self, question: str, circumstances: AnswerSettings) -> list[CachedAnswer]:
         """Answered questions of the same words or the same reading, the one in the same words first."""
         words = plain(question)
         rows = self._database.query(
@@ -126,18 +126,18 @@ class Entries:
         )
         return [_banked(row) for row in rows]
 
-    def answered_before(self, epoch: int) -> Iterator[BankedAnswer]:
+    def answered_before(self, epoch: int) -> Iterator[CachedAnswer]:
         """Answers whose chunks were last seen to be the best in an earlier epoch, the most used first."""
         ids = self._database.query(
             "SELECT id FROM banked_questions WHERE answer IS NOT NULL AND epoch < ? ORDER BY weight DESC, id",
             (epoch,),
         )
         for (id_,) in ids:
-            banked = self.answered(id_)
-            if banked is not None:
-                yield banked
+            cache_hit = self.answered(id_)
+            if cache_hit is not None:
+                yield cache_hit
 
-    def waiting(self, most: int, whys: Iterable[Why] | None) -> list[Waiting]:
+    def waiting(self, most: int, whys: Iterable[Why] | None) -> list[PendingQuestion]:
         """Questions that wait for an answer, for these reasons or any, the longest waiting first."""
         rows = self._database.query(
             """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
@@ -145,9 +145,11 @@ class Entries:
                ORDER BY waiting_since, id LIMIT ?""",
             (*[None if whys is None else json.dumps(list(whys))] * 2, most),
         )
-        return [Waiting(question, _circumstances(told), why, since) for question, told, why, since in rows]
+        return [
+            PendingQuestion(question, _circumstances(told), why, since) for question, told, why, since in rows
+        ]
 
-    def prefilled(self, question: str, circumstances: Circumstances) -> None:
+    def prefilled(self, question: str, circumstances: AnswerSettings) -> None:
         """Note that an expected question waits for decoding alone."""
         self._database.execute(
             """UPDATE banked_questions SET waiting = 'prefilled'
@@ -155,7 +157,7 @@ class Entries:
             (_told(circumstances), plain(question)),
         )
 
-    def most_used(self) -> list[tuple[str, Circumstances]]:
+    def most_used(self) -> list[tuple[str, AnswerSettings]]:
         """Questions that have an answer, the most used first."""
         rows = self._database.query(
             """SELECT question, circumstances FROM banked_questions WHERE answer IS NOT NULL
@@ -163,7 +165,7 @@ class Entries:
         )
         return [(question, _circumstances(told)) for question, told in rows]
 
-    def vectors(self, circumstances: Circumstances) -> Iterator[tuple[str, Vector]]:
+    def vectors(self, circumstances: AnswerSettings) -> Iterator[tuple[str, Vector]]:
         """Every question under these circumstances, answered or not, with its vector."""
         rows = self._database.query(
             "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (_told(circumstances),)
@@ -172,7 +174,7 @@ class Entries:
             yield question, _vector(blob)
 
     def lately_used(
-        self, circumstances: Circumstances, most: int
+        self, circumstances: AnswerSettings, most: int
     ) -> tuple[list[int], npt.NDArray[np.float32]]:
         """Ids of so many answered questions, those used last, and their vectors (n, dimensions)."""
         rows = self._database.query(
@@ -184,14 +186,14 @@ class Entries:
         vectors = np.frombuffer(b"".join(blob for _, blob in rows), dtype="<f4")
         return [int(id_) for id_, _ in rows], vectors.reshape(len(rows), -1 if rows else 0)
 
-    def answered(self, id_: int) -> BankedAnswer | None:
+    def answered(self, id_: int) -> CachedAnswer | None:
         """A question by its id, if it has an answer."""
         rows = self._database.query(
             f"SELECT {_COLUMNS} FROM banked_questions WHERE id = ? AND answer IS NOT NULL", (id_,)
         )
         return _banked(rows[0]) if rows else None
 
-    def delete(self, questions: Iterable[str], circumstances: Circumstances | None = None) -> None:
+    def delete(self, questions: Iterable[str], circumstances: AnswerSettings | None = None) -> None:
         """Delete questions under some circumstances or all, their answers with them."""
         self._database.execute(
             """DELETE FROM banked_questions WHERE question IN (SELECT value FROM json_each(?))
@@ -242,17 +244,17 @@ def _vector(blob: bytes) -> Vector:
     return np.frombuffer(blob, dtype="<f4").astype(np.float32)
 
 
-def _told(circumstances: Circumstances) -> str:
+def _told(circumstances: AnswerSettings) -> str:
     return json.dumps(asdict(circumstances), sort_keys=True)
 
 
-def _circumstances(told: str) -> Circumstances:
-    return Circumstances(**json.loads(told))
+def _circumstances(told: str) -> AnswerSettings:
+    return AnswerSettings(**json.loads(told))
 
 
-def _banked(row: tuple[Any, ...]) -> BankedAnswer:
+def _banked(row: tuple[Any, ...]) -> CachedAnswer:
     id_, question, blob, told, text, sources, chunks, epoch, made_at = row
-    return BankedAnswer(
+    return CachedAnswer(
         id=id_,
         question=question,
         vector=_vector(blob),

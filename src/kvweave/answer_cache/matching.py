@@ -6,7 +6,7 @@ many a paraphrase. Knows nothing about answers, documents or storage.
 
 import numpy as np
 
-from kvweave.answer_cache.english.reading import Reading, disagreement
+from kvweave.answer_cache.english.reading import NormalizedQuestion, disagreement
 from kvweave.answer_cache.records import Vector
 
 
@@ -15,7 +15,9 @@ def similarity(one: Vector, other: Vector) -> float:
     return float(np.dot(one, other))
 
 
-def same_question(one: Reading, other: Reading, cosine: float, threshold: float) -> bool:
+def same_question(
+    one: NormalizedQuestion, other: NormalizedQuestion, cosine: float, threshold: float
+) -> bool:
     """Whether two questions may share an answer; symmetric.
 
     Args:

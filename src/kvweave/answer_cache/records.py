@@ -16,7 +16,7 @@ expected to be asked; it is expected, and its KV was computed without the answer
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class AnswerSettings:
     """Settings under which a question was asked: an answer is given again only under equal ones.
 
     `recipe` is its full name, `ratio` or `coverage` the budget asked for (None: the recipe's own), `max_new_tokens`
@@ -50,7 +50,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class BankedAnswer:
+class CachedAnswer:
     """An answer in the bank.
 
     `question` is what it was given to, with `vector` (dimensions,), under `circumstances`; `similarity` (-1..1) the
@@ -61,7 +61,7 @@ class BankedAnswer:
     id: int
     question: str
     vector: Vector
-    circumstances: Circumstances
+    circumstances: AnswerSettings
     similarity: float
     text: str
     sources: tuple[Source, ...]
@@ -71,17 +71,17 @@ class BankedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingQuestion:
     """A question without a usable answer, for whoever has time: asked again so, it gets one and waits no more."""
 
     question: str
-    circumstances: Circumstances
+    circumstances: AnswerSettings
     why: Why
     since_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class BankTotals:
+class AnswerCacheTotals:
     """What the bank holds and has done: questions, how many of them have an answer or wait for one, answers given."""
 
     questions: int

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kvweave.cli import options as opt
 from kvweave.cli.output import STDOUT, seconds
-from kvweave.types import Answer, Banked, ExplainedToken, PlanSpan, Timing, TokenOrigin
+from kvweave.types import Answer, AnswerCacheHit, ExplainedToken, PlanSpan, Timing, TokenOrigin
 
 if TYPE_CHECKING:
     from kvweave.types import Answer
@@ -141,9 +141,9 @@ def _tell_sources(answer: "Answer") -> None:
         beginning = " ".join(source.text.split())[:80]
         STDOUT.print(Text.assemble((place, "dim"), beginning), soft_wrap=True)
     plan, timing = answer.plan, answer.timing
-    if plan.banked is not None:
+    if plan.cache_hit is not None:
         STDOUT.print(
-            f"  [dim]{escape(from_bank(plan.banked))}, after {seconds(timing.total_s)}[/]", soft_wrap=True
+            f"  [dim]{escape(from_bank(plan.cache_hit))}, after {seconds(timing.total_s)}[/]", soft_wrap=True
         )
         return
     STDOUT.print(
@@ -179,8 +179,8 @@ _VISIBLE: Final[dict[int, str | int]] = {
 def tell_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
     """Print everything; the prompt in full, however long it is. What came from the answer bank had none."""
     STDOUT.print()
-    if answer.plan.banked is not None:
-        STDOUT.print(f"plan: {from_bank(answer.plan.banked)}", markup=False, soft_wrap=True)
+    if answer.plan.cache_hit is not None:
+        STDOUT.print(f"plan: {from_bank(answer.plan.cache_hit)}", markup=False, soft_wrap=True)
         _tell_timing(answer)
         return
     _tell_prompt(answer, tokens)
@@ -192,10 +192,12 @@ def tell_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
     _tell_timing(answer)
 
 
-def from_bank(banked: Banked) -> str:
+def from_bank(cache_hit: AnswerCacheHit) -> str:
     """Whose answer it was, how near the question is, and since when it is known."""
-    when = datetime.fromtimestamp(banked.made_at_s).strftime("%Y-%m-%d %H:%M")
-    return f"answered from bank: {banked.question!r}, similarity {banked.similarity:.3f}, answered {when}"
+    when = datetime.fromtimestamp(cache_hit.made_at_s).strftime("%Y-%m-%d %H:%M")
+    return (
+        f"answered from bank: {cache_hit.question!r}, similarity {cache_hit.similarity:.3f}, answered {when}"
+    )
 
 
 def _tell_prompt(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
@@ -241,8 +243,10 @@ def _tell_plan(answer: Answer) -> None:
 
 
 def _decoding(timing: Timing) -> str:
-    foretold = f", {timing.foretold_tokens} of them foretold" if timing.foretold_tokens else ""
-    return f"decode {timing.answer_tokens} tokens{foretold}"
+    accepted_draft_tokens = (
+        f", {timing.accepted_draft_tokens} of them foretold" if timing.accepted_draft_tokens else ""
+    )
+    return f"decode {timing.answer_tokens} tokens{accepted_draft_tokens}"
 
 
 def _tell_timing(answer: Answer) -> None:

@@ -8,7 +8,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.engine.background import IdleReport
+    from kvweave.engine.background import BackgroundReport
 
 _NAMED = {
     "refresh": "looked for answers that newer documents have overtaken",
@@ -81,7 +81,7 @@ def idle(
     _tell(done)
 
 
-def _tell(done: "IdleReport") -> None:
+def _tell(done: "BackgroundReport") -> None:
     from kvweave.cli.output import STDOUT, seconds
 
     for kind, steps in done.steps.items():

@@ -84,7 +84,7 @@ def _tiers(found: "StoreStats") -> "Table":
 def verify(
     home: opt.Home = None,
     kb: opt.Kb = "default",
-    tier: opt.Tier = None,
+    tier: opt.RemoteTier = None,
     shared: opt.Shared = None,
     json: opt.Json = False,
 ) -> None:
@@ -108,7 +108,7 @@ def limit(
     size: Annotated[str, typer.Argument(help="A size such as 500MB or 20GB.", show_default=False)],
     home: opt.Home = None,
     kb: opt.Kb = "default",
-    tier: opt.Tier = None,
+    tier: opt.RemoteTier = None,
     shared: opt.Shared = None,
 ) -> None:
     """Set a tier's hard cap, the disk's by default; what is least worth keeping goes at once if there is too much."""
@@ -124,7 +124,7 @@ def limit(
 
 @app.command("clear")
 def clear(
-    home: opt.Home = None, kb: opt.Kb = "default", tier: opt.Tier = None, shared: opt.Shared = None
+    home: opt.Home = None, kb: opt.Kb = "default", tier: opt.RemoteTier = None, shared: opt.Shared = None
 ) -> None:
     """Drop all stored KV of a tier, the disk by default; documents stay, and the next add computes or fetches it again."""
     from kvweave.cli.output import STDOUT
@@ -139,7 +139,7 @@ def earned(base: "KnowledgeBase") -> dict[str, Any]:
     """The answer bank, predictions, and the idle time they took, as plain values."""
     from kvweave.engine.facts import facts
 
-    predictions = base.outlook.ledger.totals()
+    predictions = base.predictions.ledger.totals()
     return {
         "answers": facts(base.answers.totals()),
         "predictions": {**facts(predictions), "given_per_question": predictions.given_per_question},

@@ -96,7 +96,7 @@ Shared = Annotated[
         help="Address of a place for chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix.",
     ),
 ]
-Tier = Annotated[
+RemoteTier = Annotated[
     str | None,
     typer.Option("--tier", help="device, host, disk or shared.", show_default=False),
 ]

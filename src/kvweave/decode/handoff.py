@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import OffloadSettings
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import AttentionCall, LayerQueries, RowPlan
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.fused_cache import FusedCache
 from kvweave.models.support import Geometry
 
 MOST_QUERY_ROWS = 32
 """Rows whose queries are looked at; each of them counts what it would retrieve."""
 
 
-class Entering:
+class PromptOffloader:
     """Takes a prompt over from its canvas into `held`; see `models.layer_taker`.
 
     The queries of the pass' last rows tell what is retrieved together. `files` names where the KV lies if it is to be
@@ -30,16 +30,16 @@ class Entering:
     """
 
     def __init__(
-        self, geometry: Geometry, settings: ClusteredKV, files: tuple[Path, Path] | None = None
+        self, geometry: Geometry, settings: OffloadSettings, files: tuple[Path, Path] | None = None
     ) -> None:
         self.settings = settings
         self._geometry, self._files = geometry, files
-        self._held: RetrievedKV | None = None
+        self._held: OffloadedCache | None = None
         self._taken = 0
         self._seen: tuple[int, Tensor, int | None] | None = None
 
     @property
-    def held(self) -> RetrievedKV:
+    def held(self) -> OffloadedCache:
         """What has been taken over; there must have been a prompt, and all its layers."""
         assert self._held is not None
         assert self._taken == self._geometry.layers
@@ -53,7 +53,7 @@ class Entering:
     def begin(self, positions: Tensor) -> None:
         """Begin anew with a prompt at rotary positions (N,)."""
         self.close()
-        self._held = RetrievedKV(self._geometry, self.settings, positions, self._files)
+        self._held = OffloadedCache(self._geometry, self.settings, positions, self._files)
         self._taken, self._seen = 0, None
 
     def see(self, queries: LayerQueries) -> None:
@@ -75,63 +75,63 @@ class Entering:
 
 def enter(
     adapter: Adapter,
-    canvas: Canvas,
+    kv_cache: FusedCache,
     token_ids: Sequence[int],
-    settings: ClusteredKV,
+    settings: OffloadSettings,
     question_tokens: int = 1,
     files: tuple[Path, Path] | None = None,
-) -> RetrievedKV:
+) -> OffloadedCache:
     """Give a canvas that holds the whole prompt over to retrieval; it cannot be used afterwards.
 
     `question_tokens` at the prompt's end may be computed again without changing anything: they were computed, not
-    reused. That is the pass in which the layers go. Close what is returned. Raises as `Entering`, and InvalidRequest for a
+    reused. That is the pass in which the layers go. Close what is returned. Raises as `PromptOffloader`, and InvalidRequest for a
     canvas whose rows attend in a way of their own (APE).
     """
-    first = canvas.length - min(question_tokens, MOST_QUERY_ROWS)
-    return _handed_over(adapter, canvas, token_ids, first, settings, files)[0]
+    first = kv_cache.length - min(question_tokens, MOST_QUERY_ROWS)
+    return _handed_over(adapter, kv_cache, token_ids, first, settings, files)[0]
 
 
 def computed(
     adapter: Adapter,
     token_ids: Sequence[int],
-    settings: ClusteredKV,
+    settings: OffloadSettings,
     files: tuple[Path, Path] | None = None,
-) -> tuple[RetrievedKV, Tensor]:
+) -> tuple[OffloadedCache, Tensor]:
     """All of a text computed by one pass with plain causal attention; also the logits (1, vocab) behind it.
 
-    Close what is returned. Raises as `Entering`.
+    Close what is returned. Raises as `PromptOffloader`.
     """
-    return _handed_over(adapter, adapter.canvas(len(token_ids)), token_ids, 0, settings, files)
+    return _handed_over(adapter, adapter.new_cache(len(token_ids)), token_ids, 0, settings, files)
 
 
 def _handed_over(
     adapter: Adapter,
-    canvas: Canvas,
+    kv_cache: FusedCache,
     token_ids: Sequence[int],
     first: int,
-    settings: ClusteredKV,
+    settings: OffloadSettings,
     files: tuple[Path, Path] | None,
-) -> tuple[RetrievedKV, Tensor]:
+) -> tuple[OffloadedCache, Tensor]:
     """What takes the layers in a pass that computes the rows from `first` on, and the logits (1, vocab) behind them."""
-    entering = Entering(adapter.geometry, settings, files)
+    entering = PromptOffloader(adapter.geometry, settings, files)
     try:
-        canvas.hand_over(entering)
-        plan = adapter.rows(torch.arange(first, canvas.length))
-        plan.watches.append(entering)
-        logits = adapter.compute(canvas, token_ids, plan)
-        canvas.let_go()
+        kv_cache.hand_over(entering)
+        plan = adapter.rows(torch.arange(first, kv_cache.length))
+        plan.hooks.append(entering)
+        logits = adapter.compute(kv_cache, token_ids, plan)
+        kv_cache.let_go()
     except BaseException:
         entering.close()
         raise
     return entering.held, logits
 
 
-def entered(canvas: Canvas) -> RetrievedKV | None:
+def entered(kv_cache: FusedCache) -> OffloadedCache | None:
     """What a canvas has handed its layers over to, if it has."""
-    return canvas.taker.held if isinstance(canvas.taker, Entering) else None
+    return kv_cache.sink.held if isinstance(kv_cache.sink, PromptOffloader) else None
 
 
-class Appending:
+class TurnAppender:
     """Puts a turn behind `held`, which holds all of `token_ids` and begins with the system prefix `prefix`.
 
     What `models.earlier_text` and `models.layer_taker` ask for, for one prefill. A step's budget and the bound of memory are
@@ -141,7 +141,7 @@ class Appending:
     bounded = True
 
     def __init__(
-        self, adapter: Adapter, held: RetrievedKV, token_ids: Sequence[int], prefix: Sequence[int]
+        self, adapter: Adapter, held: OffloadedCache, token_ids: Sequence[int], prefix: Sequence[int]
     ) -> None:
         self.token_ids, self.prefix = tuple(token_ids), tuple(prefix)
         self._adapter, self._held = adapter, held
@@ -173,7 +173,7 @@ class Appending:
 class TurnPlan(RowPlan):
     """Rows (T,) of a prompt attend to the text `held` and causally to the prompt."""
 
-    def __init__(self, held: RetrievedKV, rows: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, held: OffloadedCache, rows: Tensor, dtype: torch.dtype) -> None:
         super().__init__(rows, dtype)
         self._held = held
 

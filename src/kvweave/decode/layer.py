@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from kvweave.decode.retriever import Allowance, Forgets, Retriever
+from kvweave.decode.retriever import Retriever, SinkAttention, TokenBudget
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import AttentionCall
 from kvweave.ops.partial_attention import PartialAttention
@@ -133,7 +133,7 @@ def _capacity(entries: int) -> int:
 _ROWS_AT_ONCE = 256  # that are in the window before the oldest leave it
 
 
-class RetrievedLayer(CacheLayerMixin):
+class OffloadedLayer(CacheLayerMixin):
     """`retriever` keeps what leaves the window; `allow` says how many entries a step attends to, given those stored.
 
     `before_growth` is called with the bytes that the layer is about to take more.
@@ -142,7 +142,7 @@ class RetrievedLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, sinks: int, retriever: Retriever, allow: Callable[[int], Allowance]) -> None:
+    def __init__(self, sinks: int, retriever: Retriever, allow: Callable[[int], TokenBudget]) -> None:
         super().__init__()
         self.recent = RecentWindow(sinks)
         self.retriever = retriever
@@ -256,7 +256,7 @@ class RetrievedLayer(CacheLayerMixin):
         """Learn that the layer has a window of its own, beyond which nothing is ever seen."""
         if window is not None and self.sliding is None:
             self.sliding = window
-            self.retriever = Forgets()
+            self.retriever = SinkAttention()
 
     def _kept(self, held: int) -> int:
         """How many latest rows stay when the next row comes."""
@@ -269,7 +269,7 @@ class RetrievedLayer(CacheLayerMixin):
         self.before_growth(self.recent.growth_bytes(keys, keys.shape[1]))
         self.recent.append(keys, values)
 
-    def _let_go(self, allowed: Allowance) -> None:
+    def _let_go(self, allowed: TokenBudget) -> None:
         kept = self._kept(self.recent.held)
         leaving = self.retriever.wanted(self.recent.held - kept, allowed) if self.recent.held > kept else 0
         if leaving:

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.centroids import SPARE_COLUMNS, Representatives
+from kvweave.decode.clusters.centroids import SPARE_COLUMNS, Centroids
 from kvweave.decode.clusters.retrieval import PORTION_PAGES, ClusterParts
 from kvweave.decode.clusters.table import ClusterTable
 from kvweave.decode.counters import DecodeCounts
@@ -24,15 +24,15 @@ from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.layout import DualHeadPools, PackedRegions
 from kvweave.decode.disk.page_file import PageFile
 from kvweave.decode.disk.pages import ClusterPages
-from kvweave.decode.layer import RetrievedLayer
+from kvweave.decode.layer import OffloadedLayer
 from kvweave.decode.page_cache.frames import Frames
 from kvweave.decode.page_cache.page_cache import DevicePages, Residents
 from kvweave.decode.retriever import allowance
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.settings import OffloadSettings
 from kvweave.decode.strategies import strategy_named
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.models.attention import AttentionCall, RowPlan
-from kvweave.models.cache_base import Continued
+from kvweave.models.cache_base import AppendableCache
 from kvweave.models.support import Geometry
 
 _MOST_TOKENS = 2**17  # frames without a bound are made for so long a text; a longer one evicts
@@ -40,10 +40,10 @@ _ROWS_AT_ONCE = 256  # of a prompt, which share what is retrieved
 _WORKSPACE_SHARE = 8  # at most 1/8 of the bound is what a portion is laid out in
 
 
-class RetrievedPlan(RowPlan):
+class OffloadedPlan(RowPlan):
     """New rows (T,) attend to what each layer of `held` offers them."""
 
-    def __init__(self, held: "RetrievedKV", rows: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, held: "OffloadedCache", rows: Tensor, dtype: torch.dtype) -> None:
         super().__init__(rows, dtype)
         self._held = held
 
@@ -52,7 +52,7 @@ class RetrievedPlan(RowPlan):
         return self._held.attend(call, self.rows)
 
 
-class RetrievedKV(Continued):
+class OffloadedCache(AppendableCache):
     """KV on flash and in memory for one text. Close it: its files are without a name and go with it.
 
     `positions` (N,) are the rotary positions of the prompt it will be filled with, empty for a text that starts with
@@ -63,7 +63,7 @@ class RetrievedKV(Continued):
     def __init__(
         self,
         geometry: Geometry,
-        settings: ClusteredKV,
+        settings: OffloadSettings,
         positions: Tensor | None = None,
         files: tuple[Path, Path] | None = None,
     ) -> None:
@@ -79,23 +79,25 @@ class RetrievedKV(Continued):
         self.parts = _build(geometry, settings, form, self.counts, files)
         try:
             layers = [
-                RetrievedLayer(
+                OffloadedLayer(
                     settings.sinks, make(index, self.parts), lambda stored: allowance(settings, stored)
                 )
                 for index in range(geometry.layers)
             ]
             own = cast(
-                RetrievedKV, weakref.proxy(self)
+                OffloadedCache, weakref.proxy(self)
             )  # nothing holds itself: frames go with the last reference
-            self.parts.store.residents.more_frames = partial(RetrievedKV._take_back, own)
+            self.parts.store.residents.more_frames = partial(OffloadedCache._take_back, own)
             for index, layer in enumerate(layers):
-                layer.before_growth = layer.retriever.before_growth = partial(RetrievedKV._grow, own, index)
+                layer.before_growth = layer.retriever.before_growth = partial(
+                    OffloadedCache._grow, own, index
+                )
             if settings.residency.prefetch:
                 for index, layer in enumerate(layers):
-                    layer.retriever.when_read = partial(RetrievedKV._fetch_after, own, index)
+                    layer.retriever.when_read = partial(OffloadedCache._fetch_after, own, index)
             where = torch.empty(0, dtype=torch.long) if positions is None else positions
             super().__init__(layers, where.to(geometry.device))
-            self.continuation = partial(RetrievedPlan, own, dtype=geometry.dtype)
+            self.continuation = partial(OffloadedPlan, own, dtype=geometry.dtype)
             self._check_room(*range(geometry.layers))
         except BaseException:
             self.close()
@@ -108,7 +110,7 @@ class RetrievedKV(Continued):
         """
         with self._usable():
             self._begin(call.layer)
-            layer: RetrievedLayer = self.layers[call.layer]
+            layer: OffloadedLayer = self.layers[call.layer]
             output, seen = layer.attend(call, rows)
             self._count(call.layer, rows.numel(), seen)
         return output
@@ -122,7 +124,7 @@ class RetrievedKV(Continued):
         outputs = []
         with self._usable():
             self._begin(call.layer)
-            layer: RetrievedLayer = self.layers[call.layer]
+            layer: OffloadedLayer = self.layers[call.layer]
             some = zip(call.query.split(_ROWS_AT_ONCE, dim=2), rows.split(_ROWS_AT_ONCE), strict=True)
             for query, own in some:
                 output, seen = layer.attend_behind(replace(call, query=query), own)
@@ -131,7 +133,7 @@ class RetrievedKV(Continued):
         return torch.cat(outputs, dim=2)
 
     def append(self, layer: int, keys: Tensor, values: Tensor, sliding: int | None) -> None:
-        """Take in one layer of that prompt, keys and values (G, N, D); see `RetrievedLayer.extend`."""
+        """Take in one layer of that prompt, keys and values (G, N, D); see `OffloadedLayer.extend`."""
         with self._usable():
             self.layers[layer].extend(keys, values, sliding)
             self._check_room(layer)
@@ -145,7 +147,7 @@ class RetrievedKV(Continued):
     def fill(
         self, layer: int, keys: Tensor, values: Tensor, queries: Tensor | None, sliding: int | None
     ) -> None:
-        """Take in one layer of a prompt, keys and values (G, N, D); see `RetrievedLayer.fill`."""
+        """Take in one layer of a prompt, keys and values (G, N, D); see `OffloadedLayer.fill`."""
         with self._usable():
             self.layers[layer].fill(keys, values, queries, sliding)
             self._check_room(layer)
@@ -180,7 +182,7 @@ class RetrievedKV(Continued):
     def look_at(self, *changed: int) -> None:
         """Note what these layers take now."""
         for index in changed:
-            layer: RetrievedLayer = self.layers[index]
+            layer: OffloadedLayer = self.layers[index]
             self._layer_bytes[index] = layer.recent.resident_bytes + layer.retriever.resident_bytes
 
     def hold_to_bound(self, more_bytes: int = 0) -> None:
@@ -228,7 +230,7 @@ class RetrievedKV(Continued):
         self.parts.store.close()
         self.parts.representatives.close()
 
-    def __enter__(self) -> "RetrievedKV":
+    def __enter__(self) -> "OffloadedCache":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -294,7 +296,7 @@ class RetrievedKV(Continued):
 
 def _build(
     geometry: Geometry,
-    settings: ClusteredKV,
+    settings: OffloadSettings,
     form: EntryFormat,
     counts: DecodeCounts,
     files: tuple[Path, Path] | None,
@@ -339,5 +341,5 @@ def _build(
         )
     store = StoredClusters(pages, residents, counts, tail_pages=flash.tail_pages, device=device)
     paged = settings.residency.representatives == "paged"
-    representatives = Representatives(layers, heads, geometry.head_width, centroids, paged=paged)
+    representatives = Centroids(layers, heads, geometry.head_width, centroids, paged=paged)
     return ClusterParts(settings, store, representatives, counts, portion_pages)

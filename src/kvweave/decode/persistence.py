@@ -22,16 +22,16 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kvweave.decode.clusters.retrieval import ClusterRetriever
-from kvweave.decode.layer import RetrievedLayer
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ClusteredKV, ClusterSettings, FlashSettings, ResidencySettings
+from kvweave.decode.layer import OffloadedLayer
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings, PageCacheSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.files import write_atomically
 from kvweave.models.adapter import Adapter
 
 FORMAT = 4
 _INDEX = "index"
-_PARTS = {"clusters": ClusterSettings, "flash": FlashSettings, "residency": ResidencySettings}
+_PARTS = {"clusters": ClusterSettings, "flash": DiskSettings, "residency": PageCacheSettings}
 
 
 def new_files(folder: Path) -> tuple[Path, Path]:
@@ -46,7 +46,7 @@ def _files(folder: Path) -> tuple[Path, Path]:
     return folder / "clusters.pages", folder / "centroids.pages"
 
 
-def keep(held: RetrievedKV, folder: Path, token_ids: Sequence[int], model: str) -> None:
+def keep(held: OffloadedCache, folder: Path, token_ids: Sequence[int], model: str) -> None:
     """Write what is needed to go on with a text, after which it may be closed; it may be decoded on as well.
 
     `token_ids` are all that it stands for, `model` the digest of the model. Its files must lie in `folder`. Going on
@@ -88,7 +88,7 @@ def keep(held: RetrievedKV, folder: Path, token_ids: Sequence[int], model: str) 
 
 def resume(
     adapter: Adapter, folder: Path, resident_bytes: int | None, expected: Sequence[int] | None = None
-) -> tuple[RetrievedKV, list[int]]:
+) -> tuple[OffloadedCache, list[int]]:
     """Go on with a text that was kept in `folder`: its KV, and the tokens it stands for.
 
     Its settings are those it was kept with but for `resident_bytes`, the bound from now on. Under the same one decoding
@@ -108,7 +108,7 @@ def resume(
             f"{folder} holds another text of {len(token_ids)} tokens; start again from the tokens"
         )
     settings = replace(_settings(facts["settings"]), resident_bytes=resident_bytes)
-    held = RetrievedKV(adapter.geometry, settings, tensors["positions"], _files(folder))
+    held = OffloadedCache(adapter.geometry, settings, tensors["positions"], _files(folder))
     try:
         _restore(held, facts, tensors)
         (folder / _INDEX).unlink()
@@ -118,7 +118,7 @@ def resume(
     return held, token_ids
 
 
-def _layer_tensors(layer: RetrievedLayer) -> dict[str, Tensor]:
+def _layer_tensors(layer: OffloadedLayer) -> dict[str, Tensor]:
     found = {f"recent.{name}": tensor for name, tensor in layer.recent.state().items()}
     own = layer.retriever
     if isinstance(own, ClusterRetriever):
@@ -128,7 +128,7 @@ def _layer_tensors(layer: RetrievedLayer) -> dict[str, Tensor]:
     return found
 
 
-def _restore(held: RetrievedKV, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _restore(held: OffloadedCache, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     held.parts.store.pages.places.restore(facts["places"])
     held.parts.representatives.restore(facts["centroids"])
     for index, layer in enumerate(held.layers):
@@ -188,6 +188,6 @@ def _check(facts: dict[str, Any], adapter: Adapter, folder: Path) -> None:
             )
 
 
-def _settings(given: dict[str, Any]) -> ClusteredKV:
+def _settings(given: dict[str, Any]) -> OffloadSettings:
     parts = {name: kind(**given.pop(name)) for name, kind in _PARTS.items()}
-    return ClusteredKV(**given, **parts)
+    return OffloadSettings(**given, **parts)

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvweave.decode.settings import MIN_ENTRIES, ClusteredKV
+from kvweave.decode.settings import MIN_ENTRIES, OffloadSettings
 from kvweave.ops.partial_attention import PartialAttention
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class TokenBudget:
     """Entries per layer and KV head for one step; `total` is their bound, the others say how it is spent.
 
     `window` and `buffer` are what may be held there; what they do not use goes to clusters.
@@ -31,7 +31,7 @@ class Allowance:
         return max(0, self.total - always)
 
 
-def allowance(settings: ClusteredKV, stored: int) -> Allowance:
+def allowance(settings: OffloadSettings, stored: int) -> TokenBudget:
     """What a step may attend to when `stored` entries exist, the newest row's own included."""
     if settings.kv_budget <= 1:
         share = math.ceil(round(settings.kv_budget * stored, 9))
@@ -41,7 +41,7 @@ def allowance(settings: ClusteredKV, stored: int) -> Allowance:
     free = total - settings.sinks
     window = min(settings.window, max(1, free // 2))
     buffer = min(settings.clusters.buffer_entries, (free - window) // 2)
-    return Allowance(total, window, buffer)
+    return TokenBudget(total, window, buffer)
 
 
 class Retriever(Protocol):
@@ -58,11 +58,11 @@ class Retriever(Protocol):
         """Take in a prompt's entries (G, n, D) at once; `queries` (H, T, D) are those of its last rows, if known."""
         ...
 
-    def add(self, keys: Tensor, values: Tensor, allowed: Allowance) -> None:
+    def add(self, keys: Tensor, values: Tensor, allowed: TokenBudget) -> None:
         """Take in entries (G, n, D) that leave the window, oldest first; copies what it keeps."""
         ...
 
-    def wanted(self, waiting: int, allowed: Allowance) -> int:
+    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
         """How many of `waiting` entries it takes now; the others stay in the window."""
         ...
 
@@ -78,7 +78,7 @@ class Retriever(Protocol):
         """Add entries to the attention, at most `left` per KV head; returns how many, summed over heads."""
         ...
 
-    def settle(self, allowed: Allowance) -> None:
+    def settle(self, allowed: TokenBudget) -> None:
         """The layer is done with this pass: work that was put off, and memory that can go."""
         ...
 
@@ -88,7 +88,7 @@ class Retriever(Protocol):
         ...
 
 
-class Forgets:
+class SinkAttention:
     """A retriever that keeps nothing: attention to sinks and the recent window alone (StreamingLLM)."""
 
     resident_bytes = 0
@@ -100,10 +100,10 @@ class Forgets:
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Nothing is kept."""
 
-    def add(self, keys: Tensor, values: Tensor, allowed: Allowance) -> None:
+    def add(self, keys: Tensor, values: Tensor, allowed: TokenBudget) -> None:
         """Nothing is kept."""
 
-    def wanted(self, waiting: int, allowed: Allowance) -> int:
+    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
         """All of them."""
         return waiting
 
@@ -118,13 +118,13 @@ class Forgets:
         self.when_read()
         return 0
 
-    def settle(self, allowed: Allowance) -> None:
+    def settle(self, allowed: TokenBudget) -> None:
         """Nothing was put off."""
 
 
-class KeepsAll(Forgets):
+class DenseAttention(SinkAttention):
     """A retriever that leaves everything in the window: dense attention, in the same code."""
 
-    def wanted(self, waiting: int, allowed: Allowance) -> int:
+    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
         """None of them."""
         return 0

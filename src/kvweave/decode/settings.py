@@ -43,7 +43,7 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FlashSettings:
+class DiskSettings:
     """How clusters lie on flash and are read (DynaKV §5).
 
     `order`: which clusters become neighbours when they are first written, those that are retrieved together or those
@@ -64,7 +64,7 @@ class FlashSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ResidencySettings:
+class PageCacheSettings:
     """What stays in memory (DynaKV §6).
 
     `replacement`: which clusters go first when room is needed; "cluster" are large ones and those not updated of
@@ -78,7 +78,7 @@ class ResidencySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusteredKV:
+class OffloadSettings:
     """The whole of it: hand this to `generate`.
 
     Args:
@@ -108,8 +108,8 @@ class ClusteredKV:
     window: int = 64
     storage: Storage = "exact"
     clusters: ClusterSettings = field(default_factory=ClusterSettings)
-    flash: FlashSettings = field(default_factory=FlashSettings)
-    residency: ResidencySettings = field(default_factory=ResidencySettings)
+    flash: DiskSettings = field(default_factory=DiskSettings)
+    residency: PageCacheSettings = field(default_factory=PageCacheSettings)
 
     def __post_init__(self) -> None:
         checks = [
@@ -177,12 +177,12 @@ class ClusteredKV:
                 raise InvalidRequest(message)
 
 
-def asked_for(wanted: DecodingConfig, folder: Path) -> ClusteredKV | None:
+def asked_for(wanted: DecodingConfig, folder: Path) -> OffloadSettings | None:
     """What settings ask for, with files in `folder`; None for all KV in memory. Without a budget everything is attended."""
     if wanted.kv_budget is None and wanted.resident_bytes is None:
         return None
     budget = 1.0 if wanted.kv_budget is None else wanted.kv_budget
-    return ClusteredKV(budget, wanted.resident_bytes, folder=folder)
+    return OffloadSettings(budget, wanted.resident_bytes, folder=folder)
 
 
 MIN_ENTRIES = 8

@@ -1,8 +1,8 @@
 """A prompt and its answer without a knowledge base: for callers with a retriever of their own."""
 
 from kvweave.config import GenerationConfig
-from kvweave.decode.handoff import Entering
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.handoff import PromptOffloader
+from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.generation import Decoded
 from kvweave.engine.generation import generate as pieces
 from kvweave.errors import InvalidRequest
@@ -10,7 +10,7 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.chunks_api import prefill as prefilled
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.state import PrefillResult
+from kvweave.recipes.request import PrefillResult
 from kvweave.types import Prompt
 
 
@@ -22,7 +22,7 @@ def prefill(
     recipe: str | Recipe = "weave",
     ratio: float | None = None,
     coverage: float | None = None,
-    kv: ClusteredKV | None = None,
+    kv: OffloadSettings | None = None,
 ) -> PrefillResult:
     """Prefill a prompt from stored chunk KV, computing what is not there, and store what is worth keeping.
 
@@ -37,15 +37,15 @@ def prefill(
     stands in memory as a whole, and under `kv.resident_bytes` nothing that was computed is stored. Raises UnknownRecipe,
     InvalidRequest, PromptTooLong; with `kv` StoreError and StoreFull where the file fails.
     """
-    taker = None if kv is None else Entering(adapter.geometry, kv)
-    return prefilled(adapter, store, prompt, recipe=recipe, ratio=ratio, coverage=coverage, taker=taker)
+    sink = None if kv is None else PromptOffloader(adapter.geometry, kv)
+    return prefilled(adapter, store, prompt, recipe=recipe, ratio=ratio, coverage=coverage, sink=sink)
 
 
 def generate(
     result: PrefillResult,
     *,
     max_new_tokens: int = 256,
-    kv: ClusteredKV | None = None,
+    kv: OffloadSettings | None = None,
     settings: GenerationConfig | None = None,
 ) -> Decoded:
     """Decode an answer from what `prefill` returned, whose canvas is used up; the text and what it cost.
@@ -60,7 +60,7 @@ def generate(
     prompt = result.request.prompt
     for _ in pieces(
         result.request.adapter,
-        result.canvas,
+        result.kv_cache,
         prompt.token_ids,
         result.logits,
         settings or GenerationConfig(),

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from kvweave.answer_cache.records import Circumstances, Vector
-from kvweave.engine.background import Arrival
-from kvweave.engine.cached_answers import Repeats
-from kvweave.engine.components import LazyParts
+from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.engine.background import ActiveRequest
+from kvweave.engine.cached_answers import CachedAnswers
+from kvweave.engine.components import Components
 from kvweave.engine.pipeline import Answered, Question, answer, found_for, prompt_for, repeat
-from kvweave.engine.settings import Choices, Options, Terms
+from kvweave.engine.settings import Choices, KBMetadata, Options
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
-from kvweave.index.documents import Shelf
-from kvweave.index.vector_index import Found
+from kvweave.index.documents import DocumentTable
+from kvweave.index.vector_index import FoundChunk
 from kvweave.types import Answer, ExplainedToken, Plan, Prompt, TokenOrigin
 
 _BROKEN = "\ufffd"  # what the bytes of an unfinished character decode to
@@ -61,7 +61,9 @@ class AnswerStream:
     `arrival` is the request's, over with the iteration; `tokenizer` is None where no model is needed.
     """
 
-    def __init__(self, pieces: Generator[str, None, Answered], tokenizer: Any, arrival: Arrival) -> None:
+    def __init__(
+        self, pieces: Generator[str, None, Answered], tokenizer: Any, arrival: ActiveRequest
+    ) -> None:
         self._pieces = pieces
         self._tokenizer = tokenizer
         self._arrival = arrival
@@ -99,13 +101,13 @@ class Questions:
     """
 
     name: str
-    shelf: Shelf
-    parts: LazyParts
-    repeats: Repeats
+    shelf: DocumentTable
+    parts: Components
+    repeats: CachedAnswers
     choices: Choices
-    terms: Terms
+    terms: KBMetadata
 
-    def stream(self, text: str, options: Options, arrival: Arrival) -> AnswerStream:
+    def stream(self, text: str, options: Options, arrival: ActiveRequest) -> AnswerStream:
         """Answer piece by piece what came with `arrival`, which is over with the last piece; raises as `KnowledgeBase.stream`."""
         text, top_k = self._checked(text, options.top_k)
         recipe = self.choices.recipe(options.recipe, options.prepare)
@@ -141,20 +143,20 @@ class Questions:
         text, top_k = self._checked(text, top_k)
         return prompt_for(self.parts.for_request(), text, top_k, self.terms.system)
 
-    def found(self, text: str, top_k: int | None) -> list[Found]:
+    def found(self, text: str, top_k: int | None) -> list[FoundChunk]:
         """The chunks of that prompt, with where they are from; raises as `KnowledgeBase.prompt`."""
         text, top_k = self._checked(text, top_k)
         return found_for(self.parts.for_request(), text, top_k)
 
     def _repeated(
-        self, text: str, vector: Callable[[], Vector], circumstances: Circumstances
+        self, text: str, vector: Callable[[], Vector], circumstances: AnswerSettings
     ) -> Generator[str, None, Answered] | None:
         """The answer to the same question, asked before; no model is touched, nor its libraries' weights."""
         if not self.terms.names_settled_model:
             return None
         began = time.perf_counter()
-        banked = self.repeats.find(text, vector, circumstances)
-        return repeat(self.repeats, text, vector, banked, began) if banked is not None else None
+        cache_hit = self.repeats.find(text, vector, circumstances)
+        return repeat(self.repeats, text, vector, cache_hit, began) if cache_hit is not None else None
 
     def _checked(self, text: str, top_k: int | None) -> tuple[str, int]:
         """A question and a number of chunks that can be answered from what there is."""

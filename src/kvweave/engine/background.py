@@ -20,8 +20,8 @@ from typing import Final, Self
 import psutil
 
 from kvweave.config import IdleConfig
-from kvweave.engine.background_budget import IdleRecord, Spent
-from kvweave.engine.background_jobs import IdleWork, Step
+from kvweave.engine.background_budget import BackgroundBudget, Spent
+from kvweave.engine.background_jobs import JobSource, Step
 from kvweave.engine.state import Progress
 from kvweave.errors import KvweaveError
 from kvweave.files import alone
@@ -39,7 +39,7 @@ def on_mains() -> bool:
 _LOG = logging.getLogger(__name__)
 
 
-class Arrival:
+class ActiveRequest:
     """One request under way, from the moment it is made until `leave`; a context manager."""
 
     def __init__(self, path: Path) -> None:
@@ -74,9 +74,9 @@ class Requests:
         self._path = path
         self._descriptor: int | None = None
 
-    def arrive(self) -> Arrival:
+    def arrive(self) -> ActiveRequest:
         """A user's request has come."""
-        return Arrival(self._path)
+        return ActiveRequest(self._path)
 
     @property
     def under_way(self) -> bool:
@@ -120,7 +120,7 @@ _LOOK_AGAIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class IdleReport:
+class BackgroundReport:
     """What a run did: steps by kind, seconds of work, floating-point operations, and why it ended."""
 
     steps: dict[str, int]
@@ -129,11 +129,11 @@ class IdleReport:
     ended: str
 
 
-class IdleOver(Exception):
+class BackgroundStopped(Exception):
     """Whoever runs the work has asked it to end."""
 
 
-class GivesWay:
+class RequestGuard:
     """The preemption of idle work: users' requests come first, and after them a quiet while.
 
     Args:
@@ -161,7 +161,7 @@ class GivesWay:
                 break
         self.waited_s += time.perf_counter() - began
         if self._stop.is_set():
-            raise IdleOver
+            raise BackgroundStopped
 
     def breathe(self) -> None:
         """Give way if that is wanted."""
@@ -173,7 +173,7 @@ class GivesWay:
         self.flops += flops
 
 
-class IdleTime:
+class BackgroundRunner:
     """Runs a knowledge base's idle work.
 
     Args:
@@ -187,10 +187,10 @@ class IdleTime:
 
     def __init__(
         self,
-        work: Callable[[Callable[[], None]], IdleWork],
+        work: Callable[[Callable[[], None]], JobSource],
         adapter: Callable[[], Adapter],
         requests: Requests,
-        record: IdleRecord,
+        record: BackgroundBudget,
         lock: Path,
         config: IdleConfig,
     ) -> None:
@@ -206,18 +206,18 @@ class IdleTime:
         progress: Progress = lambda stage, done, total: None,
         stop: threading.Event | None = None,
         quiet_s: float = 0.0,
-    ) -> IdleReport:
+    ) -> BackgroundReport:
         """Work now, until nothing is left, the day's budget is spent, or `stop` is set; yields to users all the while.
 
         A step that was begun is finished, so that the budget may be overdrawn by one. What fails is logged and left
         for another run.
         """
-        way = GivesWay(self._requests, quiet_s, stop or threading.Event())
+        way = RequestGuard(self._requests, quiet_s, stop or threading.Event())
         done, began = Counter[str](), time.perf_counter()
         with alone(self._lock) as here:
             ended = self._steps(way, done, progress) if here else "another process is at it already"
         seconds = time.perf_counter() - began - way.waited_s
-        return IdleReport(dict(done), seconds, way.flops, ended)
+        return BackgroundReport(dict(done), seconds, way.flops, ended)
 
     def watch(self, stop: threading.Event, progress: Progress = lambda stage, done, total: None) -> None:
         """Work whenever it has been quiet for `idle_quiet_s`, until `stop` is set; for a thread of its own."""
@@ -234,7 +234,7 @@ class IdleTime:
             # What failed is not tried again every few seconds.
             stop.wait(_LOOK_AGAIN_S if worked else max(_LOOK_AGAIN_S, quiet_s))
 
-    def _steps(self, way: GivesWay, done: Counter[str], progress: Progress) -> str:
+    def _steps(self, way: RequestGuard, done: Counter[str], progress: Progress) -> str:
         """Step after step, counted in `done` by kind; returns why they end."""
         work = self._work(way.breathe)
         try:
@@ -247,7 +247,7 @@ class IdleTime:
                 progress(step.kind, done[step.kind], done[step.kind] + step.left)
                 done[step.kind] += self._take(step, way)
                 progress(step.kind, done[step.kind], done[step.kind] + step.left - 1)
-        except IdleOver:
+        except BackgroundStopped:
             return "asked to end"
 
     def _hindrance(self) -> str:
@@ -261,7 +261,7 @@ class IdleTime:
             return f"today's {config.idle_flops_per_day:.3g} FLOPs are spent (idle_flops_per_day)"
         return ""
 
-    def _take(self, step: Step, way: GivesWay) -> int:
+    def _take(self, step: Step, way: RequestGuard) -> int:
         """Do one step; 1 if that worked, else 0. What it took counts either way."""
         began, waited, flops = time.perf_counter(), way.waited_s, way.flops
         finished = 0

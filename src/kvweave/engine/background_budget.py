@@ -23,7 +23,7 @@ class Spent:
     flops: float
 
 
-class IdleRecord:
+class BackgroundBudget:
     """The tables `idle_work` and `idle_facts` of `database`, made if they are not there."""
 
     def __init__(self, database: Database) -> None:

@@ -9,32 +9,32 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Final, Literal, TypeAlias
 
-from kvweave.answer_cache.records import Circumstances, Waiting, Why
+from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, Why
 from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig, PredictionConfig, within_context
-from kvweave.decode.settings import ClusteredKV
-from kvweave.engine.background_budget import IdleRecord
-from kvweave.engine.cached_answers import Repeats
-from kvweave.engine.components import LazyParts, ListedCorpus
+from kvweave.decode.settings import OffloadSettings
+from kvweave.engine.background_budget import BackgroundBudget
+from kvweave.engine.cached_answers import CachedAnswers
+from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.pipeline import Parts, Question, answer, assembled
-from kvweave.engine.question_prediction import Foresight
-from kvweave.engine.settings import Choices, Options, Terms
-from kvweave.engine.state import Records
+from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.settings import Choices, KBMetadata, Options
+from kvweave.engine.state import KnowledgeBaseState
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.predict.filters import says_nothing
 from kvweave.predict.planning import Extent, SumUp, extent
-from kvweave.predict.store import Outlook
-from kvweave.recipes.context import Ids, Workshop
+from kvweave.predict.store import PredictionStore
+from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.missing import absent_chunks
 from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.recipe import Recipe, remember, run
-from kvweave.recipes.state import PrefillRequest
+from kvweave.recipes.request import PrefillRequest
 from kvweave.types import Answer, TokenizedPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Precomputer:
     """Computes for questions under the circumstances that they have in the bank.
 
     `parts` gives what a request passes through, opened when first needed; `repeats` has no outlook, since no user asks;
@@ -43,11 +43,11 @@ class Ahead:
     """
 
     parts: Callable[[], Parts]
-    repeats: Repeats
+    repeats: CachedAnswers
     system: str
-    decoded_from: Callable[[float | None], ClusteredKV | None]
+    decoded_from: Callable[[float | None], OffloadSettings | None]
 
-    def answer(self, text: str, circumstances: Circumstances) -> Answer:
+    def answer(self, text: str, circumstances: AnswerSettings) -> Answer:
         """Answer a question anew; the answer is kept in the bank, its KV in the store, as a request's would be."""
         pieces = answer(self.parts(), self.repeats, self._question(text, circumstances))
         while True:
@@ -57,7 +57,7 @@ class Ahead:
                 whole: Answer = finished.value.answer
                 return whole
 
-    def prefill(self, text: str, circumstances: Circumstances) -> None:
+    def prefill(self, text: str, circumstances: AnswerSettings) -> None:
         """Store the KV that a question would be answered from, as far as it is not there."""
         question = self._question(text, circumstances)
         prompt = assembled(self.parts(), question)
@@ -65,7 +65,7 @@ class Ahead:
         if absent:
             self._store_kv(question.recipe, prompt, absent)
 
-    def restore(self, text: str, circumstances: Circumstances) -> bool:
+    def restore(self, text: str, circumstances: AnswerSettings) -> bool:
         """The same if it fits without evicting anything; whether anything was computed (PerCache §4.3.3)."""
         question = self._question(text, circumstances)
         prompt = assembled(self.parts(), question)
@@ -76,7 +76,7 @@ class Ahead:
         self._store_kv(question.recipe, prompt, absent)
         return True
 
-    def _question(self, text: str, circumstances: Circumstances) -> Question:
+    def _question(self, text: str, circumstances: AnswerSettings) -> Question:
         parts = self.parts()
         return Question(
             text=text,
@@ -109,11 +109,11 @@ class Ahead:
             takes.get(place, recipe.prepare.bytes(adapter, len(ids))) for place, ids in enumerate(absent)
         )
 
-    def _shop(self) -> Workshop:
+    def _shop(self) -> PrepareContext:
         parts = self.parts()
         template = parts.adapter.template
         corpus = ListedCorpus(parts.shelf, parts.bank, parts.encoder, template)
-        return Workshop(parts.adapter, parts.store, template.prefix_ids(self.system), corpus)
+        return PrepareContext(parts.adapter, parts.store, template.prefix_ids(self.system), corpus)
 
     def _store_kv(self, recipe: Recipe, prompt: TokenizedPrompt, absent: Sequence[Ids]) -> None:
         """What the recipe prepares of chunks of a prompt, and what it remembers of a request."""
@@ -126,7 +126,7 @@ class Ahead:
 Kind: TypeAlias = Literal[
     "refresh", "answers", "population", "conversion", "abstract", "prediction", "restoration"
 ]
-"""See `IdleWork.next`."""
+"""See `JobSource.next`."""
 
 _USERS: Final[tuple[Why, ...]] = ("matched", "changed", "stale")
 _LIMIT: Final = "kv_limit_bytes"
@@ -143,7 +143,7 @@ class Step:
     do: Callable[[], None]
 
 
-class IdleWork:
+class JobSource:
     """The work of one knowledge base, for one run.
 
     Args:
@@ -158,23 +158,23 @@ class IdleWork:
 
     def __init__(
         self,
-        ahead: Ahead,
-        foresight: Foresight | None,
-        outlook: Outlook,
+        ahead: Precomputer,
+        foresight: QuestionPredictor | None,
+        predictions: PredictionStore,
         store: ChunkStore,
-        record: IdleRecord,
+        record: BackgroundBudget,
         extent: Extent,
         breathe: Callable[[], None],
     ) -> None:
         self._ahead = ahead
         self._foresight = foresight
-        self._outlook = outlook
+        self._outlook = predictions
         self._store = store
         self._record = record
         self._extent = extent
         self._breathe = breathe
         self._tried: set[Hashable] = set()
-        self._to_restore: list[tuple[str, Circumstances]] | None = None
+        self._to_restore: list[tuple[str, AnswerSettings]] | None = None
 
     def next(self) -> Step | None:
         """The next step, None if nothing is left that was not tried in this run.
@@ -220,7 +220,9 @@ class IdleWork:
     def _conversion(self) -> Step | None:
         return self._waiting("conversion", ("prefilled",), self._answer) if self._extent == "answer" else None
 
-    def _waiting(self, kind: Kind, whys: tuple[Why, ...], do: Callable[[Waiting], None]) -> Step | None:
+    def _waiting(
+        self, kind: Kind, whys: tuple[Why, ...], do: Callable[[PendingQuestion], None]
+    ) -> Step | None:
         found = self._ahead.repeats.answers.waiting(most=len(self._tried) + 100, whys=whys)
         left = [one for one in found if (kind, one.question, one.circumstances) not in self._tried]
         if not left:
@@ -229,14 +231,14 @@ class IdleWork:
         key = (kind, first.question, first.circumstances)
         return Step(kind, first.question, key, len(left), partial(do, first))
 
-    def _populate(self, waiting: Waiting) -> None:
+    def _populate(self, waiting: PendingQuestion) -> None:
         if self._extent == "answer":
             self._answer(waiting)
             return
         self._ahead.prefill(waiting.question, waiting.circumstances)
         self._ahead.repeats.answers.prefilled(waiting.question, waiting.circumstances)
 
-    def _answer(self, waiting: Waiting) -> None:
+    def _answer(self, waiting: PendingQuestion) -> None:
         answer = self._ahead.answer(waiting.question, waiting.circumstances)
         answers = self._ahead.repeats.answers
         if waiting.why in ("predicted", "prefilled") and says_nothing(answer.text):
@@ -284,39 +286,41 @@ def _no_result(value: object) -> None:
 class IdleSetup:
     """What idle work is made of: `work` makes that of one run. No model is loaded before a step needs it."""
 
-    records: Records
-    parts: LazyParts
-    repeats: Repeats
+    records: KnowledgeBaseState
+    parts: Components
+    repeats: CachedAnswers
     choices: Choices
-    terms: Terms
-    idle_record: IdleRecord
+    terms: KBMetadata
+    idle_record: BackgroundBudget
     prediction: PredictionConfig
 
-    def work(self, breathe: Callable[[], None]) -> IdleWork:
+    def work(self, breathe: Callable[[], None]) -> JobSource:
         """The work of one run, which calls `breathe` between parts that run no model."""
         parts = cache(self.parts.for_request)
-        return IdleWork(
-            Ahead(parts, replace(self.repeats, outlook=None), self.terms.system, self.choices.decoded_from),
+        return JobSource(
+            Precomputer(
+                parts, replace(self.repeats, predictions=None), self.terms.system, self.choices.decoded_from
+            ),
             self._foresight(parts),
-            self.records.outlook,
+            self.records.predictions,
             self.records.store,
             self.idle_record,
             extent(self.repeats.threshold, self.prediction.decode_cutoff),
             breathe,
         )
 
-    def _foresight(self, parts: Callable[[], Parts]) -> Foresight | None:
+    def _foresight(self, parts: Callable[[], Parts]) -> QuestionPredictor | None:
         """What predicts questions as users are expected to ask them: by the settings alone; None if no answer is kept."""
         recipe = self.choices.recipe()
         chunks = sum(document.chunks for document in self.records.shelf.list())
         expected = self.choices.circumstances(recipe, Options(), min(self.choices.top_k(), chunks))
         if expected is None or not self.records.answers.limit_bytes:
             return None
-        return Foresight(
+        return QuestionPredictor(
             parts,
             self.records.shelf,
             self.records.answers,
-            self.records.outlook,
+            self.records.predictions,
             recipe,
             expected,
             self.terms.system,

@@ -11,41 +11,41 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kvweave.answer_cache.cache import AnswerBank
+from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.words import plain
-from kvweave.answer_cache.records import BankedAnswer, Circumstances, Provenance, Vector
+from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Provenance, Vector
 from kvweave.engine.state import Progress
 from kvweave.errors import StoreError
-from kvweave.index.documents import Shelf, row_id
-from kvweave.index.vector_index import ChunkBank, Found
-from kvweave.predict.store import Outlook
-from kvweave.types import Answer, Banked, Plan, Timing
+from kvweave.index.documents import DocumentTable, row_id
+from kvweave.index.vector_index import FoundChunk, VectorIndex
+from kvweave.predict.store import PredictionStore
+from kvweave.types import Answer, AnswerCacheHit, Plan, Timing
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Repeats:
+class CachedAnswers:
     """The answer bank with what it takes to see whether its answers still count.
 
-    `chunks` gives the index, opened when first needed; `threshold` is τ. `outlook` is told what users ask; None for
+    `chunks` gives the index, opened when first needed; `threshold` is τ. `predictions` is told what users ask; None for
     questions that no user asked.
     """
 
-    answers: AnswerBank
-    shelf: Shelf
-    chunks: Callable[[], ChunkBank]
+    answers: AnswerCache
+    shelf: DocumentTable
+    chunks: Callable[[], VectorIndex]
     threshold: float
-    outlook: Outlook | None = None
+    predictions: PredictionStore | None = None
 
     def find(
-        self, question: str, vector: Callable[[], Vector], circumstances: Circumstances
-    ) -> BankedAnswer | None:
+        self, question: str, vector: Callable[[], Vector], circumstances: AnswerSettings
+    ) -> CachedAnswer | None:
         """The answer to the same question, if there is one that counts."""
-        banked = self.answers.find(question, vector, circumstances, self.threshold)
-        return banked if banked is not None and self._counts(banked) else None
+        cache_hit = self.answers.find(question, vector, circumstances, self.threshold)
+        return cache_hit if cache_hit is not None and self._counts(cache_hit) else None
 
-    def draft(self, vector: Vector, circumstances: Circumstances) -> str:
+    def draft(self, vector: Vector, circumstances: AnswerSettings) -> str:
         """What the answer to a question may be, as it was to the one nearest to it; nothing where none is near.
 
         That may be another question, and its answer may count no more: whoever takes it has the model check it.
@@ -53,41 +53,41 @@ class Repeats:
         nearest = self.answers.nearest(vector, circumstances, self.threshold)
         return "" if nearest is None else nearest.text
 
-    def give(self, banked: BankedAnswer, began: float) -> Answer:
+    def give(self, cache_hit: CachedAnswer, began: float) -> Answer:
         """A banked answer as an answer to a request that began then, on the clock of `time.perf_counter`."""
         took_s = time.perf_counter() - began
         plan = Plan(
-            banked.circumstances.recipe,
+            cache_hit.circumstances.recipe,
             0.0,
             (),
-            banked=Banked(banked.question, banked.similarity, banked.made_at_s),
+            cache_hit=AnswerCacheHit(cache_hit.question, cache_hit.similarity, cache_hit.made_at_s),
         )
         timing = Timing(retrieve_s=took_s, ttft_s=took_s, total_s=took_s)
-        return Answer(banked.text, banked.sources, plan, timing)
+        return Answer(cache_hit.text, cache_hit.sources, plan, timing)
 
-    def gave(self, banked: BankedAnswer, question: str, vector: Callable[[], Vector]) -> None:
+    def gave(self, cache_hit: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
         """Count a banked answer that was given; a question that differs from its own waits for a true answer."""
         with _quietly(), self.answers.transaction():
-            self.answers.given(banked, question, vector)
-            if self.outlook is not None:
-                self.outlook.ledger.gave(banked.question)
-                self.outlook.asked(plain(question))
+            self.answers.given(cache_hit, question, vector)
+            if self.predictions is not None:
+                self.predictions.ledger.gave(cache_hit.question)
+                self.predictions.asked(plain(question))
 
     def keep(
         self,
         question: str,
         vector: Vector,
-        circumstances: Circumstances,
+        circumstances: AnswerSettings,
         answer: Answer,
         rests_on: Provenance,
     ) -> None:
         """Keep an answer unless a document it rests on has changed since; a bank that fails does not take it back."""
         with _quietly(), self.answers.transaction():
-            if self.outlook is not None:
-                self.outlook.asked(plain(question))
+            if self.predictions is not None:
+                self.predictions.asked(plain(question))
             if rests_on.versions <= self.shelf.visible():
                 kept = (question, vector, circumstances, answer.text, answer.sources, rests_on)
-                self.answers.put(*kept, asked=self.outlook is not None)
+                self.answers.put(*kept, asked=self.predictions is not None)
 
     def refresh(
         self,
@@ -101,35 +101,35 @@ class Repeats:
         """
         unseen = list(self.answers.unseen())
         overtaken = 0
-        for number, banked in enumerate(unseen):
+        for number, cache_hit in enumerate(unseen):
             progress("looking at answers", number, len(unseen))
             between()
-            overtaken += not self._counts(banked)
+            overtaken += not self._counts(cache_hit)
         progress("looking at answers", len(unseen), len(unseen))
         return overtaken
 
-    def _counts(self, banked: BankedAnswer) -> bool:
+    def _counts(self, cache_hit: CachedAnswer) -> bool:
         """Whether the answer rests on the best chunks for its question; notes what it finds."""
         epoch = self.answers.epoch
-        if banked.epoch == epoch:
+        if cache_hit.epoch == epoch:
             return True
-        top_k = banked.circumstances.top_k
-        found = self.chunks().search(banked.question, banked.vector, top_k, self.shelf.visible())
+        top_k = cache_hit.circumstances.top_k
+        found = self.chunks().search(cache_hit.question, cache_hit.vector, top_k, self.shelf.visible())
         if not found:  # the index is lost: the ordinary way says so
             return False
-        if set(chunk_names(found)) <= set(banked.chunks):
-            self.answers.still_best(banked, epoch)
+        if set(chunk_names(found)) <= set(cache_hit.chunks):
+            self.answers.still_best(cache_hit, epoch)
             return True
-        self.answers.stale(banked)
+        self.answers.stale(cache_hit)
         return False
 
 
-def provenance(found: Sequence[Found], epoch: int) -> Provenance:
+def provenance(found: Sequence[FoundChunk], epoch: int) -> Provenance:
     """What an answer from these chunks rests on; `epoch` was read before they were searched for."""
     return Provenance(frozenset(chunk.version for chunk in found), chunk_names(found), epoch)
 
 
-def chunk_names(found: Sequence[Found]) -> tuple[str, ...]:
+def chunk_names(found: Sequence[FoundChunk]) -> tuple[str, ...]:
     """The chunks' names in the index."""
     return tuple(row_id(chunk.version, chunk.position) for chunk in found)
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from kvweave.config import Config
 from kvweave.embedding import TextEncoder
-from kvweave.engine.settings import Identity
-from kvweave.engine.state import Records
+from kvweave.engine.settings import KBIdentity
+from kvweave.engine.state import KnowledgeBaseState
 from kvweave.errors import KnowledgeBaseMismatch
-from kvweave.index.documents import ListedChunk, Shelf
-from kvweave.index.vector_index import ChunkBank
+from kvweave.index.documents import DocumentTable, ListedChunk
+from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.keys import digest_chunks, digest_tokens
 from kvweave.models.prompt import PromptTemplate
 from kvweave.recipes.context import Ids
@@ -23,11 +23,11 @@ from kvweave.recipes.context import Ids
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
     from kvweave.engine.pipeline import Parts
-    from kvweave.index.vector_index import ChunkBank
+    from kvweave.index.vector_index import VectorIndex
     from kvweave.models.adapter import Adapter
 
 
-class LazyParts:
+class Components:
     """What the settings name, or else the knowledge base was made with; every part is compared with that.
 
     Args:
@@ -37,7 +37,9 @@ class LazyParts:
         records: its store gets a tier on the model's device.
     """
 
-    def __init__(self, config: Config, folder: Path, identity: Identity, records: Records) -> None:
+    def __init__(
+        self, config: Config, folder: Path, identity: KBIdentity, records: KnowledgeBaseState
+    ) -> None:
         self._config = config
         self._vectors = folder / "vectors"
         self._identity = identity
@@ -68,18 +70,18 @@ class LazyParts:
         return encoder
 
     @cached_property
-    def bank(self) -> "ChunkBank":
+    def bank(self) -> "VectorIndex":
         """The index; once documents settled the length of its vectors, opening it takes no embedding model."""
-        from kvweave.index.vector_index import ChunkBank
+        from kvweave.index.vector_index import VectorIndex
 
         settled = self._identity.get("dimensions")
         try:
-            return ChunkBank(self._vectors, int(settled) if settled else self.encoder.dimensions)
+            return VectorIndex(self._vectors, int(settled) if settled else self.encoder.dimensions)
         except KnowledgeBaseMismatch:
             # Where nothing is listed: an empty table that was made for another embedding model.
             if settled or not self._delete_unlisted_index():
                 raise
-            return ChunkBank(self._vectors, self.encoder.dimensions)
+            return VectorIndex(self._vectors, self.encoder.dimensions)
 
     def for_request(self) -> "Parts":
         """All that a request passes through."""
@@ -113,7 +115,9 @@ class ListedCorpus:
     A chunk whose document another process has taken off the list meanwhile has no others around it.
     """
 
-    def __init__(self, shelf: Shelf, bank: ChunkBank, encoder: TextEncoder, template: PromptTemplate) -> None:
+    def __init__(
+        self, shelf: DocumentTable, bank: VectorIndex, encoder: TextEncoder, template: PromptTemplate
+    ) -> None:
         self._shelf, self._bank, self._encoder, self._template = shelf, bank, encoder, template
 
     @cached_property

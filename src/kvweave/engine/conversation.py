@@ -17,23 +17,23 @@ from typing import Self
 from torch import Tensor
 
 from kvweave.config import GenerationConfig
-from kvweave.decode.handoff import Appending, Entering, computed
-from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.handoff import PromptOffloader, TurnAppender, computed
+from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.persistence import keep, new_files, resume
-from kvweave.decode.settings import ClusteredKV
-from kvweave.engine.components import LazyParts
-from kvweave.engine.conversation_log import LOCK, Said, empty, read_said, write_said
+from kvweave.decode.settings import OffloadSettings
+from kvweave.engine.components import Components
+from kvweave.engine.conversation_log import LOCK, ConversationState, empty, read_said, write_said
 from kvweave.engine.generation import Decoded, reply_on
 from kvweave.engine.pipeline import prefilled
-from kvweave.engine.settings import Choices, Terms, usable
+from kvweave.engine.settings import Choices, KBMetadata, usable
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.files import alone
-from kvweave.index.documents import Shelf
-from kvweave.index.vector_index import Found
+from kvweave.index.documents import DocumentTable
+from kvweave.index.vector_index import FoundChunk
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.cache_base import EarlierText, LayerTaker
-from kvweave.recipes.state import PrefillResult
+from kvweave.models.cache_base import LayerSink, PrefixContext
+from kvweave.recipes.request import PrefillResult
 from kvweave.types import Prompt, TokenizedPrompt
 
 _LOG = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ _TAKEN = "another process is having the conversation in {}; name another one"
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class ConversationSettings:
     """How a conversation is held: what every prompt starts with, how answers are chosen, how KV lies in files."""
 
     system: str
     generation: GenerationConfig
     max_new_tokens: int
-    kv: ClusteredKV
+    kv: OffloadSettings
 
 
 def forget(folder: Path) -> None:
@@ -79,15 +79,15 @@ class Conversation:
         self,
         adapter: Adapter,
         folder: Path,
-        manner: Manner,
-        prefill: Callable[[TokenizedPrompt, LayerTaker, EarlierText | None], PrefillResult],
+        manner: ConversationSettings,
+        prefill: Callable[[TokenizedPrompt, LayerSink, PrefixContext | None], PrefillResult],
         visible: Callable[[], Set[str]] = frozenset,
     ) -> None:
         self._adapter, self._folder, self._manner, self._prefill = adapter, folder, manner, prefill
         self._visible = visible
         self.token_ids: list[int] = []
         self._versions: frozenset[str] = frozenset()
-        self._held: RetrievedKV | None = None
+        self._held: OffloadedCache | None = None
         self._stack = ExitStack()
         folder.mkdir(parents=True, exist_ok=True)
         if not self._stack.enter_context(alone(folder / LOCK)):
@@ -155,7 +155,7 @@ class Conversation:
         if self._held is None:
             prompt = template.render(Prompt(question, tuple(chunks), self._manner.system))
             self._adapter.check_length(prompt.tokens, room)
-            entering = Entering(self._adapter.geometry, self._manner.kv, new_files(self._folder))
+            entering = PromptOffloader(self._adapter.geometry, self._manner.kv, new_files(self._folder))
             logits = self._prefill(prompt, entering, None).logits
             self._held = entering.held
             return prompt.token_ids, logits
@@ -163,10 +163,10 @@ class Conversation:
         turn = template.turn(Prompt(question, new, self._manner.system))
         text = [*self.token_ids, *turn.token_ids]
         self._adapter.check_length(len(text), room)
-        if self._adapter.outgrows(len(text), len(self.token_ids)):
+        if self._adapter.needs_rope_rescale(len(text), len(self.token_ids)):
             return turn.token_ids, self._computed_again(text)[1]
         prefix = template.prefix_ids(self._manner.system)
-        behind = Appending(self._adapter, self._held, self.token_ids, prefix)
+        behind = TurnAppender(self._adapter, self._held, self.token_ids, prefix)
         return turn.token_ids, self._prefill(turn, behind, behind).logits
 
     def _holds(self, ids: Sequence[int]) -> bool:
@@ -201,7 +201,7 @@ class Conversation:
         elif said.token_ids:
             self._take_up(said)
 
-    def _take_up(self, said: Said) -> None:
+    def _take_up(self, said: ConversationState) -> None:
         model = self._adapter.fingerprint
         if said.model != model.digest:
             raise InvalidRequest(
@@ -233,7 +233,7 @@ class Conversation:
         if held is not None:
             held.close()
 
-    def _computed_again(self, token_ids: Sequence[int]) -> tuple[RetrievedKV, Tensor]:
+    def _computed_again(self, token_ids: Sequence[int]) -> tuple[OffloadedCache, Tensor]:
         """Hold these tokens instead of what is held, computed anew, each attending to all before; also the logits behind them."""
         self._let_go()
         self._held, logits = computed(self._adapter, token_ids, self._manner.kv, new_files(self._folder))
@@ -242,7 +242,9 @@ class Conversation:
     def _note(self) -> None:
         """Write down what was said, from which everything else can be computed again."""
         model, kv = self._adapter.fingerprint, self._manner.kv
-        write_said(self._folder, Said(model.digest, kv.kv_budget, tuple(self.token_ids), self._versions))
+        write_said(
+            self._folder, ConversationState(model.digest, kv.kv_budget, tuple(self.token_ids), self._versions)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +255,12 @@ class Conversations:
     """
 
     folder: Path
-    shelf: Shelf
+    shelf: DocumentTable
     store: ChunkStore
-    parts: LazyParts
+    parts: Components
     choices: Choices
-    terms: Terms
-    found: Callable[[str, int | None], Sequence[Found]]
+    terms: KBMetadata
+    found: Callable[[str, int | None], Sequence[FoundChunk]]
 
     def open(self, name: str, *, new: bool) -> Conversation:
         """Go on with a conversation, or begin it anew; raises as `KnowledgeBase.conversation`."""
@@ -267,8 +269,8 @@ class Conversations:
         if new:
             forget(folder)
         most = self.choices.max_new_tokens(adapter.geometry.context_tokens)
-        held = self.choices.kv or ClusteredKV(1.0)
-        manner = Manner(self.terms.system, self.choices.generation, most, held)
+        held = self.choices.kv or OffloadSettings(1.0)
+        manner = ConversationSettings(self.terms.system, self.choices.generation, most, held)
         recipe = self.choices.recipe()
         return Conversation(
             adapter, folder, manner, partial(prefilled, adapter, self.store, recipe), self.shelf.visible

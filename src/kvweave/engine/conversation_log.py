@@ -18,7 +18,7 @@ _SAID, _NEXT = "said.json", "said.next"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ConversationState:
     """A conversation's `token_ids`, the digest of its model, its budget, and the `versions` of documents that it read.
 
     Of one that was emptied the versions alone are left, so that whoever opens it can be told why it begins anew.
@@ -34,11 +34,11 @@ class Said:
         return not self.versions <= visible
 
 
-def read_said(folder: Path) -> Said | None:
+def read_said(folder: Path) -> ConversationState | None:
     """What was said in the conversation of a folder, None for a new one; raises InvalidRequest for what is no such file."""
     try:
         told = json.loads((folder / _SAID).read_bytes())
-        return Said(
+        return ConversationState(
             str(told["model"]),
             float(told["kv_budget"]),
             tuple(map(int, told["token_ids"])),
@@ -52,7 +52,7 @@ def read_said(folder: Path) -> Said | None:
         ) from error
 
 
-def write_said(folder: Path, said: Said) -> None:
+def write_said(folder: Path, said: ConversationState) -> None:
     """Write it down in place of what was said before, which stays where this fails; raises StoreError."""
     told = {
         "model": said.model,

@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 
 from kvweave.decode.handoff import computed, enter, entered
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.fused_cache import FusedCache
 from kvweave.types import Decoding
 
 
-class Holding:
-    """The KV of a text that grows from a prompt: on `canvas`, which it owns, or on flash as `kv` says.
+class DecodeState:
+    """The KV of a text that grows from a prompt: on `kv_cache`, which it owns, or on flash as `kv` says.
 
     Where the prefill has handed the layers of the canvas over, it is on flash already. Close it: files on flash go with
     it. Raises InvalidRequest for a `kv` other than the one that they were handed over for.
     """
 
-    def __init__(self, adapter: Adapter, canvas: Canvas, kv: ClusteredKV | None = None) -> None:
-        self.canvas = canvas
-        self._retrieved = entered(canvas)
+    def __init__(self, adapter: Adapter, kv_cache: FusedCache, kv: OffloadSettings | None = None) -> None:
+        self.kv_cache = kv_cache
+        self._retrieved = entered(kv_cache)
         self._adapter, self._kv = adapter, kv
         if self._retrieved is not None:
             self._kv = self._retrieved.settings
@@ -39,32 +39,34 @@ class Holding:
     def move(self, token_ids: Sequence[int], question_tokens: int) -> None:
         """Move what the canvas holds, all of `token_ids`, to flash, if that is where it is to lie; see `enter`."""
         if self._kv is not None and self._retrieved is None:
-            self._retrieved = enter(self._adapter, self.canvas, token_ids, self._kv, question_tokens)
+            self._retrieved = enter(self._adapter, self.kv_cache, token_ids, self._kv, question_tokens)
 
     @property
-    def on_canvas(self) -> bool:
+    def on_kv_cache(self) -> bool:
         """Whether it lies in memory as the model's own attention reads it."""
         return self._retrieved is None
 
     def advance(self, token_ids: Sequence[int]) -> Tensor:
         """The logits (1, vocab) that follow `token_ids`, the last of which is not held yet."""
-        if not self.outgrown(len(token_ids)):
-            held = self.canvas if self._retrieved is None else self._retrieved
+        if not self.needs_rope_rescale(len(token_ids)):
+            held = self.kv_cache if self._retrieved is None else self._retrieved
             return self._adapter.step(held, token_ids[-1])
         self.close()
         if self._kv is not None:
             self._retrieved, logits = computed(self._adapter, token_ids, self._kv)
             return logits
-        self.canvas = self._adapter.canvas(len(token_ids))
+        self.kv_cache = self._adapter.new_cache(len(token_ids))
         every_row = self._adapter.rows(torch.arange(len(token_ids)))
-        return self._adapter.compute(self.canvas, token_ids, every_row)
+        return self._adapter.compute(self.kv_cache, token_ids, every_row)
 
-    def outgrown(self, tokens: int) -> bool:
+    def needs_rope_rescale(self, tokens: int) -> bool:
         """Whether a text of that length is computed again, since its last token needs other rotary frequencies.
 
         On a canvas with positions or a continuation of its own none is, since it would become another text; a step says so.
         """
-        return self._adapter.outgrows(tokens) and (self._retrieved is not None or self.canvas.plain)
+        return self._adapter.needs_rope_rescale(tokens) and (
+            self._retrieved is not None or self.kv_cache.plain
+        )
 
     @property
     def cost(self) -> Decoding | None:
@@ -77,7 +79,7 @@ class Holding:
             self._retrieved.close()
 
 
-class Standing:
+class PersistentDecodeState:
     """KV that grows where it is and outlives the reply: a conversation's. Its owner closes it.
 
     `anew` has its owner compute all tokens of a text again, where the KV `held` cannot be gone on with; it returns what
@@ -85,14 +87,17 @@ class Standing:
     """
 
     def __init__(
-        self, adapter: Adapter, held: RetrievedKV, anew: Callable[[Sequence[int]], tuple[RetrievedKV, Tensor]]
+        self,
+        adapter: Adapter,
+        held: OffloadedCache,
+        anew: Callable[[Sequence[int]], tuple[OffloadedCache, Tensor]],
     ) -> None:
         self.held = held
         self._adapter, self._anew = adapter, anew
 
     def advance(self, token_ids: Sequence[int]) -> Tensor:
         """The logits (1, vocab) that follow `token_ids`, the last of which is not held yet."""
-        if not self._adapter.outgrows(len(token_ids)):
+        if not self._adapter.needs_rope_rescale(len(token_ids)):
             return self._adapter.step(self.held, token_ids[-1])
         self.held, logits = self._anew(token_ids)
         return logits

@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from kvweave.config import GenerationConfig
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ClusteredKV
-from kvweave.engine.decode_state import Holding, Standing
-from kvweave.engine.speculative import Foretelling, Foretold
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import OffloadSettings
+from kvweave.engine.decode_state import DecodeState, PersistentDecodeState
+from kvweave.engine.speculative import PromptLookupDrafter, SpeculativeDecoder
 from kvweave.models.adapter import Adapter
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.fused_cache import FusedCache
 from kvweave.types import Decoding
 
 
@@ -23,13 +23,13 @@ from kvweave.types import Decoding
 class Decoded:
     """What a generation has produced so far, and what it cost; `decoding` None where all KV stayed in memory.
 
-    `foretold` of the tokens were told by a draft or the prompt, and did not have to be decoded one by one.
+    `accepted_draft_tokens` of the tokens were told by a draft or the prompt, and did not have to be decoded one by one.
     """
 
     text: str = ""
     ids: Sequence[int] = ()
     seconds: float = 0.0
-    foretold: int = 0
+    accepted_draft_tokens: int = 0
     decoding: Decoding | None = None
 
     @property
@@ -40,14 +40,14 @@ class Decoded:
 
 def generate(
     adapter: Adapter,
-    canvas: Canvas,
+    kv_cache: FusedCache,
     prompt_ids: Sequence[int],
     logits: Tensor,
     settings: GenerationConfig,
     max_new_tokens: int,
     decoded: Decoded,
     *,
-    kv: ClusteredKV | None = None,
+    kv: OffloadSettings | None = None,
     question_tokens: int = 1,
     drafts: Sequence[Sequence[int]] = (),
 ) -> Iterator[str]:
@@ -56,40 +56,40 @@ def generate(
     Continues on the canvas, which it grows, or on the flash that the canvas has handed its layers over to; with `kv`, it
     moves one that has not, of which `question_tokens` at the prompt's end are computed once more, see `enter`. Stops at the model's end-of-sequence tokens or after
     `max_new_tokens`. `drafts` are what the reply may be: as far as it is, or quotes the prompt, greedy decoding on a
-    canvas runs many of its tokens in one pass, see `Foretold`. `decoded` is filled in as it goes, so it is right even
+    canvas runs many of its tokens in one pass, see `SpeculativeDecoder`. `decoded` is filled in as it goes, so it is right even
     when the caller stops early. Raises InvalidRequest, StoreError and StoreFull with `kv`.
     """
-    with closing(Holding(adapter, canvas, kv)) as held:
+    with closing(DecodeState(adapter, kv_cache, kv)) as held:
         if max_new_tokens > 1:
             held.move(prompt_ids, question_tokens)
-        source: Holding | Foretold = held
-        if held.on_canvas and settings.temperature == 0:
-            foretelling = Foretelling(prompt_ids, drafts, settings.prompt_lookup_tokens)
-            source = Foretold(adapter, held, len(prompt_ids), max_new_tokens, foretelling)
+        source: DecodeState | SpeculativeDecoder = held
+        if held.on_kv_cache and settings.temperature == 0:
+            foretelling = PromptLookupDrafter(prompt_ids, drafts, settings.prompt_lookup_tokens)
+            source = SpeculativeDecoder(adapter, held, len(prompt_ids), max_new_tokens, foretelling)
         reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens)
         try:
             yield from _pieces(reply, logits, decoded)
         finally:
-            if isinstance(source, Foretold):
+            if isinstance(source, SpeculativeDecoder):
                 source.stop(len(prompt_ids) + len(reply.ids))
 
 
 def reply_on(
     adapter: Adapter,
-    held: RetrievedKV,
+    held: OffloadedCache,
     prompt_ids: Sequence[int],
     logits: Tensor,
     settings: GenerationConfig,
     max_new_tokens: int,
     decoded: Decoded,
-    anew: Callable[[Sequence[int]], tuple[RetrievedKV, Tensor]],
+    anew: Callable[[Sequence[int]], tuple[OffloadedCache, Tensor]],
 ) -> Generator[str, None, list[int]]:
     """As `generate`, on KV that stays its caller's and holds all of `prompt_ids`; returns the reply's token ids.
 
     All of these are held in the end, those of a reply that ran to `max_new_tokens` too, so that a text can go on: by
-    `held`, or by what `anew` gave for it, see `Standing`.
+    `held`, or by what `anew` gave for it, see `PersistentDecodeState`.
     """
-    standing = Standing(adapter, held, anew)
+    standing = PersistentDecodeState(adapter, held, anew)
     reply = _Reply(adapter, standing, prompt_ids, settings, max_new_tokens)
     yield from _pieces(reply, logits, decoded)
     text = [*prompt_ids, *reply.ids]
@@ -109,7 +109,9 @@ def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
             logits = reply.advance()
         decoded.text = reply.text
         decoded.ids, decoded.seconds = reply.ids, decoded.seconds + time.perf_counter() - began
-        decoded.foretold = reply.held.foretold if isinstance(reply.held, Foretold) else 0
+        decoded.accepted_draft_tokens = (
+            reply.held.accepted_draft_tokens if isinstance(reply.held, SpeculativeDecoder) else 0
+        )
         decoded.decoding = reply.held.cost
         # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
         ready = decoded.text.rstrip("\ufffd")
@@ -122,7 +124,7 @@ def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
 
 def generate_together(
     adapter: Adapter,
-    prefilled: Sequence[tuple[Canvas, Sequence[int], Tensor]],
+    prefilled: Sequence[tuple[FusedCache, Sequence[int], Tensor]],
     settings: GenerationConfig,
     max_new_tokens: int,
 ) -> list[Decoded]:
@@ -131,8 +133,8 @@ def generate_together(
     A step of all that are not finished is one call of the model; `seconds` is each one's share of these.
     """
     replies = [
-        _Reply(adapter, Holding(adapter, canvas), ids, settings, max_new_tokens)
-        for canvas, ids, _ in prefilled
+        _Reply(adapter, DecodeState(adapter, kv_cache), ids, settings, max_new_tokens)
+        for kv_cache, ids, _ in prefilled
     ]
     seconds = [0.0] * len(replies)
     logits = dict(enumerate(first for _, _, first in prefilled))
@@ -153,7 +155,7 @@ class _Reply:
     def __init__(
         self,
         adapter: Adapter,
-        held: Holding | Standing | Foretold,
+        held: DecodeState | PersistentDecodeState | SpeculativeDecoder,
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,
@@ -185,10 +187,10 @@ class _Reply:
         return str(self._adapter.tokenizer.decode(self.ids, skip_special_tokens=True)) if self.ids else ""
 
     @property
-    def outgrows(self) -> bool:
+    def needs_rope_rescale(self) -> bool:
         """Whether the text needs other rotary frequencies than what is held has, and is computed again under them."""
         tokens = len(self._prompt_ids) + len(self.ids)
-        return isinstance(self.held, Holding) and self.held.outgrown(tokens)
+        return isinstance(self.held, DecodeState) and self.held.needs_rope_rescale(tokens)
 
     def advance(self) -> Tensor:
         """The logits behind the last token, (1, vocab)."""
@@ -197,11 +199,11 @@ class _Reply:
 
 def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tensor]:
     """What `advance` gives for each, in one call where no text outgrows its canvas."""
-    if any(reply.outgrows for reply in replies):
+    if any(reply.needs_rope_rescale for reply in replies):
         return [reply.advance() for reply in replies]
-    canvases = [reply.held.canvas for reply in replies if isinstance(reply.held, Holding)]
+    kv_caches = [reply.held.kv_cache for reply in replies if isinstance(reply.held, DecodeState)]
     last = [reply.ids[-1] for reply in replies]
-    return adapter.step_packed(list(zip(canvases, last, strict=True)))
+    return adapter.step_packed(list(zip(kv_caches, last, strict=True)))
 
 
 def end_tokens(adapter: Adapter) -> frozenset[int]:

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from kvweave.config import DEFAULT_CHUNK_TOKENS, within_context
 from kvweave.embedding import TextEncoder
-from kvweave.engine.components import LazyParts, ListedCorpus
-from kvweave.engine.settings import Choices, Terms
-from kvweave.engine.state import SWEEP_GRACE_S, Progress, Records
+from kvweave.engine.components import Components, ListedCorpus
+from kvweave.engine.settings import Choices, KBMetadata
+from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
 from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
 from kvweave.index.chunking import Chunker
 from kvweave.index.documents import ListedChunk, ListedDocument, document_id
 from kvweave.index.readers import digest_file, find_files, read_document
-from kvweave.index.vector_index import ChunkBank
+from kvweave.index.vector_index import VectorIndex
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import Workshop
+from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import lacking, prepare_chunks
 from kvweave.recipes.recipe import Recipe
 from kvweave.types import AddReport, Chunk, Document, SkippedFile
@@ -46,8 +46,8 @@ class Indexer:
 
     def __init__(
         self,
-        records: Records,
-        bank: ChunkBank,
+        records: KnowledgeBaseState,
+        bank: VectorIndex,
         encoder: TextEncoder,
         adapter: Adapter,
         chunker: Chunker,
@@ -177,8 +177,8 @@ class Indexer:
 
     def _compute_kv(self, new: set[str], progress: Progress) -> tuple[int, int]:
         """Compute the KV that listed chunks lack; returns how many were computed and how many the limit left out."""
-        shop = self._shop()
-        missing = self._missing(shop, new)
+        ctx = self._shop()
+        missing = self._missing(ctx, new)
         wanted = list(self._fitting(missing, new))
         total = sum(row.kv_tokens for row in wanted)
         done = computed = 0
@@ -188,28 +188,28 @@ class Indexer:
             done += tokens
             progress("computing KV", done, total)
 
-        shop, template = replace(shop, progress=advance), self._adapter.template
+        ctx, template = replace(ctx, progress=advance), self._adapter.template
         for start in range(0, len(wanted), BATCH_CHUNKS):
             batch = wanted[start : start + BATCH_CHUNKS]
             texts = self._bank.texts([row.row_id for row in batch])
             chunks = [template.chunk_ids(text) for text in texts.values()]
-            computed += prepare_chunks(shop, chunks, self._recipe)
+            computed += prepare_chunks(ctx, chunks, self._recipe)
         return computed, len(missing) - len(wanted)
 
     def missing_kv(self) -> int:
         """How many listed chunks, one per content, lack what the recipe prepares: KV, or what it records about them."""
         return len(self._missing(self._shop(), frozenset()))
 
-    def _shop(self) -> Workshop:
+    def _shop(self) -> PrepareContext:
         template, records = self._adapter.template, self._records
         corpus = ListedCorpus(records.shelf, self._bank, self._encoder, template)
-        return Workshop(self._adapter, records.store, template.prefix_ids(self.system), corpus)
+        return PrepareContext(self._adapter, records.store, template.prefix_ids(self.system), corpus)
 
-    def _missing(self, shop: Workshop, first: Set[str]) -> list[tuple[ListedChunk, int]]:
+    def _missing(self, ctx: PrepareContext, first: Set[str]) -> list[tuple[ListedChunk, int]]:
         """Those chunks, with the bytes that what they lack takes; the ones of `first` before others."""
         rows = list({row.kv_digest: row for row in self._records.shelf.all_chunks()}.values())
         asked = [(row.kv_digest, row.kv_tokens) for row in rows]
-        missing = [(rows[number], size) for number, size in lacking(shop, asked, self._recipe).items()]
+        missing = [(rows[number], size) for number, size in lacking(ctx, asked, self._recipe).items()]
         return sorted(
             missing, key=lambda each: (each[0].source not in first, each[0].source, each[0].position)
         )
@@ -247,10 +247,10 @@ def _is_whole(listed: ListedDocument, indexed: dict[str, int]) -> bool:
 class Additions:
     """Adds documents to what `records` lists; nothing under `own_folder`, where kvweave keeps its own, is one."""
 
-    records: Records
-    parts: LazyParts
+    records: KnowledgeBaseState
+    parts: Components
     choices: Choices
-    terms: Terms
+    terms: KBMetadata
     own_folder: Path
 
     def add(self, places: Sequence[Path], progress: Progress) -> AddReport:

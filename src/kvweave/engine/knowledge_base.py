@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvweave.config import Config, read_config
 from kvweave.engine.background import Requests
-from kvweave.engine.background_budget import IdleRecord
-from kvweave.engine.components import LazyParts
-from kvweave.engine.settings import Identity, Options, Terms, existing, kb_folder, place
-from kvweave.engine.state import SWEEP_GRACE_S, Progress, Records, open_records
+from kvweave.engine.background_budget import BackgroundBudget
+from kvweave.engine.components import Components
+from kvweave.engine.settings import KBIdentity, KBMetadata, Options, existing, kb_folder, place
+from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress, open_records
 from kvweave.errors import EmptyKnowledgeBase, PathNotFound
 from kvweave.index.documents import ListedDocument
-from kvweave.types import AddReport, Answer, BankUse, Prompt
+from kvweave.types import AddReport, Answer, AnswerCacheUse, Prompt
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
     from kvweave.engine.ask import AnswerStream, Questions
-    from kvweave.engine.background import IdleReport, IdleTime
-    from kvweave.engine.cached_answers import Repeats
+    from kvweave.engine.background import BackgroundReport, BackgroundRunner
+    from kvweave.engine.cached_answers import CachedAnswers
     from kvweave.engine.conversation import Conversation, Conversations
     from kvweave.engine.indexing import Additions
     from kvweave.engine.settings import Choices
@@ -40,9 +40,9 @@ class Documents:
     """What `records` lists in the knowledge base `name`; of `parts`, the index is used where there is one."""
 
     name: str
-    records: Records
-    identity: Identity
-    parts: LazyParts
+    records: KnowledgeBaseState
+    identity: KBIdentity
+    parts: Components
 
     def listed(self) -> list[ListedDocument]:
         """What is indexed, by source."""
@@ -78,7 +78,7 @@ class Documents:
             for source in removed:
                 self.records.remove(source)
             self.records.answers.clear()
-            self.records.outlook.clear()
+            self.records.predictions.clear()
             self.identity.clear()
             self.records.store.clear()
         self.parts.forget()
@@ -111,15 +111,15 @@ class KnowledgeBase:
         self._records = open_records(self.folder, name, config)
         self.store = self._records.store
         self.answers = self._records.answers
-        self.outlook = self._records.outlook
+        self.predictions = self._records.predictions
         with ExitStack() as undo:
             undo.callback(self._records.close)
-            self.idle_record = IdleRecord(self._records.database)
-            identity = Identity(self._records.database, name)
+            self.idle_record = BackgroundBudget(self._records.database)
+            identity = KBIdentity(self._records.database, name)
             undo.pop_all()
         self._requests = Requests(self.folder / "requests.lock")
-        self._terms = Terms(config, identity)
-        self._parts = LazyParts(config, self.folder, identity, self._records)
+        self._terms = KBMetadata(config, identity)
+        self._parts = Components(config, self.folder, identity, self._records)
         self._documents = Documents(name, self._records, identity, self._parts)
 
     @property
@@ -180,7 +180,7 @@ class KnowledgeBase:
         coverage: float | None = None,
         top_k: int | None = None,
         drop_chunks: bool = False,
-        bank: BankUse = "serve",
+        bank: AnswerCacheUse = "serve",
     ) -> Answer:
         """Answer a question from the documents; see `stream` for the options and errors."""
         stream = self.stream(
@@ -207,7 +207,7 @@ class KnowledgeBase:
         coverage: float | None = None,
         top_k: int | None = None,
         drop_chunks: bool = False,
-        bank: BankUse = "serve",
+        bank: AnswerCacheUse = "serve",
     ) -> "AnswerStream":
         """Answer piece by piece: iterate for the text; `.answer` holds the whole once the iteration ends.
 
@@ -265,7 +265,7 @@ class KnowledgeBase:
 
     # Idle time
 
-    def idle(self, progress: Progress = lambda stage, done, total: None) -> "IdleReport":
+    def idle(self, progress: Progress = lambda stage, done, total: None) -> "BackgroundReport":
         """Do now what is otherwise done at idle time: true answers, predicted questions, conversions.
 
         Ends when nothing is left to do, or the day's budget is spent, or, by the settings, on battery. Gives way to
@@ -307,11 +307,13 @@ class KnowledgeBase:
         return Additions(self._records, self._parts, self._choices, self._terms, own_folder)
 
     @cached_property
-    def _repeats(self) -> "Repeats":
-        from kvweave.engine.cached_answers import Repeats
+    def _repeats(self) -> "CachedAnswers":
+        from kvweave.engine.cached_answers import CachedAnswers
 
         threshold = self.config.answers.answer_threshold
-        return Repeats(self.answers, self._records.shelf, lambda: self._parts.bank, threshold, self.outlook)
+        return CachedAnswers(
+            self.answers, self._records.shelf, lambda: self._parts.bank, threshold, self.predictions
+        )
 
     @cached_property
     def _questions(self) -> "Questions":
@@ -341,8 +343,8 @@ class KnowledgeBase:
         )
 
     @cached_property
-    def _idle_time(self) -> "IdleTime":
-        from kvweave.engine.background import IdleTime
+    def _idle_time(self) -> "BackgroundRunner":
+        from kvweave.engine.background import BackgroundRunner
         from kvweave.engine.background_jobs import IdleSetup
 
         setup = IdleSetup(
@@ -355,7 +357,7 @@ class KnowledgeBase:
             self.config.prediction,
         )
         lock = self.folder / "idle.lock"
-        return IdleTime(
+        return BackgroundRunner(
             setup.work, lambda: self.adapter, self._requests, self.idle_record, lock, self.config.idle
         )
 

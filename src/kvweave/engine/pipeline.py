@@ -19,23 +19,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvweave.answer_cache.records import BankedAnswer, Circumstances, Vector
+from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
 from kvweave.config import GenerationConfig
-from kvweave.decode.handoff import Entering
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.handoff import PromptOffloader
+from kvweave.decode.settings import OffloadSettings
 from kvweave.embedding import TextEncoder
-from kvweave.engine.cached_answers import Repeats, provenance
+from kvweave.engine.cached_answers import CachedAnswers, provenance
 from kvweave.engine.generation import Decoded, generate
 from kvweave.engine.speculative import drafts_of
 from kvweave.errors import KnowledgeBaseError
-from kvweave.index.documents import Shelf
-from kvweave.index.vector_index import ChunkBank, Found
+from kvweave.index.documents import DocumentTable
+from kvweave.index.vector_index import FoundChunk, VectorIndex
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
-from kvweave.models.cache_base import EarlierText, LayerTaker
+from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.recipes.recipe import Recipe, remember, run
-from kvweave.recipes.state import PrefillResult
+from kvweave.recipes.request import PrefillResult
 from kvweave.types import Answer, Prompt, Source, TokenizedPrompt
 
 
@@ -44,8 +44,8 @@ class Parts:
     """What a request passes through."""
 
     adapter: Adapter
-    shelf: Shelf
-    bank: ChunkBank
+    shelf: DocumentTable
+    bank: VectorIndex
     encoder: TextEncoder
     store: ChunkStore
 
@@ -61,7 +61,7 @@ class Question:
 
     text: str
     vector: Callable[[], Vector]
-    circumstances: Circumstances | None
+    circumstances: AnswerSettings | None
     recipe: Recipe
     ratio: float | None
     coverage: float | None
@@ -70,7 +70,7 @@ class Question:
     generation: GenerationConfig
     max_new_tokens: int
     drop_chunks: bool = False
-    kv: ClusteredKV | None = None
+    kv: OffloadSettings | None = None
     drafts: bool = False
 
 
@@ -83,16 +83,16 @@ class Answered(NamedTuple):
 
 
 def repeat(
-    repeats: Repeats, question: str, vector: Callable[[], Vector], banked: BankedAnswer, began: float
+    repeats: CachedAnswers, question: str, vector: Callable[[], Vector], cache_hit: CachedAnswer, began: float
 ) -> Generator[str, None, Answered]:
     """Yield an answer that was given before, in one piece; afterwards the question waits for one of its own."""
-    whole = repeats.give(banked, began)
+    whole = repeats.give(cache_hit, began)
     yield whole.text
-    repeats.gave(banked, question, vector)
+    repeats.gave(cache_hit, question, vector)
     return Answered(whole, TokenizedPrompt((), (), (0, 0)), torch.empty(0, dtype=torch.long))
 
 
-def answer(parts: Parts, repeats: Repeats, question: Question) -> Generator[str, None, Answered]:
+def answer(parts: Parts, repeats: CachedAnswers, question: Question) -> Generator[str, None, Answered]:
     """Yield the answer's text piece by piece; the generator's return value is the whole.
 
     Raises InvalidRequest (an impossible budget), PromptTooLong and KnowledgeBaseError (a lost index) before the
@@ -100,7 +100,7 @@ def answer(parts: Parts, repeats: Repeats, question: Question) -> Generator[str,
     """
     began = time.perf_counter()
     epoch = repeats.answers.epoch
-    taker = None if question.kv is None else Entering(parts.adapter.geometry, question.kv)
+    sink = None if question.kv is None else PromptOffloader(parts.adapter.geometry, question.kv)
     with parts.store.lease() as lease:
         found = _retrieve(parts, question.text, question.vector(), question.top_k)
         retrieved = time.perf_counter()
@@ -116,14 +116,14 @@ def answer(parts: Parts, repeats: Repeats, question: Question) -> Generator[str,
             ratio=question.ratio,
             coverage=question.coverage,
             lease=lease,
-            taker=taker,
+            sink=sink,
         )
     first_logits = time.perf_counter()
 
     decoded = Decoded()
     yield from generate(
         parts.adapter,
-        result.canvas,
+        result.kv_cache,
         prompt.token_ids,
         result.logits,
         question.generation,
@@ -142,7 +142,7 @@ def answer(parts: Parts, repeats: Repeats, question: Question) -> Generator[str,
         decode_s=decoded.seconds,
         total_s=finished - began,
         answer_tokens=decoded.tokens,
-        foretold_tokens=decoded.foretold,
+        accepted_draft_tokens=decoded.accepted_draft_tokens,
     )
     whole = Answer(
         decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing, decoded.decoding
@@ -165,12 +165,12 @@ def prefilled(
     store: ChunkStore,
     recipe: Recipe,
     prompt: TokenizedPrompt,
-    taker: LayerTaker,
-    earlier: EarlierText | None,
+    sink: LayerSink,
+    prefix_context: PrefixContext | None,
 ) -> PrefillResult:
     """A prompt computed by a recipe at its own budget, handed over, what is exact and new remembered."""
     with store.lease() as lease:
-        result = run(recipe, adapter, store, prompt, lease=lease, taker=taker, earlier=earlier)
+        result = run(recipe, adapter, store, prompt, lease=lease, sink=sink, prefix_context=prefix_context)
     remember(result)
     return result
 
@@ -183,12 +183,12 @@ def prompt_for(parts: Parts, text: str, top_k: int, system: str) -> Prompt:
     return Prompt(text, tuple(chunk.text for chunk in found_for(parts, text, top_k)), system)
 
 
-def found_for(parts: Parts, text: str, top_k: int) -> list[Found]:
+def found_for(parts: Parts, text: str, top_k: int) -> list[FoundChunk]:
     """The chunks found for a question, in the order in which they stand in its prompt; raises as `prompt_for`."""
     return _reading_order(_retrieve(parts, text, parts.encoder.encode([text])[0], top_k))
 
 
-def _retrieve(parts: Parts, text: str, vector: Vector, top_k: int) -> list[Found]:
+def _retrieve(parts: Parts, text: str, vector: Vector, top_k: int) -> list[FoundChunk]:
     """The best chunks for a question, best first."""
     found = parts.bank.search(text, vector, top_k, parts.shelf.visible())
     if not found:
@@ -198,18 +198,20 @@ def _retrieve(parts: Parts, text: str, vector: Vector, top_k: int) -> list[Found
     return found
 
 
-def _prefetch(parts: Parts, question: Question, found: list[Found], lease: Lease) -> None:
+def _prefetch(parts: Parts, question: Question, found: list[FoundChunk], lease: Lease) -> None:
     """Begin to load the KV of the chunks that were found, while the prompt is made of them."""
     recipe, adapter = question.recipe, parts.adapter
     if not recipe.match.anywhere:
         return
     prefix = adapter.template.prefix_ids(question.system)
     chunks = parts.shelf.chunks_at([(chunk.source, chunk.position) for chunk in found])
-    wanted = [(chunk.kv_digest, recipe.prepare.makings(adapter, prefix, chunk.kv_tokens)) for chunk in chunks]
+    wanted = [
+        (chunk.kv_digest, recipe.prepare.provenances(adapter, prefix, chunk.kv_tokens)) for chunk in chunks
+    ]
     parts.store.prefetch(adapter.fingerprint, wanted, lease)
 
 
-def _drafts(adapter: Adapter, repeats: Repeats, question: Question) -> list[tuple[int, ...]]:
+def _drafts(adapter: Adapter, repeats: CachedAnswers, question: Question) -> list[tuple[int, ...]]:
     """Token ids of what the answer may be."""
     if question.circumstances is None or not question.drafts:
         return []
@@ -218,8 +220,8 @@ def _drafts(adapter: Adapter, repeats: Repeats, question: Question) -> list[tupl
 
 
 def _assemble(
-    adapter: Adapter, question: Question, found: list[Found]
-) -> tuple[TokenizedPrompt, list[Found]]:
+    adapter: Adapter, question: Question, found: list[FoundChunk]
+) -> tuple[TokenizedPrompt, list[FoundChunk]]:
     """The tokenized prompt and the chunks that stand in it, in prompt order."""
     while True:
         ordered = _reading_order(found)
@@ -233,7 +235,7 @@ def _assemble(
         found = found[:-1]
 
 
-def _reading_order(found: list[Found]) -> list[Found]:
+def _reading_order(found: list[FoundChunk]) -> list[FoundChunk]:
     """Documents by their best chunk's rank; within a document, chunks as they follow each other.
 
     A sentence may only make sense after the one before the cut.
@@ -244,5 +246,5 @@ def _reading_order(found: list[Found]) -> list[Found]:
     return sorted(found, key=lambda chunk: (ranks[chunk.source], chunk.position))
 
 
-def _source(found: Found) -> Source:
+def _source(found: FoundChunk) -> Source:
     return Source(found.source, found.start, found.end, found.text, found.score)

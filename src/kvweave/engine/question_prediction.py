@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvweave.answer_cache.cache import AnswerBank
+from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.reading import read
 from kvweave.answer_cache.english.words import plain
 from kvweave.answer_cache.matching import same_question
-from kvweave.answer_cache.records import Circumstances, Vector
+from kvweave.answer_cache.records import AnswerSettings, Vector
 from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig, within_context
 from kvweave.engine.generation import Decoded, generate
 from kvweave.engine.pipeline import Parts
-from kvweave.index.documents import Shelf
+from kvweave.index.documents import DocumentTable
 from kvweave.predict.filters import NEARLY_THE_SAME, is_about, nearly_same, questions_in
 from kvweave.predict.planning import FromHistory, FromKnowledge, Job, SumUp, next_job
-from kvweave.predict.prompts import Wording, wording_for
-from kvweave.predict.store import ChunkName, Origin, Outlook, Part
+from kvweave.predict.prompts import PromptSet, wording_for
+from kvweave.predict.store import ChunkName, Origin, Part, PredictionStore
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.types import Prompt
 
@@ -46,7 +46,7 @@ class Candidate:
     answerable: bool
 
 
-class Foresight:
+class QuestionPredictor:
     """Predicts questions as they would be asked under `circumstances`.
 
     Args:
@@ -64,11 +64,11 @@ class Foresight:
     def __init__(
         self,
         parts: Callable[[], Parts],
-        shelf: Shelf,
-        answers: AnswerBank,
-        outlook: Outlook,
+        shelf: DocumentTable,
+        answers: AnswerCache,
+        predictions: PredictionStore,
         recipe: Recipe,
-        circumstances: Circumstances,
+        circumstances: AnswerSettings,
         system: str,
         threshold: float,
         stride: int,
@@ -76,7 +76,7 @@ class Foresight:
         self._parts = parts
         self._shelf = shelf
         self._answers = answers
-        self._outlook = outlook
+        self._outlook = predictions
         self._recipe = recipe
         self._circumstances = circumstances
         self._system = system
@@ -141,7 +141,7 @@ class Foresight:
     # Asking the model
 
     @property
-    def _wording(self) -> Wording:
+    def _wording(self) -> PromptSet:
         return wording_for(self._parts().adapter.fingerprint.name)
 
     @property
@@ -183,7 +183,7 @@ class Foresight:
         result = run(self._recipe, adapter, parts.store, prompt)
         decoded = Decoded()
         for _ in generate(
-            adapter, result.canvas, prompt.token_ids, result.logits, settings_of(draw), most, decoded
+            adapter, result.kv_cache, prompt.token_ids, result.logits, settings_of(draw), most, decoded
         ):
             pass
         return decoded.text.strip()

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from kvweave.answer_cache.records import Circumstances
+from kvweave.answer_cache.records import AnswerSettings
 from kvweave.config import DEFAULT_NEW_TOKENS, Config, GenerationConfig, within_context
 from kvweave.database import Database
-from kvweave.decode.settings import ClusteredKV, asked_for
+from kvweave.decode.settings import OffloadSettings, asked_for
 from kvweave.errors import InvalidRequest, KnowledgeBaseMismatch, PathNotFound
 from kvweave.models.prompt import DEFAULT_SYSTEM
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
-from kvweave.types import BankUse, ModelFingerprint
+from kvweave.types import AnswerCacheUse, ModelFingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Options:
     coverage: float | None = None
     top_k: int | None = None
     drop_chunks: bool = False
-    bank: BankUse = "serve"
+    bank: AnswerCacheUse = "serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Choices:
         complete = prepare is not None or "+" in named or chosen.prepare == NotPrepared()
         return chosen if complete else recipe_named(named, self.config.prepare, auxiliary, storage)
 
-    def circumstances(self, recipe: Recipe, options: Options, top_k: int) -> Circumstances | None:
+    def circumstances(self, recipe: Recipe, options: Options, top_k: int) -> AnswerSettings | None:
         """Under which settings an answer is kept and given again; None where it is not: it was drawn at random."""
         generation = self.config.generation
         if options.bank == "ignore" or generation.temperature > 0:
             return None
-        return Circumstances(
+        return AnswerSettings(
             recipe.name,
             options.ratio,
             options.coverage,
@@ -88,11 +88,11 @@ class Choices:
         return within_context(self.config.generation.max_new_tokens, DEFAULT_NEW_TOKENS, context_tokens)
 
     @property
-    def kv(self) -> ClusteredKV | None:
+    def kv(self) -> OffloadSettings | None:
         """How the KV is held while an answer is decoded; None: all of it in memory."""
         return self.decoded_from(self.config.decoding.kv_budget)
 
-    def decoded_from(self, kv_budget: float | None) -> ClusteredKV | None:
+    def decoded_from(self, kv_budget: float | None) -> OffloadSettings | None:
         """The same with this budget."""
         wanted = replace(self.config.decoding, kv_budget=kv_budget)
         # Beside the knowledge base: the system's temporary folder may well be memory.
@@ -112,7 +112,7 @@ OPTIONS = {
 _WAY_OUT = "name another --kb, or empty this one with `kvweave rm --all` and add the documents again"
 
 
-class Identity:
+class KBIdentity:
     """Named facts about a knowledge base; each is settled once and must agree from then on."""
 
     def __init__(self, database: Database, kb: str) -> None:
@@ -206,11 +206,11 @@ def existing(paths: Sequence[str | Path]) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class KBMetadata:
     """The settings beside what is settled."""
 
     config: Config
-    identity: Identity
+    identity: KBIdentity
 
     @property
     def system(self) -> str:
@@ -239,7 +239,7 @@ class Terms:
         return int(self._value("chunk_tokens", self.config.chunking.chunk_tokens, default))
 
     def settle(self, model: ModelFingerprint, facts: dict[str, str]) -> None:
-        """Write down what this knowledge base is made with, now that documents come in; raises as `Identity.settle`."""
+        """Write down what this knowledge base is made with, now that documents come in; raises as `KBIdentity.settle`."""
         given = self.config.embedding.embedding_model
         if given is not None:
             folder = Path(given).expanduser()

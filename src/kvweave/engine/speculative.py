@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.decode_state import Holding
+from kvweave.engine.decode_state import DecodeState
 from kvweave.models.adapter import Adapter
 from kvweave.types import Decoding
 
@@ -30,7 +30,7 @@ def drafts_of(adapter: Adapter, text: str) -> list[tuple[int, ...]]:
     return [adapter.template.text_ids(each) for each in (text, f" {text}")]
 
 
-class Foretelling:
+class PromptLookupDrafter:
     """Tells how a reply may go on, from what is known beside the model. For one reply.
 
     The more of what is told stands, the more is told at a time, and the other way round; and a quote that begins wrong makes
@@ -96,8 +96,8 @@ class Foretelling:
         return self._prompt[start : start + most].tolist()
 
 
-class Foretold:
-    """KV of a text that grows, as `Holding`, and what is foretold of how it goes on. For greedy decoding, on a canvas.
+class SpeculativeDecoder:
+    """KV of a text that grows, as `DecodeState`, and what is foretold of how it goes on. For greedy decoding, on a canvas.
 
     Args:
         adapter: the model.
@@ -111,40 +111,45 @@ class Foretold:
     """
 
     def __init__(
-        self, adapter: Adapter, held: Holding, prompt_tokens: int, most: int, foretelling: Foretelling
+        self,
+        adapter: Adapter,
+        held: DecodeState,
+        prompt_tokens: int,
+        most: int,
+        foretelling: PromptLookupDrafter,
     ) -> None:
         self._adapter, self._held, self._foretelling = adapter, held, foretelling
         self._prompt_tokens, self._most = prompt_tokens, most
         self._checked: list[int] = []  # the token that had been said last, and what was told to follow it
         self._logits: Tensor | None = None  # behind each of these, (k, vocab)
         self._stood = 0  # of those told, so many
-        self.foretold = 0
+        self.accepted_draft_tokens = 0
 
     def advance(self, token_ids: Sequence[int]) -> Tensor:
         """The logits (1, vocab) that follow `token_ids`, of which all but the last were asked about before."""
         if self._logits is not None:
             if self._checked[self._stood + 1 : self._stood + 2] == [token_ids[-1]]:
                 self._stood += 1
-                self.foretold += 1
+                self.accepted_draft_tokens += 1
                 return self._logits[self._stood][None]
             self._end(token_ids)
         said = token_ids[self._prompt_tokens :]
         told = self._foretelling.next(said, room=max(0, self._most - 1 - len(said)))
-        if not told or not self._adapter.keeps_frequencies(self._held.canvas, 1 + len(told)):
+        if not told or not self._adapter.keeps_frequencies(self._held.kv_cache, 1 + len(told)):
             return self._held.advance(token_ids)
         self._checked, self._stood = [said[-1], *told], 0
-        self._logits = self._adapter.follow(self._held.canvas, self._checked)
+        self._logits = self._adapter.follow(self._held.kv_cache, self._checked)
         return self._logits[0][None]
 
     def stop(self, tokens: int) -> None:
         """The text is over, or goes on otherwise: leave `tokens` on the canvas at most."""
         if self._logits is not None:
-            self._held.canvas.shrink(tokens)
+            self._held.kv_cache.shrink(tokens)
         self._logits = None
 
     @property
     def cost(self) -> Decoding | None:
-        """As `Holding`."""
+        """As `DecodeState`."""
         return self._held.cost
 
     def _end(self, token_ids: Sequence[int]) -> None:

@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvweave.answer_cache.cache import AnswerBank
+from kvweave.answer_cache.cache import AnswerCache
 from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.conversation_log import empty_outdated
-from kvweave.index.documents import Shelf
+from kvweave.index.documents import DocumentTable
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.predict.store import Outlook
+from kvweave.predict.store import PredictionStore
 from kvweave.types import Chunk, Document
 
 Progress = Callable[[str, int, int], None]
@@ -22,17 +22,17 @@ SWEEP_GRACE_S = 60.0  # rows of the index younger than this may belong to anothe
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class KnowledgeBaseState:
     """What says which documents exist and what belongs to them; everything here commits together.
 
     But for the `conversations`, files in a folder: what they read is compared with the list before it is used.
     """
 
     database: Database
-    shelf: Shelf
+    shelf: DocumentTable
     store: ChunkStore
-    answers: AnswerBank
-    outlook: Outlook
+    answers: AnswerCache
+    predictions: PredictionStore
     conversations: Path
 
     def remove(self, source: str) -> str | None:
@@ -77,10 +77,10 @@ class Records:
     def _forget(self, gone: Sequence[str]) -> None:
         """Whatever else these versions have led to."""
         self.answers.documents_changed(gone)
-        self.answers.forget(self.outlook.documents_changed(gone))
+        self.answers.forget(self.predictions.documents_changed(gone))
 
 
-def open_records(folder: Path, name: str, config: Config) -> Records:
+def open_records(folder: Path, name: str, config: Config) -> KnowledgeBaseState:
     """The records of the knowledge base in `folder`, made if they are not there; raises StoreError."""
     with ExitStack() as undo:  # whatever is opened, if the rest cannot be
         database = Database(folder / "catalog.sqlite")
@@ -96,8 +96,10 @@ def open_records(folder: Path, name: str, config: Config) -> Records:
             owned_only=True,  # KV of a document that is removed meanwhile must not be kept
         )
         undo.callback(store.close)
-        answers = AnswerBank(database, config.answers.answer_limit_bytes)
-        outlook = Outlook(database)
-        records = Records(database, Shelf(database), store, answers, outlook, folder / "conversations")
+        answers = AnswerCache(database, config.answers.answer_limit_bytes)
+        predictions = PredictionStore(database)
+        records = KnowledgeBaseState(
+            database, DocumentTable(database), store, answers, predictions, folder / "conversations"
+        )
         undo.pop_all()
     return records

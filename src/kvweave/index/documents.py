@@ -63,7 +63,7 @@ class ListedChunk:
     kv_tokens: int
 
 
-class Shelf:
+class DocumentTable:
     """The tables `documents` and `document_chunks` of `database`, made if they are not there."""
 
     def __init__(self, database: Database) -> None:

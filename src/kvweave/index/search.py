@@ -21,7 +21,7 @@ FOUND_COLUMNS = ["version", "source", "position", "start", "end", "digest", "tex
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundChunk:
     """A chunk that a search found.
 
     `version` is its document's, `start`/`end` are character offsets into the document's text. `score` is the fused
@@ -99,7 +99,7 @@ Fetch = Callable[[int, str | None], list[Row]]
 
 def hybrid_search(
     table: Any, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
-) -> list[Found]:
+) -> list[FoundChunk]:
     """The k best rows, best first; equal scores in the order of source and position.
 
     Of chunks with the same tokens (copied files) only the best-ranked one takes part: k results are k texts.
@@ -189,8 +189,8 @@ def _fetched(search: Any, limit: int, where: str | None, column: str, sign: floa
     return sorted(rows, key=lambda row: (sign * row[column], row["source"], row["position"]))
 
 
-def _found(row: Row, score: float) -> Found:
-    return Found(
+def _found(row: Row, score: float) -> FoundChunk:
+    return FoundChunk(
         version=row["version"],
         source=row["source"],
         position=row["position"],

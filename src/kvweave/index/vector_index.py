@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lancedb.index import FTS
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
-from kvweave.index.search import Found, arrow_table, hybrid_search, in_list, nearest_texts, table_schema
+from kvweave.index.search import FoundChunk, arrow_table, hybrid_search, in_list, nearest_texts, table_schema
 from kvweave.types import Chunk
 
 
@@ -36,7 +36,7 @@ def told_as_store_errors() -> Iterator[None]:
         ) from error
 
 
-__all__ = ["GRACE_S", "ChunkBank", "Found"]
+__all__ = ["GRACE_S", "FoundChunk", "VectorIndex"]
 
 TABLE = "chunks"
 GRACE_S = 3600.0
@@ -50,7 +50,7 @@ _LISTED_AT_ONCE = 1000
 _log = logging.getLogger(__name__)
 
 
-class ChunkBank:
+class VectorIndex:
     """The table of one knowledge base under `folder`, made if it is not there.
 
     Rows are found by both halves of a search as soon as `add` returns: what the word index does not hold yet,
@@ -107,14 +107,14 @@ class ChunkBank:
     @told_as_store_errors()
     def search(
         self, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
-    ) -> list[Found]:
+    ) -> list[FoundChunk]:
         """The k chunks that fit a question best, by words (BM25) and by meaning, best first.
 
         Args:
             question: any text, also empty; quotes and operators in it mean nothing.
             vector: its vector, (dimensions,), of length 1.
             k: how many at most; fewer come back only where fewer are visible or related.
-            visible: the versions whose rows count (`Shelf.visible`).
+            visible: the versions whose rows count (`DocumentTable.visible`).
         """
         return hybrid_search(self._table, question, vector, k, visible)
 

@@ -16,7 +16,7 @@ from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.reports import KindTotals
 from kvweave.kvstore.shared_catalog import SharedCatalog
 from kvweave.kvstore.totals import Totals, counted
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS entries (
@@ -75,7 +75,7 @@ class Catalog:
 
     def insert(self, entry: NewEntry) -> bool:
         """Add a row and its sources in one transaction; False if the key is there already."""
-        key, made = entry.key, entry.key.making
+        key, made = entry.key, entry.key.provenance
         named = (key.digest, key.namespace, key.model, key.tokens, key.content)
         how = (made.kind, made.exact, json.dumps(made.context), made.rope_regime)
         with self._database.transaction():
@@ -108,7 +108,9 @@ class Catalog:
         )
         return dict(rows)
 
-    def versions(self, namespace: str, model: str, token_digests: Iterable[str]) -> dict[str, list[Making]]:
+    def versions(
+        self, namespace: str, model: str, token_digests: Iterable[str]
+    ) -> dict[str, list[KVProvenance]]:
         """How each chunk's stored KV was made, by one query whatever their number; see `ChunkStore.versions`."""
         rows = self._database.query(
             """SELECT token_digest, kind, context, exact, rope_regime FROM entries
@@ -117,10 +119,10 @@ class Catalog:
                ORDER BY uses DESC, last_used DESC, key DESC""",
             (json.dumps(list(token_digests)), namespace, model),
         )
-        found: dict[str, list[Making]] = {}
+        found: dict[str, list[KVProvenance]] = {}
         for tokens, kind, context, exact, rope_regime in rows:
-            making = Making(kind, tuple(json.loads(context)), bool(exact), rope_regime)
-            found.setdefault(tokens, []).append(making)
+            provenance = KVProvenance(kind, tuple(json.loads(context)), bool(exact), rope_regime)
+            found.setdefault(tokens, []).append(provenance)
         return found
 
     def drop_surplus(self, key: EntryKey, most: int, spare: Collection[str] = ()) -> list[str]:
@@ -133,7 +135,7 @@ class Catalog:
                 """SELECT key FROM entries
                    WHERE token_digest = ? AND namespace = ? AND model = ? AND content = ? AND kind = ? AND key <> ?
                    ORDER BY standing, key""",
-                (key.tokens, key.namespace, key.model, key.content, key.making.kind, key.digest),
+                (key.tokens, key.namespace, key.model, key.content, key.provenance.kind, key.digest),
             )
             surplus = max(0, len(rows) + 1 - most)
             return self.drop([other for (other,) in rows if other not in spare][:surplus])

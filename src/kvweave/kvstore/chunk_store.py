@@ -22,7 +22,7 @@ from kvweave.kvstore.parts import StoreParts, open_parts
 from kvweave.kvstore.reports import StoreStats, TierName, VerifyReport
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tiered import Asked, Got
-from kvweave.types import ChunkKV, ChunkNote, Making, ModelFingerprint
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 
 
 class LookUps:
@@ -36,45 +36,54 @@ class LookUps:
         self,
         model: str,
         content: ContentKind,
-        wanted: Sequence[tuple[Sequence[int], Sequence[Making]]],
+        wanted: Sequence[tuple[Sequence[int], Sequence[KVProvenance]]],
         lease: Lease | None,
         *,
         whole: bool = False,
-    ) -> list[tuple[Content, Making] | None]:
+    ) -> list[tuple[Content, KVProvenance] | None]:
         """For each of these token ids the first of the makings that there is, `whole`: every layer verified; counted."""
-        asked = [Asked(self._candidates(model, content, ids, makings), ids) for ids, makings in wanted]
+        asked = [
+            Asked(self._candidates(model, content, ids, provenances), ids) for ids, provenances in wanted
+        ]
         found = self._parts.tiers.find(asked, lease, whole=whole)
         self._count(asked, found)
-        return [None if one is None else (one.content, one.key.making) for one in found]
+        return [None if one is None else (one.content, one.key.provenance) for one in found]
 
-    def adopt(
-        self, model: str, content: ContentKind, wanted: Sequence[tuple[Sequence[int], Making]]
+    def import_entries(
+        self, model: str, content: ContentKind, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
     ) -> list[bool]:
         """Bring what only the shared tier has to the disk; whether each is listed now. Not counted."""
-        asked = [Asked(self._candidates(model, content, ids, [making]), ids) for ids, making in wanted]
+        asked = [
+            Asked(self._candidates(model, content, ids, [provenance]), ids) for ids, provenance in wanted
+        ]
         return self._parts.tiers.adopt_missing(asked)
 
-    def listed(self, model: str, content: ContentKind, wanted: Sequence[tuple[str, Making]]) -> list[bool]:
+    def listed(
+        self, model: str, content: ContentKind, wanted: Sequence[tuple[str, KVProvenance]]
+    ) -> list[bool]:
         """Whether the catalogue lists each, given by the digest of its tokens, by one query. Not counted."""
-        keys = [EntryKey(self._namespace, model, tokens, making, content).digest for tokens, making in wanted]
+        keys = [
+            EntryKey(self._namespace, model, tokens, provenance, content).digest
+            for tokens, provenance in wanted
+        ]
         paths = self._parts.catalog.paths(keys)
         return [key in paths for key in keys]
 
     def _candidates(
-        self, model: str, content: ContentKind, ids: Sequence[int], makings: Sequence[Making]
+        self, model: str, content: ContentKind, ids: Sequence[int], provenances: Sequence[KVProvenance]
     ) -> list[EntryKey]:
-        tokens = digest_tokens(ids) if makings else ""
-        return [EntryKey(self._namespace, model, tokens, making, content) for making in makings]
+        tokens = digest_tokens(ids) if provenances else ""
+        return [EntryKey(self._namespace, model, tokens, provenance, content) for provenance in provenances]
 
     def _count(self, asked: Sequence[Asked], found: Sequence[Got | None]) -> None:
-        tallies = self._parts.tallies
-        tallies.hit((one.key.digest, one.tier) for one in found if one is not None)
-        tallies.add(
+        usage = self._parts.usage
+        usage.hit((one.key.digest, one.tier) for one in found if one is not None)
+        usage.add(
             "misses",
             sum(one is None for one, each in zip(found, asked, strict=True) if each.candidates),
         )
-        if tallies.due:
-            tallies.flush_quietly()
+        if usage.due:
+            usage.flush_quietly()
 
 
 class ChunkStore:
@@ -126,18 +135,20 @@ class ChunkStore:
 
     # Looking up
 
-    def get(self, model: ModelFingerprint, token_ids: Sequence[int], making: Making) -> ChunkKV | None:
+    def get(
+        self, model: ModelFingerprint, token_ids: Sequence[int], provenance: KVProvenance
+    ) -> ChunkKV | None:
         """One entry, every layer verified, or None; see `find`."""
         with self.lease() as lease:
-            (found,) = self._look_ups.find(model.digest, "kv", [(token_ids, [making])], lease, whole=True)
+            (found,) = self._look_ups.find(model.digest, "kv", [(token_ids, [provenance])], lease, whole=True)
         return None if found is None else _kv(found[0])
 
     def find(
         self,
         model: ModelFingerprint,
-        wanted: Sequence[tuple[Sequence[int], Sequence[Making]]],
+        wanted: Sequence[tuple[Sequence[int], Sequence[KVProvenance]]],
         lease: Lease | None = None,
-    ) -> list[tuple[ChunkKV, Making] | None]:
+    ) -> list[tuple[ChunkKV, KVProvenance] | None]:
         """Look up the KV of several spans: one query for all, then the fastest tier that has each.
 
         Of spans of which nothing is listed here, the shared tier is asked.
@@ -162,9 +173,9 @@ class ChunkStore:
         found = self._look_ups.find(model.digest, "kv", wanted, lease)
         return [None if one is None else (_kv(one[0]), one[1]) for one in found]
 
-    def find_notes(
-        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]
-    ) -> list[ChunkNote | None]:
+    def find_features(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
+    ) -> list[ChunkFeature | None]:
         """Look up several notes: one query for all, then the files, mapped, verified and counted as by `find`.
 
         Args:
@@ -175,16 +186,16 @@ class ChunkStore:
             For each, in order, the note, its tensors read-only views of the mapped file; or None.
         """
         with self.lease() as lease:
-            asked = [(ids, [making]) for ids, making in wanted]
+            asked = [(ids, [provenance]) for ids, provenance in wanted]
             found = self._look_ups.find(model.digest, "note", asked, lease)
-        return [None if one is None else _note(one[0]) for one in found]
+        return [None if one is None else _feature(one[0]) for one in found]
 
     def lease(self) -> Lease:
         """What one request holds of the store: a context manager for `prefetch` and `find`."""
         return self._parts.tiers.lease()
 
     def prefetch(
-        self, model: ModelFingerprint, wanted: Sequence[tuple[str, Sequence[Making]]], lease: Lease
+        self, model: ModelFingerprint, wanted: Sequence[tuple[str, Sequence[KVProvenance]]], lease: Lease
     ) -> None:
         """Begin to load KV that `find` will be asked for, in the background; counts as no retrieval.
 
@@ -194,10 +205,15 @@ class ChunkStore:
                 is the first of them that is stored.
             lease: cancels what was not used, when it ends.
         """
-        keys = [[self._key(model, tokens, making) for making in makings] for tokens, makings in wanted]
+        keys = [
+            [self._key(model, tokens, provenance) for provenance in provenances]
+            for tokens, provenances in wanted
+        ]
         self._parts.tiers.prefetch(keys, lease)
 
-    def adopt(self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]) -> list[bool]:
+    def import_entries(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
+    ) -> list[bool]:
         """Bring KV that only the shared tier has to this machine's disk, instead of computing it; no retrieval.
 
         Args:
@@ -207,15 +223,15 @@ class ChunkStore:
         Returns:
             For each, in order, whether it is listed here now.
         """
-        return self._look_ups.adopt(model.digest, "kv", wanted)
+        return self._look_ups.import_entries(model.digest, "kv", wanted)
 
-    def adopt_notes(
-        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]
+    def import_features(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
     ) -> list[bool]:
-        """Bring notes that only the shared tier has to this machine's disk; as `adopt` does with KV."""
-        return self._look_ups.adopt(model.digest, "note", wanted)
+        """Bring notes that only the shared tier has to this machine's disk; as `import_entries` does with KV."""
+        return self._look_ups.import_entries(model.digest, "note", wanted)
 
-    def has_many(self, model: ModelFingerprint, wanted: Sequence[tuple[str, Making]]) -> list[bool]:
+    def has_many(self, model: ModelFingerprint, wanted: Sequence[tuple[str, KVProvenance]]) -> list[bool]:
         """Whether KV of each is listed, by one query; reads no file and counts as no retrieval.
 
         Args:
@@ -224,11 +240,11 @@ class ChunkStore:
         """
         return self._look_ups.listed(model.digest, "kv", wanted)
 
-    def has_notes(self, model: ModelFingerprint, wanted: Sequence[tuple[str, Making]]) -> list[bool]:
+    def has_features(self, model: ModelFingerprint, wanted: Sequence[tuple[str, KVProvenance]]) -> list[bool]:
         """Whether a note of each is listed; as `has_many` does for KV."""
         return self._look_ups.listed(model.digest, "note", wanted)
 
-    def versions(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[list[Making]]:
+    def versions(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[list[KVProvenance]]:
         """Every way in which KV of several chunks was made, by one query; reads no file and counts as no retrieval.
 
         One chunk's KV can be stored behind several paths (Cache-Craft, RAGCache): compare their contexts, then
@@ -252,10 +268,10 @@ class ChunkStore:
         self,
         model: ModelFingerprint,
         kv: ChunkKV,
-        making: Making,
+        provenance: KVProvenance,
         sources: Sequence[str],
         *,
-        most_versions: int | None = None,
+        max_versions: int | None = None,
     ) -> bool:
         """Store KV of one chunk, evicting the least used ones where it needs room.
 
@@ -269,7 +285,7 @@ class ChunkStore:
             making: the pass it came out of.
             sources: token digests (`digest_tokens`) of the chunks it was made from, its own and every chunk
                 in its context; not the shared system prefix. Any of them losing its last owner drops it.
-            most_versions: how many entries of this chunk and `making.kind` may be stored from then on, this
+            most_versions: how many entries of this chunk and `provenance.kind` may be stored from then on, this
                 one included; the least used ones beyond that are dropped in the transaction that lists it,
                 and count as evicted. None drops none.
 
@@ -283,29 +299,29 @@ class ChunkStore:
             StoreBusy: the catalogue was locked for too long.
             OSError: the file system failed in another way.
         """
-        key = self._key(model, digest_tokens(kv.token_ids), making)
-        return self._put(key, model, kv, sources, most_versions)
+        key = self._key(model, digest_tokens(kv.token_ids), provenance)
+        return self._put(key, model, kv, sources, max_versions)
 
-    def put_note(
+    def put_feature(
         self,
         model: ModelFingerprint,
-        note: ChunkNote,
-        making: Making,
+        feature: ChunkFeature,
+        provenance: KVProvenance,
         sources: Sequence[str],
         *,
-        most_versions: int | None = None,
+        max_versions: int | None = None,
     ) -> bool:
         """Store a note about one chunk; as `put` in all else.
 
         Args:
             model: the model it was recorded with.
-            note: its tensors, see ChunkNote for what they may be; not kept.
+            note: its tensors, see ChunkFeature for what they may be; not kept.
             making: the pass it came out of; `kind` says what was recorded, and is always part of its name.
             sources: as for KV, all chunks that it tells something about or depends on.
             most_versions: as for KV.
         """
-        key = self._key(model, digest_tokens(note.token_ids), making, "note")
-        return self._put(key, model, note, sources, most_versions)
+        key = self._key(model, digest_tokens(feature.token_ids), provenance, "note")
+        return self._put(key, model, feature, sources, max_versions)
 
     # Life of a document
 
@@ -349,7 +365,7 @@ class ChunkStore:
     @property
     def unasked_bytes(self) -> int:
         """The size of the files that no look-up has ever found: what mostly goes first when room is needed."""
-        self._parts.tallies.flush_quietly()
+        self._parts.usage.flush_quietly()
         return self._parts.catalog.unasked_bytes()
 
     def set_limit(self, limit_bytes: int, tier: TierName = "disk") -> None:
@@ -416,9 +432,9 @@ class ChunkStore:
     # Inside
 
     def _key(
-        self, model: ModelFingerprint, tokens: str, making: Making, content: ContentKind = "kv"
+        self, model: ModelFingerprint, tokens: str, provenance: KVProvenance, content: ContentKind = "kv"
     ) -> EntryKey:
-        return EntryKey(self.namespace, model.digest, tokens, making, content)
+        return EntryKey(self.namespace, model.digest, tokens, provenance, content)
 
     def _put(
         self,
@@ -442,6 +458,6 @@ def _kv(content: Content) -> ChunkKV:
     return content
 
 
-def _note(content: Content) -> ChunkNote:
-    assert isinstance(content, ChunkNote)  # as in _kv
+def _feature(content: Content) -> ChunkFeature:
+    assert isinstance(content, ChunkFeature)  # as in _kv
     return content

@@ -33,9 +33,9 @@ from kvweave.kvstore.header import (
 )
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_token_bytes, has_queries, quantised
 from kvweave.ops.quantise import QuantisedKV
-from kvweave.types import STORAGES, ChunkKV, ChunkNote, Making, Storage
+from kvweave.types import STORAGES, ChunkFeature, ChunkKV, KVProvenance, Storage
 
-Content = ChunkKV | ChunkNote
+Content = ChunkKV | ChunkFeature
 """What an entry holds."""
 
 _CONTENTS: Mapping[str, ContentKind] = {name: name for name in get_args(ContentKind)}
@@ -58,7 +58,7 @@ class EncodedEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEntry:
+class ParsedEntry:
     """A file's content; its tensors, token ids aside, are views of the file's bytes."""
 
     key: EntryKey
@@ -161,7 +161,7 @@ def read_entry(
     return expected(open_entry(path, damaged), key, token_ids, path)
 
 
-def expected(stored: StoredEntry, key: EntryKey, token_ids: Sequence[int], where: object) -> Content:
+def expected(stored: ParsedEntry, key: EntryKey, token_ids: Sequence[int], where: object) -> Content:
     """The content of an entry if it is the one that was asked for; raises DamagedEntry."""
     if stored.key.digest != key.digest:
         raise DamagedEntry(f"{where} holds entry {stored.key.digest}, not {key.digest}")
@@ -170,7 +170,7 @@ def expected(stored: StoredEntry, key: EntryKey, token_ids: Sequence[int], where
     return stored.content
 
 
-def open_entry(path: Path, damaged: Callable[[str], object] = lambda reason: None) -> StoredEntry:
+def open_entry(path: Path, damaged: Callable[[str], object] = lambda reason: None) -> ParsedEntry:
     """Map whatever entry is at `path`; as `read_entry` in all else."""
     return parse_entry(_map_file(path), path, damaged)
 
@@ -205,7 +205,7 @@ def parse_entry(
     where: object,
     damaged: Callable[[str], object] = lambda reason: None,
     coming: Coming | None = None,
-) -> StoredEntry:
+) -> ParsedEntry:
     """The entry in the bytes (n,) uint8 of a file, which its tensors stay views of; as `read_entry` in all else.
 
     Args:
@@ -255,7 +255,7 @@ def _stored(
     tensors: dict[str, Tensor],
     damaged: Callable[[str], object],
     coming: Coming | None,
-) -> StoredEntry:
+) -> ParsedEntry:
     for name, stated in json.loads(metadata["checksums"]).items():
         if checksum(as_bytes(tensors[name])) != stated:
             raise DamagedEntry(f"{where} is altered in {name}")
@@ -266,7 +266,7 @@ def _stored(
     token_ids = tuple(ids.tolist())
     content: Content
     if key.content == "note":
-        content = ChunkNote(token_ids, MappingProxyType(tensors))
+        content = ChunkFeature(token_ids, MappingProxyType(tensors))
     else:
 
         def refuse(layer: int) -> NoReturn:
@@ -277,12 +277,12 @@ def _stored(
         def verified(held: Tensor | QuantisedKV, parts: list[Tensor], checksums: str) -> VerifiedLayers:
             return VerifiedLayers(held, parts, json.loads(metadata[checksums]), refuse, coming)
 
-        asked = tensors.pop(_QUERIES) if has_queries(key.making) else None
+        asked = tensors.pop(_QUERIES) if has_queries(key.provenance) else None
         queries = None if asked is None else verified(asked, [asked], "query_checksums")
         held = _held(STORAGES[metadata["storage"]], tensors)
         content = ChunkKV(token_ids, verified(held, list(tensors.values()), "layer_checksums"), queries)
     sources = tuple(json.loads(metadata["sources"]))
-    return StoredEntry(key, metadata["model_name"], sources, content)
+    return ParsedEntry(key, metadata["model_name"], sources, content)
 
 
 def _held(storage: Storage, tensors: Mapping[str, Tensor]) -> Tensor | QuantisedKV:
@@ -290,14 +290,14 @@ def _held(storage: Storage, tensors: Mapping[str, Tensor]) -> Tensor | Quantised
 
 
 def _key(metadata: Mapping[str, str], tokens: str) -> EntryKey:
-    making = Making(
+    provenance = KVProvenance(
         kind=metadata["kind"],
         context=tuple(json.loads(metadata["context"])),
         exact=metadata["exact"] == "true",
         rope_regime=metadata["rope_regime"],
     )
     content = _CONTENTS[metadata["content"]]
-    return EntryKey(metadata["namespace"], metadata["model_digest"], tokens, making, content)
+    return EntryKey(metadata["namespace"], metadata["model_digest"], tokens, provenance, content)
 
 
 def _describe(key: EntryKey, model_name: str, sources: Sequence[str], storage: Storage) -> dict[str, str]:
@@ -307,10 +307,10 @@ def _describe(key: EntryKey, model_name: str, sources: Sequence[str], storage: S
         "key": key.digest,
         "namespace": key.namespace,
         "model_digest": key.model,
-        "kind": key.making.kind,
-        "exact": "true" if key.making.exact else "false",
-        "rope_regime": key.making.rope_regime,
-        "context": json.dumps(key.making.context),
+        "kind": key.provenance.kind,
+        "exact": "true" if key.provenance.exact else "false",
+        "rope_regime": key.provenance.rope_regime,
+        "context": json.dumps(key.provenance.context),
         "model_name": model_name,
         "sources": json.dumps(list(sources)),
     }
@@ -323,11 +323,11 @@ def _layer_checksums(layered: Mapping[str, Tensor]) -> list[str]:
 
 def _tensors(content: Content, key: EntryKey) -> tuple[dict[str, Tensor], dict[str, Tensor], Storage]:
     """What goes into the file, checked, on the CPU, contiguous and in order: verified whole, and layer by layer."""
-    if isinstance(content, ChunkNote):
+    if isinstance(content, ChunkFeature):
         _check_note(content)
         return _ordered(content.tensors), {}, "exact"
     storage = storage_of(content)
-    _check_kv(content, storage, key.making)
+    _check_kv(content, storage, key.provenance)
     held = content.held
     if isinstance(held, VerifiedLayers):
         held = held.verified()
@@ -348,7 +348,7 @@ def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu").contiguous() for name, tensor in ordered}
 
 
-def _check_kv(chunk: ChunkKV, storage: Storage, making: Making) -> None:
+def _check_kv(chunk: ChunkKV, storage: Storage, provenance: KVProvenance) -> None:
     shape = tuple(chunk.held.shape)
     if len(shape) != 5 or shape[1] != 2 or shape[3] != chunk.tokens:
         raise InvalidRequest(
@@ -356,18 +356,18 @@ def _check_kv(chunk: ChunkKV, storage: Storage, making: Making) -> None:
         )
     if chunk.held.dtype not in _KV_DTYPES:
         raise InvalidRequest(f"kv has dtype {chunk.held.dtype}; float32, bfloat16 or float16 can be stored")
-    if quantised(making, storage) != making:
+    if quantised(provenance, storage) != provenance:
         raise InvalidRequest(
-            f"kv is stored as {storage}, its making is {making.kind}, exact {making.exact}; quantised KV is never exact, and "
+            f"kv is stored as {storage}, its making is {provenance.kind}, exact {provenance.exact}; quantised KV is never exact, and "
             "its kind says how it is stored, such as isolated-int8"
         )
-    _check_queries(chunk, making)
+    _check_queries(chunk, provenance)
 
 
-def _check_queries(chunk: ChunkKV, making: Making) -> None:
-    if has_queries(making) != (chunk.queries is not None):
+def _check_queries(chunk: ChunkKV, provenance: KVProvenance) -> None:
+    if has_queries(provenance) != (chunk.queries is not None):
         raise InvalidRequest(
-            f"kv {'without' if chunk.queries is None else 'with'} queries has the making {making.kind}; the kind of KV with "
+            f"kv {'without' if chunk.queries is None else 'with'} queries has the making {provenance.kind}; the kind of KV with "
             "queries, and of no other, ends as in observed-qkv"
         )
     if chunk.queries is None:
@@ -383,8 +383,8 @@ def _check_queries(chunk: ChunkKV, making: Making) -> None:
         )
 
 
-def _check_note(note: ChunkNote) -> None:
-    for name, tensor in note.tensors.items():
+def _check_note(feature: ChunkFeature) -> None:
+    for name, tensor in feature.tensors.items():
         if not _NOTE_TENSOR.fullmatch(name):
             raise InvalidRequest(
                 f"a note's tensor is named {name!r}; write a word of lower-case letters, digits and underscores "

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from kvweave.errors import InvalidRequest
-from kvweave.types import Making, Storage
+from kvweave.types import KVProvenance, Storage
 
 FORMAT_VERSION = 2
 """Version of the entry files. It is part of every key, so another version's entries are never matched."""
@@ -58,28 +58,30 @@ def token_bytes(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, dtype="<i8").tobytes()
 
 
-def quantised(making: Making, storage: Storage) -> Making:
+def quantised(provenance: KVProvenance, storage: Storage) -> KVProvenance:
     """What KV of this making is named by when it is stored so: isolated becomes isolated-int8, and not exact.
 
     A making that says so already stays as it is, and so does every making with the storage exact.
     """
     if storage == "exact":
-        return making
-    kind = making.kind if making.kind.endswith(f"-{storage}") else f"{making.kind}-{storage}"
-    return replace(making, kind=kind, exact=False)
+        return provenance
+    kind = provenance.kind if provenance.kind.endswith(f"-{storage}") else f"{provenance.kind}-{storage}"
+    return replace(provenance, kind=kind, exact=False)
 
 
-def with_queries(making: Making) -> Making:
+def with_queries(provenance: KVProvenance) -> KVProvenance:
     """What KV of this making is named by when its tokens' queries are stored beside it: observed becomes observed-qkv.
 
     It is as exact as it was. A making that says so already stays as it is.
     """
-    return making if has_queries(making) else replace(making, kind=f"{making.kind}-{_QUERIES}")
+    return (
+        provenance if has_queries(provenance) else replace(provenance, kind=f"{provenance.kind}-{_QUERIES}")
+    )
 
 
-def has_queries(making: Making) -> bool:
+def has_queries(provenance: KVProvenance) -> bool:
     """Whether KV of this making has queries beside it."""
-    return making.kind.endswith(f"-{_QUERIES}")
+    return provenance.kind.endswith(f"-{_QUERIES}")
 
 
 @dataclass(frozen=True)
@@ -87,23 +89,23 @@ class EntryKey:
     """Everything one entry's tensors depend on.
 
     `namespace` separates knowledge bases that share a tier. `model` is ModelFingerprint.digest (weights,
-    tokenizer, configuration and dtype). `tokens` is `digest_tokens` of the chunk's ids. `making` says which
+    tokenizer, configuration and dtype). `tokens` is `digest_tokens` of the chunk's ids. `provenance` says which
     pass the rows came out of. `content` says whether the entry holds the chunk's KV or a note about it.
 
     Raises:
-        InvalidRequest: `making.kind` is no label such as isolated or similar-10.
+        InvalidRequest: `provenance.kind` is no label such as isolated or similar-10.
     """
 
     namespace: str
     model: str
     tokens: str
-    making: Making
+    provenance: KVProvenance
     content: ContentKind = "kv"
 
     def __post_init__(self) -> None:
-        if not _KIND.fullmatch(self.making.kind):
+        if not _KIND.fullmatch(self.provenance.kind):
             raise InvalidRequest(
-                f"{self.making.kind!r} does not name a kind of entry; write a word of lower-case letters, then "
+                f"{self.provenance.kind!r} does not name a kind of entry; write a word of lower-case letters, then "
                 "words of letters, digits and full stops after hyphens, such as isolated or similar-10"
             )
 
@@ -117,7 +119,7 @@ class EntryKey:
         whose context is just the system prefix, a bare one the node with empty context. With queries it is another
         entry, whose array ends with "qkv" instead.
         """
-        made = self.making
+        made = self.provenance
         fields = [
             f"kvweave-chunk-{self.content}",
             FORMAT_VERSION,

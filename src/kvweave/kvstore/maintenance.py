@@ -55,7 +55,7 @@ def check_entries(catalog: Catalog, tier: DiskTier) -> Findings:
 
 def set_limit(parts: StoreParts, tier: TierName, limit_bytes: int) -> None:
     """See `ChunkStore.set_limit`."""
-    parts.tallies.flush_quietly()
+    parts.usage.flush_quietly()
     if tier == "disk":
         with parts.database.transaction():
             parts.files.evict(parts.capacity.set_limit(limit_bytes))
@@ -98,9 +98,9 @@ def attach_device(parts: StoreParts, device: torch.device, limit_bytes: int | No
 
 def stats(parts: StoreParts) -> StoreStats:
     """See `ChunkStore.stats`."""
-    parts.tallies.flush_quietly()
+    parts.usage.flush_quietly()
     by_kind = parts.catalog.totals()
-    counts = parts.tallies.totals()
+    counts = parts.usage.totals()
     total = {
         "entries": sum(kind.entries for kind in by_kind.values()),
         "bytes": sum(kind.bytes for kind in by_kind.values()),

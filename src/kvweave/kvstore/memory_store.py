@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.kvstore.tiers.leases import Lease, Pins
-from kvweave.types import ChunkKV, ChunkNote, Making, ModelFingerprint
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 
 
 class MemoryStore(ChunkStore):
@@ -26,92 +26,99 @@ class MemoryStore(ChunkStore):
         # On purpose without the base's: it makes a folder and a catalogue.
         self.namespace = "evaluation"
         self._held: dict[str, tuple[EntryKey, ChunkKV]] = dict(also._held) if also else {}  # oldest first
-        self._notes: dict[str, ChunkNote] = dict(also._notes) if also else {}
+        self._notes: dict[str, ChunkFeature] = dict(also._notes) if also else {}
 
     def lease(self) -> Lease:
         """Holds nothing: nothing here is evicted, and nothing has to be loaded."""
         return Lease(Pins())
 
     def prefetch(
-        self, model: ModelFingerprint, wanted: Sequence[tuple[str, Sequence[Making]]], lease: Lease
+        self, model: ModelFingerprint, wanted: Sequence[tuple[str, Sequence[KVProvenance]]], lease: Lease
     ) -> None:
         """Nothing: it is all here."""
 
-    def adopt(self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]) -> list[bool]:
+    def import_entries(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
+    ) -> list[bool]:
         """What is here: there is no other tier."""
-        return self.has_many(model, [(digest_tokens(ids), making) for ids, making in wanted])
+        return self.has_many(model, [(digest_tokens(ids), provenance) for ids, provenance in wanted])
 
-    def adopt_notes(
-        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]
+    def import_features(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
     ) -> list[bool]:
         """The same of notes."""
-        return self.has_notes(model, [(digest_tokens(ids), making) for ids, making in wanted])
+        return self.has_features(model, [(digest_tokens(ids), provenance) for ids, provenance in wanted])
 
     def find(
         self,
         model: ModelFingerprint,
-        wanted: Sequence[tuple[Sequence[int], Sequence[Making]]],
+        wanted: Sequence[tuple[Sequence[int], Sequence[KVProvenance]]],
         lease: Lease | None = None,
-    ) -> list[tuple[ChunkKV, Making] | None]:
+    ) -> list[tuple[ChunkKV, KVProvenance] | None]:
         """For each span the KV of the first making that is here, with that very making; or None."""
-        return [self._first(model, digest_tokens(ids), makings) for ids, makings in wanted]
+        return [self._first(model, digest_tokens(ids), provenances) for ids, provenances in wanted]
 
-    def get(self, model: ModelFingerprint, token_ids: Sequence[int], making: Making) -> ChunkKV | None:
+    def get(
+        self, model: ModelFingerprint, token_ids: Sequence[int], provenance: KVProvenance
+    ) -> ChunkKV | None:
         """One entry, if it is here."""
-        found = self._first(model, digest_tokens(token_ids), [making])
+        found = self._first(model, digest_tokens(token_ids), [provenance])
         return None if found is None else found[0]
 
-    def find_notes(
-        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], Making]]
-    ) -> list[ChunkNote | None]:
+    def find_features(
+        self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
+    ) -> list[ChunkFeature | None]:
         """Each note that is here, or None."""
-        keys = [self._key(model, digest_tokens(ids), making, "note") for ids, making in wanted]
+        keys = [self._key(model, digest_tokens(ids), provenance, "note") for ids, provenance in wanted]
         return [self._notes.get(key.digest) for key in keys]
 
-    def has_many(self, model: ModelFingerprint, wanted: Sequence[tuple[str, Making]]) -> list[bool]:
+    def has_many(self, model: ModelFingerprint, wanted: Sequence[tuple[str, KVProvenance]]) -> list[bool]:
         """Whether each entry is here, given the digest of its tokens and how it was made."""
-        return [self._key(model, tokens, making).digest in self._held for tokens, making in wanted]
+        return [self._key(model, tokens, provenance).digest in self._held for tokens, provenance in wanted]
 
-    def has_notes(self, model: ModelFingerprint, wanted: Sequence[tuple[str, Making]]) -> list[bool]:
+    def has_features(self, model: ModelFingerprint, wanted: Sequence[tuple[str, KVProvenance]]) -> list[bool]:
         """The same of notes."""
-        return [self._key(model, tokens, making, "note").digest in self._notes for tokens, making in wanted]
+        return [
+            self._key(model, tokens, provenance, "note").digest in self._notes
+            for tokens, provenance in wanted
+        ]
 
-    def versions(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[list[Making]]:
+    def versions(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[list[KVProvenance]]:
         """The makings of all KV of each chunk, the newest first."""
         named = [(model.digest, digest_tokens(ids)) for ids in chunks]
         kept = [key for key, _ in reversed(self._held.values())]
-        return [[key.making for key in kept if (key.model, key.tokens) == name] for name in named]
+        return [[key.provenance for key in kept if (key.model, key.tokens) == name] for name in named]
 
     def put(
         self,
         model: ModelFingerprint,
         kv: ChunkKV,
-        making: Making,
+        provenance: KVProvenance,
         sources: Sequence[str],
         *,
-        most_versions: int | None = None,
+        max_versions: int | None = None,
     ) -> bool:
-        """Hold an entry, unless there is one of this key; always True. `most_versions` as in ChunkStore."""
-        key = self._key(model, digest_tokens(kv.token_ids), making)
+        """Hold an entry, unless there is one of this key; always True. `max_versions` as in ChunkStore."""
+        key = self._key(model, digest_tokens(kv.token_ids), provenance)
         if key.digest not in self._held:
             self._held[key.digest] = key, kv
             alike = [name for name, (other, _) in self._held.items() if _same_kind(key, other)]
-            for surplus in alike[:-most_versions] if most_versions is not None else ():
+            for surplus in alike[:-max_versions] if max_versions is not None else ():
                 del self._held[surplus]
         return True
 
-    def put_note(
+    def put_feature(
         self,
         model: ModelFingerprint,
-        note: ChunkNote,
-        making: Making,
+        feature: ChunkFeature,
+        provenance: KVProvenance,
         sources: Sequence[str],
         *,
-        most_versions: int | None = None,
+        max_versions: int | None = None,
     ) -> bool:
         """Hold a note, unless there is one of this key; always True. Notes are small: all versions stay."""
-        key = self._key(model, digest_tokens(note.token_ids), making, "note")
-        self._notes.setdefault(key.digest, note)
+        key = self._key(model, digest_tokens(feature.token_ids), provenance, "note")
+        self._notes.setdefault(key.digest, feature)
         return True
 
     @property
@@ -125,15 +132,15 @@ class MemoryStore(ChunkStore):
         self._notes.clear()
 
     def _first(
-        self, model: ModelFingerprint, tokens: str, makings: Sequence[Making]
-    ) -> tuple[ChunkKV, Making] | None:
-        for making in makings:
-            found = self._held.get(self._key(model, tokens, making).digest)
+        self, model: ModelFingerprint, tokens: str, provenances: Sequence[KVProvenance]
+    ) -> tuple[ChunkKV, KVProvenance] | None:
+        for provenance in provenances:
+            found = self._held.get(self._key(model, tokens, provenance).digest)
             if found is not None:
-                return found[1], making
+                return found[1], provenance
         return None
 
 
 def _same_kind(key: EntryKey, other: EntryKey) -> bool:
-    """Whether two entries are versions that `most_versions` counts together."""
-    return (key.model, key.tokens, key.making.kind) == (other.model, other.tokens, other.making.kind)
+    """Whether two entries are versions that `max_versions` counts together."""
+    return (key.model, key.tokens, key.provenance.kind) == (other.model, other.tokens, other.provenance.kind)

@@ -14,14 +14,14 @@ from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.recent import RecentEntries
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.shared_catalog import SharedCatalog
-from kvweave.kvstore.tiers.circuit_breaker import GuardedTier
+from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
 from kvweave.kvstore.tiers.disk import AdoptingFiles, DiskTier
 from kvweave.kvstore.tiers.factory import open_shared
 from kvweave.kvstore.tiers.leases import Pins
 from kvweave.kvstore.tiers.memory import HostTier
-from kvweave.kvstore.tiers.replication import ErrandThread, SharedTier
+from kvweave.kvstore.tiers.replication import ReplicatedTier, ReplicationThread
 from kvweave.kvstore.tiers.tiered import Tiered
-from kvweave.kvstore.usage import Tallies
+from kvweave.kvstore.usage import UsageCounters
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ class StoreParts:
     catalog: Catalog
     ownership: Ownership
     capacity: Capacity
-    tallies: Tallies
+    usage: UsageCounters
     recent: RecentEntries
     folder: DiskTier
     files: AdoptingFiles
     pins: Pins
     tiers: Tiered
-    errands: ErrandThread | None
+    errands: ReplicationThread | None
 
     def wake_later(self) -> None:
         """Once what was changed is committed, see what is to be done in the shared tier."""
@@ -63,7 +63,7 @@ class StoreParts:
         """In the order in which the parts need each other."""
         if self.database.closed:
             return
-        self.tallies.flush_quietly()
+        self.usage.flush_quietly()
         self.tiers.close()
         if self.errands is not None:
             self.errands.close()
@@ -88,7 +88,7 @@ def open_parts(
     with ExitStack() as undo:  # whatever is opened, if the rest cannot be
         server = None
         if shared is not None:
-            server = GuardedTier(open_shared(shared, namespace))
+            server = CircuitBreaker(open_shared(shared, namespace))
             undo.callback(server.close)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def _begin(parts: StoreParts, limits: Mapping[TierName, int], owned_only: bool) 
             parts.capacity.limits.set(tier, limit_bytes)
     parts.tiers.host.residents.set_limit(parts.capacity.limits.of("host"))
     if "disk" in limits:
-        parts.tallies.flush_quietly()
+        parts.usage.flush_quietly()
         with parts.database.transaction():
             parts.files.evict(parts.capacity.set_limit(limits["disk"]))
     if parts.catalog.is_new:
@@ -136,7 +136,7 @@ def _save_files(parts: StoreParts, owned_only: bool) -> None:
 def _assemble(
     folder: Path,
     namespace: str,
-    server: GuardedTier | None,
+    server: CircuitBreaker | None,
     database: Database,
     closes_database: bool,
     owned_only: bool,
@@ -146,15 +146,15 @@ def _assemble(
     catalog = Catalog(database, rows)
     ownership = Ownership(database, catalog, namespace)
     capacity = Capacity(database, catalog, folder, pins.in_use)
-    tallies = Tallies(database, catalog)
+    usage = UsageCounters(database, catalog)
     entry_folder = DiskTier(folder)
     recent = RecentEntries()
     files = AdoptingFiles(
-        database, catalog, entry_folder, capacity, ownership if owned_only else None, recent, tallies
+        database, catalog, entry_folder, capacity, ownership if owned_only else None, recent, usage
     )
     shared = None
     if server is not None:
-        shared = SharedTier(
+        shared = ReplicatedTier(
             namespace,
             server,
             rows,
@@ -162,7 +162,7 @@ def _assemble(
             limit_bytes=lambda: capacity.limits.of("shared"),
             in_use=pins.in_use,
             now_s=catalog.now_s,
-            on_damage=lambda: tallies.add("damaged"),
+            on_damage=lambda: usage.add("damaged"),
         )
     tiers = Tiered(database, catalog, files, HostTier(0, pins.in_use), shared, pins)
     files.on_discard = tiers.forget
@@ -173,11 +173,11 @@ def _assemble(
         catalog=catalog,
         ownership=ownership,
         capacity=capacity,
-        tallies=tallies,
+        usage=usage,
         recent=recent,
         folder=entry_folder,
         files=files,
         pins=pins,
         tiers=tiers,
-        errands=None if shared is None else ErrandThread(shared),
+        errands=None if shared is None else ReplicationThread(shared),
     )

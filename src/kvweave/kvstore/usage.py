@@ -25,7 +25,7 @@ _SCHEMA = (
 _NAMES = ("hits", "misses", "damaged", "evicted", *(f"hits_{tier}" for tier in TIERS))
 
 
-class Tallies:
+class UsageCounters:
     """Retrievals per entry, and the store's counters in the table `store_counters`; safe in several threads."""
 
     def __init__(self, database: Database, catalog: Catalog) -> None:

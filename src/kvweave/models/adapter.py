@@ -16,19 +16,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models import attention
-from kvweave.models.cache_base import Continued
+from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
 from kvweave.models.flops import PassCost
-from kvweave.models.forward import Part, Passes, appended_plan
-from kvweave.models.fused_cache import Canvas, PlacedSpan, RowCapture, rope_positions
-from kvweave.models.partial_layers import EndAt, Narrowing, decoder_layers, last_row_only, narrowed
+from kvweave.models.forward import ModelRunner, Part, appended_plan
+from kvweave.models.fused_cache import FusedCache, PlacedSpan, RowCapture, rope_positions
+from kvweave.models.partial_layers import RowSchedule, StopAtLayer, decoder_layers, last_row_only, narrowed
 from kvweave.models.preemption import LowPriority, Preemption
 from kvweave.models.projections import StoredQueries, separate_projections
 from kvweave.models.prompt import PromptTemplate
 from kvweave.models.rotary import RotationWatch, rope_regime
 from kvweave.models.support import attention_modules, probe
-from kvweave.models.updates import PassOver, UpdateWatch
+from kvweave.models.updates import StopForward, UpdateHook
 from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
 
 
@@ -70,7 +70,7 @@ class Adapter:
         self.template = PromptTemplate(tokenizer)
         self.geometry, self.rotation = probe(model)
         self.projections = separate_projections(model, self.geometry, self.rotation)
-        self._passes = Passes(model, self.rotation, attention_modules(model).values())
+        self._passes = ModelRunner(model, self.rotation, attention_modules(model).values())
         self.critical_layers = middle_layers(self.geometry.layers)
         self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
         self._pace = LayerPace()
@@ -96,11 +96,11 @@ class Adapter:
             self._thread.low = None
 
     @contextmanager
-    def _paced(self, canvas: Canvas, rows: Tensor) -> Iterator[None]:
+    def _paced(self, kv_cache: FusedCache, rows: Tensor) -> Iterator[None]:
         """Notes how long the layers of a pass over these rows take to compute; of one that raises, nothing."""
-        began = time.perf_counter() - canvas.place_s
+        began = time.perf_counter() - kv_cache.place_s
         yield
-        self._pace.ran(rows.numel(), (time.perf_counter() - canvas.place_s - began) / self.geometry.layers)
+        self._pace.ran(rows.numel(), (time.perf_counter() - kv_cache.place_s - began) / self.geometry.layers)
 
     @property
     def _low(self) -> LowPriority | None:
@@ -111,7 +111,7 @@ class Adapter:
         """Name of the frequency scaling that a pass of this length runs under; "fixed" where it never changes."""
         return rope_regime(self.model.config, prompt_tokens)
 
-    def outgrows(self, prompt_tokens: int, held_tokens: int | None = None) -> bool:
+    def needs_rope_rescale(self, prompt_tokens: int, held_tokens: int | None = None) -> bool:
         """Whether a prompt of this length needs the other set of LongRoPE frequencies than its first `held_tokens` did.
 
         Those are by default all but the last. KV computed under the short set is then of no use any more, and
@@ -135,9 +135,9 @@ class Adapter:
                 "chunks (--top-k, --drop-chunks), or allow fewer answer tokens (--max-new-tokens)"
             )
 
-    def canvas(
+    def new_cache(
         self, length: int, spans: Sequence[PlacedSpan] = (), positions: Tensor | None = None
-    ) -> Canvas:
+    ) -> FusedCache:
         """A canvas over `length` prompt positions with stored spans placed on it.
 
         `positions` (length,) are the rotary positions of all prompt tokens where these are not 0 … length − 1. The
@@ -151,78 +151,78 @@ class Adapter:
         placed = tuple(sorted((span for span in spans if span.kv.tokens), key=lambda span: span.start))
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
         angles = self.rotation.angles(rope_positions(placed).to(device), reach, like)
-        return Canvas(self.geometry.layers, length, placed, angles, where.to(device))
+        return FusedCache(self.geometry.layers, length, placed, angles, where.to(device))
 
     def compute(
         self,
-        canvas: Canvas,
+        kv_cache: FusedCache,
         token_ids: Sequence[int],
         plan: attention.RowPlan,
         *,
         capture: bool = False,
-        watch: UpdateWatch | None = None,
-        narrowing: Narrowing | None = None,
+        hook: UpdateHook | None = None,
+        narrowing: RowSchedule | None = None,
         projected: Tensor | None = None,
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) of `token_ids` (N,).
 
         Writes their K,V into the canvas; every row attends to all canvas positions up to its own. With
-        `capture`, `canvas.capture.kv` afterwards holds their unrotated K and V. `watch` is shown what every layer
+        `capture`, `kv_cache.capture.kv` afterwards holds their unrotated K and V. `hook` is shown what every layer
         is about to replace. `narrowing` may drop rows on the way; the last row stays. With `projected` (W,), some of the
         rows, these alone are projected and written, and the others take their queries, keys and values from the placed
         spans: raises InvalidRequest where these hold no queries, or the model has no `projections`. Returns the logits
         of the last row, (1, vocab).
         """
-        stored = None if projected is None else self._stored_queries(canvas, plan.rows, projected)
+        stored = None if projected is None else self._stored_queries(kv_cache, plan.rows, projected)
         rotations: RotationWatch | None = stored
         if stored is None and (capture or plan.wants_unrotated):
-            rotations = self._passes.rotation_watch()
-        canvas.capture = None
+            rotations = self._passes.rotation_hook()
+        kv_cache.capture = None
         if capture and rotations is not None:
-            canvas.capture = RowCapture(rotations, self.geometry.layers, len(token_ids))
+            kv_cache.capture = RowCapture(rotations, self.geometry.layers, len(token_ids))
         low = self._low
 
         def once(rows: attention.RowPlan, keep: int | Tensor) -> Tensor:
-            part = self._part(canvas, token_ids, rows)
+            part = self._part(kv_cache, token_ids, rows)
             written = None if stored is None else stored.projected
-            canvas.load(self._pace.least_s(rows.rows.numel()))  # keeps nobody else from the model
+            kv_cache.load(self._pace.least_s(rows.rows.numel()))  # keeps nobody else from the model
             with (
                 self._lock,
-                self._paced(canvas, rows.rows),
-                canvas.writing(rows.rows, watch, written),
+                self._paced(kv_cache, rows.rows),
+                kv_cache.writing(rows.rows, hook, written),
                 ExitStack() as stack,
             ):
                 if narrowing is not None:
-                    stack.enter_context(narrowed(self.model, canvas, rows, narrowing))
+                    stack.enter_context(narrowed(self.model, kv_cache, rows, narrowing))
                 if low is not None:
                     stack.enter_context(low.stopping())  # which counts whole layers
                 else:
-                    stack.enter_context(last_row_only(self.model, canvas))
-                return self._passes.run(part.ids, part.positions, canvas, rows, rotations, keep)
+                    stack.enter_context(last_row_only(self.model, kv_cache))
+                return self._passes.run(part.ids, part.positions, kv_cache, rows, rotations, keep)
 
         if low is None:
             return once(plan, 1)
-        watched = watch is not None or narrowing is not None or bool(plan.watches)
+        watched = hook is not None or narrowing is not None or bool(plan.hooks)
         watched = watched or stored is not None  # its rows cannot come in blocks
-        return low.prefill(once, plan, whole=not self._one_regime(canvas, plan.rows), watched=watched)
+        return low.prefill(once, plan, whole=not self._one_regime(kv_cache, plan.rows), watched=watched)
 
     def look(
         self,
-        canvas: Canvas,
+        kv_cache: FusedCache,
         token_ids: Sequence[int],
         plan: attention.RowPlan,
-        watch: UpdateWatch | None = None,
+        hook: UpdateHook | None = None,
     ) -> None:
-        """Run a pass as `compute` does, for what watches see of it; ends early where one raises PassOver.
+        """Run a pass as `compute` does, for what watches see of it; ends early where one raises StopForward.
 
         Layers that ran have their rows in the canvas. The one that was ended at has them if it was ended by a watch of
-        the plan; by `watch`, it keeps what it held, as those after it do.
+        the plan; by `hook`, it keeps what it held, as those after it do.
         """
-        with suppress(PassOver):
-            self.compute(canvas, token_ids, plan, watch=watch)
+        with suppress(StopForward):
+            self.compute(kv_cache, token_ids, plan, hook=hook)
 
     def compute_packed(
-        self, requests: Sequence[tuple[Canvas, Sequence[int], attention.RowPlan]]
+        self, requests: Sequence[tuple[FusedCache, Sequence[int], attention.RowPlan]]
     ) -> list[Tensor]:
         """What `compute` does for each (canvas, token ids, plan), in one call of the model and without padding.
 
@@ -231,11 +231,11 @@ class Adapter:
         """
         parts = [self._part(*request) for request in requests]
         for part in parts:
-            part.canvas.load(self._pace.least_s(part.plan.rows.numel()))
+            part.kv_cache.load(self._pace.least_s(part.plan.rows.numel()))
         with self._lock, ExitStack() as stack:
             for part in parts:
-                part.canvas.capture = None
-                stack.enter_context(part.canvas.writing(part.plan.rows))
+                part.kv_cache.capture = None
+                stack.enter_context(part.kv_cache.writing(part.plan.rows))
             return self._passes.run_packed(parts)
 
     def rows(self, rows: Tensor) -> attention.RowPlan:
@@ -257,20 +257,20 @@ class Adapter:
             ids += kv.token_ids
         start, ids = len(ids), (*ids, *token_ids)
         self.check_length(len(ids))
-        canvas = self.canvas(len(ids), spans)
+        kv_cache = self.new_cache(len(ids), spans)
         plan = self.rows(torch.arange(start, len(ids)))
         if self._low is None:  # a pass that gives way goes on in blocks, which one that is watched cannot
-            plan.watches.append(EndAt(self.geometry.layers - 1))  # nobody asks for logits
-        with suppress(PassOver):
-            self.compute(canvas, ids, plan, capture=True)
-        return self.captured(canvas, ids, start, len(ids))
+            plan.hooks.append(StopAtLayer(self.geometry.layers - 1))  # nobody asks for logits
+        with suppress(StopForward):
+            self.compute(kv_cache, ids, plan, capture=True)
+        return self.captured(kv_cache, ids, start, len(ids))
 
-    def captured(self, canvas: Canvas, token_ids: Sequence[int], start: int, end: int) -> ChunkKV:
+    def captured(self, kv_cache: FusedCache, token_ids: Sequence[int], start: int, end: int) -> ChunkKV:
         """The KV of prompt positions `start:end` as the last capturing pass computed it, with queries that it kept; a copy."""
-        assert canvas.capture is not None
-        assert canvas.capture.kv is not None
-        kv = canvas.capture.kv[:, :, :, start:end].contiguous().cpu()
-        queries = canvas.capture.queries
+        assert kv_cache.capture is not None
+        assert kv_cache.capture.kv is not None
+        kv = kv_cache.capture.kv[:, :, :, start:end].contiguous().cpu()
+        queries = kv_cache.capture.queries
         if queries is not None:
             queries = queries[:, :, start:end].contiguous().cpu()
         return ChunkKV(tuple(token_ids[start:end]), kv, queries)
@@ -280,26 +280,26 @@ class Adapter:
         g = self.geometry
         return ChunkKV((), torch.empty(g.layers, 2, g.kv_heads, 0, g.head_width, dtype=g.dtype))
 
-    def check_goes_on(self, held: Continued, tokens: int) -> None:
+    def check_goes_on(self, held: AppendableCache, tokens: int) -> None:
         """Raise InvalidRequest where that many tokens behind what is held need other frequencies than it has; see `step`."""
         appended_plan(self.model, held, held.next_rows(tokens))
 
-    def keeps_frequencies(self, canvas: Canvas, tokens: int) -> bool:
+    def keeps_frequencies(self, kv_cache: FusedCache, tokens: int) -> bool:
         """Whether that many tokens, appended one by one, would all run under the frequencies that the canvas has."""
         return self._one_regime(
-            canvas, canvas.next_rows(1 + tokens) - 1
+            kv_cache, kv_cache.next_rows(1 + tokens) - 1
         )  # from the last one that it holds on
 
-    def step(self, canvas: Continued, token_id: int) -> Tensor:
+    def step(self, kv_cache: AppendableCache, token_id: int) -> Tensor:
         """Append one token to the canvas; returns the logits that follow it, (1, vocab).
 
         It stands behind the canvas' last position and attends by the canvas' continuation, if that has one. Raises
         InvalidRequest where a canvas with positions or a continuation of its own outgrows the short frequencies of
-        a LongRoPE model; plain ones are computed anew then, see `outgrows`.
+        a LongRoPE model; plain ones are computed anew then, see `needs_rope_rescale`.
         """
-        return self._append(canvas, torch.tensor([token_id], device=self.geometry.device))
+        return self._append(kv_cache, torch.tensor([token_id], device=self.geometry.device))
 
-    def extend(self, held: Continued, token_ids: Sequence[int], block_tokens: int = 256) -> Tensor:
+    def extend(self, held: AppendableCache, token_ids: Sequence[int], block_tokens: int = 256) -> Tensor:
         """Append tokens, a next turn or a prompt that never stands on a canvas; returns the last one's logits (1, vocab).
 
         They are computed in passes of `block_tokens`, each attending to what is held as a step would. Errors as for
@@ -312,49 +312,49 @@ class Adapter:
             logits = self._append(held, block)
         return logits
 
-    def follow(self, canvas: Canvas, token_ids: Sequence[int]) -> Tensor:
+    def follow(self, kv_cache: FusedCache, token_ids: Sequence[int]) -> Tensor:
         """Append tokens in one pass; returns the logits behind each of them, (T, vocab). Errors as for `extend`."""
         if not token_ids:
             raise InvalidRequest("there are no tokens to append")
         ids = torch.tensor(token_ids, device=self.geometry.device)
-        return self._append(canvas, ids, every_logits=True)
+        return self._append(kv_cache, ids, every_logits=True)
 
-    def step_packed(self, steps: Sequence[tuple[Canvas, int]]) -> list[Tensor]:
+    def step_packed(self, steps: Sequence[tuple[FusedCache, int]]) -> list[Tensor]:
         """What `step` does for each (canvas, token id), in one call of the model; as `compute_packed`."""
         parts = []
-        for canvas, token_id in steps:
-            row = canvas.next_rows(1)
-            plan = appended_plan(self.model, canvas, row) or self.rows(row)
+        for kv_cache, token_id in steps:
+            row = kv_cache.next_rows(1)
+            plan = appended_plan(self.model, kv_cache, row) or self.rows(row)
             ids = torch.tensor([token_id], device=self.geometry.device)
-            parts.append(Part(canvas, ids, canvas.positions_of(row), plan))
+            parts.append(Part(kv_cache, ids, kv_cache.positions_of(row), plan))
         with self._lock:
             return self._passes.run_packed(parts)
 
-    def generate_kwargs(self, canvas: Canvas, prompt: TokenizedPrompt) -> dict[str, object]:
+    def generate_kwargs(self, kv_cache: FusedCache, prompt: TokenizedPrompt) -> dict[str, object]:
         """Arguments for `model.generate` that continue from a computed canvas, by its positions and continuation.
 
         The last prompt position is left for `generate` to compute, since it would otherwise run the whole
         prompt again. The canvas is consumed: use it for one call.
         """
-        canvas.hold(prompt.tokens - 1)
+        kv_cache.hold(prompt.tokens - 1)
         ids = torch.tensor([prompt.token_ids], device=self.geometry.device)
         return {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
-            "position_ids": canvas.positions[None],
-            "past_key_values": canvas,
+            "position_ids": kv_cache.positions[None],
+            "past_key_values": kv_cache,
         }
 
-    def _one_regime(self, canvas: Canvas, rows: Tensor) -> bool:
+    def _one_regime(self, kv_cache: FusedCache, rows: Tensor) -> bool:
         """Whether a pass over any of these rows (T,) alone runs under the same frequencies as over all of them."""
-        positions = canvas.positions_of(rows)
+        positions = kv_cache.positions_of(rows)
         lengths = {int(positions.min()) + 1, int(positions.max()) + 1}
         return len({self.rope_regime(length) for length in lengths}) == 1
 
-    def _append(self, held: Continued, ids: Tensor, every_logits: bool = False) -> Tensor:
+    def _append(self, held: AppendableCache, ids: Tensor, every_logits: bool = False) -> Tensor:
         """One pass over token ids (T,) behind what is held; the last one's logits (1, vocab), or those of each (T, vocab)."""
         low, rows, length = self._low, held.next_rows(ids.numel()), held.get_seq_length()
-        undo = partial(held.shrink, length) if isinstance(held, Canvas) else None
+        undo = partial(held.shrink, length) if isinstance(held, FusedCache) else None
         stopping = low.stopping if low is not None and undo is not None else nullcontext
         kept = ids.numel() if every_logits else 1
 
@@ -364,19 +364,19 @@ class Adapter:
 
         return once() if low is None else low.append(once, undo, rows, kept)
 
-    def _stored_queries(self, canvas: Canvas, rows: Tensor, projected: Tensor) -> StoredQueries:
+    def _stored_queries(self, kv_cache: FusedCache, rows: Tensor, projected: Tensor) -> StoredQueries:
         if self.projections is None:
             raise InvalidRequest(
                 f"{type(self.model).__name__} does not make queries, keys and values in modules q_proj, k_proj and v_proj that "
                 "rotation of whole heads follows, so that its projections run on all rows; leave `projected` out"
             )
         return StoredQueries(
-            self.rotation.module, self.projections, canvas.spans, rows, projected.to(rows.device)
+            self.rotation.module, self.projections, kv_cache.spans, rows, projected.to(rows.device)
         )
 
-    def _part(self, canvas: Canvas, token_ids: Sequence[int], plan: attention.RowPlan) -> Part:
+    def _part(self, kv_cache: FusedCache, token_ids: Sequence[int], plan: attention.RowPlan) -> Part:
         ids = torch.tensor(token_ids, device=self.geometry.device)[plan.rows]
-        return Part(canvas, ids, canvas.positions_of(plan.rows), plan)
+        return Part(kv_cache, ids, kv_cache.positions_of(plan.rows), plan)
 
 
 def _check_positions(positions: Tensor, length: int) -> None:

@@ -73,26 +73,26 @@ class LayerQueries:
     unrotated: Tensor | None = None
 
 
-class RowWatch(Protocol):
+class AttentionHook(Protocol):
     """Something that looks at what the rows of a pass attend to, layer by layer, without changing it.
 
     One with an attribute `wants_unrotated` that is true is shown queries before rotation too.
     """
 
     def see(self, queries: LayerQueries) -> None:
-        """Called once per layer, in order, before the layer's output is made; may raise PassOver to end a look."""
+        """Called once per layer, in order, before the layer's output is made; may raise StopForward to end a look."""
         ...
 
 
 class RowPlan:
     """Plain causal attention of the prompt positions that a pass computes, `rows` (T,), ascending.
 
-    `watches` see every layer of the pass; add to them before it runs.
+    `hooks` see every layer of the pass; add to them before it runs.
     """
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
         self.rows = rows
-        self.watches: list[RowWatch] = []
+        self.hooks: list[AttentionHook] = []
         self.layers_seen: set[int] = set()
         self._dtype = dtype
         self._attention: RowAttention | None = None
@@ -100,7 +100,7 @@ class RowPlan:
     @property
     def wants_unrotated(self) -> bool:
         """Whether a watch wants to see queries before rotation."""
-        return any(getattr(watch, "wants_unrotated", False) for watch in self.watches)
+        return any(getattr(hook, "wants_unrotated", False) for hook in self.hooks)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attention of the rows' query (B, H, T, D) over the canvas' keys and values (B, G, N, D)."""
@@ -116,8 +116,8 @@ class RowPlan:
     def show(self, call: AttentionCall) -> None:
         """Let those who watch see a layer."""
         self.layers_seen.add(call.layer)
-        for watch in self.watches:
-            watch.see(
+        for hook in self.hooks:
+            hook.see(
                 LayerQueries(
                     layer=call.layer,
                     rows=self.rows,
@@ -147,11 +147,11 @@ def register() -> None:
 
     The mask function is the library's own: without one, a padded batch would be attended to unmasked.
     """
-    AttentionInterface.register(ATTENTION_NAME, canvas_attention)
+    AttentionInterface.register(ATTENTION_NAME, row_attention_function)
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
-def canvas_attention(
+def row_attention_function(
     module: nn.Module,
     query: Tensor,
     key: Tensor,

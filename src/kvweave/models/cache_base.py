@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from kvweave.models.attention import RowPlan, RowWatch
+from kvweave.models.attention import AttentionHook, RowPlan
 
 
-class Continued(Cache):
+class AppendableCache(Cache):
     """A request's KV behind `positions` (N,), the rotary positions of its prompt, the last one the largest.
 
     `continuation` makes the plan by which rows behind the prompt attend, (T,) to plan; None means plain causal
@@ -55,7 +55,7 @@ class Continued(Cache):
         """Called as a layer's attention begins, before it projects anything."""
 
 
-class EarlierText(Protocol):
+class PrefixContext(Protocol):
     """What a prompt's canvas, on which it begins at row 0, has to know of the text before it."""
 
     @property
@@ -77,8 +77,8 @@ class EarlierText(Protocol):
         ...
 
 
-class LayerTaker(RowWatch, Protocol):
-    """Takes a prompt's KV over, layer by layer, from the pass that it watches; see `Canvas.hand_over`."""
+class LayerSink(AttentionHook, Protocol):
+    """Takes a prompt's KV over, layer by layer, from the pass that it watches; see `FusedCache.hand_over`."""
 
     @property
     def bounded(self) -> bool:

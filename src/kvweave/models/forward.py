@@ -16,8 +16,8 @@ from transformers.cache_utils import Cache
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import ROTATIONS_KEYWORD, ROWS_KEYWORD, AttentionCall, AttentionPlan, RowPlan
-from kvweave.models.cache_base import Continued
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.cache_base import AppendableCache
+from kvweave.models.fused_cache import FusedCache
 from kvweave.models.rotary import Rotation, RotationWatch, rope_regime
 
 
@@ -25,13 +25,13 @@ from kvweave.models.rotary import Rotation, RotationWatch, rope_regime
 class Part:
     """One request's share of a pass: token ids (T,) and rotary positions (T,) of its rows, and how they attend."""
 
-    canvas: Canvas
+    kv_cache: FusedCache
     ids: Tensor
     positions: Tensor
     plan: RowPlan
 
 
-class PackedCanvas(Cache):
+class PackedCache(Cache):
     """Stands in for the canvases of a packed pass: new rows pass through, the plan brings each to its canvas."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class PackedPlan:
         outputs = []
         for part, (start, end) in zip(self._parts, pairwise(self._edges), strict=True):
             own = slice(start, end)
-            keys, values = part.canvas.update(call.keys[:, :, own], call.values[:, :, own], call.layer)
+            keys, values = part.kv_cache.update(call.keys[:, :, own], call.values[:, :, own], call.layer)
             query = call.query[:, :, own]
             unrotated = call.unrotated[:, :, own] if call.unrotated is not None else None
             outputs.append(
@@ -85,7 +85,7 @@ class PackedPlan:
         return torch.cat(outputs, dim=2)
 
 
-class Passes:
+class ModelRunner:
     """Calls a model; hooks it once, so that what is appended to a cache attends by its continuation, whoever calls.
 
     `attention` are its attention layers: their caches are told when one begins.
@@ -94,7 +94,7 @@ class Passes:
     def __init__(self, model: PreTrainedModel, rotation: Rotation, attention: Iterable[nn.Module]) -> None:
         self._model = model
         self._rotation = rotation
-        model.register_forward_pre_hook(_continue_canvas, with_kwargs=True)
+        model.register_forward_pre_hook(_continue_kv_cache, with_kwargs=True)
         for module in attention:
             module.register_forward_pre_hook(_announce_layer, with_kwargs=True)
 
@@ -102,7 +102,7 @@ class Passes:
         self,
         ids: Tensor,
         positions: Tensor,
-        canvas: Cache,
+        kv_cache: Cache,
         plan: AttentionPlan | None = None,
         rotations: RotationWatch | None = None,
         keep: int | Tensor = 1,
@@ -124,7 +124,7 @@ class Passes:
             out = self._model(
                 input_ids=ids[None],
                 position_ids=positions[None],
-                past_key_values=canvas,
+                past_key_values=kv_cache,
                 use_cache=True,
                 logits_to_keep=keep,
                 **keywords,
@@ -137,7 +137,7 @@ class Passes:
 
         Raises InvalidRequest if a canvas appears twice.
         """
-        if len({id(part.canvas) for part in parts}) < len(parts):
+        if len({id(part.kv_cache) for part in parts}) < len(parts):
             raise InvalidRequest(
                 "a canvas appears twice in one packed pass; each request needs a canvas of its own"
             )
@@ -148,25 +148,25 @@ class Passes:
         logits: dict[int, Tensor] = {}
         for numbers in together.values():
             plan = PackedPlan([parts[number] for number in numbers])
-            rotations = self.rotation_watch() if plan.wants_unrotated else None
-            found = self.run(plan.ids, plan.positions, PackedCanvas(), plan, rotations, plan.last_rows)
+            rotations = self.rotation_hook() if plan.wants_unrotated else None
+            found = self.run(plan.ids, plan.positions, PackedCache(), plan, rotations, plan.last_rows)
             for place, number in enumerate(numbers):
                 logits[number] = found[place : place + 1]
         return [logits[number] for number in range(len(parts))]
 
-    def rotation_watch(self) -> RotationWatch:
+    def rotation_hook(self) -> RotationWatch:
         """One that sees the rotations of a call it is handed to."""
         return RotationWatch(self._rotation.module)
 
 
-def appended_plan(model: PreTrainedModel, canvas: Continued, rows: Tensor) -> RowPlan | None:
+def appended_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: Tensor) -> RowPlan | None:
     """How rows (T,) appended to a canvas attend, by a plan; None for the model's own causal attention.
 
     Raises InvalidRequest where LongRoPE's frequencies change and the canvas cannot be made again under the others.
     """
-    if canvas.plain:
+    if kv_cache.plain:
         return None
-    positions = canvas.positions_of(rows)
+    positions = kv_cache.positions_of(rows)
     made, last = int(positions[0]) - 1, int(positions[-1])
     if made >= 0 and rope_regime(model.config, made + 1) == "short" != rope_regime(model.config, last + 1):
         raise InvalidRequest(
@@ -174,22 +174,22 @@ def appended_plan(model: PreTrainedModel, canvas: Continued, rows: Tensor) -> Ro
             "made again under them, since its positions or its attention are not the model's own: allow fewer answer "
             "tokens (--max-new-tokens)"
         )
-    return canvas.continuation(rows) if canvas.continuation is not None else None
+    return kv_cache.continuation(rows) if kv_cache.continuation is not None else None
 
 
-def _continue_canvas(
+def _continue_kv_cache(
     model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Let what is appended to a canvas attend by its continuation, whoever calls the model."""
-    canvas = kwargs.get("past_key_values")
-    if not isinstance(canvas, Continued) or ROWS_KEYWORD in kwargs:
+    kv_cache = kwargs.get("past_key_values")
+    if not isinstance(kv_cache, AppendableCache) or ROWS_KEYWORD in kwargs:
         return args, kwargs
-    plan = appended_plan(model, canvas, canvas.next_rows(kwargs["input_ids"].shape[1]))
+    plan = appended_plan(model, kv_cache, kv_cache.next_rows(kwargs["input_ids"].shape[1]))
     return args, (kwargs if plan is None else {**kwargs, ROWS_KEYWORD: plan})
 
 
 def _announce_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell a cache that a layer's attention begins, so that what it needs can be fetched beside the projections."""
     for held in (*args, *kwargs.values()):  # families call it by different names
-        if isinstance(held, Continued):
+        if isinstance(held, AppendableCache):
             held.before_layer(cast(int, module.layer_idx))

@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.cache_base import Continued, LayerTaker
+from kvweave.models.cache_base import AppendableCache, LayerSink
 from kvweave.models.rotary import Angles, RotationWatch
-from kvweave.models.updates import Update, UpdateWatch
+from kvweave.models.updates import Update, UpdateHook
 from kvweave.types import ChunkKV
 
 SPARE_TOKENS = 64  # room for the first generated tokens before a layer has to grow
@@ -82,15 +82,15 @@ class RowCapture:
     belong to it where whoever ran the pass wants them kept beside it. Owned by the request.
     """
 
-    def __init__(self, watch: RotationWatch, layers: int, length: int) -> None:
-        self.watch = watch
+    def __init__(self, hook: RotationWatch, layers: int, length: int) -> None:
+        self.hook = hook
         self.kv: Tensor | None = None
         self.queries: Tensor | None = None
         self._shape = (layers, length)
 
     def keep(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Record a layer's new rows: rotated `keys` (1, G, T, D) are exchanged for the ones seen before rotation."""
-        keys = self.watch.key_before(keys)
+        keys = self.hook.key_before(keys)
         if self.kv is None:
             layers, length = self._shape
             self.kv = keys.new_empty(layers, 2, keys.shape[1], length, keys.shape[-1])
@@ -98,7 +98,7 @@ class RowCapture:
         self.kv[layer, 1].index_copy_(1, rows, values[0])
 
 
-class Sheet:
+class SharedLayerState:
     """What the layers of a canvas share; see Canvas for what each part means.
 
     The canvas holds its layers and they hold this, so that nothing holds itself: the tensors of a canvas go with its last
@@ -110,9 +110,9 @@ class Sheet:
         self.spans = spans
         self.rows: Tensor | None = None
         self.written: Tensor | None = None
-        self.update_watch: UpdateWatch | None = None
+        self.update_hook: UpdateHook | None = None
         self.capture: RowCapture | None = None
-        self.taker: LayerTaker | None = None
+        self.sink: LayerSink | None = None
         self.place_s = 0.0
         self._angles = angles
         self._to_lay_out = layers
@@ -140,7 +140,7 @@ class Sheet:
         for start in range(0, placed.shape[2], ROTATED_TOKENS):
             some = placed[:, :, start : start + ROTATED_TOKENS]
             some.copy_(self._angles.rotate(layer, some, start))
-        if self.taker is None:
+        if self.sink is None:
             self._to_lay_out -= 1
             if not self._to_lay_out:
                 self.let_go()  # all layers have their own copy
@@ -152,13 +152,13 @@ class Sheet:
         self._to_lay_out, self.spans = 0, ()
 
 
-class CanvasLayer(CacheLayerMixin):
+class FusedCacheLayer(CacheLayerMixin):
     """One layer of the canvas: buffers `keys`, `values` (B, G, capacity, D) in prompt order, owned by the request."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, sheet: Sheet, index: int) -> None:
+    def __init__(self, sheet: SharedLayerState, index: int) -> None:
         super().__init__()
         self._sheet = sheet
         self._index = index
@@ -177,8 +177,8 @@ class CanvasLayer(CacheLayerMixin):
         if sheet.rows is None:
             return self._append(key_states, value_states)
         self._lay_out(key_states, value_states)
-        if sheet.update_watch is not None:
-            sheet.update_watch.see(self._replacing(sheet.rows, key_states, value_states))
+        if sheet.update_hook is not None:
+            sheet.update_hook.see(self._replacing(sheet.rows, key_states, value_states))
         if sheet.capture is not None:
             sheet.capture.keep(self._index, sheet.rows, key_states, value_states)
         rows, some = sheet.rows, sheet.written
@@ -195,8 +195,8 @@ class CanvasLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
 
     def held_keys(self, like: Tensor) -> Tensor:
-        """The keys that this layer holds, (1, G, N, D), to be read only; see `Canvas.held_keys`."""
-        if self._sheet.taker is not None and not self.is_initialized:  # nobody would let go of it
+        """The keys that this layer holds, (1, G, N, D), to be read only; see `FusedCache.held_keys`."""
+        if self._sheet.sink is not None and not self.is_initialized:  # nobody would let go of it
             return self._sheet.lay_out(self._index, like)[0][:, :, : self._sheet.length]
         self._lay_out(like, like)
         return self.keys[:, :, : self._sheet.length]
@@ -263,7 +263,7 @@ class CanvasLayer(CacheLayerMixin):
         self.keys, self.values = self.keys[indices], self.values[indices]
 
 
-class Canvas(Continued):
+class FusedCache(AppendableCache):
     """A request's KV over a prompt of `length` tokens.
 
     `spans`, in prompt order and none over another, are placed before the first pass; positions they do not cover must be
@@ -276,8 +276,8 @@ class Canvas(Continued):
     def __init__(
         self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles, positions: Tensor
     ) -> None:
-        self._sheet = Sheet(layers, length, spans, angles)
-        super().__init__([CanvasLayer(self._sheet, index) for index in range(layers)], positions)
+        self._sheet = SharedLayerState(layers, length, spans, angles)
+        super().__init__([FusedCacheLayer(self._sheet, index) for index in range(layers)], positions)
 
     @property
     def length(self) -> int:
@@ -331,12 +331,12 @@ class Canvas(Continued):
         self._sheet.capture = capture
 
     @property
-    def taker(self) -> LayerTaker | None:
+    def sink(self) -> LayerSink | None:
         """Who the layers are handed over to; None where the canvas holds them itself."""
-        return self._sheet.taker
+        return self._sheet.sink
 
-    def hand_over(self, taker: LayerTaker) -> None:
-        """From the next pass on hold one layer at a time: `taker` gets each when the pass goes on to the next.
+    def hand_over(self, sink: LayerSink) -> None:
+        """From the next pass on hold one layer at a time: `sink` gets each when the pass goes on to the next.
 
         Every pass finds the layers as they were placed, without what earlier ones wrote: what is to last has to be
         computed in the pass that the taker watches. Raises InvalidRequest where rows attend in a way of their own (APE),
@@ -347,8 +347,8 @@ class Canvas(Continued):
                 "the recipe attends to the context in a group of its own, which retrieval does not know; choose another "
                 "recipe, or leave kv_budget out"
             )
-        taker.begin(self.positions)
-        self._sheet.taker = taker
+        sink.begin(self.positions)
+        self._sheet.sink = sink
 
     def let_go(self) -> None:
         """The last layer has been handed over: hold nothing, stored tensors neither; nothing is computed here any more."""
@@ -356,35 +356,35 @@ class Canvas(Continued):
 
     @contextmanager
     def writing(
-        self, rows: Tensor, watch: UpdateWatch | None = None, written: Tensor | None = None
+        self, rows: Tensor, hook: UpdateHook | None = None, written: Tensor | None = None
     ) -> Iterator[None]:
-        """For the length of one pass, updates write these prompt positions (T,) in place, shown to `watch` before.
+        """For the length of one pass, updates write these prompt positions (T,) in place, shown to `hook` before.
 
         With `written` (W,), places among them, only those there: the others keep what is placed.
         """
         sheet = self._sheet
-        sheet.rows, sheet.update_watch, sheet.written = rows, watch, written
+        sheet.rows, sheet.update_hook, sheet.written = rows, hook, written
         try:
             yield
             self.before_layer(len(self.layers))
         finally:
-            sheet.rows = sheet.update_watch = sheet.written = None
-            if sheet.taker is not None:
+            sheet.rows = sheet.update_hook = sheet.written = None
+            if sheet.sink is not None:
                 for layer in self.layers:
                     layer.drop()
 
     def before_layer(self, layer: int) -> None:
         """Hand over the layers before this one, if they are to be."""
-        if self._sheet.taker is None:
+        if self._sheet.sink is None:
             return
         for index, done in enumerate(self.layers[:layer]):
             held = done.drop()
             if held is not None:
-                self._sheet.taker.take(index, *held)
+                self._sheet.sink.take(index, *held)
 
     def write_again(self, rows: Tensor) -> None:
         """For the rest of the pass only these rows (T,) are written; they were before, so that nobody is shown them."""
-        self._sheet.rows, self._sheet.update_watch, self._sheet.written = rows, None, None
+        self._sheet.rows, self._sheet.update_hook, self._sheet.written = rows, None, None
 
     def held_keys(self, layer: int, like: Tensor) -> Tensor:
         """The keys of all prompt positions that a layer holds now, rotated, (1, G, N, D); to be read only.

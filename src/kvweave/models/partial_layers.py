@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import ROWS_KEYWORD, AttentionCall, LayerQueries, RowPlan
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.fused_cache import FusedCache
 from kvweave.models.support import attention_modules
-from kvweave.models.updates import PassOver
+from kvweave.models.updates import StopForward
 
 
-class Narrowing(Protocol):
+class RowSchedule(Protocol):
     """Decides which rows of a pass go on."""
 
     def rows_for(self, layer: int) -> Tensor | None:
@@ -36,13 +36,15 @@ class Narrowing(Protocol):
 
 
 @contextmanager
-def narrowed(model: PreTrainedModel, canvas: Canvas, plan: RowPlan, narrowing: Narrowing) -> Iterator[None]:
+def narrowed(
+    model: PreTrainedModel, kv_cache: FusedCache, plan: RowPlan, narrowing: RowSchedule
+) -> Iterator[None]:
     """While active, the pass of this plan runs over the rows that `narrowing` leaves; other calls run as ever.
 
     Rows that cannot be honoured raise InvalidRequest out of the pass.
     """
     with ExitStack() as hooks:
-        cut = _Cut(canvas, plan, narrowing)
+        cut = _Cut(kv_cache, plan, narrowing)
         for layer, module in enumerate(decoder_layers(model)):
             before = partial(cut.before, layer)
             hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -63,8 +65,8 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 class _Cut:
     """What the hooks of one pass share: the rows that still run, and how they attend."""
 
-    def __init__(self, canvas: Canvas, plan: RowPlan, narrowing: Narrowing) -> None:
-        self._canvas = canvas
+    def __init__(self, kv_cache: FusedCache, plan: RowPlan, narrowing: RowSchedule) -> None:
+        self._kv_cache = kv_cache
         self._narrowing = narrowing
         self._begun = self._running = plan
 
@@ -77,8 +79,8 @@ class _Cut:
         came = self._running.rows
         chosen = self._narrowing.rows_for(layer)
         if chosen is not None:
-            self._canvas.rows = _checked(chosen.to(came.device), came, layer)
-            self._running = self._running.narrowed(self._canvas.rows)
+            self._kv_cache.rows = _checked(chosen.to(came.device), came, layer)
+            self._running = self._running.narrowed(self._kv_cache.rows)
         # Hidden states come from the layer before, so they have lost what was dropped until then; what the model
         # made once for all layers (angles, position ids) still has every row that the pass began with.
         rows = self._running.rows
@@ -111,7 +113,7 @@ def _checked(chosen: Tensor, running: Tensor, layer: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class EndAt:
+class StopAtLayer:
     """Watches a pass and ends it at a layer, when those that watch before it have seen the layer's attention.
 
     The layer's keys and values are in the canvas by then.
@@ -122,11 +124,11 @@ class EndAt:
     def see(self, queries: LayerQueries) -> None:
         """Called layer by layer."""
         if queries.layer == self.layer:
-            raise PassOver
+            raise StopForward
 
 
 @contextmanager
-def last_row_only(model: PreTrainedModel, canvas: Canvas) -> Iterator[None]:
+def last_row_only(model: PreTrainedModel, kv_cache: FusedCache) -> Iterator[None]:
     """While active, the pass that writes to this canvas computes of the last layer what is needed; other calls run as ever."""
 
     def before(
@@ -138,8 +140,8 @@ def last_row_only(model: PreTrainedModel, canvas: Canvas) -> Iterator[None]:
         with suppress(_Seen):
             module.forward(*args, **{**kwargs, ROWS_KEYWORD: _ShownOnly(plan)})
         last = plan.narrowed(plan.rows[-1:])
-        last.watches = []  # they have seen all rows
-        canvas.write_again(last.rows)
+        last.hooks = []  # they have seen all rows
+        kv_cache.write_again(last.rows)
         place = {plan.rows.numel(): torch.tensor([plan.rows.numel() - 1], device=plan.rows.device)}
         cut = {name: entries_of(value, place) for name, value in kwargs.items()}
         return entries_of(args, place), {**cut, ROWS_KEYWORD: last}

@@ -88,7 +88,7 @@ def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
             f"{type(model).__name__} does not rotate keys through {APPLY_NAME}(): only models with rotary "
             "positions are supported (not ALiBi, learned or fused positions)"
         )
-    seen = _watch_pass(model, module)
+    seen = _hook_pass(model, module)
     layers = tuple(_layer_rotation(seen, index) for index in range(len(seen.updates)))
     rotation = _rotation(model, module, layers, seen)
     keys = seen.updates[0].keys
@@ -123,16 +123,16 @@ class _Update:
 class _Seen(DynamicCache):
     """A cache that notes what reaches it; keys of all layers in full, whatever the model's windows."""
 
-    def __init__(self, watch: RotationWatch) -> None:
+    def __init__(self, hook: RotationWatch) -> None:
         super().__init__()
         self.updates: dict[int, _Update] = {}
         self.embeddings: list[tuple[nn.Module, tuple[Any, ...], Tensor]] = []
-        self._watch = watch
+        self._hook = hook
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        unrotated, cos = self._watch.take_key() or (None, None)
+        unrotated, cos = self._hook.take_key() or (None, None)
         self.updates[layer_idx] = _Update(key_states, value_states, unrotated, cos)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
 
@@ -154,9 +154,9 @@ def _first_attention(model: PreTrainedModel) -> nn.Module:
     )
 
 
-def _watch_pass(model: PreTrainedModel, module: Any) -> _Seen:
-    watch = RotationWatch(module)
-    seen = _Seen(watch)
+def _hook_pass(model: PreTrainedModel, module: Any) -> _Seen:
+    hook = RotationWatch(module)
+    seen = _Seen(hook)
 
     def note(embedding: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         bound = inspect.signature(embedding.forward).bind(*args, **kwargs)
@@ -171,7 +171,7 @@ def _watch_pass(model: PreTrainedModel, module: Any) -> _Seen:
     rows = torch.arange(PROBE_TOKENS, device=device)
     plan = RowPlan(rows, model.dtype)
     try:
-        with watch, torch.no_grad():
+        with hook, torch.no_grad():
             model(
                 input_ids=rows[None] % model.config.get_text_config().vocab_size,
                 position_ids=rows[None],

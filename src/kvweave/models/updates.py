@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class PassOver(Exception):
+class StopForward(Exception):
     """Raised by a watch to end the pass it looks at; what the layer was about to write is dropped."""
 
 
@@ -30,9 +30,9 @@ class Update:
     stale_values: Tensor
 
 
-class UpdateWatch(Protocol):
+class UpdateHook(Protocol):
     """Something that looks at what a pass replaces, layer by layer."""
 
     def see(self, update: Update) -> None:
-        """Called once per layer, in order, before the rows are written; may raise PassOver to end the pass."""
+        """Called once per layer, in order, before the rows are written; may raise StopForward to end the pass."""
         ...

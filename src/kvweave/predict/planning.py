@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from kvweave.predict.store import ChunkName, Outlook, Part
+from kvweave.predict.store import ChunkName, Part, PredictionStore
 
 KNOWLEDGE_ROUNDS: Final = 2
 """Rounds of predictions from each part of the abstract (PerCache §5.3)."""
@@ -46,7 +46,7 @@ Job = SumUp | FromKnowledge | FromHistory
 
 
 def next_job(
-    outlook: Outlook,
+    predictions: PredictionStore,
     chunks: Sequence[ChunkName],
     batch_tokens: Callable[[], int],
     most_earlier: Callable[[], int],
@@ -61,16 +61,16 @@ def next_job(
 
     Both depend on the model, which may have to be loaded for them: they are called only where a job needs them.
     """
-    parts = outlook.abstract.parts()
-    if parts and outlook.history.has_news:
-        number = outlook.history.last
-        return FromHistory(tuple(outlook.history.recent(most_earlier())), tuple(reversed(parts)), number)
+    parts = predictions.abstract.parts()
+    if parts and predictions.history.has_news:
+        number = predictions.history.last
+        return FromHistory(tuple(predictions.history.recent(most_earlier())), tuple(reversed(parts)), number)
     due = [part for part in parts if part.rounds < KNOWLEDGE_ROUNDS]
     if due:
         part = min(due, key=lambda each: (each.rounds, each.id))
         others = tuple(other for other in reversed(parts) if other.id != part.id)
         return FromKnowledge(part, others)
-    lacking = outlook.abstract.lacking(chunks)
+    lacking = predictions.abstract.lacking(chunks)
     return SumUp(_batch(lacking, batch_tokens())) if lacking else None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 
-class Wording(Protocol):
+class PromptSet(Protocol):
     """The three requests that one kind of model understands."""
 
     @property
@@ -45,7 +45,7 @@ class Wording(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class ReferencePrompts:
     """The reference model's own three requests, word for word as it learned them (`models/reference/README.md`)."""
 
     questions_per_reply: int = 1
@@ -67,7 +67,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Instructions:
+class InstructPrompts:
     """For models that follow instructions. What is asked for is PerCache's (§4.1.2, App. B.3), the words are ours."""
 
     questions_per_reply: int = 5
@@ -104,6 +104,6 @@ class Instructions:
 _FORM: Final = "Write one question per line and nothing else."
 
 
-def wording_for(model: str) -> Wording:
+def wording_for(model: str) -> PromptSet:
     """What the model of this name understands: the shipped reference model its own words, all others instructions."""
-    return Trained() if model == "reference" else Instructions()
+    return ReferencePrompts() if model == "reference" else InstructPrompts()

@@ -42,7 +42,7 @@ class Part:
     rounds: int
 
 
-class Abstract:
+class CorpusSummary:
     """The tables `abstract_parts` and `abstract_chunks` of `database`, made if they are not there."""
 
     def __init__(self, database: Database) -> None:
@@ -109,7 +109,7 @@ _SCHEMA_history: Final = (
 )
 
 
-class History:
+class QuestionHistory:
     """The table `question_history` of `database`, made if it is not there; each question stands in it once."""
 
     def __init__(self, database: Database) -> None:
@@ -206,7 +206,7 @@ class PredictionTotals:
         return self.given / self.kept if self.kept else 0.0
 
 
-class Ledger:
+class PredictedQuestions:
     """The tables `predicted_questions` and `predicted_from` of `database`, made if they are not there."""
 
     def __init__(self, database: Database) -> None:
@@ -277,14 +277,14 @@ class Ledger:
         self._database.execute("DELETE FROM predicted_questions")
 
 
-class Outlook:
+class PredictionStore:
     """`abstract`, `history` and `ledger` in `database`. Questions are given as the answer bank has them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.abstract = Abstract(database)
-        self.history = History(database)
-        self.ledger = Ledger(database)
+        self.abstract = CorpusSummary(database)
+        self.history = QuestionHistory(database)
+        self.ledger = PredictedQuestions(database)
 
     def asked(self, question: str) -> None:
         """A user has asked this, and has an answer."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvweave.models.attention import RowPlan
-from kvweave.recipes.state import Matched, PrefillRequest
+from kvweave.recipes.request import Matched, PrefillRequest
 
 
 class Attend(Protocol):

@@ -18,10 +18,10 @@ from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.loading import AUXILIARY_NAME, load_model
 from kvweave.ops.scores import Offsets
-from kvweave.recipes.context import Ids, Workshop
-from kvweave.recipes.entries import Kept
-from kvweave.recipes.prepare import kv_bytes, note_bytes
-from kvweave.types import ChunkKV, ChunkNote, Making, Prompt
+from kvweave.recipes.context import Ids, PrepareContext
+from kvweave.recipes.entries import StoreEntry
+from kvweave.recipes.prepare import feature_bytes, kv_bytes
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Prompt
 
 
 class Auxiliary:
@@ -60,9 +60,9 @@ class Auxiliary:
             rows = torch.arange(len(before), len(before) + len(ids))
             probe = AttentionProbe(rows[asked], layers={self.adapter.geometry.layers - 1})
             plan = self.adapter.rows(rows)
-            plan.watches.append(probe)
+            plan.hooks.append(probe)
             spans = [PlacedSpan(self.prefix, 0, 0), PlacedSpan(chunk, self.prefix.tokens, self.prefix.tokens)]
-            passes.append((self.adapter.canvas(len(before) + len(ids), spans), (*before, *ids), plan))
+            passes.append((self.adapter.new_cache(len(before) + len(ids), spans), (*before, *ids), plan))
             probes.append(probe)
         self.adapter.compute_packed(passes)
         inside = [slice(self.prefix.tokens, self.prefix.tokens + chunk.tokens) for chunk in chunks]
@@ -98,15 +98,15 @@ class Reading:
     characters: int
 
     @classmethod
-    def of(cls, note: ChunkNote) -> Self:
+    def of(cls, feature: ChunkFeature) -> Self:
         """From what was stored."""
-        kv = ChunkKV(tuple(note.tensors["auxiliary_ids"].tolist()), note.tensors["auxiliary_kv"])
-        seen, offsets = note.tensors["auxiliary_offsets"].tolist(), note.tensors["offsets"].tolist()
+        kv = ChunkKV(tuple(feature.tensors["auxiliary_ids"].tolist()), feature.tensors["auxiliary_kv"])
+        seen, offsets = feature.tensors["auxiliary_offsets"].tolist(), feature.tensors["offsets"].tolist()
         return cls(kv, seen, offsets, max([1, *(end for _, end in (*seen, *offsets))]))
 
 
 @dataclass(frozen=True, slots=True)
-class AuxiliaryRecord:
+class AuxiliaryExtractor:
     """What the auxiliary model of this name (None: the shipped one) keeps of every chunk.
 
     A note with `auxiliary_kv` (L, 2, G, S′, D), `auxiliary_ids` (S′,), `auxiliary_offsets` (S′, 2) and `offsets` (S, 2).
@@ -116,29 +116,29 @@ class AuxiliaryRecord:
 
     together: ClassVar[bool] = False
 
-    def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
+    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Named by the auxiliary's digest, so that another one, or the same one trained further, finds nothing."""
         auxiliary = auxiliary_named(self.name)
         kind = f"auxiliary-{auxiliary.adapter.fingerprint.digest}"
-        return Making(kind, (digest_tokens(auxiliary.prefix.token_ids),), exact=False)
+        return KVProvenance(kind, (digest_tokens(auxiliary.prefix.token_ids),), exact=False)
 
-    def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
+    def make(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Chunk by chunk."""
         for chunk in chunks:
-            making = self.making(shop.adapter, shop.prefix, len(chunk))
-            yield Kept(self.note(shop.adapter, chunk), making, (digest_tokens(chunk),))
+            provenance = self.provenance(ctx.adapter, ctx.prefix, len(chunk))
+            yield StoreEntry(self.feature(ctx.adapter, chunk), provenance, (digest_tokens(chunk),))
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
         """The auxiliary's KV, as if it cut a text into as many tokens, and characters and ids of both models' tokens."""
-        return kv_bytes(auxiliary_named(self.name).adapter, chunk_tokens) + note_bytes(chunk_tokens, 6)
+        return kv_bytes(auxiliary_named(self.name).adapter, chunk_tokens) + feature_bytes(chunk_tokens, 6)
 
-    def note(self, adapter: Adapter, chunk: Ids) -> ChunkNote:
+    def feature(self, adapter: Adapter, chunk: Ids) -> ChunkFeature:
         """One pass of the auxiliary model over the chunk's text; `adapter` is the model that answers."""
         auxiliary = auxiliary_named(self.name)
         text = adapter.template.chunk_text(chunk)
         offsets = adapter.template.align(chunk, text)
         kv, seen = auxiliary.read(text)
-        return ChunkNote(
+        return ChunkFeature(
             tuple(chunk),
             {
                 "auxiliary_kv": kv.kv,

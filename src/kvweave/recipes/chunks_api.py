@@ -7,12 +7,12 @@ from dataclasses import replace
 from kvweave.embedding import TextEncoder
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.cache_base import LayerTaker
-from kvweave.recipes.context import ChunkList, Workshop
+from kvweave.models.cache_base import LayerSink
+from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe, remember, run
-from kvweave.recipes.state import PrefillResult
+from kvweave.recipes.request import PrefillResult
 from kvweave.types import Prompt
 
 
@@ -24,13 +24,13 @@ def prefill(
     recipe: str | Recipe = "weave",
     ratio: float | None = None,
     coverage: float | None = None,
-    taker: LayerTaker | None = None,
+    sink: LayerSink | None = None,
 ) -> PrefillResult:
     """What `kvweave.prefill` does, for a recipe or its name; who the layers are handed over to is the caller's, see `run`."""
     began = time.perf_counter()
     tokens = adapter.template.render(prompt)
     tokenize_s = time.perf_counter() - began
-    result = run(_recipe(recipe), adapter, store, tokens, ratio=ratio, coverage=coverage, taker=taker)
+    result = run(_recipe(recipe), adapter, store, tokens, ratio=ratio, coverage=coverage, sink=sink)
     remember(result)
     timing = replace(
         result.timing,
@@ -62,8 +62,8 @@ def prepare(
     corpus = ChunkList(
         [chunks], adapter.template.chunk_ids, lambda texts: TextEncoder(embedding).encode(texts)
     )
-    shop = Workshop(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus)
-    return prepare_chunks(shop, ids, _recipe(recipe))
+    ctx = PrepareContext(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus)
+    return prepare_chunks(ctx, ids, _recipe(recipe))
 
 
 def _recipe(recipe: str | Recipe) -> Recipe:

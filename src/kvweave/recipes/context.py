@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_chunks, digest_tokens
 from kvweave.models.adapter import Adapter
-from kvweave.types import ChunkKV, Making, Storage
+from kvweave.types import ChunkKV, KVProvenance, Storage
 
 Ids = tuple[int, ...]
 """A chunk's token ids as they stand in a prompt."""
@@ -57,7 +57,7 @@ class NoCorpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class PrepareContext:
     """Where chunk KV is made.
 
     Attributes:
@@ -78,11 +78,11 @@ class Workshop:
 
     def prefix_kv(self) -> ChunkKV:
         """The system prefix's KV from the store, computed and stored if it is not there."""
-        making = Making("bare", (), rope_regime=self.adapter.rope_regime(len(self.prefix)))
-        found = self.store.get(self.adapter.fingerprint, self.prefix, making)
+        provenance = KVProvenance("bare", (), rope_regime=self.adapter.rope_regime(len(self.prefix)))
+        found = self.store.get(self.adapter.fingerprint, self.prefix, provenance)
         if found is None:
             found = self.adapter.encode(self.prefix)
-            self.store.put(self.adapter.fingerprint, found, making, sources=())
+            self.store.put(self.adapter.fingerprint, found, provenance, sources=())
         return found
 
 

@@ -1,8 +1,8 @@
 """How much each token of a chunk depends on what stands before the chunk, found out before any question comes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -12,17 +12,54 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import PeakAttention
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import notes_about
-from kvweave.recipes.context import Ids, Workshop
-from kvweave.recipes.entries import Kept
-from kvweave.recipes.prepare import Behind, Isolated, Similar, isolated_kv, kv_behind, note_bytes
-from kvweave.recipes.state import Budget
-from kvweave.types import ChunkKV, ChunkNote, Making
+from kvweave.recipes.context import Corpus, Ids, PrepareContext
+from kvweave.recipes.entries import StoreEntry
+from kvweave.recipes.prepare import Isolated, Similar, WithNeighbours, feature_bytes, isolated_kv, kv_behind
+from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.state import PrefillState
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
+
+
+class FeatureExtractor(Protocol):
+    """Makes a note about each of several chunks at once, since what is recorded may lie between them."""
+
+    @property
+    def together(self) -> bool:
+        """Whether it does, so that a note about a chunk depends on which others it is made with."""
+        ...
+
+    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+        """What names the note about a chunk of this length behind a system prefix."""
+        ...
+
+    def make(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
+        """Look at different chunks; yields their notes, and whatever else the looking left that is worth keeping.
+
+        Stores none of it. A chunk about which nothing can be said among the chunks that there are gets no note, and is
+        asked about again among others.
+        """
+        ...
+
+    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """About how much of the store what is yielded about a chunk of this length takes."""
+        ...
+
+
+def features_of(
+    extractor: FeatureExtractor, request: PrefillRequest, chunks: Sequence[Ids]
+) -> list[ChunkFeature | None]:
+    """What was recorded of each chunk behind the request's system prefix, in one look-up; None where nothing was."""
+    wanted = [(ids, extractor.provenance(request.adapter, request.prefix, len(ids))) for ids in chunks]
+    return request.store.find_features(request.adapter.fingerprint, wanted)
+
+
+def placeholder(provenance: KVProvenance, corpus: Corpus) -> KVProvenance:
+    """What names the empty note on a chunk about which a record of this making says nothing among a corpus' chunks."""
+    return replace(provenance, kind=f"{provenance.kind}-unsaid", context=(*provenance.context, corpus.digest))
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ContextSensitivity:
     """How far each token's KV moves when other chunks are put before its chunk: a note, `moved` (n,) float32.
 
     The distance between KV computed behind `neighbours` and isolated KV, as a share of the latter's length, on the mean
@@ -32,47 +69,47 @@ class Moved:
     before which no neighbour stands, since there is none or none fits the model's context, gets no note.
     """
 
-    neighbours: Behind = field(default_factory=Similar)
+    neighbours: WithNeighbours = field(default_factory=Similar)
     together: ClassVar[bool] = False
 
-    def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
+    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Behind the system prefix, named after the neighbours."""
-        behind, isolated = self.neighbours.makings(adapter, prefix, chunk_tokens)
-        return Making(f"moved-{behind.kind}", isolated.context, rope_regime=isolated.rope_regime)
+        behind, isolated = self.neighbours.provenances(adapter, prefix, chunk_tokens)
+        return KVProvenance(f"moved-{behind.kind}", isolated.context, rope_regime=isolated.rope_regime)
 
-    def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
+    def make(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """One pass over each chunk behind its neighbours' isolated KV; what comes out is measured and not kept."""
         for chunk in chunks:
-            standing = self.neighbours.standing(shop, chunk)
+            standing = self.neighbours.standing(ctx, chunk)
             if standing:
-                alone, made = _alone(shop, chunk), kv_behind(shop, standing, chunk)
-                note = ChunkNote(chunk, {"moved": _distance(made.kv, alone)})
-                yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), made.sources)
+                alone, made = _alone(ctx, chunk), kv_behind(ctx, standing, chunk)
+                feature = ChunkFeature(chunk, {"moved": _distance(made.kv, alone)})
+                yield StoreEntry(feature, self.provenance(ctx.adapter, ctx.prefix, len(chunk)), made.sources)
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
         """One number for each token."""
-        return note_bytes(chunk_tokens)
+        return feature_bytes(chunk_tokens)
 
-    def of_stale(self, scene: Assembled) -> Tensor:
+    def of_stale(self, state: PrefillState) -> Tensor:
         """(n,) float32: how far each stale token moves, from the notes of its chunk.
 
         A chunk without a note counts as if all its tokens moved as far as those of the other chunks do on the mean.
         """
-        request = scene.request
-        chunks = [request.prompt.ids(found.span) for found in scene.matched if found.origin == "reused"]
-        notes = notes_about(self, request, chunks)
-        known = [note.tensors["moved"] for note in notes if note is not None]
+        request = state.request
+        chunks = [request.prompt.ids(found.span) for found in state.matched if found.origin == "reused"]
+        features = features_of(self, request, chunks)
+        known = [feature.tensors["moved"] for feature in features if feature is not None]
         mean = torch.cat(known).mean() if known else torch.ones(())
         found = [
-            mean.expand(len(ids)) if note is None else note.tensors["moved"]
-            for ids, note in zip(chunks, notes, strict=True)
+            mean.expand(len(ids)) if feature is None else feature.tensors["moved"]
+            for ids, feature in zip(chunks, features, strict=True)
         ]
         return torch.cat(found)
 
 
-def _alone(shop: Workshop, chunk: Ids) -> ChunkKV:
+def _alone(ctx: PrepareContext, chunk: Ids) -> ChunkKV:
     """A chunk's isolated KV; computed again, and not stored, where what is stored is coded."""
-    return isolated_kv(shop, chunk) if shop.storage == "exact" else Isolated().make(shop, chunk).kv
+    return isolated_kv(ctx, chunk) if ctx.storage == "exact" else Isolated().make(ctx, chunk).kv
 
 
 def _distance(kv: ChunkKV, plain: ChunkKV) -> Tensor:
@@ -97,37 +134,39 @@ class Importance:
 
     together: ClassVar[bool] = False
 
-    def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
+    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Behind the system prefix, as isolated KV."""
-        (isolated,) = Isolated().makings(adapter, prefix, chunk_tokens)
-        return Making("importance", isolated.context, rope_regime=isolated.rope_regime)
+        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
+        return KVProvenance("importance", isolated.context, rope_regime=isolated.rope_regime)
 
-    def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
+    def make(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """One pass over each chunk, two over those whose isolated KV is not stored."""
         for chunk in chunks:
-            note = ChunkNote(chunk, {"importance": _importance(shop, chunk)})
-            yield Kept(note, self.making(shop.adapter, shop.prefix, len(chunk)), (digest_tokens(chunk),))
+            feature = ChunkFeature(chunk, {"importance": _importance(ctx, chunk)})
+            yield StoreEntry(
+                feature, self.provenance(ctx.adapter, ctx.prefix, len(chunk)), (digest_tokens(chunk),)
+            )
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
         """One number for each token."""
-        return note_bytes(chunk_tokens)
+        return feature_bytes(chunk_tokens)
 
 
-def _importance(shop: Workshop, chunk: Ids) -> Tensor:
+def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
     """(n,) float32."""
-    adapter, start = shop.adapter, len(shop.prefix)
+    adapter, start = ctx.adapter, len(ctx.prefix)
     end = start + len(chunk)
-    ids = (*shop.prefix, *chunk, *chunk)[: adapter.geometry.context_tokens]
+    ids = (*ctx.prefix, *chunk, *chunk)[: adapter.geometry.context_tokens]
     if len(ids) <= end:
         return torch.zeros(len(chunk))
     isolated = Isolated()
-    (making,) = isolated.makings(adapter, shop.prefix, len(chunk))
-    kv = shop.store.get(adapter.fingerprint, chunk, making) or isolated.make(shop, chunk).kv
-    before = [PlacedSpan(shop.prefix_kv(), 0, 0)] if start else []
+    (provenance,) = isolated.provenances(adapter, ctx.prefix, len(chunk))
+    kv = ctx.store.get(adapter.fingerprint, chunk, provenance) or isolated.make(ctx, chunk).kv
+    before = [PlacedSpan(ctx.prefix_kv(), 0, 0)] if start else []
     plan = adapter.rows(torch.arange(end, len(ids)))
     peak = PeakAttention()
-    plan.watches.append(peak)
-    adapter.compute(adapter.canvas(len(ids), [*before, PlacedSpan(kv, start, start)]), ids, plan)
+    plan.hooks.append(peak)
+    adapter.compute(adapter.new_cache(len(ids), [*before, PlacedSpan(kv, start, start)]), ids, plan)
     return peak.weights[start:end].cpu()
 
 

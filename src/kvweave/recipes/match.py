@@ -7,8 +7,8 @@ from typing import Protocol
 
 from kvweave.kvstore.keys import with_queries
 from kvweave.recipes.prepare import Prepare
-from kvweave.recipes.state import OBSERVED, Matched, PrefillRequest
-from kvweave.types import ChunkKV, Making, Span, SpanKind
+from kvweave.recipes.request import OBSERVED, Matched, PrefillRequest
+from kvweave.types import ChunkKV, KVProvenance, Span, SpanKind
 
 NOTHING: frozenset[SpanKind] = frozenset()
 SYSTEM: frozenset[SpanKind] = frozenset({"system"})
@@ -108,50 +108,55 @@ def _find(
     request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool, queries: bool = False
 ) -> tuple[Matched, ...]:
     spans = request.prompt.spans
-    exact = [_exact_making(request, i, span, exact_chunks) for i, span in enumerate(spans)]
+    exact = [_exact_provenance(request, i, span, exact_chunks) for i, span in enumerate(spans)]
     if queries:
-        exact = [making and with_queries(making) for making in exact]
+        exact = [provenance and with_queries(provenance) for provenance in exact]
     anywhere = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
     accepted = dict(zip(anywhere, prepare.accepted(request, anywhere), strict=True))
     wanted = []
     for number, (span, best) in enumerate(zip(spans, exact, strict=True)):
-        makings = [*([best] if best is not None else []), *accepted.get(number, ())]
-        wanted.append((request.prompt.ids(span), makings if span.tokens else []))
+        provenances = [*([best] if best is not None else []), *accepted.get(number, ())]
+        wanted.append((request.prompt.ids(span), provenances if span.tokens else []))
     found = request.store.find(request.adapter.fingerprint, wanted, request.lease)
-    tried = [makings for _, makings in wanted]
+    tried = [provenances for _, provenances in wanted]
     return tuple(_describe(*each) for each in zip(spans, found, exact, tried, strict=True))
 
 
-def _exact_making(request: PrefillRequest, number: int, span: Span, exact_chunks: bool) -> Making | None:
+def _exact_provenance(
+    request: PrefillRequest, number: int, span: Span, exact_chunks: bool
+) -> KVProvenance | None:
     if span.kind == "system" or (span.kind == "chunk" and exact_chunks):
-        return request.exact_making(number)
+        return request.exact_provenance(number)
     return None
 
 
 def _describe(
-    span: Span, found: tuple[ChunkKV, Making] | None, exact: Making | None, tried: Sequence[Making]
+    span: Span,
+    found: tuple[ChunkKV, KVProvenance] | None,
+    exact: KVProvenance | None,
+    tried: Sequence[KVProvenance],
 ) -> Matched:
     """`tried` are the makings that were looked for, the best first."""
     if span.tokens == 0:
         return Matched(span, "exact", "empty")
     if found is None:
         return Matched(span, "fresh", _why_fresh(span, _nowhere(exact, tried)))
-    kv, making = found
-    if making is exact:
-        return Matched(span, "exact", "stored behind exactly this text", kv, making)
-    better = list(takewhile(lambda other: other is not making, tried))
-    reason = f"{_without(exact, better)}stored {_described(making, tried[len(better) :])}"
-    return Matched(span, "reused", reason, kv, making)
+    kv, provenance = found
+    if provenance is exact:
+        return Matched(span, "exact", "stored behind exactly this text", kv, provenance)
+    better = list(takewhile(lambda other: other is not provenance, tried))
+    reason = f"{_without(exact, better)}stored {_described(provenance, tried[len(better) :])}"
+    return Matched(span, "reused", reason, kv, provenance)
 
 
-def _described(making: Making, left: Sequence[Making]) -> str:
+def _described(provenance: KVProvenance, left: Sequence[KVProvenance]) -> str:
     """What KV was taken, and of how many versions; `left` are those that would have done, it among them."""
-    place = "behind other chunks" if making.kind == OBSERVED else "to stand anywhere"
+    place = "behind other chunks" if provenance.kind == OBSERVED else "to stand anywhere"
     several = len(left) > 1 and any(other.kind == OBSERVED for other in left)
-    return f"{place} ({making.kind}){f', the best of {len(left)} versions' if several else ''}"
+    return f"{place} ({provenance.kind}){f', the best of {len(left)} versions' if several else ''}"
 
 
-def _nowhere(exact: Making | None, tried: Sequence[Making]) -> str:
+def _nowhere(exact: KVProvenance | None, tried: Sequence[KVProvenance]) -> str:
     """Why nothing was found, for people."""
     kinds = _kinds(exact, tried)
     if exact is None:
@@ -161,7 +166,7 @@ def _nowhere(exact: Making | None, tried: Sequence[Making]) -> str:
     return f"no KV behind exactly this text, {f'nor to stand anywhere ({kinds})' if kinds else 'and no other will do'}"
 
 
-def _without(exact: Making | None, missed: Sequence[Making]) -> str:
+def _without(exact: KVProvenance | None, missed: Sequence[KVProvenance]) -> str:
     """What was looked for and not found before something was, for people."""
     kinds = _kinds(exact, missed)
     parts = [
@@ -171,8 +176,8 @@ def _without(exact: Making | None, missed: Sequence[Making]) -> str:
     return f"{', '.join(parts)}; " if parts else ""
 
 
-def _kinds(exact: Making | None, tried: Sequence[Making]) -> str:
-    return ", ".join(dict.fromkeys(making.kind for making in tried if making is not exact))
+def _kinds(exact: KVProvenance | None, tried: Sequence[KVProvenance]) -> str:
+    return ", ".join(dict.fromkeys(provenance.kind for provenance in tried if provenance is not exact))
 
 
 def _why_fresh(span: Span, otherwise: str) -> str:

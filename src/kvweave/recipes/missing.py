@@ -1,7 +1,7 @@
 """Which chunks of a prompt no stored KV can stand for, by the catalogue alone: nothing is read, no look-up counted."""
 
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.state import PrefillRequest
+from kvweave.recipes.request import PrefillRequest
 
 
 def absent_chunks(recipe: Recipe, request: PrefillRequest) -> list[int]:
@@ -10,11 +10,11 @@ def absent_chunks(recipe: Recipe, request: PrefillRequest) -> list[int]:
     chunks = [number for number, span in enumerate(spans) if span.kind == "chunk"]
     by_path = "chunk" in recipe.match.remembers
     asked = [
-        (number, making)
+        (number, provenance)
         for number, accepted in zip(chunks, recipe.prepare.accepted(request, chunks), strict=True)
-        for making in (*([request.exact_making(number)] if by_path else []), *accepted)
+        for provenance in (*([request.exact_provenance(number)] if by_path else []), *accepted)
     ]
-    named = [(request.digests[number], making) for number, making in asked]
+    named = [(request.digests[number], provenance) for number, provenance in asked]
     held = request.store.has_many(request.adapter.fingerprint, named)
     there = {number for (number, _), is_held in zip(asked, held, strict=True) if is_held}
     return [number for number in chunks if number not in there]

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.recipes.state import Matched, PrefillRequest
+from kvweave.recipes.request import Matched, PrefillRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class TruePositions:
         first = request.first_position
         return Placement(
             tuple(PlacedSpan(m.kv, m.span.start, first + m.span.start) for m in matched if m.kv is not None),
-            None if request.earlier is None else request.earlier.positions(request.prompt.tokens),
+            None
+            if request.prefix_context is None
+            else request.prefix_context.positions(request.prompt.tokens),
         )
 
 
@@ -52,7 +54,7 @@ class AsStored:
         stored = [
             span
             if m.origin == "exact"
-            else replace(span, rope_start=len(request.prefix) if m.making and m.making.context else 0)
+            else replace(span, rope_start=len(request.prefix) if m.provenance and m.provenance.context else 0)
             for m, span in zip((m for m in matched if m.kv is not None), true.spans, strict=True)
         ]
         return replace(true, spans=tuple(stored))

@@ -8,10 +8,10 @@ from typing import Protocol
 from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import BITS, coded_bytes, quantise
-from kvweave.recipes.chunk_features import Record
-from kvweave.recipes.context import Corpus, Ids, Workshop
-from kvweave.recipes.state import PrefillRequest
-from kvweave.types import ChunkKV, Making, Storage
+from kvweave.recipes.context import Corpus, Ids, PrepareContext
+from kvweave.recipes.features import FeatureExtractor
+from kvweave.recipes.request import PrefillRequest
+from kvweave.types import ChunkKV, KVProvenance, Storage
 
 ENTRY_OVERHEAD_BYTES = 8192
 """An entry's header and token ids, generously."""
@@ -26,7 +26,7 @@ def kv_bytes(adapter: Adapter, tokens: int, storage: Storage = "exact") -> int:
     return coded_bytes(dimensions, shape.dtype, storage) + ENTRY_OVERHEAD_BYTES
 
 
-def note_bytes(tokens: int, numbers: int = 1) -> int:
+def feature_bytes(tokens: int, numbers: int = 1) -> int:
     """A note with so many float32 numbers about each of so many tokens, at most."""
     return 4 * tokens * numbers + ENTRY_OVERHEAD_BYTES
 
@@ -46,7 +46,7 @@ class Prepare(Protocol):
     """
 
     @abstractmethod
-    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """What may stand for a chunk of this length, the best first; nothing when the recipe prepares nothing.
 
         The first one is what `make` makes; the others are accepted where that is missing.
@@ -54,19 +54,19 @@ class Prepare(Protocol):
         ...
 
     @abstractmethod
-    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
         """Compute a chunk's KV; does not store it."""
         ...
 
-    def accepted(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[Making, ...]]:
+    def accepted(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[KVProvenance, ...]]:
         """What may stand for each of these spans of a prompt, the best first: the same in every prompt."""
         return [
-            self.makings(request.adapter, request.prefix, request.prompt.spans[number].tokens)
+            self.provenances(request.adapter, request.prefix, request.prompt.spans[number].tokens)
             for number in spans
         ]
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """What is recorded, beside what a selector asks for, of chunks prepared so: nothing."""
         return ()
 
@@ -85,7 +85,7 @@ class Prepare(Protocol):
         return self.entries * kv_bytes(adapter, chunk_tokens, self.storage)
 
     @property
-    def most_versions(self) -> int | None:
+    def max_versions(self) -> int | None:
         """How many exact versions of a chunk's KV are kept, each with a note on its attention.
 
         None: as many as requests leave of any chunk (`kept.py`), without notes.
@@ -97,11 +97,11 @@ class Prepare(Protocol):
 class NotPrepared(Prepare):
     """Nothing is made offline."""
 
-    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """None."""
         return ()
 
-    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
         """Never called: there is no making."""
         raise AssertionError("a recipe that prepares nothing was asked to prepare")
 
@@ -110,38 +110,38 @@ class NotPrepared(Prepare):
 class Bare(Prepare):
     """Prefill the chunk alone from position 0: it keeps an attention sink of its own (CacheClip §2.3)."""
 
-    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Exact after nothing."""
-        return (Making("bare", (), rope_regime=adapter.rope_regime(chunk_tokens)),)
+        return (KVProvenance("bare", (), rope_regime=adapter.rope_regime(chunk_tokens)),)
 
-    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
         """One pass over the chunk."""
-        return Prepared(shop.adapter.encode(chunk), (digest_tokens(chunk),))
+        return Prepared(ctx.adapter.encode(chunk), (digest_tokens(chunk),))
 
 
 @dataclass(frozen=True, slots=True)
 class Isolated(Prepare):
     """Prefill S ++ C and keep C's rows: one sink at the front of the prompt (FusionRAG eq. 5)."""
 
-    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Exact after the system prefix alone."""
         regime = adapter.rope_regime(len(prefix) + chunk_tokens)
-        return (Making("isolated", _context(prefix), rope_regime=regime),)
+        return (KVProvenance("isolated", _context(prefix), rope_regime=regime),)
 
-    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
         """One pass over the chunk behind the prefix's stored KV."""
-        adapter, prefix = shop.adapter, shop.prefix
+        adapter, prefix = ctx.adapter, ctx.prefix
         sources = (digest_tokens(chunk),)
         if not prefix:
             return Prepared(adapter.encode(chunk), sources)
         if adapter.rope_regime(len(prefix)) == adapter.rope_regime(len(prefix) + len(chunk)):
-            return Prepared(adapter.encode(chunk, shop.prefix_kv()), sources)
+            return Prepared(adapter.encode(chunk, ctx.prefix_kv()), sources)
         # The prefix alone would run under other frequencies: compute both together and keep the chunk.
         both = adapter.encode((*prefix, *chunk))
         return Prepared(ChunkKV(chunk, both.kv[:, :, :, len(prefix) :].contiguous()), sources)
 
 
-class Behind(Prepare):
+class WithNeighbours(Prepare):
     """Prefill a chunk behind others that it is likely to meet in prompts, so that it has seen their like.
 
     Their `isolated` KV stands between system prefix and chunk, so that no chunk waits for another to be finished.
@@ -164,32 +164,34 @@ class Behind(Prepare):
         """Its own, and the `isolated` one that others are prepared behind."""
         return 2
 
-    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Not exact: the neighbours' KV does not know each other."""
-        (isolated,) = Isolated().makings(adapter, prefix, chunk_tokens)
-        return Making(self.kind, isolated.context, exact=False, rope_regime=isolated.rope_regime), isolated
+        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
+        return KVProvenance(
+            self.kind, isolated.context, exact=False, rope_regime=isolated.rope_regime
+        ), isolated
 
-    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
         """One pass over the chunk behind its neighbours' stored KV, as many of them as fit the model's context.
 
         The chunk's own isolated KV is stored as well: it is exact where the chunk comes first, stands in where this one
         is gone, and others are prepared behind it. Without neighbours the two are the same, out of one pass.
         """
-        standing = self.standing(shop, chunk)
+        standing = self.standing(ctx, chunk)
         if standing:
-            isolated_kv(shop, chunk)
-            return kv_behind(shop, standing, chunk)
-        alone = Isolated().make(shop, chunk)
-        _stored_isolated(shop, alone)
+            isolated_kv(ctx, chunk)
+            return kv_behind(ctx, standing, chunk)
+        alone = Isolated().make(ctx, chunk)
+        _stored_isolated(ctx, alone)
         return alone
 
-    def standing(self, shop: Workshop, chunk: Ids) -> list[Ids]:
+    def standing(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """As many of a chunk's neighbours as fit the model's context before it, the first ones first."""
-        adapter = shop.adapter
-        length = len(shop.prefix) + len(chunk)
+        adapter = ctx.adapter
+        length = len(ctx.prefix) + len(chunk)
         regime = adapter.rope_regime(length)
         standing = []
-        for ids in self.neighbours(shop.corpus, chunk):
+        for ids in self.neighbours(ctx.corpus, chunk):
             length += len(ids)
             if length > adapter.geometry.context_tokens or adapter.rope_regime(length) != regime:
                 break
@@ -198,7 +200,7 @@ class Behind(Prepare):
 
 
 @dataclass(frozen=True, slots=True)
-class Similar(Behind):
+class Similar(WithNeighbours):
     """Behind the `most` chunks most similar to it, most similar first (FusionRAG §3.1 eq. 10)."""
 
     most: int = 10
@@ -214,7 +216,7 @@ class Similar(Behind):
 
 
 @dataclass(frozen=True, slots=True)
-class Following(Behind):
+class Previous(WithNeighbours):
     """Behind the `most` chunks that stand before it in its document.
 
     What a chunk's first sentences refer to mostly stands there. In none of the papers.
@@ -233,7 +235,7 @@ class Following(Behind):
 
 
 @dataclass(frozen=True, slots=True)
-class Woven(Behind):
+class SimilarAndPrevious(WithNeighbours):
     """Behind the `similar` chunks most similar to it, and then the `before` ones that stand before it in its document.
 
     Similar and Following in one pass. In none of the papers.
@@ -258,30 +260,30 @@ def _context(prefix: Ids) -> tuple[str, ...]:
     return (digest_tokens(prefix),) if prefix else ()
 
 
-def kv_behind(shop: Workshop, standing: Sequence[Ids], chunk: Ids) -> Prepared:
+def kv_behind(ctx: PrepareContext, standing: Sequence[Ids], chunk: Ids) -> Prepared:
     """A chunk's KV behind the isolated KV of others, which the context has room for; theirs is stored if it is not."""
-    prefix = [shop.prefix_kv()] if shop.prefix else []
-    before = [isolated_kv(shop, ids) for ids in standing]
-    kv = shop.adapter.encode(chunk, *prefix, *before)
+    prefix = [ctx.prefix_kv()] if ctx.prefix else []
+    before = [isolated_kv(ctx, ids) for ids in standing]
+    kv = ctx.adapter.encode(chunk, *prefix, *before)
     return Prepared(kv, tuple(digest_tokens(ids) for ids in (chunk, *standing)))
 
 
-def isolated_kv(shop: Workshop, chunk: Ids) -> ChunkKV:
+def isolated_kv(ctx: PrepareContext, chunk: Ids) -> ChunkKV:
     """A chunk's isolated KV from the store, computed and stored as the shop stores it if it is not there."""
-    found = shop.store.get(shop.adapter.fingerprint, chunk, _isolated_making(shop, chunk))
-    return _stored_isolated(shop, Isolated().make(shop, chunk)) if found is None else found
+    found = ctx.store.get(ctx.adapter.fingerprint, chunk, _isolated_provenance(ctx, chunk))
+    return _stored_isolated(ctx, Isolated().make(ctx, chunk)) if found is None else found
 
 
-def _stored_isolated(shop: Workshop, made: Prepared) -> ChunkKV:
+def _stored_isolated(ctx: PrepareContext, made: Prepared) -> ChunkKV:
     """A chunk's isolated KV as the shop stores it, which it does unless it has it."""
-    kv = packed(made.kv, shop.storage)
-    shop.store.put(shop.adapter.fingerprint, kv, _isolated_making(shop, kv.token_ids), made.sources)
+    kv = packed(made.kv, ctx.storage)
+    ctx.store.put(ctx.adapter.fingerprint, kv, _isolated_provenance(ctx, kv.token_ids), made.sources)
     return kv
 
 
-def _isolated_making(shop: Workshop, chunk: Ids) -> Making:
-    (exact,) = Isolated().makings(shop.adapter, shop.prefix, len(chunk))
-    return quantised(exact, shop.storage)
+def _isolated_provenance(ctx: PrepareContext, chunk: Ids) -> KVProvenance:
+    (exact,) = Isolated().provenances(ctx.adapter, ctx.prefix, len(chunk))
+    return quantised(exact, ctx.storage)
 
 
 def packed(kv: ChunkKV, storage: Storage) -> ChunkKV:

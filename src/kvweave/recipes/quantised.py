@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import quantised
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.chunk_features import Record
-from kvweave.recipes.context import Ids, Workshop
+from kvweave.recipes.context import Ids, PrepareContext
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prepare import Prepare, Prepared, packed
-from kvweave.types import Making, Storage
+from kvweave.types import KVProvenance, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +24,28 @@ class Quantised(Prepare):
     coding: Storage
 
     def __post_init__(self) -> None:
-        if self.of.most_versions is not None:
+        if self.of.max_versions is not None:
             raise InvalidRequest(
                 f"a preparation that keeps exact versions of chunks cannot be stored as {self.coding}, which is never "
                 "exact; use storage exact, or another preparation"
             )
 
-    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Each of the other preparation's, quantised and then as it is."""
-        plain = self.of.makings(adapter, prefix, chunk_tokens)
-        return tuple(each for making in plain for each in (quantised(making, self.coding), making))
+        plain = self.of.provenances(adapter, prefix, chunk_tokens)
+        return tuple(
+            each for provenance in plain for each in (quantised(provenance, self.coding), provenance)
+        )
 
-    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
         """What the other one makes, quantised; other chunks' KV that it takes and stores on the way is as the shop stores it."""
-        made = self.of.make(shop, chunk)
+        made = self.of.make(ctx, chunk)
         return Prepared(packed(made.kv, self.coding), made.sources)
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """The other one's."""
-        return self.of.records
+        return self.of.extractors
 
     @property
     def entries(self) -> int:

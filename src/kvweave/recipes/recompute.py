@@ -6,14 +6,16 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvweave.models.attention import RowWatch
-from kvweave.recipes.assembled import Assembled
+from kvweave.models.attention import AttentionHook
+from kvweave.recipes.state import PrefillState
 
 
 class Recompute(Protocol):
     """Runs rows and leaves their K,V in the canvas."""
 
-    def run(self, scene: Assembled, rows: Tensor, watches: Sequence[RowWatch], *, capture: bool) -> Tensor:
+    def run(
+        self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
+    ) -> Tensor:
         """Compute prompt positions `rows` (T,), ascending, the last one included; logits (1, vocab) of the last.
 
         Fresh rows run through all layers in one pass, the last one, which the watches see. Of stale rows others than those in `rows`
@@ -26,6 +28,8 @@ class Recompute(Protocol):
 class SelectedRows:
     """All rows through all layers in one pass: Recompute(T) of the methods page (FusionRAG §3.2, ProphetKV §4.3)."""
 
-    def run(self, scene: Assembled, rows: Tensor, watches: Sequence[RowWatch], *, capture: bool) -> Tensor:
+    def run(
+        self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
+    ) -> Tensor:
         """One pass."""
-        return scene.run(rows, *watches, capture=capture)
+        return state.run(rows, *hooks, capture=capture)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.hooks import AttentionProbe
-from kvweave.models.partial_layers import EndAt
+from kvweave.models.partial_layers import StopAtLayer
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
+from kvweave.recipes.state import PrefillState
 
 
 class Select(Protocol):
@@ -28,12 +28,12 @@ class Select(Protocol):
         ...
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """What it needs recorded about every chunk beside its KV, made at indexing time."""
         ...
 
-    def choose(self, scene: Assembled) -> Tensor:
-        """Prompt positions to recompute: ascending, a subset of `scene.stale`, within the request's budget.
+    def choose(self, state: PrefillState) -> Tensor:
+        """Prompt positions to recompute: ascending, a subset of `state.stale`, within the request's budget.
 
         Raises InvalidRequest for a budget that the selector cannot spend.
         """
@@ -49,12 +49,12 @@ class Score(Protocol):
         ...
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """As a selector's."""
         ...
 
-    def scores(self, scene: Assembled) -> Tensor:
-        """(n,) float32 on the CPU, one for each of `scene.stale`; higher is more urgent."""
+    def scores(self, state: PrefillState) -> Tensor:
+        """(n,) float32 on the CPU, one for each of `state.stale`; higher is more urgent."""
         ...
 
 
@@ -64,12 +64,12 @@ class SelectNone:
 
     selects: ClassVar[bool] = False
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def choose(self, scene: Assembled) -> Tensor:
+    def choose(self, state: PrefillState) -> Tensor:
         """No rows."""
-        budget = scene.request.budget
-        if budget.rows(scene.stale.numel()):
+        budget = state.request.budget
+        if budget.rows(state.stale.numel()):
             asked = (
                 f"coverage is {budget.coverage}"
                 if budget.coverage is not None
@@ -94,20 +94,20 @@ class Highest:
         return self.score.adds_up
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """Those of the score."""
-        return self.score.records
+        return self.score.extractors
 
-    def choose(self, scene: Assembled) -> Tensor:
+    def choose(self, state: PrefillState) -> Tensor:
         """Rank all stale tokens of the prompt together."""
-        budget, stale = scene.request.budget, scene.stale
+        budget, stale = state.request.budget, state.stale
         if budget.coverage is not None and not self.adds_up:
             raise InvalidRequest(
                 f"coverage is {budget.coverage}, but this recipe's scores are no shares of a whole; use a ratio"
             )
         if budget.nothing or not stale.numel():
             return stale[:0]
-        scores = self.score.scores(scene)
+        scores = self.score.scores(state)
         return stale[top_tokens(scores, budget.spend(scores))]
 
 
@@ -121,18 +121,18 @@ class QuestionAttention:
 
     layers: tuple[int, ...] | None = None
     adds_up: ClassVar[bool] = True
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """One pass up to the attention of the last layer that counts.
 
         Of the question up to the last row that the user wrote, on which no later row bears, and of chunks without
         stored KV.
         """
-        first, _ = scene.context
-        all_layers = range(scene.request.adapter.geometry.layers)
+        first, _ = state.context
+        all_layers = range(state.request.adapter.geometry.layers)
         layers = {all_layers[layer] for layer in self.layers or all_layers}
-        probe = AttentionProbe(scene.asked, columns=scene.context, layers=layers)
-        rows = scene.fresh[scene.fresh <= scene.asked[-1]]
-        scene.look(rows, probe, EndAt(max(layers)))
-        return probe.weights.mean(dim=0).cpu()[scene.stale - first]
+        probe = AttentionProbe(state.asked, columns=state.context, layers=layers)
+        rows = state.fresh[state.fresh <= state.asked[-1]]
+        state.look(rows, probe, StopAtLayer(max(layers)))
+        return probe.weights.mean(dim=0).cpu()[state.stale - first]

@@ -16,17 +16,17 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionShares
-from kvweave.recipes.assembled import rows_of
-from kvweave.recipes.context import Ids, Workshop
-from kvweave.recipes.entries import Kept
-from kvweave.recipes.prepare import Isolated, kv_bytes, note_bytes
-from kvweave.recipes.state import OBSERVED
-from kvweave.types import ChunkNote, Making, Span, TokenizedPrompt
+from kvweave.recipes.context import Ids, PrepareContext
+from kvweave.recipes.entries import StoreEntry
+from kvweave.recipes.prepare import Isolated, feature_bytes, kv_bytes
+from kvweave.recipes.request import OBSERVED
+from kvweave.recipes.state import rows_of
+from kvweave.types import ChunkFeature, KVProvenance, Span, TokenizedPrompt
 
 _SHARES = "shares"
 
 
-def attention_making(kv: Making) -> Making:
+def attention_key(kv: KVProvenance) -> KVProvenance:
     """What names the note on the attention of a chunk whose KV was made so."""
     return replace(kv, kind="attention")
 
@@ -43,19 +43,19 @@ class ChunkAttention:
         self._prompt, self._chunks = prompt, chunks
         spans = [prompt.spans[number] for number in chunks]
         self._rows = rows_of(spans)
-        self.watch = AttentionShares(self._rows, [(span.start, span.end) for span in prompt.spans])
+        self.hook = AttentionShares(self._rows, [(span.start, span.end) for span in prompt.spans])
 
-    def note(self, number: int) -> ChunkNote:
+    def feature(self, number: int) -> ChunkFeature:
         """What one of the chunks attended to; call it after the pass."""
         span = self._prompt.spans[number]
         inside = (self._rows >= span.start) & (self._rows < span.end)
         earlier = [n for n in range(1, number) if self._prompt.spans[n].tokens]
-        shares = self.watch.shares.cpu()[inside][:, [0, *earlier, number]]  # (n, P + 2)
-        return ChunkNote(self._prompt.ids(span), {_SHARES: shares.T.contiguous()})
+        shares = self.hook.shares.cpu()[inside][:, [0, *earlier, number]]  # (n, P + 2)
+        return ChunkFeature(self._prompt.ids(span), {_SHARES: shares.T.contiguous()})
 
 
 @dataclass(frozen=True, slots=True)
-class NotedAttention:
+class StoredAttention:
     """What a version's note says, averaged over layers and heads; its n tokens' shares add up to 1.
 
     `prefix` (n,) goes to the system prefix, `inter` (P, n) to each of the P chunks before it, `intra` (n,) to its own.
@@ -66,22 +66,22 @@ class NotedAttention:
     intra: Tensor
 
 
-def noted_attention(note: ChunkNote | None, earlier: int) -> NotedAttention | None:
+def stored_attention(feature: ChunkFeature | None, earlier: int) -> StoredAttention | None:
     """Read a note about a chunk that stood behind so many others; None if there is none, or it is about another path."""
-    if note is None or note.tensors[_SHARES].shape[0] != earlier + 2:
+    if feature is None or feature.tensors[_SHARES].shape[0] != earlier + 2:
         return None
-    shares = note.tensors[_SHARES]
-    return NotedAttention(shares[0], shares[1:-1], shares[-1])
+    shares = feature.tensors[_SHARES]
+    return StoredAttention(shares[0], shares[1:-1], shares[-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class SimulatedRequests:
     """How much each token of a chunk attends to one earlier chunk, on the mean over rehearsed requests.
 
     A rehearsed request is an ordinary prefill of the system prefix and at most `most_chunks` of the chunks that are
     prepared together, as many as fit the model's context. All of them take part in each of `turns` turns, in a
     shuffled order or, every second time, in the one before it backwards, so that whoever stood first stands behind
-    others. With `most_versions` the KV of every chunk behind others is kept too, with a note on its attention. That it was
+    others. With `max_versions` the KV of every chunk behind others is kept too, with a note on its attention. That it was
     is noted under a kind of its own, beside the same note as without: who rehearsed without keeping KV has kept none.
 
     Fewer than `most_chunks` are joined by chunks that the corpus holds already, the most similar first, about which
@@ -91,77 +91,77 @@ class Rehearsed:
 
     turns: int = 3
     most_chunks: int = 8
-    most_versions: int | None = None
+    max_versions: int | None = None
 
     together: ClassVar[bool] = True
 
-    def making(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> Making:
+    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Behind the system prefix, whatever the other chunks were."""
-        (isolated,) = Isolated().makings(adapter, prefix, chunk_tokens)
+        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
         kind = f"rehearsed-{self.turns}-{self.most_chunks}"
-        if self.most_versions is not None:
-            kind = f"{kind}-{self.most_versions}"
-        return Making(kind, isolated.context, rope_regime=isolated.rope_regime)
+        if self.max_versions is not None:
+            kind = f"{kind}-{self.max_versions}"
+        return KVProvenance(kind, isolated.context, rope_regime=isolated.rope_regime)
 
-    def make(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[Kept]:
+    def make(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """One prefill for each rehearsed request."""
         behind: dict[Ids, list[Tensor]] = {}  # each (P, n)
         sources: dict[Ids, dict[str, None]] = {}
         asked = dict.fromkeys(sorted((ids for ids in chunks if ids), key=digest_tokens))
-        for request in self._requests(shop, [*asked, *self._company(shop, asked)]):
+        for request in self._requests(ctx, [*asked, *self._company(ctx, asked)]):
             about = [number for number, ids in enumerate(request, 1) if number > 1 and ids in asked]
-            for version in _rehearse(shop, request, about, self.most_versions):
+            for version in _rehearse(ctx, request, about, self.max_versions):
                 behind.setdefault(version.chunk, []).append(version.inter)
                 sources.setdefault(version.chunk, {}).update(dict.fromkeys(version.sources))
                 yield from version.kept
-        noting = dict.fromkeys((replace(self, most_versions=None), self))
+        noting = dict.fromkeys((replace(self, max_versions=None), self))
         for chunk, inter in behind.items():
-            note = ChunkNote(chunk, {"inter": torch.cat(inter).mean(dim=0)})
+            feature = ChunkFeature(chunk, {"inter": torch.cat(inter).mean(dim=0)})
             for each in noting:
-                making = each.making(shop.adapter, shop.prefix, len(chunk))
-                yield Kept(note, making, tuple(sources[chunk]))
+                provenance = each.provenance(ctx.adapter, ctx.prefix, len(chunk))
+                yield StoreEntry(feature, provenance, tuple(sources[chunk]))
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """One number for each token; with `most_versions`, KV and its attention to every chunk from each turn as well."""
-        if self.most_versions is None:
-            return note_bytes(chunk_tokens)
-        version = kv_bytes(adapter, chunk_tokens) + note_bytes(chunk_tokens, self.most_chunks + 1)
-        return 2 * note_bytes(chunk_tokens) + self.turns * version
+        """One number for each token; with `max_versions`, KV and its attention to every chunk from each turn as well."""
+        if self.max_versions is None:
+            return feature_bytes(chunk_tokens)
+        version = kv_bytes(adapter, chunk_tokens) + feature_bytes(chunk_tokens, self.most_chunks + 1)
+        return 2 * feature_bytes(chunk_tokens) + self.turns * version
 
-    def _company(self, shop: Workshop, asked: Collection[Ids]) -> list[Ids]:
+    def _company(self, ctx: PrepareContext, asked: Collection[Ids]) -> list[Ids]:
         """Other chunks of the corpus, as many as a request has room for beside those that are asked about."""
-        room = min(self.most_chunks, shop.corpus.size) - len(asked)
+        room = min(self.most_chunks, ctx.corpus.size) - len(asked)
         if room <= 0:
             return []  # likeness costs an embedding model, so it is not asked for in vain
-        alike = (shop.corpus.similar(ids, self.most_chunks - 1) for ids in asked)
+        alike = (ctx.corpus.similar(ids, self.most_chunks - 1) for ids in asked)
         turns = chain.from_iterable(zip_longest(*alike))  # the nearest of each, then the second of each, …
         others = dict.fromkeys(ids for ids in turns if ids and ids not in asked)
         return list(islice(others, room))
 
-    def _requests(self, shop: Workshop, chunks: Sequence[Ids]) -> Iterator[list[Ids]]:
+    def _requests(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[list[Ids]]:
         """The chunks of each request, in order; the same whatever order they are given in."""
         order = sorted(chunks, key=digest_tokens)
         for turn in range(self.turns):
             order = order[::-1] if turn % 2 else random.Random(turn).sample(order, len(order))
-            yield from (part for part in self._parts(shop, order) if len(part) > 1)
+            yield from (part for part in self._parts(ctx, order) if len(part) > 1)
 
-    def _parts(self, shop: Workshop, order: Sequence[Ids]) -> Iterator[list[Ids]]:
+    def _parts(self, ctx: PrepareContext, order: Sequence[Ids]) -> Iterator[list[Ids]]:
         """Requests of about the same number of chunks; a new one begins where the next chunk has no room."""
         most = -(-len(order) // max(1, -(-len(order) // self.most_chunks)))
         part: list[Ids] = []
         for chunk in order:
-            if len(part) == most or not _fits(shop, [*part, chunk]):
+            if len(part) == most or not _fits(ctx, [*part, chunk]):
                 yield part
                 part = []
             part.append(chunk)
         yield part
 
 
-def _fits(shop: Workshop, chunks: Sequence[Ids]) -> bool:
+def _fits(ctx: PrepareContext, chunks: Sequence[Ids]) -> bool:
     """Whether the model has room for them behind the prefix, without leaving the frequencies of the prefix alone."""
-    length = len(shop.prefix) + sum(map(len, chunks))
-    regimes = {shop.adapter.rope_regime(tokens) for tokens in (len(shop.prefix), length)}
-    return length <= shop.adapter.geometry.context_tokens and len(regimes) == 1
+    length = len(ctx.prefix) + sum(map(len, chunks))
+    regimes = {ctx.adapter.rope_regime(tokens) for tokens in (len(ctx.prefix), length)}
+    return length <= ctx.adapter.geometry.context_tokens and len(regimes) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,35 +171,38 @@ class _Version:
     chunk: Ids
     inter: Tensor
     sources: tuple[str, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[StoreEntry, ...]
 
 
 def _rehearse(
-    shop: Workshop, chunks: Sequence[Ids], about: Sequence[int], most_versions: int | None
+    ctx: PrepareContext, chunks: Sequence[Ids], about: Sequence[int], max_versions: int | None
 ) -> Iterator[_Version]:
     """Prefill S ++ chunks; a version of those chunks, counted from 1, that it is about: never the first, which is isolated."""
     if not about:
         return
-    adapter = shop.adapter
-    prompt = _prompt(shop.prefix, chunks)
-    known = len(shop.prefix)
-    canvas = adapter.canvas(prompt.tokens, [PlacedSpan(shop.prefix_kv(), 0, 0)] if known else [])
+    adapter = ctx.adapter
+    prompt = _prompt(ctx.prefix, chunks)
+    known = len(ctx.prefix)
+    kv_cache = adapter.new_cache(prompt.tokens, [PlacedSpan(ctx.prefix_kv(), 0, 0)] if known else [])
     noted = ChunkAttention(prompt, about)
     plan = adapter.rows(torch.arange(known, prompt.tokens))
-    plan.watches.append(noted.watch)
-    adapter.compute(canvas, prompt.token_ids, plan, capture=most_versions is not None)
+    plan.hooks.append(noted.hook)
+    adapter.compute(kv_cache, prompt.token_ids, plan, capture=max_versions is not None)
     digests = tuple(digest_tokens(ids) for ids in chunks)
-    context = (digest_tokens(shop.prefix),) if known else ()
+    context = (digest_tokens(ctx.prefix),) if known else ()
     for number in about:
-        span, note, sources = prompt.spans[number], noted.note(number), digests[:number]
-        found = noted_attention(note, number - 1)
+        span, feature, sources = prompt.spans[number], noted.feature(number), digests[:number]
+        found = stored_attention(feature, number - 1)
         assert found is not None
-        kept: tuple[Kept, ...] = ()
-        if most_versions is not None:
+        kept: tuple[StoreEntry, ...] = ()
+        if max_versions is not None:
             regime = adapter.rope_regime(prompt.tokens)
-            making = Making(OBSERVED, (*context, *sources[:-1]), rope_regime=regime)
-            kv = adapter.captured(canvas, prompt.token_ids, span.start, span.end)
-            kept = Kept(kv, making, sources, most_versions), Kept(note, attention_making(making), sources)
+            provenance = KVProvenance(OBSERVED, (*context, *sources[:-1]), rope_regime=regime)
+            kv = adapter.captured(kv_cache, prompt.token_ids, span.start, span.end)
+            kept = (
+                StoreEntry(kv, provenance, sources, max_versions),
+                StoreEntry(feature, attention_key(provenance), sources),
+            )
         yield _Version(chunks[number - 1], found.inter, sources, kept)
 
 

@@ -1,163 +1,138 @@
-"""What the slots of a recipe hand to each other while one prompt is prefilled."""
+"""A prompt with its stored KV in place and nothing recomputed yet: what the last three slots work on."""
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens
-from kvweave.kvstore.tiers.leases import Lease
-from kvweave.models.adapter import Adapter
-from kvweave.models.attention import RowPlan
-from kvweave.models.cache_base import EarlierText
-from kvweave.models.fused_cache import Canvas
-from kvweave.recipes.entries import Kept
-from kvweave.types import ChunkKV, Making, Origin, Plan, Span, Timing, TokenizedPrompt
+from kvweave.models.attention import AttentionHook, RowPlan
+from kvweave.models.fused_cache import FusedCache
+from kvweave.models.updates import StopForward, Update
+from kvweave.recipes.attend import Attend
+from kvweave.recipes.request import Matched, PrefillRequest
+from kvweave.types import Span
 
-FLOOR, CEILING = 0.02, 0.5  # shares of the stale rows between which a coverage budget stays
-OBSERVED = "observed"  # the kind of KV that was made behind other chunks, exact there
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How many stale context rows may be recomputed.
-
-    `ratio` 0..1 of them, rounded up; or, with `coverage` 0..1, as few as hold that share of all scores, so that
-    easy questions cost less than hard ones, but between FLOOR and CEILING of them.
-    """
-
-    ratio: float = 0.0
-    coverage: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ratio <= 1:
-            raise InvalidRequest(f"ratio is {self.ratio}; it is a share of the context between 0 and 1")
-        if self.coverage is not None and not 0 <= self.coverage <= 1:
-            raise InvalidRequest(f"coverage is {self.coverage}; it is a share of the scores between 0 and 1")
-
-    @property
-    def everything(self) -> bool:
-        """Whether all context rows are computed, exact ones too."""
-        return self.ratio == 1 and self.coverage is None
-
-    @property
-    def nothing(self) -> bool:
-        """Whether no stale row may be computed, so that none needs a score."""
-        return self.ratio == 0 and self.coverage is None
-
-    def rows(self, stale: int) -> int:
-        """At most so many of `stale` rows: k = ⌈ratio · stale⌉."""
-        return _share(CEILING if self.coverage is not None else self.ratio, stale)
-
-    def spend(self, scores: Tensor) -> int:
-        """How many of the rows with these scores (n,) are recomputed; scores of a coverage are at least 0."""
-        if self.coverage is None:
-            return self.rows(scores.numel())
-        shares = scores.sort(descending=True).values.cumsum(0)
-        reached = int((shares < self.coverage * shares[-1:]).sum()) + 1 if scores.numel() else 0
-        return min(max(reached, _share(FLOOR, scores.numel())), self.rows(scores.numel()))
-
-
-def _share(ratio: float, rows: int) -> int:
-    return math.ceil(round(ratio * rows, 9))  # 0.07 · 100 is a little over 7 in floating point
+CHECKED = 1  # the second layer: the first one's K,V depend on nothing but the tokens
 
 
 @dataclass(frozen=True)
-class PrefillRequest:
-    """One prompt, and what is at hand to prefill it: the model and the store of chunk KV.
+class SecondLayer:
+    """What a layer was about to replace, and where the stale tokens' n rows stand in it.
 
-    What is found in the store through `lease` is not evicted while the request runs. `earlier` is the text that the
-    prompt stands behind; its system span is then whatever joins the two.
+    `keys` and `values` (G, n, D), float32 and on the CPU, are new minus stale, keys rotated; made when they are asked for.
     """
 
-    adapter: Adapter
-    store: ChunkStore
-    prompt: TokenizedPrompt
-    budget: Budget
-    lease: Lease | None = None
-    earlier: EarlierText | None = None
+    update: Update
+    places: Tensor
 
     @cached_property
-    def digests(self) -> tuple[str, ...]:
-        """The token digest of each span, in order."""
-        return tuple(digest_tokens(self.prompt.ids(span)) for span in self.prompt.spans)
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """The system prefix that stored KV of chunks was made behind."""
-        return self.prompt.ids(self.prompt.spans[0]) if self.earlier is None else self.earlier.prefix
+    def keys(self) -> Tensor:
+        """Distance of the keys."""
+        return self._off(self.update.keys, self.update.stale_keys)
 
     @cached_property
-    def first_position(self) -> int:
-        """The rotary position of the prompt's first token."""
-        return 0 if self.earlier is None else int(self.earlier.positions(1))
+    def values(self) -> Tensor:
+        """Distance of the values."""
+        return self._off(self.update.values, self.update.stale_values)
 
-    def plan(self, rows: Tensor) -> RowPlan:
-        """Plain causal attention of prompt positions (T,), ascending, to all that stands before them."""
-        return self.adapter.rows(rows) if self.earlier is None else self.earlier.plan(rows)
-
-    def context(self, span: int) -> tuple[str, ...]:
-        """Digests of what stands before a span: the exact path to it."""
-        before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
-        path = tuple(digest for part, digest in before if part.tokens)
-        return path if self.earlier is None else (digest_tokens(self.earlier.token_ids), *path)
-
-    @property
-    def prefix_context(self) -> tuple[str, ...]:
-        """The digest of the system prefix, if there is one: how every path begins."""
-        return (digest_tokens(self.prefix),) if self.prefix else ()
-
-    def chunks_before(self, span: int) -> tuple[str, ...]:
-        """Digests of the prompt's chunks that stand before a span, in order."""
-        before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
-        return tuple(digest for part, digest in before if part.kind == "chunk" and part.tokens)
-
-    def exact_making(self, span: int) -> Making:
-        """How KV of this span must have been made to equal full attention's in this prompt."""
-        regime = self.adapter.rope_regime(self.first_position + self.prompt.tokens)
-        return Making(OBSERVED, self.context(span), exact=True, rope_regime=regime)
-
-    def sources(self, span: int) -> tuple[str, ...]:
-        """Digests of the chunks that KV of this span depends on: its own and those before it."""
-        path = zip(self.prompt.spans[: span + 1], self.digests[: span + 1], strict=True)
-        return tuple(digest for part, digest in path if part.kind == "chunk")
+    def _off(self, new: Tensor, stale: Tensor) -> Tensor:
+        return (new[:, self.places].float() - stale[:, self.places].float()).cpu()
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """How one span of the prompt starts out, before selection.
+class _Compare:
+    """Watches updates until the checked layer, and ends the pass there."""
 
-    `kv` is None for fresh spans, `making` says which stored KV it is. `reason` is a sentence for people.
+    def __init__(self) -> None:
+        self.seen: Update | None = None
+
+    def see(self, update: Update) -> None:
+        if update.layer == CHECKED:
+            self.seen = update
+            raise StopForward
+
+
+def second_layer(state: "PrefillState", *hooks: AttentionHook) -> SecondLayer:
+    """Compute all stale and fresh rows through the first layer, in a pass that the watches see.
+
+    The canvas keeps its stale KV from the second layer on. Raises InvalidRequest for a model of one layer.
+    """
+    adapter = state.request.adapter
+    if adapter.geometry.layers <= CHECKED:
+        raise InvalidRequest(
+            f"{adapter.fingerprint.name} has one layer; this recipe compares the second. Take another recipe"
+        )
+    rows, compare = first_layer_rows(state), _Compare()
+    adapter.look(state.kv_cache, state.request.prompt.token_ids, state.plan(rows, *hooks), compare)
+    assert compare.seen is not None
+    places = torch.searchsorted(rows, state.stale).to(compare.seen.values.device)
+    return SecondLayer(compare.seen, places)
+
+
+def first_layer_rows(state: "PrefillState") -> Tensor:
+    """The prompt positions that the first layer computes to compare the second: all that are stale or fresh."""
+    return torch.cat([state.stale, state.fresh]).sort().values
+
+
+@dataclass(frozen=True)
+class PrefillState:
+    """The placed prompt. Rows are prompt positions, ascending, on the CPU.
+
+    A pass over some rows leaves their K,V in the canvas, which belongs to this request; whoever looks before the
+    recomputation may run the question, since the recomputation runs it again.
     """
 
-    span: Span
-    origin: Origin
-    reason: str
-    kv: ChunkKV | None = None
-    making: Making | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillResult:
-    """A prefilled prompt.
-
-    `logits` (1, vocab) are those of the last prompt position. `canvas` holds K,V of every position, unless it has handed
-    them over, and belongs to the caller. `selected` (k,) are the prompt positions that were selected for recomputation; no more than k
-    of the stored ones were computed on the mean over the layers. `remembered` is what the store does not hold yet.
-    """
-
-    logits: Tensor
-    plan: Plan
-    timing: Timing
-    canvas: Canvas
-    selected: Tensor
-    remembered: tuple[Kept, ...]
     request: PrefillRequest
+    kv_cache: FusedCache
+    matched: tuple[Matched, ...]
+    attend: Attend
 
-    @property
-    def generate_kwargs(self) -> dict[str, object]:
-        """Arguments for an ordinary `model.generate`; hands the canvas over, so use them for one call."""
-        return self.request.adapter.generate_kwargs(self.canvas, self.request.prompt)
+    @cached_property
+    def stale(self) -> Tensor:
+        """(n,): rows whose stored KV was made in another context; only these may be selected."""
+        return rows_of(m.span for m in self.matched if m.origin == "reused")
+
+    @cached_property
+    def fresh(self) -> Tensor:
+        """Rows without stored KV, the question's among them; every pass has to compute them."""
+        return rows_of(m.span for m in self.matched if m.origin == "fresh")
+
+    @cached_property
+    def asked(self) -> Tensor:
+        """The rows that the user wrote; all of the question's where that is none."""
+        start, end = self.request.prompt.user_rows
+        question = self.request.prompt.spans[-1]
+        return torch.arange(start, end) if end > start else torch.arange(question.start, question.end)
+
+    @cached_property
+    def context(self) -> tuple[int, int]:
+        """First position of the first chunk, and the end of the last one; (0, 0) without chunks."""
+        chunks = [m.span for m in self.matched if m.span.kind == "chunk"]
+        return (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
+
+    @cached_property
+    def second_layer(self) -> SecondLayer:
+        """How far stale KV is off there; whoever asks first pays for it."""
+        return second_layer(self)
+
+    def plan(self, rows: Tensor, *hooks: AttentionHook) -> RowPlan:
+        """How these rows attend, with watches on them."""
+        plan = self.attend.plan(self.request, self.matched, rows)
+        plan.hooks.extend(hooks)
+        return plan
+
+    def run(self, rows: Tensor, *hooks: AttentionHook, capture: bool = False) -> Tensor:
+        """Compute rows through all layers; logits (1, vocab) of the last."""
+        ids = self.request.prompt.token_ids
+        return self.request.adapter.compute(self.kv_cache, ids, self.plan(rows, *hooks), capture=capture)
+
+    def look(self, rows: Tensor, *hooks: AttentionHook) -> None:
+        """Compute rows as far as the watches want to see them: one that raises StopForward ends the pass."""
+        self.request.adapter.look(self.kv_cache, self.request.prompt.token_ids, self.plan(rows, *hooks))
+
+
+def rows_of(spans: Iterable[Span]) -> Tensor:
+    """All prompt positions of some spans, in their order; none for no spans."""
+    return torch.cat([torch.empty(0, dtype=torch.long), *(torch.arange(s.start, s.end) for s in spans)])

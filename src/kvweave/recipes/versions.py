@@ -5,21 +5,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.chunk_features import Record
-from kvweave.recipes.context import Ids, Workshop
+from kvweave.recipes.context import Ids, PrepareContext
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prepare import Isolated, Prepare, Prepared
-from kvweave.recipes.simulated_requests import NotedAttention, Rehearsed, attention_making, noted_attention
-from kvweave.recipes.state import PrefillRequest
-from kvweave.types import Making
+from kvweave.recipes.request import PrefillRequest
+from kvweave.recipes.simulated_requests import (
+    SimulatedRequests,
+    StoredAttention,
+    attention_key,
+    stored_attention,
+)
+from kvweave.types import KVProvenance
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
     """Exact KV of a chunk: how it was made, the digests of the chunks before it then, and its attention then."""
 
-    making: Making
+    provenance: KVProvenance
     behind: tuple[str, ...]
-    attention: NotedAttention
+    attention: StoredAttention
 
 
 def stored_versions(request: PrefillRequest, spans: Sequence[int]) -> list[list[Version]]:
@@ -30,31 +35,32 @@ def stored_versions(request: PrefillRequest, spans: Sequence[int]) -> list[list[
     ids = [request.prompt.ids(request.prompt.spans[number]) for number in spans]
     listed = request.store.versions(request.adapter.fingerprint, ids)
     wanted = [
-        (number, making)
+        (number, provenance)
         for number, made in enumerate(listed)
-        for making in made
-        if making.exact and chunks_behind(request, making)
+        for provenance in made
+        if provenance.exact and chunks_behind(request, provenance)
     ]
-    notes = request.store.find_notes(
-        request.adapter.fingerprint, [(ids[number], attention_making(making)) for number, making in wanted]
+    features = request.store.find_features(
+        request.adapter.fingerprint,
+        [(ids[number], attention_key(provenance)) for number, provenance in wanted],
     )
     found: list[list[Version]] = [[] for _ in ids]
-    for (number, making), note in zip(wanted, notes, strict=True):
-        behind = chunks_behind(request, making)
-        attention = noted_attention(note, len(behind))
+    for (number, provenance), feature in zip(wanted, features, strict=True):
+        behind = chunks_behind(request, provenance)
+        attention = stored_attention(feature, len(behind))
         if attention is not None:
-            found[number].append(Version(making, behind, attention))
+            found[number].append(Version(provenance, behind, attention))
     return found
 
 
-def chunks_behind(request: PrefillRequest, making: Making) -> tuple[str, ...]:
+def chunks_behind(request: PrefillRequest, provenance: KVProvenance) -> tuple[str, ...]:
     """Digests of the chunks that KV made so stood behind; none if it did not stand behind this prompt's prefix."""
-    prefix = request.prefix_context
-    return making.context[len(prefix) :] if making.context[: len(prefix)] == prefix else ()
+    prefix = request.system_path
+    return provenance.context[len(prefix) :] if provenance.context[: len(prefix)] == prefix else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Observed(Prepare):
+class RequestVersions(Prepare):
     """Exact KV behind other chunks, at most `most` versions of each; the isolated one is the version behind none.
 
     In a prompt, a version v of a chunk is worth the more the more of its attention went to chunks that stand before it
@@ -69,34 +75,34 @@ class Observed(Prepare):
     most: int = 5
     rehearsals: int = 3
 
-    def makings(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[Making, ...]:
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """The isolated one: it is known before any other."""
-        return Isolated().makings(adapter, prefix, chunk_tokens)
+        return Isolated().provenances(adapter, prefix, chunk_tokens)
 
-    def make(self, shop: Workshop, chunk: Ids) -> Prepared:
+    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
         """As Isolated."""
-        return Isolated().make(shop, chunk)
+        return Isolated().make(ctx, chunk)
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """Rehearsals that keep their KV."""
-        return (Rehearsed(self.rehearsals, most_versions=self.most),)
+        return (SimulatedRequests(self.rehearsals, max_versions=self.most),)
 
     @property
-    def most_versions(self) -> int | None:
+    def max_versions(self) -> int | None:
         """Of each chunk."""
         return self.most
 
-    def accepted(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[Making, ...]]:
+    def accepted(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[KVProvenance, ...]]:
         """All versions behind this prompt's system prefix, the best first; one query for them, one for their notes."""
         isolated = Isolated().accepted(request, spans)
         found = []
         for number, alone, versions in zip(spans, isolated, stored_versions(request, spans), strict=True):
             here = frozenset(request.chunks_before(number))
-            valued = [(_value(version, here), version.making) for version in versions]
-            valued += [(0.0, making) for making in alone]
+            valued = [(_value(version, here), version.provenance) for version in versions]
+            valued += [(0.0, provenance) for provenance in alone]
             valued.sort(key=lambda each: (-each[0], each[1].context))
-            found.append(tuple(making for _, making in valued))
+            found.append(tuple(provenance for _, provenance in valued))
         return found
 
 

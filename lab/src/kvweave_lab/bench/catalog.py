@@ -12,11 +12,11 @@ from pathlib import Path
 from kvweave.database import Database
 from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.keys import EntryKey
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 from kvweave_lab.bench.spread import Spread, timed
 
 LOOK_UPS = 1000
-_MADE = Making("isolated", ("0" * 32,))
+_MADE = KVProvenance("isolated", ("0" * 32,))
 _TOKENS, _BYTES = 512, 6_000_000
 
 

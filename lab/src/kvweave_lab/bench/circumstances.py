@@ -13,7 +13,7 @@ import kvweave
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class AnswerSettings:
     """Where and how figures came about.
 
     Attributes:
@@ -33,9 +33,9 @@ class Circumstances:
     threads: int
 
 
-def circumstances(command: str) -> Circumstances:
+def circumstances(command: str) -> AnswerSettings:
     """As they are now."""
-    return Circumstances(
+    return AnswerSettings(
         command=command,
         version=kvweave.__version__,
         commit=_commit(),

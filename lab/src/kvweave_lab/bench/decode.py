@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import MEMORY_SHARE, ClusteredKV
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
 from kvweave.engine.state import Progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
-from kvweave.models.cache_base import Continued
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.cache_base import AppendableCache
+from kvweave.models.fused_cache import FusedCache
 from kvweave.types import Decoding, Storage
 from kvweave_lab.bench.spread import Spread, ratios
 
@@ -70,7 +70,7 @@ class DecodeCost:
 def bench_decode(
     adapter: Adapter,
     folder: Path,
-    settings: Sequence[tuple[str, ClusteredKV]],
+    settings: Sequence[tuple[str, OffloadSettings]],
     lengths: Sequence[int],
     *,
     steps: int = 64,
@@ -90,8 +90,8 @@ def bench_decode(
     lengths = sorted(set(lengths))
     for length in lengths:
         adapter.check_length(length, WARM_UP + steps)
-    canvases = [_canvas(adapter, length, seed) for length in lengths] if dense else []
-    everywhere: list[Times] = [[] for _ in canvases]  # dense decoding's, beside all settings
+    kv_caches = [_kv_cache(adapter, length, seed) for length in lengths] if dense else []
+    everywhere: list[Times] = [[] for _ in kv_caches]  # dense decoding's, beside all settings
     rows: list[DecodeCost] = []
     for count, (name, chosen) in enumerate(settings):
         progress("decoding", count, len(settings))
@@ -100,14 +100,14 @@ def bench_decode(
                 files.enter_context(_filled(adapter, replace(chosen, folder=folder), length, seed))
                 for length in lengths
             ]
-            beside, found = _measured(adapter, name, canvases, held, steps)
+            beside, found = _measured(adapter, name, kv_caches, held, steps)
         rows += found
         for taken, more in zip(everywhere, beside, strict=True):
             taken += more
     if not settings:
-        everywhere = _in_turn(adapter, canvases, [], steps)
-    for canvas, taken in zip(canvases, everywhere, strict=True):
-        rows.append(_dense_row(adapter, canvas, steps, taken))
+        everywhere = _in_turn(adapter, kv_caches, [], steps)
+    for kv_cache, taken in zip(kv_caches, everywhere, strict=True):
+        rows.append(_dense_row(adapter, kv_cache, steps, taken))
     progress("decoding", len(settings), len(settings))
     return sorted(rows, key=lambda row: (row.decode_tokens, row.strategy != DENSE))
 
@@ -127,23 +127,23 @@ def made_up(adapter: Adapter, layer: int, length: int, seed: int) -> tuple[Tenso
     return keys.transpose(0, 1).to(g.dtype), values.transpose(0, 1).to(g.dtype)
 
 
-def _canvas(adapter: Adapter, length: int, seed: int) -> Canvas:
+def _kv_cache(adapter: Adapter, length: int, seed: int) -> FusedCache:
     """A text of made up KV, all of it in memory."""
-    canvas = adapter.canvas(length)
-    for index, layer in enumerate(canvas.layers):
+    kv_cache = adapter.new_cache(length)
+    for index, layer in enumerate(kv_cache.layers):
         keys, values = (
             rows[None].to(adapter.geometry.device) for rows in made_up(adapter, index, length, seed)
         )
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
-    return canvas
+    return kv_cache
 
 
-def _filled(adapter: Adapter, settings: ClusteredKV, length: int, seed: int) -> RetrievedKV:
+def _filled(adapter: Adapter, settings: OffloadSettings, length: int, seed: int) -> OffloadedCache:
     """A text of the same KV, on flash; the caller closes it."""
     bound = settings.resident_bytes or int(MEMORY_SHARE * length * adapter.geometry.token_bytes)
     settings = replace(settings, resident_bytes=bound)
-    held = RetrievedKV(adapter.geometry, settings, torch.arange(length))
+    held = OffloadedCache(adapter.geometry, settings, torch.arange(length))
     try:
         for index in range(adapter.geometry.layers):
             keys, values = made_up(adapter, index, length, seed)
@@ -160,14 +160,14 @@ def _filled(adapter: Adapter, settings: ClusteredKV, length: int, seed: int) -> 
 
 
 def _measured(
-    adapter: Adapter, name: str, canvases: Sequence[Canvas], held: Sequence[RetrievedKV], steps: int
+    adapter: Adapter, name: str, kv_caches: Sequence[FusedCache], held: Sequence[OffloadedCache], steps: int
 ) -> tuple[list[Times], list[DecodeCost]]:
     """What dense decoding took on each canvas beside one setting's texts, and a row for each of those."""
     for text in held:
         _steps(adapter, text, _tokens(adapter, WARM_UP))
     before = [text.counts.copy() for text in held]
-    times = _in_turn(adapter, canvases, held, steps)
-    dense, own = times[: len(canvases)], times[len(canvases) :]
+    times = _in_turn(adapter, kv_caches, held, steps)
+    dense, own = times[: len(kv_caches)], times[len(kv_caches) :]
     rows = []
     for number, text in enumerate(held):
         row = _row(name, text, steps, own[number], text.counts.since(before[number]))
@@ -176,19 +176,19 @@ def _measured(
 
 
 def _in_turn(
-    adapter: Adapter, canvases: Sequence[Canvas], held: Sequence[RetrievedKV], steps: int
+    adapter: Adapter, kv_caches: Sequence[FusedCache], held: Sequence[OffloadedCache], steps: int
 ) -> list[Times]:
     """Times of each text, canvases' first: some steps of one, of the next, and from the first again.
 
     Every text decodes the same tokens; canvases begin where their made up KV ends.
     """
-    for canvas in canvases:
-        canvas.shrink(canvas.length)
-        _steps(adapter, canvas, _tokens(adapter, WARM_UP))
+    for kv_cache in kv_caches:
+        kv_cache.shrink(kv_cache.length)
+        _steps(adapter, kv_cache, _tokens(adapter, WARM_UP))
     tokens = _tokens(adapter, steps)
     rounds = min(ROUNDS, steps)
     some = [tokens[steps * number // rounds : steps * (number + 1) // rounds] for number in range(rounds)]
-    texts: list[Continued] = [*canvases, *held]
+    texts: list[AppendableCache] = [*kv_caches, *held]
     found: list[Times] = [[] for _ in texts]
     for own in some:
         for text, times in zip(texts, found, strict=True):
@@ -196,7 +196,7 @@ def _in_turn(
     return found
 
 
-def _steps(adapter: Adapter, text: Continued, tokens: Sequence[int]) -> list[float]:
+def _steps(adapter: Adapter, text: AppendableCache, tokens: Sequence[int]) -> list[float]:
     """Seconds that each token takes."""
     taken = []
     for token in tokens:
@@ -215,19 +215,19 @@ def _tokens(adapter: Adapter, count: int) -> list[int]:
     return drawn
 
 
-def _dense_row(adapter: Adapter, canvas: Canvas, steps: int, times: Times) -> DecodeCost:
+def _dense_row(adapter: Adapter, kv_cache: FusedCache, steps: int, times: Times) -> DecodeCost:
     return DecodeCost(
         strategy=DENSE,
         storage="exact",
-        decode_tokens=canvas.length,
+        decode_tokens=kv_cache.length,
         budget=None,
         steps=steps,
         latency_s_per_token=Spread.of(chain.from_iterable(times)),
-        dense_kv_bytes=canvas.length * adapter.geometry.token_bytes,
+        dense_kv_bytes=kv_cache.length * adapter.geometry.token_bytes,
     )
 
 
-def _row(name: str, text: RetrievedKV, steps: int, times: Times, counts: DecodeCounts) -> DecodeCost:
+def _row(name: str, text: OffloadedCache, steps: int, times: Times, counts: DecodeCounts) -> DecodeCost:
     settings, length = text.settings, text.positions.numel()
     return DecodeCost(
         strategy=name,

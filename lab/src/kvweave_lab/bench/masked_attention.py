@@ -13,7 +13,7 @@ from torch import Tensor
 from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.ops.row_blocks import hiding_mask
 from kvweave.recipes.attend import Causal
-from kvweave.recipes.state import Matched, PrefillRequest
+from kvweave.recipes.request import Matched, PrefillRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kvweave.database import Database
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.keys import EntryKey, digest_tokens
-from kvweave.types import Making
+from kvweave.types import KVProvenance
 from kvweave_lab.bench.queries import Query, Traffic, draw_queries
 
 QUESTION_EVERY_S = 60.0
@@ -291,7 +291,7 @@ def _longest(path: Query, chunks: Sequence[int], paths: Container[Query]) -> Que
 def _key(path: Query) -> EntryKey:
     """As KV of a chunk is named that was made behind these others; the path of one chunk is its own copy."""
     *before, last = map(_digest, path)
-    return EntryKey("bench", _MODEL, last, Making("observed", (_SYSTEM, *before)))
+    return EntryKey("bench", _MODEL, last, KVProvenance("observed", (_SYSTEM, *before)))
 
 
 @cache

@@ -150,7 +150,7 @@ class _Asking:
         adapter, store, recipe = self._adapter, self._store, self._recipe
         prefix = adapter.template.prefix_ids(asked.system)
         named = [  # an index has this at hand
-            (digest_tokens(ids), recipe.prepare.makings(adapter, prefix, len(ids)))
+            (digest_tokens(ids), recipe.prepare.provenances(adapter, prefix, len(ids)))
             for ids in map(adapter.template.chunk_ids, asked.chunks)
         ]
         began = time.perf_counter()

@@ -20,12 +20,12 @@ from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.recipes.prepare import packed
-from kvweave.types import ChunkKV, Making, Storage
+from kvweave.types import ChunkKV, KVProvenance, Storage
 from kvweave_lab.bench.catalog import CatalogSpeed, bench_catalog
 from kvweave_lab.bench.plain_reads import read_files, read_mapped
 from kvweave_lab.bench.spread import Spread, ratios, timed
 
-_MADE = Making("bare", ())
+_MADE = KVProvenance("bare", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ class _Bench:
         self._times: dict[str, list[float]] = {}
         with self._store() as store:
             for chunk in chunks:
-                kv, (making,) = packed(chunk, storage), self._wanted[0][1]
-                store.put(adapter.fingerprint, kv, making, [digest_tokens(chunk.token_ids)])
+                kv, (provenance,) = packed(chunk, storage), self._wanted[0][1]
+                store.put(adapter.fingerprint, kv, provenance, [digest_tokens(chunk.token_ids)])
         self._files = sorted(folder.glob("??/*.safetensors"))
 
     def round(self, *, plain_first: bool) -> None:
@@ -228,11 +228,11 @@ def _place(adapter: Adapter, chunks: Sequence[ChunkKV]) -> None:
     for chunk in chunks:
         spans.append(PlacedSpan(chunk, start, start))
         start += chunk.tokens
-    canvas = adapter.canvas(start, spans)
+    kv_cache = adapter.new_cache(start, spans)
     g = adapter.geometry
     like = torch.empty(1, g.kv_heads, 0, g.head_width, dtype=g.dtype, device=g.device)
     for layer in range(g.layers):
-        canvas.held_keys(layer, like)
+        kv_cache.held_keys(layer, like)
     adapter.synchronize()
 
 
@@ -240,6 +240,6 @@ def _full_prefill_s(adapter: Adapter, chunks: Sequence[ChunkKV]) -> float:
     """Of the same tokens, up to the first token's logits."""
     ids = tuple(token for chunk in chunks for token in chunk.token_ids)
     began = time.perf_counter()
-    adapter.compute(adapter.canvas(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
+    adapter.compute(adapter.new_cache(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
     adapter.synchronize()
     return time.perf_counter() - began

@@ -19,7 +19,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.state import Budget, PrefillRequest, PrefillResult
+from kvweave.recipes.request import Budget, PrefillRequest, PrefillResult
 from kvweave.types import Timing, TokenizedPrompt
 from kvweave_lab.bench.baseline import library_attention, prefill_in_blocks, stock_prefill
 from kvweave_lab.bench.limit import Rates, memory_bytes_per_s, read_bytes_per_s

@@ -71,7 +71,7 @@ class WorkCount:
             plan = kwargs.get(ROWS_KEYWORD)
             if isinstance(plan, RowPlan):
                 passes.append(_Seen())
-                plan.watches.insert(0, passes[-1])  # before any that ends the pass
+                plan.hooks.insert(0, passes[-1])  # before any that ends the pass
 
         def end(model: nn.Module, args: Any, kwargs: dict[str, Any], out: object) -> None:
             if isinstance(kwargs.get(ROWS_KEYWORD), RowPlan):

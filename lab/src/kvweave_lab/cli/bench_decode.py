@@ -14,7 +14,7 @@ from kvweave_lab.cli import bench_options as bench
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvweave.decode.settings import ClusteredKV
+    from kvweave.decode.settings import OffloadSettings
     from kvweave.types import Storage
     from kvweave_lab.bench.decode import DecodeCost
 
@@ -107,15 +107,15 @@ def _settings(
     resident_bytes: int | None,
     *,
     direct: bool,
-) -> "list[tuple[str, ClusteredKV]]":
-    from kvweave.decode.settings import ClusteredKV, FlashSettings
+) -> "list[tuple[str, OffloadSettings]]":
+    from kvweave.decode.settings import DiskSettings, OffloadSettings
     from kvweave.decode.strategies import STRATEGIES
     from kvweave_lab.eval.decoding.ablations import variant_named
 
     names = [name for name in strategies or STRATEGIES if name != "dense"]
-    flash = FlashSettings(direct=direct)
+    flash = DiskSettings(direct=direct)
     return [
-        (name, variant_named(name, ClusteredKV(budget, resident_bytes, storage=storage, flash=flash)))
+        (name, variant_named(name, OffloadSettings(budget, resident_bytes, storage=storage, flash=flash)))
         for storage in storages
         for budget in budgets
         for name in names

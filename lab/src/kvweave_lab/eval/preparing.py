@@ -15,7 +15,7 @@ from kvweave.embedding import TextEncoder
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import ChunkList, Ids, Vectors, Workshop
+from kvweave.recipes.context import ChunkList, Ids, PrepareContext, Vectors
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe
@@ -31,11 +31,11 @@ def prepare_sample(
 ) -> None:
     """Store the system prefix, and what the recipe prepares and records of the sample's chunks."""
     system, *chunks = (prompt.ids(span) for span in prompt.spans[:-1])
-    shop = Workshop(adapter, store, system, _corpus(adapter, sample))
+    ctx = PrepareContext(adapter, store, system, _corpus(adapter, sample))
     if system:
-        shop.prefix_kv()
+        ctx.prefix_kv()
     together = [*chunks, *_company(adapter, sample)] if _rehearses(recipe) else chunks
-    prepare_chunks(shop, together, recipe)
+    prepare_chunks(ctx, together, recipe)
 
 
 class OtherDocuments:
@@ -56,7 +56,7 @@ class OtherDocuments:
         """What a sample's own store begins with; of the other documents only where the recipe prepares behind them or with them."""
         system = prompt.ids(prompt.spans[0])
         if system:
-            Workshop(self._adapter, self._prefixes, system).prefix_kv()
+            PrepareContext(self._adapter, self._prefixes, system).prefix_kv()
         if not sample.others or not (recipe.prepare.entries > 1 or _rehearses(recipe)):
             return self._prefixes
         storage = recipe.prepare.storage
@@ -66,7 +66,7 @@ class OtherDocuments:
         if not others <= self._documents:
             chunks = (self._adapter.template.chunk_ids(text) for text in itertools.chain(*sample.others))
             isolated = recipe_named(REUSE, storage=storage)
-            prepare_chunks(Workshop(self._adapter, self._isolated, system), chunks, isolated)
+            prepare_chunks(PrepareContext(self._adapter, self._isolated, system), chunks, isolated)
             self._documents |= others
         return self._isolated
 
@@ -83,7 +83,7 @@ def _company(adapter: Adapter, sample: Sample) -> list[Ids]:
 
 
 def _rehearses(recipe: Recipe) -> bool:
-    return any(record.together for record in (*recipe.prepare.records, *recipe.select.records))
+    return any(record.together for record in (*recipe.prepare.extractors, *recipe.select.extractors))
 
 
 def _vectors(texts: Sequence[str]) -> Vectors:

@@ -19,11 +19,11 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import AttentionProbe
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.state import PrefillResult
+from kvweave.recipes.request import PrefillResult
 from kvweave.types import PlanSpan, TokenizedPrompt
 from kvweave_lab.eval.divergence import divergence
 from kvweave_lab.eval.faithfulness import ContainedFacts, Judge
@@ -90,7 +90,7 @@ class Runner:
         self._judge = judge or ContainedFacts()
         self._full = Candidate(recipe_named(FULL), 1.0)
         self._others = OtherDocuments(adapter)
-        self._prepared: list[tuple[Prepare, tuple[Record, ...], MemoryStore]] = []
+        self._prepared: list[tuple[Prepare, tuple[FeatureExtractor, ...], MemoryStore]] = []
 
     def outcomes(
         self, sample: Sample, candidates: Sequence[Candidate], context_tokens: int, seed: int
@@ -147,7 +147,7 @@ class Runner:
             began = time.monotonic()
             results.append(self._prefilled(candidate, sample, prompt))
             seconds.append(time.monotonic() - began)
-        starts = [(result.canvas, prompt.token_ids, result.logits) for result in results]
+        starts = [(result.kv_cache, prompt.token_ids, result.logits) for result in results]
         replies = generate_together(self._adapter, starts, _GREEDY, sample.max_new_tokens)
         return [
             _Answered(result, reply.text.strip(), reply.tokens, prefill_s + reply.seconds)
@@ -164,7 +164,7 @@ class Runner:
         What a recipe finds then depends on nothing that ran before it, so a resumed evaluation gives the same traces.
         Recipes that prepare and record alike share it.
         """
-        records = recipe.select.records
+        records = recipe.select.extractors
         base: MemoryStore | None = None
         for prepared, recorded, store in self._prepared:
             if prepared == recipe.prepare and recorded == records:

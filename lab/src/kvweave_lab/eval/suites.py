@@ -83,7 +83,7 @@ def selectors() -> tuple[str, ...]:
 def storable(recipes: tuple[str, ...]) -> tuple[str, ...]:
     """Those of some recipes that prepare KV which may be stored in fewer bits."""
     prepared = {name: METHODS[name]().prepare for name in recipes}
-    return tuple(name for name, how in prepared.items() if how != NotPrepared() and how.most_versions is None)
+    return tuple(name for name, how in prepared.items() if how != NotPrepared() and how.max_versions is None)
 
 
 MATRIX_RATIO = 0.15

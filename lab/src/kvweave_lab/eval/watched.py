@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvweave.models.attention import RowPlan, RowWatch
+from kvweave.models.attention import AttentionHook, RowPlan
 from kvweave.recipes.attend import Attend
-from kvweave.recipes.state import Matched, PrefillRequest
+from kvweave.recipes.request import Matched, PrefillRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Watched:
     """A recipe's attend slot with watches on its rows; changes nothing else."""
 
     inner: Attend
-    watches: Sequence[RowWatch]
+    hooks: Sequence[AttentionHook]
 
     def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
         """As the inner slot's."""
@@ -24,7 +24,7 @@ class Watched:
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
         """The inner slot's plan, watched."""
         plan = self.inner.plan(request, matched, rows)
-        plan.watches.extend(self.watches)
+        plan.hooks.extend(self.hooks)
         return plan
 
     def continuation(

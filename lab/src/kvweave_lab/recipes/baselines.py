@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.place import AsStored
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest
+from kvweave.recipes.state import PrefillState
 
 
 def naive() -> Recipe:
@@ -30,16 +30,16 @@ def naive() -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Lottery:
+class RandomScore:
     """Uniform scores, drawn from the prompt's own tokens: the same prompt always selects the same rows."""
 
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """No pass."""
-        seed = hash(scene.request.prompt.token_ids) & 0x7FFFFFFF  # of integers: the same in every process
-        return torch.rand(scene.stale.numel(), generator=torch.Generator().manual_seed(seed))
+        seed = hash(state.request.prompt.token_ids) & 0x7FFFFFFF  # of integers: the same in every process
+        return torch.rand(state.stale.numel(), generator=torch.Generator().manual_seed(seed))
 
 
 def random() -> Recipe:
@@ -52,4 +52,4 @@ def random() -> Recipe:
     Relations: every selective recipe at the same ratio.
     Measured: see the methods page.
     """
-    return Recipe("random", match=MatchPathThenChunk(), select=Highest(Lottery()), ratio=0.15)
+    return Recipe("random", match=MatchPathThenChunk(), select=Highest(RandomScore()), ratio=0.15)

@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.models.attention import RowWatch
+from kvweave.models.attention import AttentionHook
 from kvweave.models.updates import Update
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.assembled import CHECKED, Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.cacheblend import ValueDeviation
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest
+from kvweave.recipes.state import CHECKED, PrefillState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class KeyValueDeviation:
     """The same of key and value together, keys as they are rotated in the prompt."""
 
     adds_up: ClassVar[bool] = True
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """As ValueDeviation."""
-        off = scene.second_layer
+        off = state.second_layer
         return off.keys.square().sum(dim=(0, 2)) + off.values.square().sum(dim=(0, 2))
 
 
@@ -40,19 +40,21 @@ class LayerByLayer:
     layer, from the third on those of the ones still running whose values were furthest off in the layer before.
     """
 
-    def run(self, scene: Assembled, rows: Tensor, watches: Sequence[RowWatch], *, capture: bool) -> Tensor:
+    def run(
+        self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
+    ) -> Tensor:
         """One pass; selected rows are those furthest off in the second layer, or only counted if they are others."""
-        request = scene.request
-        count = int((~torch.isin(rows, scene.fresh)).sum())
+        request = state.request
+        count = int((~torch.isin(rows, state.fresh)).sum())
         if request.budget.everything or not count:
-            return scene.run(rows, *watches, capture=capture)
-        fewer = _Shrinking(scene, rows_per_layer(count, scene.stale.numel(), request.adapter.geometry.layers))
+            return state.run(rows, *hooks, capture=capture)
+        fewer = _Shrinking(state, rows_per_layer(count, state.stale.numel(), request.adapter.geometry.layers))
         return request.adapter.compute(
-            scene.canvas,
+            state.kv_cache,
             request.prompt.token_ids,
-            scene.plan(fewer.rows, *watches),
+            state.plan(fewer.rows, *hooks),
             capture=capture,
-            watch=fewer,
+            hook=fewer,
             narrowing=fewer,
         )
 
@@ -68,10 +70,10 @@ def rows_per_layer(count: int, stale: int, layers: int) -> list[int]:
 class _Shrinking:
     """Sees how far the rows of a pass are off in each layer, and lets those go on that are furthest off."""
 
-    def __init__(self, scene: Assembled, counts: Sequence[int]) -> None:
-        self._fresh = scene.fresh
+    def __init__(self, state: PrefillState, counts: Sequence[int]) -> None:
+        self._fresh = state.fresh
         self._counts = counts
-        self._running, self._off = scene.stale, scene.second_layer.values.square().sum(dim=(0, 2))
+        self._running, self._off = state.stale, state.second_layer.values.square().sum(dim=(0, 2))
         self._leave(counts[0])
 
     @property

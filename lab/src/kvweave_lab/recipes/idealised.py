@@ -8,11 +8,11 @@ from torch import Tensor
 
 from kvweave.models.hooks import AttentionProbe
 from kvweave.ops.scores import residual_norms
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest
+from kvweave.recipes.state import PrefillState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,33 +23,33 @@ class TrueResidual:
     """
 
     adds_up: ClassVar[bool] = True
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """A full prefill on a canvas of its own, and the question over stale KV."""
-        adapter, prompt = scene.request.adapter, scene.request.prompt
-        first, _ = scene.context
-        full = AttentionProbe(scene.asked, columns=scene.context)
+        adapter, prompt = state.request.adapter, state.request.prompt
+        first, _ = state.context
+        full = AttentionProbe(state.asked, columns=state.context)
         plan = adapter.rows(torch.arange(prompt.tokens))
-        plan.watches.append(full)
-        whole = adapter.canvas(prompt.tokens)
+        plan.hooks.append(full)
+        whole = adapter.new_cache(prompt.tokens)
         adapter.compute(whole, prompt.token_ids, plan)
-        stale = AttentionProbe(scene.asked, columns=scene.context)
-        scene.run(scene.fresh, stale)
-        rows = scene.stale.to(adapter.geometry.device)
+        stale = AttentionProbe(state.asked, columns=state.context)
+        state.run(state.fresh, stale)
+        rows = state.stale.to(adapter.geometry.device)
         norms = [
             residual_norms(
                 full.weights[layer, rows - first], whole.layers[layer].values[0][:, rows],
-                stale.weights[layer, rows - first], _stored_values(scene, layer).to(rows.device),
+                stale.weights[layer, rows - first], _stored_values(state, layer).to(rows.device),
             )
             for layer in range(adapter.geometry.layers)
         ]  # fmt: skip
         return torch.stack(norms).mean(dim=0).cpu()
 
 
-def _stored_values(scene: Assembled, layer: int) -> Tensor:
+def _stored_values(state: PrefillState, layer: int) -> Tensor:
     """Of the stale tokens, (G, n, D)."""
-    kept = [m.kv.layer(layer)[1] for m in scene.matched if m.origin == "reused" and m.kv is not None]
+    kept = [m.kv.layer(layer)[1] for m in state.matched if m.origin == "reused" and m.kv is not None]
     return torch.cat(kept, dim=1)
 
 

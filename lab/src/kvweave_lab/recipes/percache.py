@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvweave.models.attention import RowWatch
+from kvweave.models.attention import AttentionHook
 from kvweave.models.hooks import UnrotatedQueries
-from kvweave.recipes.assembled import Assembled
 from kvweave.recipes.match import MatchExactPathWithQueries
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.state import PrefillState
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,21 @@ class AllRowsSomeProjected:
     What is captured has its queries with it. Where the model cannot project some rows alone, those run alone.
     """
 
-    def run(self, scene: Assembled, rows: Tensor, watches: Sequence[RowWatch], *, capture: bool) -> Tensor:
+    def run(
+        self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
+    ) -> Tensor:
         """One pass; watches see every row of the prompt."""
-        adapter, prompt, canvas = scene.request.adapter, scene.request.prompt, scene.canvas
+        adapter, prompt, kv_cache = state.request.adapter, state.request.prompt, state.kv_cache
         if adapter.projections is None:
-            return scene.run(rows, *watches, capture=capture)
+            return state.run(rows, *hooks, capture=capture)
         layers = range(adapter.geometry.layers)
         queries = UnrotatedQueries(layers)
-        plan = scene.plan(torch.arange(prompt.tokens), *watches, *([queries] if capture else []))
+        plan = state.plan(torch.arange(prompt.tokens), *hooks, *([queries] if capture else []))
         projected = rows if rows.numel() < prompt.tokens else None
-        logits = adapter.compute(canvas, prompt.token_ids, plan, capture=capture, projected=projected)
+        logits = adapter.compute(kv_cache, prompt.token_ids, plan, capture=capture, projected=projected)
         if capture:
-            assert canvas.capture is not None
-            canvas.capture.queries = torch.cat([queries.of(layer) for layer in layers])  # (L, H, N, D)
+            assert kv_cache.capture is not None
+            kv_cache.capture.queries = torch.cat([queries.of(layer) for layer in layers])  # (L, H, N, D)
         return logits
 
 

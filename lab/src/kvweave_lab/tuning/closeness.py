@@ -8,7 +8,7 @@ import torch
 from kvweave.models.adapter import Adapter
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.auxiliary import Auxiliary
-from kvweave.recipes.state import Budget
+from kvweave.recipes.request import Budget
 from kvweave_lab.eval.selection.auxiliary import TOP_SHARE
 from kvweave_lab.eval.selection.measures import attention_divergence, jaccard
 from kvweave_lab.tuning.examples import Example

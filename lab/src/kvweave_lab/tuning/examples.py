@@ -51,8 +51,8 @@ def observe(primary: Adapter, prompt: Prompt) -> Example | None:
     asked = torch.arange(start, stop) if stop > start else torch.arange(question.start, question.end)
     probe = AttentionProbe(asked, columns=(first, end), layers={primary.geometry.layers - 1})
     plan = primary.rows(torch.arange(rendered.tokens))
-    plan.watches.append(probe)
-    primary.compute(primary.canvas(rendered.tokens), rendered.token_ids, plan)
+    plan.hooks.append(probe)
+    primary.compute(primary.new_cache(rendered.tokens), rendered.token_ids, plan)
     weights = probe.weights[0].cpu()
     return Example(
         prompt.question,

@@ -42,7 +42,7 @@ _GENERAL: Final = {"when": ("time", "date")}
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NormalizedQuestion:
     """A question, read.
 
     Attributes:
@@ -80,7 +80,7 @@ def readings_version() -> int:
     return int.from_bytes(hashlib.blake2b(f"{VERSION} {lexicon_text()}".encode(), digest_size=6).digest())
 
 
-def read(question: str) -> Reading:
+def read(question: str) -> NormalizedQuestion:
     """Read a question; every text has a reading."""
     known = lexicon()
     text = plain(question)
@@ -89,17 +89,17 @@ def read(question: str) -> Reading:
     whole = fold(words(text))
     bound = _bound_to_now(whole, known)
     if says_in_signs(text):  # which no word would tell apart: > and <, 5 and -5
-        return Reading(EXACT, tuple(text.casefold().rstrip(" .?!").split()), bound_to_now=bound)
+        return NormalizedQuestion(EXACT, tuple(text.casefold().rstrip(" .?!").split()), bound_to_now=bound)
     clause = parse(folded, requested, known) if 0 < len(folded) <= _MOST_WORDS and "?" not in core else None
     if clause is None:
-        return Reading(EXACT, tuple(word.text for word in whole), bound_to_now=bound)
+        return NormalizedQuestion(EXACT, tuple(word.text for word in whole), bound_to_now=bound)
     terms, phrases = ordered(clause, known)
     if not terms and not phrases:
-        return Reading(EXACT, tuple(word.text for word in whole), bound_to_now=bound)
-    return Reading(clause.asks, terms, phrases, clause.negated, clause.tense, bound)
+        return NormalizedQuestion(EXACT, tuple(word.text for word in whole), bound_to_now=bound)
+    return NormalizedQuestion(clause.asks, terms, phrases, clause.negated, clause.tense, bound)
 
 
-def disagreement(one: Reading, other: Reading) -> str | None:
+def disagreement(one: NormalizedQuestion, other: NormalizedQuestion) -> str | None:
     """In what two questions differ, as a word or two for people; None if they ask the same."""
     if one.key != other.key:
         if one.negated != other.negated:

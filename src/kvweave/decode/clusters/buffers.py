@@ -14,7 +14,7 @@ UNGROUPED = -1
 """Owner of entries that belong to no cluster yet."""
 
 
-class WaitingEntries:
+class BufferedEntries:
     """Entries (G, B, E) and the cluster that each waits for; B grows as needed."""
 
     def __init__(self, heads: int, entry_bytes: int) -> None:

@@ -40,7 +40,7 @@ class _Layer:
     ready: bool = False  # what was read has come, and changed rows are in their places
 
 
-class Representatives:
+class Centroids:
     """Centroids of all layers for G heads of width D, in a file of their own. `paged` False: none leave memory."""
 
     def __init__(self, layers: int, heads: int, width: int, file: PageFile, *, paged: bool) -> None:

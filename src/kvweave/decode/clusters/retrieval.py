@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.buffers import WaitingEntries
-from kvweave.decode.clusters.centroids import Representatives
+from kvweave.decode.clusters.buffers import BufferedEntries
+from kvweave.decode.clusters.centroids import Centroids
 from kvweave.decode.clusters.selection import best_entries, choose, score, sizes_tensor
 from kvweave.decode.clusters.table import ClusterTable, keys_of
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_store import StoredClusters
 from kvweave.decode.disk.layout import chain, together
-from kvweave.decode.retriever import Allowance
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.retriever import TokenBudget
+from kvweave.decode.settings import OffloadSettings
 from kvweave.ops.kmeans import halve, k_means
 from kvweave.ops.partial_attention import PartialAttention
 
@@ -38,9 +38,9 @@ FIRST_CLUSTERS = 4
 class ClusterParts:
     """What the layers of one text share; `portion_pages` bounds what is laid out for attention at once, per head."""
 
-    settings: ClusteredKV
+    settings: OffloadSettings
     store: StoredClusters
-    representatives: Representatives
+    representatives: Centroids
     counts: DecodeCounts
     portion_pages: int = PORTION_PAGES
 
@@ -60,7 +60,7 @@ class ClusterRetriever(ABC):
         self.store = parts.store
         self.table: ClusterTable = parts.store.tables[layer]
         heads = self.table.heads
-        self.waiting = WaitingEntries(heads, parts.store.form.bytes)
+        self.waiting = BufferedEntries(heads, parts.store.form.bytes)
         self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(heads)
         self.chosen: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in range(heads)]
         self.when_read: Callable[[], None] = lambda: None
@@ -70,10 +70,10 @@ class ClusterRetriever(ABC):
     # What strategies differ in
 
     @abstractmethod
-    def newcomers(self, keys: Tensor, entries: Tensor, allowed: Allowance) -> None:
+    def newcomers(self, keys: Tensor, entries: Tensor, allowed: TokenBudget) -> None:
         """Take in one entry per head: keys (G, D) float32, entries (G, E)."""
 
-    def after_attention(self, allowed: Allowance) -> None:
+    def after_attention(self, allowed: TokenBudget) -> None:
         """What a strategy puts off until the chosen clusters are in memory; nothing for most."""
         return
 
@@ -98,7 +98,7 @@ class ClusterRetriever(ABC):
         """Start reading the clusters that the last pass chose."""
         self.store.fetch_ahead(keys_of(self.layer, self.chosen))
 
-    def wanted(self, waiting: int, allowed: Allowance) -> int:
+    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
         """All; before there are clusters, none until they make some, as far as the budget lets them wait."""
         if not self.empty:
             return waiting
@@ -106,7 +106,7 @@ class ClusterRetriever(ABC):
         at_once = min(few, max(1, allowed.left(self.parts.settings.sinks + allowed.window)))
         return waiting if waiting >= at_once else 0
 
-    def add(self, keys: Tensor, values: Tensor, allowed: Allowance) -> None:
+    def add(self, keys: Tensor, values: Tensor, allowed: TokenBudget) -> None:
         """Take in entries (G, n, D), one after the other; the first ones make clusters."""
         if self.empty:
             self.fill(keys, values, None)
@@ -172,7 +172,7 @@ class ClusterRetriever(ABC):
         self._attend_chosen(attention, batches, np.minimum(found, room), looking=bool((found > room).any()))
         return attended + int(np.minimum(found, room).sum())
 
-    def settle(self, allowed: Allowance) -> None:
+    def settle(self, allowed: TokenBudget) -> None:
         """Strategies' deferred work; then the centroids may go."""
         self.after_attention(allowed)
         self.parts.representatives.end(self.layer)

@@ -23,7 +23,7 @@ _GROUP = {8: 128, 4: 32}  # numbers that share a scale
 
 @dataclass(frozen=True)
 class EntryFormat:
-    """How a key and a value of width D and of the model's `dtype` become bytes; see `settings.ClusteredKV.storage`."""
+    """How a key and a value of width D and of the model's `dtype` become bytes; see `settings.OffloadSettings.storage`."""
 
     width: int
     dtype: torch.dtype

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from kvweave.decode.clusters.retrieval import ClusterParts
-from kvweave.decode.retriever import Forgets, KeepsAll, Retriever
+from kvweave.decode.retriever import DenseAttention, Retriever, SinkAttention
 from kvweave.decode.strategies.clustered import Adaptive, Local, Static
 from kvweave.decode.strategies.entries import SingleEntries
 from kvweave.errors import InvalidRequest
@@ -13,8 +13,8 @@ STRATEGIES: Mapping[str, Callable[[int, ClusterParts], Retriever]] = {
     "static": Static,
     "local": Local,
     "entries": SingleEntries,
-    "window": lambda layer, parts: Forgets(),
-    "dense": lambda layer, parts: KeepsAll(),
+    "window": lambda layer, parts: SinkAttention(),
+    "dense": lambda layer, parts: DenseAttention(),
 }
 
 CLUSTERED = ("dynakv", "static", "local")

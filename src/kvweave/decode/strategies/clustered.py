@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvweave.decode.clusters.buffers import UNGROUPED
 from kvweave.decode.clusters.retrieval import ClusterRetriever
-from kvweave.decode.retriever import Allowance
+from kvweave.decode.retriever import TokenBudget
 from kvweave.ops.kmeans import halve, k_means, nearest
 
 
@@ -46,7 +46,7 @@ class Adaptive(ClusterRetriever):
 
     own_candidates = 1.8
 
-    def newcomers(self, keys: Tensor, entries: Tensor, allowed: Allowance) -> None:
+    def newcomers(self, keys: Tensor, entries: Tensor, allowed: TokenBudget) -> None:
         """Take in one entry per head."""
         for head, (cluster, distance) in enumerate(nearest_clusters(self, keys)):
             if self._stays_close(head, cluster, distance):
@@ -60,7 +60,7 @@ class Adaptive(ClusterRetriever):
             else:
                 self._hold_to(head, allowed.buffer)
 
-    def after_attention(self, allowed: Allowance) -> None:
+    def after_attention(self, allowed: TokenBudget) -> None:
         """Split what was flagged and is in memory by now; a budget that has shrunk splits more."""
         for head in range(self.table.heads):
             for cluster in self.waiting.owners(head):
@@ -108,7 +108,7 @@ class Adaptive(ClusterRetriever):
 class Local(ClusterRetriever):
     """Groups each window of newcomers alone; clusters made once never change."""
 
-    def newcomers(self, keys: Tensor, entries: Tensor, allowed: Allowance) -> None:
+    def newcomers(self, keys: Tensor, entries: Tensor, allowed: TokenBudget) -> None:
         """Let one entry per head wait, and group them when there are enough."""
         for head in range(keys.shape[0]):
             self.waiting.put(head, UNGROUPED, entries[head])
@@ -129,7 +129,7 @@ class Local(ClusterRetriever):
 class Static(ClusterRetriever):
     """Appends to the nearest cluster, whose centroid and variance follow."""
 
-    def newcomers(self, keys: Tensor, entries: Tensor, allowed: Allowance) -> None:
+    def newcomers(self, keys: Tensor, entries: Tensor, allowed: TokenBudget) -> None:
         """Append one entry per head."""
         for head, (cluster, distance) in enumerate(nearest_clusters(self, keys)):
             join(self, head, cluster, keys[head], entries[head], distance)

@@ -15,7 +15,7 @@ from kvweave.decode.clusters.retrieval import ClusterParts
 from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.sequence import SequencePages
 from kvweave.decode.page_cache.frames import rows_of
-from kvweave.decode.retriever import Allowance
+from kvweave.decode.retriever import TokenBudget
 from kvweave.ops.partial_attention import PartialAttention
 
 
@@ -49,11 +49,11 @@ class SingleEntries:
             for head, sequence in enumerate(sequences):
                 sequence.append(vectors[head])
 
-    def add(self, keys: Tensor, values: Tensor, allowed: Allowance) -> None:
+    def add(self, keys: Tensor, values: Tensor, allowed: TokenBudget) -> None:
         """Append entries (G, n, D)."""
         self.fill(keys, values, None)
 
-    def wanted(self, waiting: int, allowed: Allowance) -> int:
+    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
         """All."""
         return waiting
 
@@ -63,7 +63,7 @@ class SingleEntries:
     def ahead(self) -> None:
         """Nothing is read ahead: which entries are chosen changes with every query."""
 
-    def settle(self, allowed: Allowance) -> None:
+    def settle(self, allowed: TokenBudget) -> None:
         """Nothing was put off."""
 
     def attend(self, attention: PartialAttention, left: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from kvweave.errors import TierUnavailable
-from kvweave.kvstore.tiers.tier import Blob, Range, Tier
+from kvweave.kvstore.tiers.tier import Blob, Range, RemoteTier
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ SAY_AGAIN_AFTER_S = 3600.0
 Answer = TypeVar("Answer")
 
 
-class Attempts:
+class FailureCount:
     """How one kind of call fares: how often it failed in a row, and until when it is left alone.
 
     Calls that run at the same time tell as much as one: whatever began before the last failure ended says nothing new.
@@ -85,19 +85,21 @@ class Attempts:
             _LOG.info("shared tier %s works again", place)
 
 
-class GuardedTier:
-    """A `Tier` around another one that never raises TierUnavailable; `put` and `delete` say whether they were done.
+class CircuitBreaker:
+    """A `RemoteTier` around another one that never raises TierUnavailable; `put` and `delete` say whether they were done.
 
     `putting` and `deleting` tell how these fare where the tier answers. `clock` gives seconds from any beginning.
     """
 
-    def __init__(self, tier: Tier, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tier: RemoteTier, clock: Callable[[], float] = time.monotonic) -> None:
         self._tier = tier
         self._closed = False
-        self._reading = Attempts(clock, "shared tier not used until it works again, computing instead", 0.0)
+        self._reading = FailureCount(
+            clock, "shared tier not used until it works again, computing instead", 0.0
+        )
         refused = "shared tier refuses what is to be %s there until it works again; it is tried now and then"
-        self.putting = Attempts(clock, refused % "put", SAY_AGAIN_AFTER_S)
-        self.deleting = Attempts(clock, refused % "deleted", SAY_AGAIN_AFTER_S)
+        self.putting = FailureCount(clock, refused % "put", SAY_AGAIN_AFTER_S)
+        self.deleting = FailureCount(clock, refused % "deleted", SAY_AGAIN_AFTER_S)
 
     @property
     def place(self) -> str:
@@ -164,7 +166,7 @@ class GuardedTier:
         self._reading.worked(attempt, self.place)
         return answer
 
-    def _written(self, attempts: Attempts, step: Callable[[], None]) -> bool:
+    def _written(self, attempts: FailureCount, step: Callable[[], None]) -> bool:
         if self.resting or attempts.resting:
             return False
         attempt = attempts.begun()

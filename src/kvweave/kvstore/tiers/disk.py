@@ -24,7 +24,7 @@ from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.format import (
     Content,
     EncodedEntry,
-    StoredEntry,
+    ParsedEntry,
     encode_entry,
     open_entry,
     read_entry,
@@ -35,7 +35,7 @@ from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.recent import RecentEntries
 from kvweave.kvstore.tiers.tier import Blob
-from kvweave.kvstore.usage import Tallies
+from kvweave.kvstore.usage import UsageCounters
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class DiskTier:
         """The entry in this file, its KV still to be verified layer by layer; see `read_entry`."""
         return read_entry(self.folder / name, key, token_ids, damaged)
 
-    def open(self, name: str) -> StoredEntry:
+    def open(self, name: str) -> ParsedEntry:
         """What is in this file, whatever its key; see `open_entry`."""
         return open_entry(self.folder / name)
 
@@ -171,7 +171,7 @@ def disk_is_full(error: Exception) -> bool:
 class EntryFiles:
     """The files of `tier` and their rows in `catalog`, below the cap of `capacity`.
 
-    `owners` decides which entries are wanted, None wants all; `recent` and `tallies` are told what happens.
+    `owners` decides which entries are wanted, None wants all; `recent` and `usage` are told what happens.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class EntryFiles:
         capacity: Capacity,
         owners: Ownership | None,
         recent: RecentEntries,
-        tallies: Tallies,
+        usage: UsageCounters,
     ) -> None:
         self._database = database
         self._catalog = catalog
@@ -190,7 +190,7 @@ class EntryFiles:
         self._capacity = capacity
         self._owners = owners
         self._recent = recent
-        self._tallies = tallies
+        self._tallies = usage
         self._warned: set[str] = set()
         self._unusable: set[str] = set()  # damaged, and perhaps still listed: on a disk that takes no writes
 
@@ -389,7 +389,7 @@ class AdoptingFiles(EntryFiles):
         """Whether entries made from these chunks are wanted: each of them has an owner, or owners do not count."""
         return self._accepts(sources)
 
-    def adopt(self, stored: StoredEntry, data: Blob, worth: float) -> bool:
+    def import_entries(self, stored: ParsedEntry, data: Blob, worth: float) -> bool:
         """Store an entry that was verified, byte for byte; whether it is listed now.
 
         Args:

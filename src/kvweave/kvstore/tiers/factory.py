@@ -5,10 +5,10 @@ from urllib.parse import urlsplit
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.tiers.object_store import ObjectTier
 from kvweave.kvstore.tiers.redis import SCHEMES, RedisTier
-from kvweave.kvstore.tiers.tier import Tier
+from kvweave.kvstore.tiers.tier import RemoteTier
 
 
-def open_shared(url: str, namespace: str) -> Tier:
+def open_shared(url: str, namespace: str) -> RemoteTier:
     """The tier at an address, for one namespace; nothing is asked of it yet.
 
     Args:

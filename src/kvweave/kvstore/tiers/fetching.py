@@ -16,7 +16,7 @@ from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.loading import AbandonedError, Load, Loader, Name, Wanted
-from kvweave.kvstore.tiers.replication import Fetched, SharedTier
+from kvweave.kvstore.tiers.replication import Fetched, ReplicatedTier
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Fetches:
 
     def __init__(
         self,
-        shared: SharedTier,
+        shared: ReplicatedTier,
         held: Callable[[str], Fetched | None],
         keep: Callable[[Fetched], None],
     ) -> None:

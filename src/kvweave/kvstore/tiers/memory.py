@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvweave.kvstore.eviction import EvictionRow, after_retrievals, choose_victims
-from kvweave.kvstore.format import Content, StoredEntry, parse_entry, verify_content
+from kvweave.kvstore.format import Content, ParsedEntry, parse_entry, verify_content
 from kvweave.kvstore.tiers.tier import Blob, owned_copy
 from kvweave.types import ChunkKV
 
@@ -25,7 +25,7 @@ for in turn, equally often, some had better stay."""
 
 
 @dataclass(slots=True)
-class Resident(Generic[Held]):
+class MemoryEntry(Generic[Held]):
     """One entry with its size and its standing (`store/eviction.py`)."""
 
     held: Held
@@ -44,7 +44,7 @@ class Residents(Generic[Held]):
     def __init__(self, limit_bytes: int, in_use: Callable[[], Collection[str]]) -> None:
         self._limit_bytes = limit_bytes
         self._in_use = in_use
-        self._residents: dict[str, Resident[Held]] = {}
+        self._residents: dict[str, MemoryEntry[Held]] = {}
         self._bytes = 0
         self._guard = threading.Lock()
 
@@ -81,7 +81,7 @@ class Residents(Generic[Held]):
 
     def admit(
         self, key: str, held: Held, size_bytes: int, standing: float
-    ) -> dict[str, Resident[Held]] | None:
+    ) -> dict[str, MemoryEntry[Held]] | None:
         """Hold an entry, in place of any earlier one of this key.
 
         Returns:
@@ -95,7 +95,7 @@ class Residents(Generic[Held]):
                     self._add(key, earlier)
                 return None
             gone = self._pop_all(victims)
-            self._add(key, Resident(held, size_bytes, standing))
+            self._add(key, MemoryEntry(held, size_bytes, standing))
         return gone
 
     def drop(self, keys: Iterable[str]) -> None:
@@ -104,7 +104,7 @@ class Residents(Generic[Held]):
             for key in keys:
                 self._pop(key)
 
-    def set_limit(self, limit_bytes: int) -> dict[str, Resident[Held]]:
+    def set_limit(self, limit_bytes: int) -> dict[str, MemoryEntry[Held]]:
         """Change the cap; returns what had to go. What running requests use stays until others need the room."""
         with self._guard:
             self._limit_bytes = limit_bytes
@@ -131,15 +131,15 @@ class Residents(Generic[Held]):
             if key not in in_use
         ]
 
-    def _add(self, key: str, resident: Resident[Held]) -> None:
+    def _add(self, key: str, resident: MemoryEntry[Held]) -> None:
         self._residents[key] = resident
         self._bytes += resident.bytes
 
-    def _pop_all(self, victims: Iterable[EvictionRow]) -> dict[str, Resident[Held]]:
+    def _pop_all(self, victims: Iterable[EvictionRow]) -> dict[str, MemoryEntry[Held]]:
         popped = {victim.key: self._pop(victim.key) for victim in victims}
         return {key: resident for key, resident in popped.items() if resident is not None}
 
-    def _pop(self, key: str) -> Resident[Held] | None:
+    def _pop(self, key: str) -> MemoryEntry[Held] | None:
         resident = self._residents.pop(key, None)
         if resident is not None:
             self._bytes -= resident.bytes
@@ -187,7 +187,7 @@ class HostEntry:
     """
 
     data: Tensor
-    stored: StoredEntry
+    stored: ParsedEntry
     only_shared: bool = False
 
 
@@ -209,7 +209,7 @@ class HostTier:
         entry = self.residents.get(key)
         return None if entry is None else entry.stored.content
 
-    def admit(self, key: str, data: Blob, standing: float) -> dict[str, Resident[HostEntry]]:
+    def admit(self, key: str, data: Blob, standing: float) -> dict[str, MemoryEntry[HostEntry]]:
         """Hold a verified copy of an entry if it is worth it; returns what had to go, none if it is not.
 
         Raises:

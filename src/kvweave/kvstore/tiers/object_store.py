@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class ObjectTier:
-    """Entries of one namespace in one bucket or folder; see `Tier`.
+    """Entries of one namespace in one bucket or folder; see `RemoteTier`.
 
     Args:
         url: s3://bucket/prefix, gs://…, az://…, file:///folder, and whatever else obstore knows.

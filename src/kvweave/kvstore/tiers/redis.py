@@ -22,7 +22,7 @@ _AT_ONCE = 1000
 
 
 class RedisTier:
-    """Entries of one namespace on one server; see `Tier`.
+    """Entries of one namespace on one server; see `RemoteTier`.
 
     Args:
         url: redis://[user:password@]host:port/database, rediss:// with TLS, unix:///path; valkey:// is the same as redis://.

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.kvstore.eviction import choose_victims
-from kvweave.kvstore.format import LayerPlaces, StoredEntry, layer_places, parse_entry, verify_content
+from kvweave.kvstore.format import LayerPlaces, ParsedEntry, layer_places, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.shared_catalog import Publishable, SharedCatalog
-from kvweave.kvstore.tiers.circuit_breaker import GuardedTier
-from kvweave.kvstore.tiers.streaming import PIECE_BYTES, Arriving, LinkPace, pieces
+from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
+from kvweave.kvstore.tiers.streaming import PIECE_BYTES, Bandwidth, StreamingEntry, pieces
 from kvweave.kvstore.tiers.tier import Blob, Range, owned_copy
 
 _LOG = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class Fetched:
     All of them are there and verified where there is no `rest`; else layers are, as KV read from a file, when they are used.
     """
 
-    stored: StoredEntry
+    stored: ParsedEntry
     data: Tensor
-    rest: Arriving | None = None
+    rest: StreamingEntry | None = None
 
     @property
     def whole(self) -> bool:
@@ -51,7 +51,7 @@ class Fetched:
         return self.rest is None or self.rest.whole
 
 
-class SharedTier:
+class ReplicatedTier:
     """One namespace's entries in the tier.
 
     Args:
@@ -69,7 +69,7 @@ class SharedTier:
     def __init__(
         self,
         namespace: str,
-        tier: GuardedTier,
+        tier: CircuitBreaker,
         rows: SharedCatalog,
         read_here: Callable[[str], Blob | None],
         *,
@@ -88,7 +88,7 @@ class SharedTier:
         self._now_s = now_s
         self._on_damage = on_damage
         self._clock = clock
-        self._pace = LinkPace()
+        self._pace = Bandwidth()
         self._listed_at: float | None = None
         self._taken = 0  # how often the tier took something
         self._refused: dict[str, int] = {}  # what it did not take, and how much it had taken before
@@ -140,7 +140,7 @@ class SharedTier:
             return self._whole(key)
         data[:PIECE_BYTES] = first
         read, where = partial(self._read, key), self._where(key)
-        rest = Arriving(data, pieces(places, PIECE_BYTES), read, self._pace, broken_off, where)
+        rest = StreamingEntry(data, pieces(places, PIECE_BYTES), read, self._pace, broken_off, where)
         stored = parse_entry(data, where, lambda reason: broken_off(), rest)
         return Fetched(self._named(stored, key), data, rest)
 
@@ -158,7 +158,7 @@ class SharedTier:
     def _where(self, key: str) -> str:
         return f"entry {key} in {self.tier.place}"
 
-    def _named(self, stored: StoredEntry, key: str) -> StoredEntry:
+    def _named(self, stored: ParsedEntry, key: str) -> ParsedEntry:
         """The same if it is the entry of this key; raises DamagedEntry."""
         if stored.key.digest != key:
             raise DamagedEntry(f"{self._where(key)} is entry {stored.key.digest}")
@@ -329,10 +329,10 @@ class SharedTier:
 LOOK_AGAIN_S = 1.0
 
 
-class ErrandThread:
+class ReplicationThread:
     """Works off the errands of `shared` in a thread that starts when it is first woken."""
 
-    def __init__(self, shared: SharedTier) -> None:
+    def __init__(self, shared: ReplicatedTier) -> None:
         self._shared = shared
         self._woken = threading.Event()
         self._closing = False

@@ -22,7 +22,7 @@ KEPT = 0.9
 """Each read counts so much less once another one has come: what is told is the pace of the last ten or so."""
 
 
-class LinkPace:
+class Bandwidth:
     """The pace of all reads from one place taken together, as several of them share a link. Safe to use from several threads.
 
     `clock` gives seconds from any beginning.
@@ -104,7 +104,7 @@ def _piece(places: LayerPlaces, layers: range, there_bytes: int) -> Piece:
     return Piece(layers, tuple(ranges))
 
 
-class Arriving:
+class StreamingEntry:
     """The layers of one entry that are still to come (`layers.Coming`). Safe to use from several threads.
 
     Args:
@@ -121,7 +121,7 @@ class Arriving:
         data: Tensor,
         missing: Sequence[Piece],
         read: Callable[[Sequence[Range]], Sequence[Blob] | None],
-        pace: LinkPace,
+        pace: Bandwidth,
         broken_off: Callable[[], object],
         where: str,
     ) -> None:

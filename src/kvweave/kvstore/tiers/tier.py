@@ -18,7 +18,7 @@ Range: TypeAlias = tuple[int, int]
 """Where a part of an entry begins and ends, in bytes."""
 
 
-class Tier(Protocol):
+class RemoteTier(Protocol):
     """Keeps entries, by the digest of their key (`EntryKey.digest`). Safe to use from several threads.
 
     What cannot be done because the place does not answer, refuses or fails raises TierUnavailable; nothing else is raised.

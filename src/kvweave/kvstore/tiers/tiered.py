@@ -24,8 +24,8 @@ from kvweave.kvstore.tiers.disk import AdoptingFiles
 from kvweave.kvstore.tiers.fetching import Fetches
 from kvweave.kvstore.tiers.leases import Lease, Pins
 from kvweave.kvstore.tiers.loading import Loader, Wanted
-from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, Resident
-from kvweave.kvstore.tiers.replication import Fetched, SharedTier
+from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
+from kvweave.kvstore.tiers.replication import Fetched, ReplicatedTier
 from kvweave.types import ChunkKV
 
 _LOG = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Tiered:
         catalog: Catalog,
         files: AdoptingFiles,
         host: HostTier,
-        shared: SharedTier | None,
+        shared: ReplicatedTier | None,
         pins: Pins,
     ) -> None:
         self._database = database
@@ -278,7 +278,7 @@ class Tiered:
         if self._catalog.paths([key]):
             return True
         worth = self._worth(key, stored.content.tokens, size)
-        return self._files.adopt(stored, as_bytes(fetched.data), worth)
+        return self._files.import_entries(stored, as_bytes(fetched.data), worth)
 
     @property
     def _has_device(self) -> bool:
@@ -310,7 +310,7 @@ class Tiered:
         except StoreError as error:
             _LOG.debug("not kept on the device: %s", error)
 
-    def _demote(self, gone: Mapping[str, Resident[HostEntry]]) -> None:
+    def _demote(self, gone: Mapping[str, MemoryEntry[HostEntry]]) -> None:
         """What left the host's memory and only the shared tier has goes to the disk, if that has room for it now.
 
         Of all else the disk had the file: what it does not list any more it evicted itself, or another process removed it.
@@ -321,7 +321,7 @@ class Tiered:
         listed = self._catalog.paths(homeless)
         for key in self.shared.tier.has_many([key for key in homeless if key not in listed]):
             held, at = homeless[key].held, homeless[key].standing
-            self._files.adopt(held.stored, as_bytes(held.data), at)
+            self._files.import_entries(held.stored, as_bytes(held.data), at)
 
     def _worth(self, key: str, tokens: int, size_bytes: int) -> float:
         """The standing of an entry that was retrieved just now."""

@@ -18,10 +18,18 @@ from kvweave.recipes.methods.kvshare import kvshare
 from kvweave.recipes.methods.prophetkv import prophetkv
 from kvweave.recipes.methods.qcfuse import qcfuse
 from kvweave.recipes.methods.weave import weave
-from kvweave.recipes.prepare import Bare, Following, Isolated, NotPrepared, Prepare, Similar, Woven
+from kvweave.recipes.prepare import (
+    Bare,
+    Isolated,
+    NotPrepared,
+    Prepare,
+    Previous,
+    Similar,
+    SimilarAndPrevious,
+)
 from kvweave.recipes.quantised import Quantised
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.versions import Observed
+from kvweave.recipes.versions import RequestVersions
 from kvweave.types import STORAGES, Storage
 
 _OWN: Mapping[str, Callable[..., Recipe]] = {
@@ -65,9 +73,9 @@ PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
     "bare": Bare,
     "isolated": Isolated,
     "similar": Similar,
-    "following": Following,
-    "woven": Woven,
-    "observed": Observed,
+    "following": Previous,
+    "woven": SimilarAndPrevious,
+    "observed": RequestVersions,
 }
 """Offline preparations that combine with any selective recipe."""
 
@@ -102,7 +110,7 @@ def recipe_named(
     recipe = _prepared(recipe, prepare)
     if storage is not None:
         return _stored(recipe, STORAGES[storage])
-    if recipe.prepare.most_versions is not None:
+    if recipe.prepare.max_versions is not None:
         return recipe
     return replace(_stored(recipe, DEFAULT_STORAGE), name=recipe.name)
 

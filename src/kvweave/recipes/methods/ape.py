@@ -12,7 +12,7 @@ from kvweave.recipes.attend import Causal
 from kvweave.recipes.match import MatchSystemThenChunk
 from kvweave.recipes.place import Placement, TruePositions
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.state import Matched, PrefillRequest
+from kvweave.recipes.request import Matched, PrefillRequest
 
 
 def _applies(request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:

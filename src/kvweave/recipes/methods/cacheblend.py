@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest
+from kvweave.recipes.state import PrefillState
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,11 @@ class ValueDeviation:
     """Squared distance of each token's stale value from the one computed with a full first layer."""
 
     adds_up: ClassVar[bool] = True
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """One layer in full, and the second one's projections."""
-        return scene.second_layer.values.square().sum(dim=(0, 2))
+        return state.second_layer.values.square().sum(dim=(0, 2))
 
 
 def cacheblend() -> Recipe:

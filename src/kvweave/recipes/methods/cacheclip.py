@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from kvweave.ops.scores import kept_from, lowest
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.auxiliary import AuxiliaryRecord, Reading, auxiliary_named
-from kvweave.recipes.chunk_features import Record, notes_about
+from kvweave.recipes.auxiliary import AuxiliaryExtractor, Reading, auxiliary_named
+from kvweave.recipes.features import FeatureExtractor, features_of
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.state import PrefillState
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class AuxiliaryWindows:
     adds_up: ClassVar[bool] = True
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """The auxiliary model's KV of every chunk."""
-        return (AuxiliaryRecord(self.auxiliary),)
+        return (AuxiliaryExtractor(self.auxiliary),)
 
-    def choose(self, scene: Assembled) -> Tensor:
+    def choose(self, state: PrefillState) -> Tensor:
         """One packed call of the auxiliary model; fewer rows than the budget allows where windows drop some."""
-        budget, stale = scene.request.budget, scene.stale
+        budget, stale = state.request.budget, state.stale
         if budget.nothing or not stale.numel():
             return stale[:0]
-        readings = self._readings(scene)
-        template, prompt = scene.request.adapter.template, scene.request.prompt
+        readings = self._readings(state)
+        template, prompt = state.request.adapter.template, state.request.prompt
         question = template.text(prompt.token_ids[slice(*prompt.user_rows)])
         scores = auxiliary_named(self.auxiliary).attention([reading.kv for reading in readings], question)
         together = torch.cat(scores)
@@ -65,13 +65,16 @@ class AuxiliaryWindows:
             chosen = chosen[needed[chosen] <= count]
         return stale[chosen.sort().values]
 
-    def _readings(self, scene: Assembled) -> list[Reading]:
+    def _readings(self, state: PrefillState) -> list[Reading]:
         """The auxiliary's reading of every stale chunk, in prompt order; one that is not stored is made for this request."""
-        request, record = scene.request, AuxiliaryRecord(self.auxiliary)
-        chunks = [request.prompt.ids(m.span) for m in scene.matched if m.origin == "reused"]
-        found = notes_about(record, request, chunks)
-        notes = [note or record.note(request.adapter, ids) for ids, note in zip(chunks, found, strict=True)]
-        return [Reading.of(note) for note in notes]
+        request, extractor = state.request, AuxiliaryExtractor(self.auxiliary)
+        chunks = [request.prompt.ids(m.span) for m in state.matched if m.origin == "reused"]
+        found = features_of(extractor, request, chunks)
+        features = [
+            feature or extractor.feature(request.adapter, ids)
+            for ids, feature in zip(chunks, found, strict=True)
+        ]
+        return [Reading.of(feature) for feature in features]
 
     def _needed(self, readings: Sequence[Reading], scores: Tensor) -> Tensor:
         """How many of the auxiliary's tokens have to be selected before each stale token is, (stale,)."""

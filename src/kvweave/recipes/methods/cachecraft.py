@@ -6,15 +6,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import Matched
 from kvweave.recipes.select import Highest
-from kvweave.recipes.simulated_requests import NotedAttention, Rehearsed, attention_making, noted_attention
-from kvweave.recipes.state import Matched
-from kvweave.recipes.versions import Observed, chunks_behind
-from kvweave.types import ChunkNote
+from kvweave.recipes.simulated_requests import (
+    SimulatedRequests,
+    StoredAttention,
+    attention_key,
+    stored_attention,
+)
+from kvweave.recipes.state import PrefillState
+from kvweave.recipes.versions import RequestVersions, chunks_behind
+from kvweave.types import ChunkFeature
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +38,26 @@ class InterAttention:
     none. In which order chunks stood before the version, or stand here, does not matter.
     """
 
-    rehearsed: Rehearsed = field(default_factory=Rehearsed)
+    rehearsed: SimulatedRequests = field(default_factory=SimulatedRequests)
     adds_up: ClassVar[bool] = True
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """m, of every chunk."""
         return (self.rehearsed,)
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """Two notes for each chunk, one look-up for all."""
-        request = scene.request
-        stale = [(number, m) for number, m in enumerate(scene.matched) if m.origin == "reused"]
+        request = state.request
+        stale = [(number, m) for number, m in enumerate(state.matched) if m.origin == "reused"]
         wanted = []
         for _, found in stale:
-            assert found.making is not None
+            assert found.provenance is not None
             ids = request.prompt.ids(found.span)
-            wanted.append((ids, self.rehearsed.making(request.adapter, request.prefix, len(ids))))
-            wanted.append((ids, attention_making(found.making)))
-        notes = request.store.find_notes(request.adapter.fingerprint, wanted)
-        stood = [_stood(scene, *each) for each in zip(stale, notes[::2], notes[1::2], strict=True)]
+            wanted.append((ids, self.rehearsed.provenance(request.adapter, request.prefix, len(ids))))
+            wanted.append((ids, attention_key(found.provenance)))
+        features = request.store.find_features(request.adapter.fingerprint, wanted)
+        stood = [_stood(state, *each) for each in zip(stale, features[::2], features[1::2], strict=True)]
         known = [one.usual for one in stood if one.usual is not None]
         otherwise = float(torch.cat(known).mean()) if known else 1.0
         return torch.cat([one.leaning(otherwise) for one in stood])
@@ -78,13 +83,13 @@ class _Stood:
 
 
 def _stood(
-    scene: Assembled, stale: tuple[int, Matched], mean: ChunkNote | None, version: ChunkNote | None
+    state: PrefillState, stale: tuple[int, Matched], mean: ChunkFeature | None, version: ChunkFeature | None
 ) -> _Stood:
     number, found = stale
-    assert found.making is not None
-    here, tokens = set(scene.request.chunks_before(number)), found.span.tokens
-    then = chunks_behind(scene.request, found.making) if found.making.exact else ()
-    attention = noted_attention(version, len(then)) if then else None
+    assert found.provenance is not None
+    here, tokens = set(state.request.chunks_before(number)), found.span.tokens
+    then = chunks_behind(state.request, found.provenance) if found.provenance.exact else ()
+    attention = stored_attention(version, len(then)) if then else None
     foreign = torch.zeros(tokens)
     if attention is not None:
         places = [place for place, chunk in enumerate(then) if chunk not in here]
@@ -92,7 +97,7 @@ def _stood(
     return _Stood(tokens, len(here.difference(then)), foreign, _usual(mean, attention))
 
 
-def _usual(mean: ChunkNote | None, attention: NotedAttention | None) -> Tensor | None:
+def _usual(mean: ChunkFeature | None, attention: StoredAttention | None) -> Tensor | None:
     """m, (n,), if one of the two notes tells it."""
     if mean is not None:
         return mean.tensors["inter"]
@@ -117,7 +122,7 @@ def cachecraft() -> Recipe:
     """
     return Recipe(
         "cachecraft",
-        prepare=Observed(),
+        prepare=RequestVersions(),
         match=MatchPathThenChunk(),
         select=Highest(InterAttention()),
         ratio=0.15,

@@ -6,24 +6,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest
+from kvweave.recipes.state import PrefillState
 
 
 @dataclass(frozen=True, slots=True)
-class NearTheStart:
+class PositionScore:
     """A token scores the higher the nearer it stands to the start of its chunk; chunks share a budget evenly."""
 
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """Known before the question; no pass."""
-        offsets = [torch.arange(m.span.tokens) for m in scene.matched if m.origin == "reused"]
+        offsets = [torch.arange(m.span.tokens) for m in state.matched if m.origin == "reused"]
         return -torch.cat(offsets).float()
 
 
@@ -39,5 +39,5 @@ def epic() -> Recipe:
         it has less to repair on `isolated` (`--prepare isolated --select epic`).
     Measured: see the methods page.
     """
-    select = Highest(NearTheStart())
+    select = Highest(PositionScore())
     return Recipe("epic", prepare=Bare(), match=MatchPathThenChunk(), select=select, ratio=0.15)

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import UnrotatedQueries
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest, QuestionAttention
+from kvweave.recipes.state import PrefillState
 from kvweave.types import ChunkKV
 
 
@@ -26,31 +26,31 @@ class QuestionOnItsOwn:
     """
 
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """One pass of the question behind the prefix; of the chunks only the last layer's keys are read."""
-        asked = self._queries(scene)  # (H, R, D)
-        last = scene.request.adapter.geometry.layers - 1
+        asked = self._queries(state)  # (H, R, D)
+        last = state.request.adapter.geometry.layers - 1
         found = [
-            _products(asked, m.kv, last) for m in scene.matched if m.origin == "reused" and m.kv is not None
+            _products(asked, m.kv, last) for m in state.matched if m.origin == "reused" and m.kv is not None
         ]
         return torch.cat(found).cpu()
 
-    def _queries(self, scene: Assembled) -> Tensor:
+    def _queries(self, state: PrefillState) -> Tensor:
         """(H, R, D), float32: the last layer's queries of the rows that the user wrote."""
-        adapter, prompt = scene.request.adapter, scene.request.prompt
+        adapter, prompt = state.request.adapter, state.request.prompt
         system, question = prompt.spans[0], prompt.spans[-1]
         ids = (*prompt.ids(system), *prompt.ids(question))
-        head = scene.matched[0].kv
+        head = state.matched[0].kv
         last = adapter.geometry.layers - 1
         queries = UnrotatedQueries(layers={last})
         known = head.tokens if head is not None else 0
         plan = adapter.rows(torch.arange(known, len(ids)))
-        plan.watches.append(queries)
-        canvas = adapter.canvas(len(ids), [PlacedSpan(head, 0, 0)] if head is not None else [])
-        adapter.compute(canvas, ids, plan)
-        places = scene.asked - question.start + system.tokens - known
+        plan.hooks.append(queries)
+        kv_cache = adapter.new_cache(len(ids), [PlacedSpan(head, 0, 0)] if head is not None else [])
+        adapter.compute(kv_cache, ids, plan)
+        places = state.asked - question.start + system.tokens - known
         return queries.of(last)[0][:, places.to(adapter.geometry.device)].float()
 
 

@@ -6,11 +6,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvweave.models.hooks import AttentionProbe
-from kvweave.recipes.assembled import Assembled, first_layer_rows, second_layer
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest
+from kvweave.recipes.state import PrefillState, first_layer_rows, second_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,15 @@ class AttendedDeviation:
     """(Σ Φ[n, t]) · ‖ΔV(t)‖₁: attention that a token gets from all rows in the first layer, times its value's distance."""
 
     adds_up: ClassVar[bool] = True
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """One layer in full with all its attention weights, and the second one's projections."""
-        rows = first_layer_rows(scene)
+        rows = first_layer_rows(state)
         inflow = AttentionProbe(rows, layers={0})
-        found = second_layer(scene, inflow)
+        found = second_layer(state, inflow)
         gets = inflow.weights[0].cpu() * rows.numel()
-        return gets[scene.stale] * found.values.abs().sum(dim=(0, 2))
+        return gets[state.stale] * found.values.abs().sum(dim=(0, 2))
 
 
 def kvshare() -> Recipe:

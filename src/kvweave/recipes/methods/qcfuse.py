@@ -10,15 +10,14 @@ from torch import Tensor
 
 from kvweave.models.attention import LayerQueries
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.partial_layers import EndAt
+from kvweave.models.partial_layers import StopAtLayer
 from kvweave.ops.scores import mean_attention
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record, notes_about
-from kvweave.recipes.features import Importance, digest_of
+from kvweave.recipes.features import FeatureExtractor, Importance, digest_of, features_of
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest
-from kvweave.types import ChunkKV, ChunkNote
+from kvweave.recipes.state import PrefillState
+from kvweave.types import ChunkFeature, ChunkKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,58 +42,58 @@ class AttentionBehindDigests:
     adds_up: ClassVar[bool] = True
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """Importances, unless every chunk or none takes part whole."""
         return (self.importance,) if 0 < self.share < 1 else ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """One pass over question and fresh chunks, which ends at the last of the chosen layers.
 
         No layer behind that is read of stored chunks.
         """
-        adapter = scene.request.adapter
+        adapter = state.request.adapter
         layers = adapter.critical_layers if self.layers is None else self.layers
         kept = _Kept(frozenset(layer % adapter.geometry.layers for layer in layers))
-        rows = self._probe(scene, kept)
-        asked = torch.searchsorted(rows, scene.asked)
-        found = [_attention(scene, seen, rows, asked) for seen in kept.seen]
-        return torch.stack(found).mean(dim=0).cpu()[scene.stale]
+        rows = self._probe(state, kept)
+        asked = torch.searchsorted(rows, state.asked)
+        found = [_attention(state, seen, rows, asked) for seen in kept.seen]
+        return torch.stack(found).mean(dim=0).cpu()[state.stale]
 
-    def _probe(self, scene: Assembled, kept: "_Kept") -> Tensor:
+    def _probe(self, state: PrefillState, kept: "_Kept") -> Tensor:
         """Run it; returns the prompt positions that took part, ascending."""
-        adapter, prompt = scene.request.adapter, scene.request.prompt
+        adapter, prompt = state.request.adapter, state.request.prompt
         spans: list[PlacedSpan] = []
         rows: list[Tensor] = []
-        start, first = 0, scene.request.first_position
-        for found, inside in zip(scene.matched, self._taking_part(scene), strict=True):
+        start, first = 0, state.request.first_position
+        for found, inside in zip(state.matched, self._taking_part(state), strict=True):
             if found.kv is not None:
                 spans.append(PlacedSpan(_part(found.kv, inside), start, first + found.span.start, inside))
             rows.append(found.span.start + inside)
             start += inside.numel()
         positions = torch.cat(rows)
-        canvas = adapter.canvas(positions.numel(), spans, first + positions)
-        plan = adapter.rows(torch.searchsorted(positions, scene.fresh))
-        plan.watches += [kept, EndAt(max(kept.layers))]
-        adapter.look(canvas, [prompt.token_ids[row] for row in positions], plan)
+        kv_cache = adapter.new_cache(positions.numel(), spans, first + positions)
+        plan = adapter.rows(torch.searchsorted(positions, state.fresh))
+        plan.hooks += [kept, StopAtLayer(max(kept.layers))]
+        adapter.look(kv_cache, [prompt.token_ids[row] for row in positions], plan)
         return positions
 
-    def _taking_part(self, scene: Assembled) -> list[Tensor]:
+    def _taking_part(self, state: PrefillState) -> list[Tensor]:
         """Which tokens of each span are in the probe, as offsets in it."""
-        inside = [torch.arange(m.span.tokens) for m in scene.matched]
-        stored = [n for n, m in enumerate(scene.matched) if m.span.kind == "chunk" and m.kv is not None]
+        inside = [torch.arange(m.span.tokens) for m in state.matched]
+        stored = [n for n, m in enumerate(state.matched) if m.span.kind == "chunk" and m.kv is not None]
         if self.share == 0:
             return [part[:0] if number in stored else part for number, part in enumerate(inside)]
-        for number, note in zip(stored, self._notes(scene, stored), strict=True):
-            if note is not None:
-                inside[number] = digest_of(note.tensors["importance"], self.share)
+        for number, feature in zip(stored, self._notes(state, stored), strict=True):
+            if feature is not None:
+                inside[number] = digest_of(feature.tensors["importance"], self.share)
         return inside
 
-    def _notes(self, scene: Assembled, spans: Sequence[int]) -> list[ChunkNote | None]:
-        if not self.records:
+    def _notes(self, state: PrefillState, spans: Sequence[int]) -> list[ChunkFeature | None]:
+        if not self.extractors:
             return [None] * len(spans)
-        prompt = scene.request.prompt
+        prompt = state.request.prompt
         chunks = [prompt.ids(prompt.spans[number]) for number in spans]
-        return notes_about(self.importance, scene.request, chunks)
+        return features_of(self.importance, state.request, chunks)
 
 
 class _Kept:
@@ -149,16 +148,16 @@ def _part(kv: ChunkKV, tokens: Tensor) -> ChunkKV:
     return ChunkKV(tuple(kv.token_ids[i] for i in tokens), _Picked(kv, tokens))
 
 
-def _attention(scene: Assembled, seen: LayerQueries, rows: Tensor, asked: Tensor) -> Tensor:
+def _attention(state: PrefillState, seen: LayerQueries, rows: Tensor, asked: Tensor) -> Tensor:
     """One layer's attention of the asked rows to all prompt positions, (N,); `rows` are the positions of the probe's."""
     device = seen.query.device
-    computed = torch.searchsorted(rows, scene.fresh).to(device)
-    keys = scene.canvas.held_keys(seen.layer, seen.keys).clone()  # (1, G, N, D)
-    keys[:, :, scene.fresh.to(device)] = seen.keys[:, :, computed]
+    computed = torch.searchsorted(rows, state.fresh).to(device)
+    keys = state.kv_cache.held_keys(seen.layer, seen.keys).clone()  # (1, G, N, D)
+    keys[:, :, state.fresh.to(device)] = seen.keys[:, :, computed]
     places = torch.searchsorted(seen.rows, asked.to(device))
     return mean_attention(
         seen.query[:, :, places],
-        scene.asked.to(device),
+        state.asked.to(device),
         keys,
         scaling=seen.scaling,
         window=seen.window,

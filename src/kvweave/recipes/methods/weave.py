@@ -5,13 +5,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
-from kvweave.recipes.features import Moved
+from kvweave.recipes.features import ContextSensitivity, FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.prepare import Following
+from kvweave.recipes.prepare import Previous
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Highest, QuestionAttention
+from kvweave.recipes.state import PrefillState
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +18,17 @@ class AttendedMovement:
     """The question's attention to each stale token, times how far the token's KV moves behind other chunks."""
 
     attention: QuestionAttention = field(default_factory=QuestionAttention)
-    moved: Moved = field(default_factory=Moved)
+    moved: ContextSensitivity = field(default_factory=ContextSensitivity)
     adds_up: ClassVar[bool] = True
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
         """The movement."""
         return (self.moved,)
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """The pass that the attention takes, and one note of each stale chunk."""
-        return self.attention.scores(scene) * self.moved.of_stale(scene)
+        return self.attention.scores(state) * self.moved.of_stale(state)
 
 
 def weave() -> Recipe:
@@ -50,7 +49,7 @@ def weave() -> Recipe:
     """
     return Recipe(
         "weave",
-        prepare=Following(),
+        prepare=Previous(),
         match=MatchPathThenChunk(),
         select=Highest(AttendedMovement()),
         ratio=0.1,

@@ -9,21 +9,21 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.settings import OffloadSettings
 from kvweave.decode.strategies import CLUSTERED, STRATEGIES, strategy_named
 from kvweave.errors import InvalidRequest
 
 ABLATED = "dynakv"
 
 
-def _with(part: str, settings: ClusteredKV, **changes: Any) -> ClusteredKV:
+def _with(part: str, settings: OffloadSettings, **changes: Any) -> OffloadSettings:
     changed: Any = {part: replace(getattr(settings, part), **changes)}
     return replace(settings, **changed)
 
 
 _clusters, _flash, _residency = (partial(_with, part) for part in ("clusters", "flash", "residency"))
 
-ABLATIONS: Mapping[str, Callable[[ClusteredKV], ClusteredKV]] = MappingProxyType(
+ABLATIONS: Mapping[str, Callable[[OffloadSettings], OffloadSettings]] = MappingProxyType(
     {
         "immediate-split": lambda kv: _clusters(kv, split="immediate"),
         **{f"buffer-{n}": partial(_clusters, buffer_entries=n) for n in (0, 2, 4, 8)},
@@ -48,7 +48,7 @@ def all_variants() -> tuple[str, ...]:
     return (*STRATEGIES, *(f"{ABLATED}/{name}" for name in ABLATIONS))
 
 
-def variant_named(name: str, settings: ClusteredKV) -> ClusteredKV:
+def variant_named(name: str, settings: OffloadSettings) -> OffloadSettings:
     """`settings` as a variant has them; raises InvalidRequest for a name that is none."""
     strategy, _, ablation = name.partition("/")
     strategy_named(strategy)

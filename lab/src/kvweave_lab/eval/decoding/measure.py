@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from kvweave.decode.settings import MEMORY_SHARE, ClusteredKV
+from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
 from kvweave.engine.facts import facts
 from kvweave.engine.state import Progress
 from kvweave.errors import InvalidRequest
@@ -97,7 +97,7 @@ def evaluate_decoding(
     runs = tuple(_runs(adapter, request, texts, bound, kept, progress))
     shift = None
     if not request.texts and set(UPDATES) <= set(request.variants):
-        base = _grouped(request, ClusteredKV(request.budgets[0], bound, folder=request.folder))
+        base = _grouped(request, OffloadSettings(request.budgets[0], bound, folder=request.folder))
         shift = measure_shift(adapter, texts[0], base, request.lengths, kept)
     return Quality(
         request,
@@ -118,7 +118,7 @@ def _check(adapter: Adapter, request: Request) -> None:
                 f"there is no kind of long text {name!r}; choose one of {', '.join(LONG_TASKS)}"
             )
     for name in request.variants:
-        variant_named(name, ClusteredKV())
+        variant_named(name, OffloadSettings())
     stretches = [later - earlier for earlier, later in pairwise(request.lengths)]
     if request.lengths[0] < 16 or min(stretches, default=LOOK_EVERY) < LOOK_EVERY:
         raise InvalidRequest(
@@ -205,18 +205,18 @@ def _runs(
     progress("decoding texts", total, total)
 
 
-def _settings(request: Request, bound: int) -> Iterator[tuple[str, ClusteredKV]]:
+def _settings(request: Request, bound: int) -> Iterator[tuple[str, OffloadSettings]]:
     """Dense first; it has no budget, no storage and no bound."""
-    yield DENSE, ClusteredKV(1.0, strategy=DENSE, folder=request.folder)
+    yield DENSE, OffloadSettings(1.0, strategy=DENSE, folder=request.folder)
     for storage in request.storages:
         for budget in request.budgets:
-            base = ClusteredKV(budget, bound, folder=request.folder, storage=storage)
+            base = OffloadSettings(budget, bound, folder=request.folder, storage=storage)
             for variant in request.variants:
                 if variant != DENSE:
                     yield variant, variant_named(variant, _grouped(request, base))
 
 
-def _grouped(request: Request, kv: ClusteredKV) -> ClusteredKV:
+def _grouped(request: Request, kv: OffloadSettings) -> OffloadSettings:
     """With clusters of the size asked for."""
     size = request.cluster_entries
     if size is None:

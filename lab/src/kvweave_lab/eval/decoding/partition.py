@@ -5,18 +5,18 @@ import torch
 from torch import Tensor
 
 from kvweave.decode.clusters.retrieval import ClusterRetriever
-from kvweave.decode.offloaded_cache import RetrievedKV
+from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.ops.kmeans import k_means
 from kvweave_lab.eval.decoding.watching import WatchedRetriever
 
 
-def inner(held: RetrievedKV, layer: int) -> object:
+def inner(held: OffloadedCache, layer: int) -> object:
     """The retriever of a layer, whether it is watched or not."""
     retriever = held.layers[layer].retriever
     return retriever.inner if isinstance(retriever, WatchedRetriever) else retriever
 
 
-def variance(held: RetrievedKV) -> tuple[float, float] | None:
+def variance(held: OffloadedCache) -> tuple[float, float] | None:
     """Mean squared distance of a key to its cluster's centroid, and clusters per head: means over all heads.
 
     None where no layer has clusters. Entries that wait for a cluster belong to none.
@@ -31,7 +31,7 @@ def variance(held: RetrievedKV) -> tuple[float, float] | None:
     return (float(np.mean(spread)), float(np.mean(count))) if spread else None
 
 
-def members(held: RetrievedKV, layer: int, head: int) -> list[Tensor]:
+def members(held: OffloadedCache, layer: int, head: int) -> list[Tensor]:
     """The keys (n, D) float32 of each cluster of a head, read where need be; none for a strategy without clusters."""
     retriever, store = inner(held, layer), held.parts.store
     if not isinstance(retriever, ClusterRetriever):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kvweave.decode.handoff import MOST_QUERY_ROWS
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.generation import end_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import LayerQueries
@@ -40,18 +40,18 @@ class Prefilled:
     def of(cls, adapter: Adapter, text: LongText) -> "Prefilled":
         """Computed in full."""
         ids = text.token_ids[: text.prompt_tokens]
-        canvas, layers = adapter.canvas(len(ids)), _Layers()
-        canvas.hand_over(layers)
+        kv_cache, layers = adapter.new_cache(len(ids)), _Layers()
+        kv_cache.hand_over(layers)
         plan = adapter.rows(torch.arange(len(ids)))
-        plan.watches.append(layers)
-        return cls(text, layers, adapter.compute(canvas, ids, plan))
+        plan.hooks.append(layers)
+        return cls(text, layers, adapter.compute(kv_cache, ids, plan))
 
     @property
     def retrieving(self) -> list[int]:
         """The layers without a window of their own."""
         return [index for index, (*_, window) in enumerate(self.layers.taken) if window is None]
 
-    def fill(self, held: RetrievedKV) -> None:
+    def fill(self, held: OffloadedCache) -> None:
         """Give a copy to a variant."""
         for index, (keys, values, queries, window) in enumerate(self.layers.taken):
             held.fill(index, keys, values, queries, window)
@@ -79,9 +79,9 @@ def decode(
     adapter: Adapter,
     prefilled: Prefilled,
     variant: str,
-    settings: ClusteredKV,
+    settings: OffloadSettings,
     lengths: Sequence[int],
-    at_length: Callable[[int, RetrievedKV], None] = lambda length, held: None,
+    at_length: Callable[[int, OffloadedCache], None] = lambda length, held: None,
 ) -> Run:
     """Decode the text to the last of `lengths` under `settings`, which `variant` is the name of.
 
@@ -89,7 +89,7 @@ def decode(
     and StoreFull for the disk.
     """
     text, seen = prefilled.text, Look()
-    with RetrievedKV(adapter.geometry, settings, torch.arange(text.prompt_tokens)) as held:
+    with OffloadedCache(adapter.geometry, settings, torch.arange(text.prompt_tokens)) as held:
         returns = watch(held, seen, text.seed)
         prefilled.fill(held)
         course = _Course(adapter, prefilled, held, seen)
@@ -116,7 +116,7 @@ def decode(
 class _Course:
     """The way through a text: where it is, and what greedy decoding would have said so far."""
 
-    def __init__(self, adapter: Adapter, prefilled: Prefilled, held: RetrievedKV, seen: Look) -> None:
+    def __init__(self, adapter: Adapter, prefilled: Prefilled, held: OffloadedCache, seen: Look) -> None:
         self._adapter, self._held, self._seen = adapter, held, seen
         self._text = prefilled.text
         self._logits = prefilled.logits

@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.settings import ClusteredKV
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.facts import facts
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
@@ -64,7 +64,7 @@ class Shift:
 
 
 def measure_shift(
-    adapter: Adapter, text: LongText, base: ClusteredKV, lengths: Sequence[int], kept: KeptResults
+    adapter: Adapter, text: LongText, base: OffloadSettings, lengths: Sequence[int], kept: KeptResults
 ) -> Shift | None:
     """Decode a text under every update, unless that was done; None where every layer has a window of its own."""
     name = f"shift {text.name} {base.kv_budget:g}"
@@ -82,7 +82,7 @@ class _NothingRetrieved(InvalidRequest):
     """No layer retrieves."""
 
 
-def _measured(adapter: Adapter, text: LongText, base: ClusteredKV, lengths: Sequence[int]) -> Shift:
+def _measured(adapter: Adapter, text: LongText, base: OffloadSettings, lengths: Sequence[int]) -> Shift:
     prefilled = Prefilled.of(adapter, text)
     retrieving = prefilled.retrieving
     if not retrieving:
@@ -92,7 +92,7 @@ def _measured(adapter: Adapter, text: LongText, base: ClusteredKV, lengths: Sequ
     groups: dict[str, list[Tensor]] = {}
     for update in UPDATES:
 
-        def note(length: int, held: RetrievedKV, update: str = update) -> None:
+        def note(length: int, held: OffloadedCache, update: str = update) -> None:
             grouped = variance(held)
             if grouped is not None:
                 groupings.append(Grouping(update, length, grouped[1], grouped[0], _anew(held, grouped[1])))
@@ -103,7 +103,7 @@ def _measured(adapter: Adapter, text: LongText, base: ClusteredKV, lengths: Sequ
     return Shift(text.name, layer, head, tuple(groupings), _points(groups))
 
 
-def _anew(held: RetrievedKV, clusters: float) -> float:
+def _anew(held: OffloadedCache, clusters: float) -> float:
     found = []
     for layer in held.layers:
         kept = layer.retriever.kept.held() if isinstance(layer.retriever, WatchedRetriever) else None

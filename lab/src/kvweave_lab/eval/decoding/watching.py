@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kvweave.decode.clusters.retrieval import ClusterRetriever
-from kvweave.decode.offloaded_cache import RetrievedKV
-from kvweave.decode.retriever import Allowance, Retriever
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.retriever import Retriever, TokenBudget
 from kvweave.ops.partial_attention import PartialAttention
 from kvweave_lab.eval.decoding.outcome import Watched
 from kvweave_lab.eval.decoding.returning import Returns
@@ -39,7 +39,7 @@ class Look:
         return Watched(recall, mass, error)
 
 
-class Kept:
+class StoreEntry:
     """Entries in the order they came, keys and values (2, G, n, D), in memory that grows by doubling."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class WatchedRetriever:
     """
 
     def __init__(self, inner: Retriever, look: Look, returns: Returns | None) -> None:
-        self.inner, self.kept = inner, Kept()
+        self.inner, self.kept = inner, StoreEntry()
         self._look, self._returns = look, returns
 
     @property
@@ -97,12 +97,12 @@ class WatchedRetriever:
         self.kept.append(keys, values)
         self.inner.fill(keys, values, queries)
 
-    def add(self, keys: Tensor, values: Tensor, allowed: Allowance) -> None:
+    def add(self, keys: Tensor, values: Tensor, allowed: TokenBudget) -> None:
         """As the inner one."""
         self.kept.append(keys, values)
         self.inner.add(keys, values, allowed)
 
-    def wanted(self, waiting: int, allowed: Allowance) -> int:
+    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
         """As the inner one."""
         return self.inner.wanted(waiting, allowed)
 
@@ -114,7 +114,7 @@ class WatchedRetriever:
         """As the inner one."""
         self.inner.ahead()
 
-    def settle(self, allowed: Allowance) -> None:
+    def settle(self, allowed: TokenBudget) -> None:
         """As the inner one."""
         self.inner.settle(allowed)
 
@@ -135,7 +135,7 @@ class WatchedRetriever:
         return attended
 
 
-def watch(held: RetrievedKV, look: Look, seed: int) -> list[Returns]:
+def watch(held: OffloadedCache, look: Look, seed: int) -> list[Returns]:
     """Stand in front of every layer's retriever, before anything is filled in; returns the counts of clusters seen again."""
     found = []
     for index, layer in enumerate(held.layers):

@@ -19,7 +19,7 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.prompt import ANSWER_LEAD, QUESTION_LEAD, SEPARATOR, PromptTemplate
 from kvweave.types import Prompt
 from kvweave_lab.eval.longtext.telling import LongText, Reply, spaces_by_itself
-from kvweave_lab.eval.readers.records import Record, records
+from kvweave_lab.eval.readers.records import FeatureExtractor, records
 
 _LETTERS = "ABCDEFGH"
 _CONCLUDING = "\n\nThe answer is"
@@ -157,7 +157,7 @@ def _choice(question: str, options: "list[str] | tuple[str, ...]", letter: str) 
     return Entry(f"{question.strip()}\n{listed}\n{_ASKING}", letter=letter)
 
 
-def _letter(record: Record, letter: object, options: "list[str] | tuple[str, ...]") -> str:
+def _letter(record: FeatureExtractor, letter: object, options: "list[str] | tuple[str, ...]") -> str:
     """A letter that stands for one of the options; raises InvalidRequest."""
     if len(options) > len(_LETTERS) or letter not in tuple(_LETTERS[: len(options)]):
         raise record.invalid(f"the answer is {letter!r}, which is none of {len(options)} options")

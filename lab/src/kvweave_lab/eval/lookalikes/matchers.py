@@ -37,7 +37,7 @@ class Matcher:
 
 def _ours(pairs: Sequence[Pair], cosines: Scores) -> Scores:
     """The cosine where the questions agree when read."""
-    agree = [same_question(read(pair.banked), read(pair.asked), 1.0, 1.0) for pair in pairs]
+    agree = [same_question(read(pair.cache_hit), read(pair.asked), 1.0, 1.0) for pair in pairs]
     return np.where(agree, cosines, REFUSED)
 
 

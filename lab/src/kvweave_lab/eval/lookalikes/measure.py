@@ -87,7 +87,7 @@ def run_lookalikes(
 
 
 def _cosines(pairs: Sequence[Pair], encoder: TextEncoder, progress: Progress) -> Scores:
-    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.banked, pair.asked)))
+    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.cache_hit, pair.asked)))
     vectors = []
     for start in range(0, len(texts), _BATCH):
         progress("embedding questions", start, len(texts))
@@ -95,9 +95,9 @@ def _cosines(pairs: Sequence[Pair], encoder: TextEncoder, progress: Progress) ->
     progress("embedding questions", len(texts), len(texts))
     stacked = np.concatenate(vectors)  # (texts, dimensions)
     places = {text: place for place, text in enumerate(texts)}
-    banked = stacked[[places[pair.banked] for pair in pairs]]
+    cache_hit = stacked[[places[pair.cache_hit] for pair in pairs]]
     asked = stacked[[places[pair.asked] for pair in pairs]]
-    cosines: Scores = np.einsum("pd,pd->p", banked, asked).astype(np.float64)
+    cosines: Scores = np.einsum("pd,pd->p", cache_hit, asked).astype(np.float64)
     return cosines
 
 

@@ -26,7 +26,7 @@ class Pair:
 
     kind: str
     family: str
-    banked: str
+    cache_hit: str
     asked: str
 
     @property
@@ -50,7 +50,7 @@ def make_pairs(split: str, paraphrases: int, lookalikes: int, seed: int) -> list
         for _ in range(_TRIES):
             family = next(turns[kind])
             pair = _pair(kind, family, World(rng, split))
-            texts = frozenset((pair.banked, pair.asked))
+            texts = frozenset((pair.cache_hit, pair.asked))
             if len(texts) == 2 and texts not in drawn:
                 break
         else:
@@ -80,9 +80,9 @@ def _offers(family: Family, kind: str) -> bool:
 def _pair(kind: str, family: Family, world: World) -> Pair:
     rng = world.rng
     values = {slot: value(of, world) for slot, of in family.slots.items()}
-    banked, other = rng.sample(list(family.alike), 2)
+    cache_hit, other = rng.sample(list(family.alike), 2)
     if kind != PARAPHRASE and rng.random() < 0.5:
-        other = banked  # the words alike, one of them changed: the hardest
+        other = cache_hit  # the words alike, one of them changed: the hardest
     changed = dict(values)
     if kind in BY_SLOT:
         slot = rng.choice([slot for slot, of in family.slots.items() if of in BY_SLOT[kind]])
@@ -92,7 +92,7 @@ def _pair(kind: str, family: Family, world: World) -> Pair:
         changed[one], changed[two] = values[two], values[one]
     elif kind != PARAPHRASE:
         other = rng.choice(list(family.unlike["reversed" if kind == EXCHANGED else kind]))
-    return Pair(kind, family.name, _filled(banked, values, rng), _filled(other, changed, rng))
+    return Pair(kind, family.name, _filled(cache_hit, values, rng), _filled(other, changed, rng))
 
 
 def _filled(phrasing: str, values: Mapping[str, Value], rng: random.Random) -> str:

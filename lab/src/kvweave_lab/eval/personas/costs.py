@@ -18,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvweave.answer_cache.cache import AnswerBank
-from kvweave.answer_cache.records import Circumstances, Provenance
+from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.records import AnswerSettings, Provenance
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
 from kvweave.engine.state import Progress
-from kvweave.index.vector_index import ChunkBank
+from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.fused_cache import Canvas, PlacedSpan
+from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionProbe
-from kvweave.models.partial_layers import EndAt
-from kvweave.types import ChunkKV, Making
+from kvweave.models.partial_layers import StopAtLayer
+from kvweave.types import ChunkKV, KVProvenance
 from kvweave_lab.eval.personas.notebook import Notebook
 from kvweave_lab.eval.personas.shape import PROJECTIONS, projections_of
 from kvweave_lab.eval.personas.systems import Projections
@@ -158,7 +158,7 @@ def measure_costs(
 
     def search() -> None:
         number = next(turns) % len(questions)
-        ChunkBank.search(notebook.bank, questions[number], vectors[number], notebook.top_k, visible)
+        VectorIndex.search(notebook.bank, questions[number], vectors[number], notebook.top_k, visible)
 
     embed_s = timed(lambda: encoder.encode([f"{questions[next(turns) % len(questions)]} "]))
     retrieve_s = timed(search)
@@ -210,52 +210,52 @@ def _prefill(adapter: Adapter, rows: int, stored: int) -> None:
     """So many rows at the end of a prompt whose other tokens are stored."""
     tokens = rows + stored
     spans = [PlacedSpan(_stored_kv(adapter, stored), 0, 0)] if stored else []
-    canvas = adapter.canvas(tokens, spans)
-    adapter.compute(canvas, _ids(tokens), adapter.rows(torch.arange(stored, tokens)))
+    kv_cache = adapter.new_cache(tokens, spans)
+    adapter.compute(kv_cache, _ids(tokens), adapter.rows(torch.arange(stored, tokens)))
     adapter.synchronize()
 
 
 def _selecting(adapter: Adapter, count: int, stored: int, timed: "_Timed") -> float:
     """The question over stored tokens, up to the attention of the last layer (`recipes.scores.QuestionAttention`)."""
     ids, rows = _ids(stored + count), torch.arange(stored, stored + count)
-    canvas = adapter.canvas(len(ids), [PlacedSpan(_stored_kv(adapter, stored), 0, 0)])
-    adapter.compute(canvas, ids, adapter.rows(rows))  # places what is stored
+    kv_cache = adapter.new_cache(len(ids), [PlacedSpan(_stored_kv(adapter, stored), 0, 0)])
+    adapter.compute(kv_cache, ids, adapter.rows(rows))  # places what is stored
 
     def look() -> None:
         plan = adapter.rows(rows)
-        plan.watches += [AttentionProbe(rows, columns=(0, stored)), EndAt(adapter.geometry.layers - 1)]
-        adapter.look(canvas, ids, plan)
+        plan.hooks += [AttentionProbe(rows, columns=(0, stored)), StopAtLayer(adapter.geometry.layers - 1)]
+        adapter.look(kv_cache, ids, plan)
         adapter.synchronize()
 
     return timed(look)
 
 
 def _decoded(adapter: Adapter, context: int, timed: _Timed) -> float:
-    canvas = _prompted(adapter, context)
+    kv_cache = _prompted(adapter, context)
 
     def step() -> None:
-        adapter.step(canvas, 7)
+        adapter.step(kv_cache, 7)
         adapter.synchronize()
 
     return timed(step)
 
 
 def _checked(adapter: Adapter, rows: int, context: int, timed: _Timed) -> float:
-    canvas = _prompted(adapter, context)
+    kv_cache = _prompted(adapter, context)
 
     def check() -> None:
-        adapter.follow(canvas, _ids(rows))
+        adapter.follow(kv_cache, _ids(rows))
         adapter.synchronize()
-        canvas.shrink(context)
+        kv_cache.shrink(context)
 
     return timed(check)
 
 
-def _prompted(adapter: Adapter, context: int) -> Canvas:
+def _prompted(adapter: Adapter, context: int) -> FusedCache:
     """A prompt of so many tokens whose last one is computed."""
-    canvas = adapter.canvas(context, [PlacedSpan(_stored_kv(adapter, context - 1), 0, 0)])
-    adapter.compute(canvas, _ids(context), adapter.rows(torch.arange(context - 1, context)))
-    return canvas
+    kv_cache = adapter.new_cache(context, [PlacedSpan(_stored_kv(adapter, context - 1), 0, 0)])
+    adapter.compute(kv_cache, _ids(context), adapter.rows(torch.arange(context - 1, context)))
+    return kv_cache
 
 
 def _project(adapter: Adapter, rows: int, what: Projections) -> None:
@@ -277,8 +277,8 @@ def _matching(
     """A look-up among many questions, by vectors and by reading."""
     database = Database(folder / "bank.sqlite")
     try:
-        bank = AnswerBank(database, 10**9)
-        settings = Circumstances("prefix", None, None, 3, None, False, None, None)
+        bank = AnswerCache(database, 10**9)
+        settings = AnswerSettings("prefix", None, None, 3, None, False, None, None)
         nothing = Provenance(frozenset(), (), bank.epoch)
         for number in range(_BANKED):
             of = number % len(questions)
@@ -298,13 +298,13 @@ def _matching(
 def _storing(folder: Path, adapter: Adapter, timed: _Timed) -> tuple[float, float]:
     """Looking up the entries of a prompt, and loading a byte of one."""
     with ChunkStore(folder / "kv", limit_bytes=10**10) as store:
-        making, model = Making("observed", ("0" * 32,)), adapter.fingerprint
+        provenance, model = KVProvenance("observed", ("0" * 32,)), adapter.fingerprint
         kv = _stored_kv(adapter, _CHUNK)
-        store.put(model, kv, making, ())
-        asked = [(kv.token_ids, [making])]
+        store.put(model, kv, provenance, ())
+        asked = [(kv.token_ids, [provenance])]
 
         def load() -> None:
-            found = store.get(model, kv.token_ids, making)
+            found = store.get(model, kv.token_ids, provenance)
             assert found is not None
             found.kv.sum()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.personas.people import Asked, Note, User
-from kvweave_lab.eval.readers.records import Record, records
+from kvweave_lab.eval.readers.records import FeatureExtractor, records
 
 
 def read_enronqa(path: Path, users: int, questions: int) -> list[User]:
@@ -17,7 +17,7 @@ def read_enronqa(path: Path, users: int, questions: int) -> list[User]:
     As many emails are taken as questions: the first question of each of them, then the second of each, and so on. Raises
     InvalidRequest for a file without usable lines.
     """
-    inboxes: dict[str, list[Record]] = {}
+    inboxes: dict[str, list[FeatureExtractor]] = {}
     for record in records(path):
         of = inboxes.setdefault(record.text("user"), [])
         if len(of) < questions:
@@ -28,14 +28,14 @@ def read_enronqa(path: Path, users: int, questions: int) -> list[User]:
     return found
 
 
-def _user(name: str, emails: list[Record], questions: int) -> User:
+def _user(name: str, emails: list[FeatureExtractor], questions: int) -> User:
     notes = tuple(Note(f"{name}-{number:04}.txt", email.text("email")) for number, email in enumerate(emails))
     by_turns = chain.from_iterable(zip_longest(*(_asked(email) for email in emails)))
     asked = [each for each in by_turns if each is not None]
     return User(name, "email", notes, tuple(asked[:questions]))
 
 
-def _asked(email: Record) -> list[Asked]:
+def _asked(email: FeatureExtractor) -> list[Asked]:
     texts, answers = email.texts("questions"), email.texts("gold_answers")
     if len(texts) != len(answers):
         raise email.invalid(f"it has {len(texts)} questions and {len(answers)} answers")

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from kvweave.answer_cache.records import Waiting, Why
-from kvweave.engine.question_prediction import Foresight
+from kvweave.answer_cache.records import PendingQuestion, Why
+from kvweave.engine.question_prediction import QuestionPredictor
 from kvweave.predict.filters import says_nothing
 from kvweave.predict.planning import KNOWLEDGE_ROUNDS, FromHistory, FromKnowledge, SumUp, extent
 from kvweave.predict.prompts import wording_for
@@ -27,7 +27,7 @@ Step = tuple[str, Callable[[], None]]
 """A kind, and what to do."""
 
 
-class _Told(Foresight):
+class _Told(QuestionPredictor):
     """The engine's foresight, with replies that are read once for all systems and counted for this one."""
 
     def __init__(self, session: UserSession, recipe: Recipe, spend: Callable[[Pass], None]) -> None:
@@ -36,7 +36,7 @@ class _Told(Foresight):
             lambda: notebook.parts(session.store),
             notebook.shelf,
             session.answers,
-            session.outlook,
+            session.predictions,
             recipe,
             session.circumstances,
             notebook.system,
@@ -52,7 +52,7 @@ class _Told(Foresight):
         return read.text
 
 
-class IdleTime:
+class BackgroundRunner:
     """The idle time of a session.
 
     Args:
@@ -117,8 +117,8 @@ class IdleTime:
             return
         while self._to_sum_up:
             yield partial(self._foresight.do, SumUp(self._to_sum_up.pop(0)))
-        if not first and session.outlook.history.has_news:
-            number = session.outlook.history.last
+        if not first and session.predictions.history.has_news:
+            number = session.predictions.history.last
             for _ in range(session.setting.stride):
                 yield partial(self._from_history, number)
         while self._knowledge_left:
@@ -127,7 +127,7 @@ class IdleTime:
 
     def _from_notes(self) -> Iterator[Callable[[], None]]:
         """Raw chunks stand in for the abstract (Sleep-time Compute), each batch for as many rounds as it has there."""
-        abstract, bank = self._session.outlook.abstract, self._session.notebook.bank
+        abstract, bank = self._session.predictions.abstract, self._session.notebook.bank
         if not abstract.parts():
             for batch in self._batches():
                 texts = bank.texts([chunk.name for chunk in batch])
@@ -153,20 +153,20 @@ class IdleTime:
         return [tuple(batch) for batch in batches]
 
     def _from_knowledge(self) -> None:
-        parts = self._session.outlook.abstract.parts()
+        parts = self._session.predictions.abstract.parts()
         if parts:
             part = min(parts, key=lambda each: (each.rounds, each.id))
             self._foresight.do(FromKnowledge(part, tuple(other for other in parts if other != part)))
 
     def _from_history(self, number: int) -> None:
-        parts = self._session.outlook.abstract.parts()
+        parts = self._session.predictions.abstract.parts()
         if not parts:
             return
         start = self._parts_told % len(parts)
         self._parts_told += 1
         turned: tuple[Part, ...] = (*parts[start:], *parts[:start])
         most = wording_for(self._session.notebook.adapter.fingerprint.name).earlier_questions
-        earlier = tuple(self._session.outlook.history.recent(most))
+        earlier = tuple(self._session.predictions.history.recent(most))
         self._foresight.do(FromHistory(earlier, turned, number))
 
     # Questions that wait
@@ -178,11 +178,11 @@ class IdleTime:
             self._tried.add(f"{kind} {waiting.question}")
             yield kind, partial(do, waiting)
 
-    def _left(self, kind: str, whys: tuple[Why, ...]) -> list[Waiting]:
+    def _left(self, kind: str, whys: tuple[Why, ...]) -> list[PendingQuestion]:
         found = self._session.answers.waiting(most=10_000, whys=whys)
         return [one for one in found if f"{kind} {one.question}" not in self._tried]
 
-    def _populate(self, waiting: Waiting) -> None:
+    def _populate(self, waiting: PendingQuestion) -> None:
         if self._answers_ahead:
             self._answer(waiting)
             return
@@ -201,12 +201,12 @@ class IdleTime:
         if "predicted" in session.system.fills_kv:
             self._spend(session.prefill(question).took)
 
-    def _answer(self, waiting: Waiting) -> None:
+    def _answer(self, waiting: PendingQuestion) -> None:
         session, question = self._session, waiting.question
         read = session.read(question, "predicted")
         self._spend(read.took)
         if waiting.why in ("predicted", "prefilled") and says_nothing(read.text):
-            if session.outlook.ledger.drop(question, "unanswerable"):
+            if session.predictions.ledger.drop(question, "unanswerable"):
                 session.answers.forget([question])
         else:
             session.keep(question, session.notebook.encoder.encode([question])[0], read.text)

@@ -13,7 +13,7 @@ from kvweave.engine.state import Progress
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.recipe import Recipe
 from kvweave_lab.eval.journal import LineJournal
-from kvweave_lab.eval.personas.idle_time import IdleTime
+from kvweave_lab.eval.personas.idle_time import BackgroundRunner
 from kvweave_lab.eval.personas.notebook import Notebook
 from kvweave_lab.eval.personas.people import User
 from kvweave_lab.eval.personas.reading import Reader
@@ -79,7 +79,7 @@ def _lived(trial: Trial, notebook: Notebook, shape: Shape, budgets: Sequence[flo
     began = time.monotonic()
     questions = notebook.user.questions
     with UserSession(trial.system, trial.setting, notebook) as session:
-        idle = IdleTime(session, shape)
+        idle = BackgroundRunner(session, shape)
         spells = [idle.spend(budgets[0], first=True)]
         served = []
         for number, asked in enumerate(questions, 1):

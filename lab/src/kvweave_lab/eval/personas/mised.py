@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.personas.people import Asked, Note, User
-from kvweave_lab.eval.readers.records import Record, records
+from kvweave_lab.eval.readers.records import FeatureExtractor, records
 
 _SEGMENTS: Final = 20
 """Segments of a transcript that make a note."""
@@ -28,7 +28,7 @@ def read_mised(path: Path, users: int, questions: int) -> list[User]:
     return found
 
 
-def _user(record: Record, questions: int) -> User:
+def _user(record: FeatureExtractor, questions: int) -> User:
     spoken = [
         f"{_text(record, segment, 'speakerName')}: {_text(record, segment, 'text')}"
         for segment in _listed(record, "meeting", "transcriptSegments")
@@ -45,7 +45,7 @@ def _user(record: Record, questions: int) -> User:
     return User(name, "meeting", notes, asked[:questions])
 
 
-def _listed(record: Record, outer: str, inner: str) -> Sequence[Mapping[str, Any]]:
+def _listed(record: FeatureExtractor, outer: str, inner: str) -> Sequence[Mapping[str, Any]]:
     whole = record.fields.get(outer)
     listed = whole.get(inner) if isinstance(whole, dict) else None
     if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
@@ -53,7 +53,7 @@ def _listed(record: Record, outer: str, inner: str) -> Sequence[Mapping[str, Any
     return listed
 
 
-def _text(record: Record, fields: Mapping[str, Any], name: str) -> str:
+def _text(record: FeatureExtractor, fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
         raise record.invalid(f"a field {name!r} is missing or no string")

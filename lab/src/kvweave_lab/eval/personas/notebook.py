@@ -21,14 +21,14 @@ from kvweave.engine.cached_answers import provenance
 from kvweave.engine.components import ListedCorpus
 from kvweave.engine.pipeline import Parts, prompt_for
 from kvweave.index.chunking import Chunker
-from kvweave.index.documents import Shelf
-from kvweave.index.vector_index import ChunkBank, Found
+from kvweave.index.documents import DocumentTable
+from kvweave.index.vector_index import FoundChunk, VectorIndex
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.flops import PassCost
 from kvweave.models.prompt import DEFAULT_SYSTEM
-from kvweave.recipes.context import Workshop
+from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe
 from kvweave.types import Document, Source, TokenizedPrompt
@@ -72,17 +72,17 @@ class RememberedEncoder(TextEncoder):
         return np.stack([self._vectors[text] for text in texts]) if texts else super().encode(texts)
 
 
-class RememberedBank(ChunkBank):
+class RememberedBank(VectorIndex):
     """An index that nothing is added to any more: each question is searched for once."""
 
     def __init__(self, folder: Path, dimensions: int) -> None:
         super().__init__(folder, dimensions)
-        self._found: dict[tuple[str, int], list[Found]] = {}
+        self._found: dict[tuple[str, int], list[FoundChunk]] = {}
 
     def search(
         self, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
-    ) -> list[Found]:
-        """As ChunkBank does."""
+    ) -> list[FoundChunk]:
+        """As VectorIndex does."""
         if (question, k) not in self._found:
             self._found[question, k] = super().search(question, vector, k, visible)
         return self._found[question, k]
@@ -118,7 +118,7 @@ class Notebook:
         self._temporary = tempfile.TemporaryDirectory(prefix="kvweave-personas-")
         self.folder = Path(self._temporary.name)
         self._database = Database(self.folder / "notes.sqlite")
-        self.shelf = Shelf(self._database)
+        self.shelf = DocumentTable(self._database)
         self.bank = RememberedBank(self.folder / "vectors", encoder.dimensions)
         self._index(chunk_tokens)
         self.top_k = min(top_k, len(self.shelf.all_chunks()))
@@ -142,7 +142,7 @@ class Notebook:
         """What a request passes through, with a system's own store."""
         return Parts(self.adapter, self.shelf, self.bank, self.encoder, store)
 
-    def found(self, question: str) -> list[Found]:
+    def found(self, question: str) -> list[FoundChunk]:
         """The best chunks for a question."""
         vector = self.encoder.encode([question])[0]
         return self.bank.search(question, vector, self.top_k, self.shelf.visible())
@@ -175,9 +175,9 @@ class Notebook:
     def prepare(self, store: ChunkStore) -> None:
         """Make them in a store."""
         corpus = ListedCorpus(self.shelf, self.bank, self.encoder, self.adapter.template)
-        shop = Workshop(self.adapter, store, self.adapter.template.prefix_ids(self.system), corpus)
+        ctx = PrepareContext(self.adapter, store, self.adapter.template.prefix_ids(self.system), corpus)
         texts = self.bank.texts([row.row_id for row in self.shelf.all_chunks()])
-        prepare_chunks(shop, [self.adapter.template.chunk_ids(text) for text in texts.values()], self.recipe)
+        prepare_chunks(ctx, [self.adapter.template.chunk_ids(text) for text in texts.values()], self.recipe)
 
     @property
     def chunk_tokens(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ def operation_rows(
     costs, shape = prices.costs, prices.shape
     passes = [served.took for session in sessions for served in session.served if served.took is not None]
     entries = sum(session.held.questions for session in sessions)
-    banked = sum(session.held.answer_bytes for session in sessions)
+    cache_hit = sum(session.held.answer_bytes for session in sessions)
 
     def mean(values: Sequence[float]) -> float | None:
         return statistics.fmean(values) if values else None
@@ -41,7 +41,7 @@ def operation_rows(
         OperationRow("prefill without reuse", mean([costs.prefill(took.prompt, 0) for took in passes]), None),
         OperationRow("prefill", mean([prices.prefill_s(took, system, "B") for took in passes]), None),
         OperationRow("decoding", mean([costs.decode(took.prompt, took.decoded) for took in passes]), None),
-        OperationRow("question in the bank", None, banked / entries if entries else None),
+        OperationRow("question in the bank", None, cache_hit / entries if entries else None),
         OperationRow("text of a chunk", None, chunk_bytes),
         OperationRow("K and V of a chunk", None, shape.stored_bytes(round(chunk_tokens), "KV")),
         OperationRow("Q, K and V of a chunk", None, shape.stored_bytes(round(chunk_tokens), "QKV")),

@@ -24,7 +24,7 @@ class Pass:
     recomputed: int = 0
     selecting: int = 0
     decoded: int = 0
-    foretold: int = 0
+    accepted_draft_tokens: int = 0
     checks: tuple[int, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ class Pass:
     @property
     def checked(self) -> int:
         """Tokens of the reply that ran in checks: those that stood, and the one before them in each."""
-        return self.foretold + len(self.checks)
+        return self.accepted_draft_tokens + len(self.checks)
 
 
 def _sum_to(count: int) -> int:

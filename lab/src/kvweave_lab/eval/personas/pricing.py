@@ -47,7 +47,7 @@ class Prices:
         if took is None:
             return Priced(seconds, 0.0)
         if not system.foretells:
-            took = replace(took, foretold=0, checks=())
+            took = replace(took, accepted_draft_tokens=0, checks=())
         seconds += costs.retrieve_s
         if system.kv != "none":
             seconds += costs.find_kv_s + self.load_s(took, kept(system, table))

@@ -12,15 +12,15 @@ from typing import Final, TypeAlias
 from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate
 from kvweave.engine.question_prediction import settings_of
-from kvweave.engine.speculative import Foretelling
+from kvweave.engine.speculative import PromptLookupDrafter
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.entries import Kept
+from kvweave.recipes.entries import StoreEntry
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, remember, run
-from kvweave.recipes.state import Matched, PrefillRequest, PrefillResult
-from kvweave.types import Making, Prompt, TokenizedPrompt
+from kvweave.recipes.request import Matched, PrefillRequest, PrefillResult
+from kvweave.types import KVProvenance, Prompt, TokenizedPrompt
 from kvweave_lab.eval.personas.passes import Pass
 
 _PATH: Final = recipe_named("prefix")
@@ -61,7 +61,7 @@ class _Stale:
     text: str
     ids: tuple[int, ...]
     recomputed: int
-    remembered: tuple[Kept, ...]
+    remembered: tuple[StoreEntry, ...]
 
 
 class Reader:
@@ -75,7 +75,7 @@ class Reader:
         self.adapter = adapter
         self._library = MemoryStore()  # the KV of every path that was read
         self._answers: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
-        self._stale: dict[tuple[str, tuple[int, ...], tuple[Making | None, ...]], _Stale] = {}
+        self._stale: dict[tuple[str, tuple[int, ...], tuple[KVProvenance | None, ...]], _Stale] = {}
         self._told: dict[tuple[tuple[str, ...], str, int], Read] = {}
 
     def answer(
@@ -85,7 +85,7 @@ class Reader:
         prompt: TokenizedPrompt,
         *,
         keeps_kv: bool,
-        foretelling: Foretelling | None = None,
+        foretelling: PromptLookupDrafter | None = None,
     ) -> Read:
         """The answer to a prompt by a recipe over a store, which gets the KV that is worth keeping if `keeps_kv`.
 
@@ -112,7 +112,7 @@ class Reader:
         return _read("", prompt, matched, _pass(prompt, matched, 0), left)
 
     def told(self, notes: Sequence[str], request: str, draw: int, system: str) -> Read:
-        """The model's reply to a request about notes, read with full attention; drawn as `Foresight` draws."""
+        """The model's reply to a request about notes, read with full attention; drawn as `QuestionPredictor` draws."""
         key = (tuple(notes), request, draw)
         if key not in self._told:
             prompt = self.adapter.template.render(Prompt(request, tuple(notes), system))
@@ -141,14 +141,14 @@ class Reader:
         ]
         if not wanted:
             return ()
-        makings = {number: request.exact_making(number) for number in wanted}
+        provenances = {number: request.exact_provenance(number) for number in wanted}
         model, prompt = self.adapter.fingerprint, request.prompt
-        asked = [(prompt.ids(prompt.spans[number]), [makings[number]]) for number in wanted]
+        asked = [(prompt.ids(prompt.spans[number]), [provenances[number]]) for number in wanted]
         if not all(self._library.find(model, asked)):
             remember(run(_PATH, self.adapter, self._library, prompt))
         for number, found in zip(wanted, self._library.find(model, asked), strict=True):
             assert found is not None
-            Kept(found[0], makings[number], request.sources(number)).put(request.store, model)
+            StoreEntry(found[0], provenances[number], request.sources(number)).put(request.store, model)
         return _paths(prompt, [matched[number] for number in wanted])
 
     def _over_stale(
@@ -157,10 +157,10 @@ class Reader:
         request: PrefillRequest,
         matched: Sequence[Matched],
         keeps_kv: bool,
-        foretelling: Foretelling | None,
+        foretelling: PromptLookupDrafter | None,
     ) -> Read:
         prompt = request.prompt
-        key = (recipe.name, prompt.token_ids, tuple(each.making for each in matched))
+        key = (recipe.name, prompt.token_ids, tuple(each.provenance for each in matched))
         if key not in self._stale:
             result = run(recipe, self.adapter, request.store, prompt)
             text, ids = self._generated(result, prompt, _GREEDY, _MOST_TOKENS)
@@ -170,8 +170,10 @@ class Reader:
         if keeps_kv:
             for kept in done.remembered:
                 kept.put(request.store, self.adapter.fingerprint)
-            makings = {kept.making for kept in done.remembered}
-            left = _paths(prompt, [m for n, m in enumerate(matched) if request.exact_making(n) in makings])
+            provenances = {kept.provenance for kept in done.remembered}
+            left = _paths(
+                prompt, [m for n, m in enumerate(matched) if request.exact_provenance(n) in provenances]
+            )
         took = _foretold(_pass(prompt, matched, len(done.ids)), done.ids, foretelling)
         selects = recipe.select.selects and not request.budget.nothing
         asked = (
@@ -186,7 +188,7 @@ class Reader:
     ) -> tuple[str, tuple[int, ...]]:
         decoded = Decoded()
         pieces = generate(
-            self.adapter, result.canvas, prompt.token_ids, result.logits, settings, most, decoded
+            self.adapter, result.kv_cache, prompt.token_ids, result.logits, settings, most, decoded
         )
         for _ in pieces:
             pass
@@ -200,11 +202,11 @@ def _pass(prompt: TokenizedPrompt, matched: Sequence[Matched], decoded: int) -> 
     return Pass(prompt.tokens, tokens["exact"], tokens["reused"], decoded=decoded)
 
 
-def _foretold(took: Pass, ids: Sequence[int], foretelling: Foretelling | None) -> Pass:
-    """The same where what is told of the reply is checked, as `Foretold` does."""
+def _foretold(took: Pass, ids: Sequence[int], foretelling: PromptLookupDrafter | None) -> Pass:
+    """The same where what is told of the reply is checked, as `SpeculativeDecoder` does."""
     if foretelling is None:
         return took
-    checks, foretold, said = [], 0, 1
+    checks, accepted_draft_tokens, said = [], 0, 1
     while said <= min(len(ids), _MOST_TOKENS - 1):
         told = foretelling.next(ids[:said], room=_MOST_TOKENS - 1 - said)
         stood = next(
@@ -213,9 +215,9 @@ def _foretold(took: Pass, ids: Sequence[int], foretelling: Foretelling | None) -
         if told:
             checks.append(1 + len(told))
             foretelling.held(stood)
-        foretold += stood
+        accepted_draft_tokens += stood
         said += 1 + stood
-    return replace(took, foretold=foretold, checks=tuple(checks))
+    return replace(took, accepted_draft_tokens=accepted_draft_tokens, checks=tuple(checks))
 
 
 def _paths(prompt: TokenizedPrompt, matched: Sequence[Matched]) -> tuple[TextPath, ...]:

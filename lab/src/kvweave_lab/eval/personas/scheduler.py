@@ -76,7 +76,7 @@ def _row(trial: Trial, sessions: Sequence[Session], prices: Prices) -> Scheduler
         latency_s=tuple(
             statistics.fmean(request.latency_s for request in asked) for asked in zip(*priced, strict=True)
         ),
-        qa_hit=statistics.fmean(served.banked is not None for served in later),
+        qa_hit=statistics.fmean(served.cache_hit is not None for served in later),
         kv_hit=sum(served.found for served in later) / context if context else 0.0,
         steps={
             kind: sum(spell.steps.get(kind, 0) for session in sessions for spell in session.idle)

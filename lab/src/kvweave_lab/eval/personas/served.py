@@ -29,7 +29,7 @@ class Served:
     rouge_l: float
     exact_match: float
     took: Pass | None
-    banked: str | None = None
+    cache_hit: str | None = None
     similarity: float = 0.0
     foreseen: bool = False
     context: int = 0
@@ -40,7 +40,7 @@ class Served:
     @property
     def other_words(self) -> bool:
         """Whether the bank gave the answer to a question in other words than its own."""
-        return self.banked is not None and self.banked != self.question
+        return self.cache_hit is not None and self.cache_hit != self.question
 
 
 @dataclass(frozen=True, slots=True)

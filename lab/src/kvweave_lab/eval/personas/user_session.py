@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from kvweave.answer_cache.cache import AnswerBank
+from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.words import plain
-from kvweave.answer_cache.records import BankedAnswer, Circumstances, Vector
+from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
 from kvweave.config import AnswersConfig
 from kvweave.database import Database
-from kvweave.engine.speculative import Foretelling, drafts_of
+from kvweave.engine.speculative import PromptLookupDrafter, drafts_of
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
-from kvweave.predict.store import Outlook
+from kvweave.predict.store import PredictionStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
 from kvweave_lab.eval.bleu import bleu
@@ -44,11 +44,11 @@ class UserSession:
         self.system, self.setting, self.notebook = system, setting, notebook
         self._folder = Path(tempfile.mkdtemp(dir=notebook.folder))
         self._database = Database(self._folder / "catalog.sqlite")
-        self.answers = AnswerBank(self._database, AnswersConfig().answer_limit_bytes)
-        self.outlook = Outlook(self._database)
+        self.answers = AnswerCache(self._database, AnswersConfig().answer_limit_bytes)
+        self.predictions = PredictionStore(self._database)
         self.recipe = recipe_of(system.kv, notebook)
         self.store = self._opened_store()
-        self.circumstances = Circumstances(
+        self.circumstances = AnswerSettings(
             self.recipe.name, None, None, notebook.top_k, None, False, None, None
         )
         self._asked: set[str] = set()
@@ -75,13 +75,15 @@ class UserSession:
         """Answer a question of the user."""
         question = plain(asked.text)
         vector = self.notebook.encoder.encode([question])[0]
-        banked = self._banked(question, vector)
-        if banked is not None:
-            foreseen = self._is_foreseen(banked.question)
-            self.answers.given(banked, question, lambda: vector)
-            self.outlook.ledger.gave(banked.question)
-            served = _served(question, banked.text, asked)
-            served = replace(served, banked=banked.question, similarity=banked.similarity, foreseen=foreseen)
+        cache_hit = self._banked(question, vector)
+        if cache_hit is not None:
+            foreseen = self._is_foreseen(cache_hit.question)
+            self.answers.given(cache_hit, question, lambda: vector)
+            self.predictions.ledger.gave(cache_hit.question)
+            served = _served(question, cache_hit.text, asked)
+            served = replace(
+                served, cache_hit=cache_hit.question, similarity=cache_hit.similarity, foreseen=foreseen
+            )
         else:
             read = self.read(question, "asked", self._drafts(vector) if self.system.foretells else None)
             if "asked" in self.system.fills_answers:
@@ -95,10 +97,10 @@ class UserSession:
             )
         self._asked.add(question)
         if self.system.foresees == "abstract":
-            self.outlook.asked(question)
+            self.predictions.asked(question)
         return served
 
-    def _banked(self, question: str, vector: Vector) -> BankedAnswer | None:
+    def _banked(self, question: str, vector: Vector) -> CachedAnswer | None:
         threshold = self.setting.threshold
         match self.system.matching:
             case "none":
@@ -108,13 +110,13 @@ class UserSession:
             case "near":
                 return self._nearest(vector, threshold)
 
-    def _nearest(self, vector: Vector, threshold: float) -> BankedAnswer | None:
+    def _nearest(self, vector: Vector, threshold: float) -> CachedAnswer | None:
         """The answered question whose vector is nearest, whatever it says (PerCache §4.2.1)."""
         near = self.answers.near(vector, self.circumstances, threshold)
         for other, cosine in sorted(near, key=lambda each: -each[1]):
-            banked = self.answers.find(other, lambda: vector, self.circumstances, _SAME_WORDS)
-            if banked is not None and banked.question == other:
-                return replace(banked, similarity=cosine)
+            cache_hit = self.answers.find(other, lambda: vector, self.circumstances, _SAME_WORDS)
+            if cache_hit is not None and cache_hit.question == other:
+                return replace(cache_hit, similarity=cosine)
         return None
 
     def _drafts(self, vector: Vector) -> list[tuple[int, ...]]:
@@ -129,7 +131,7 @@ class UserSession:
         """
         prompt = self.notebook.prompt(question)
         keeps_kv = source in self.system.fills_kv
-        foretelling = None if drafts is None else Foretelling(prompt.token_ids, drafts)
+        foretelling = None if drafts is None else PromptLookupDrafter(prompt.token_ids, drafts)
         read = self.notebook.reader.answer(
             self.recipe, self.store, prompt, keeps_kv=keeps_kv, foretelling=foretelling
         )
@@ -145,7 +147,7 @@ class UserSession:
 
     def _is_foreseen(self, question: str) -> bool:
         """Whether a question was predicted, and nobody has asked it."""
-        return self.outlook.ledger.knows(question) and question not in self._asked
+        return self.predictions.ledger.knows(question) and question not in self._asked
 
     def _left(self, read: Read, *, ahead: bool) -> None:
         self._ahead |= dict.fromkeys(read.left, ahead)
@@ -165,7 +167,7 @@ class UserSession:
             answered=totals.answered,
             answer_bytes=totals.bytes,
             kv_tokens=round(self.store.used_bytes / geometry.token_bytes),
-            predicted=self.outlook.ledger.totals().kept,
+            predicted=self.predictions.ledger.totals().kept,
         )
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from kvweave.index.chunking import Chunker
 from kvweave_lab.eval.metrics import with_classes
-from kvweave_lab.eval.readers.records import Record, records
+from kvweave_lab.eval.readers.records import FeatureExtractor, records
 from kvweave_lab.eval.samples import Sample
 
 
@@ -104,6 +104,6 @@ def read(path: Path, chunker: Chunker, limit: int | None = None) -> Iterator[Sam
         )
 
 
-def _answers(record: Record, metric: str) -> tuple[str, ...]:
+def _answers(record: FeatureExtractor, metric: str) -> tuple[str, ...]:
     answers = record.texts("answers")
     return with_classes(answers, record.texts("all_classes")) if metric == "classification" else answers

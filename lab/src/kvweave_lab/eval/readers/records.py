@@ -18,7 +18,7 @@ from kvweave.types import Document
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FeatureExtractor:
     """One line of a file: its number from 1, a digest of its bytes, and its fields."""
 
     path: Path
@@ -60,7 +60,7 @@ class Record:
         return InvalidRequest(f"{self.path}, line {self.line}: {problem}; {remedy}")
 
 
-def records(path: Path, limit: int | None = None) -> Iterator[Record]:
+def records(path: Path, limit: int | None = None) -> Iterator[FeatureExtractor]:
     """The records of a .jsonl file, or of every one below a folder in the order of their paths; `limit` per file.
 
     Empty lines are passed over. Raises InvalidRequest for a path without such a file, and for a line that is
@@ -91,15 +91,15 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def _record(file: Path, number: int, line: bytes) -> Record:
-    record = Record(file, number, xxhash.xxh3_64_hexdigest(line.strip())[:8], {})
+def _record(file: Path, number: int, line: bytes) -> FeatureExtractor:
+    record = FeatureExtractor(file, number, xxhash.xxh3_64_hexdigest(line.strip())[:8], {})
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise record.invalid(f"not JSON ({error})") from error
     if not isinstance(fields, dict):
         raise record.invalid(f"{_kind(fields)} where an object with named fields was expected")
-    return Record(file, number, record.digest, fields)
+    return FeatureExtractor(file, number, record.digest, fields)
 
 
 def _kind(value: object) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from re import Pattern
 
 from kvweave.index.chunking import Chunker
-from kvweave_lab.eval.readers.records import Record, records
+from kvweave_lab.eval.readers.records import FeatureExtractor, records
 from kvweave_lab.eval.samples import Sample
 
 
@@ -96,7 +96,7 @@ def read(path: Path, chunker: Chunker, limit: int | None = None) -> Iterator[Sam
         )
 
 
-def split(record: Record) -> tuple[Form, str, str]:
+def split(record: FeatureExtractor) -> tuple[Form, str, str]:
     """The form of a line's input, its part before the question, and the question; raises InvalidRequest."""
     text = record.text("input").strip()
     form = next((form for form in FORMS.values() if form.opening.match(text)), None)

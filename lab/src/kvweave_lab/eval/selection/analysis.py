@@ -14,7 +14,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prepare import Following, Prepare, Similar
+from kvweave.recipes.prepare import Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe
 from kvweave.types import TokenizedPrompt
 from kvweave_lab.eval.fitting import render, too_long
@@ -30,7 +30,7 @@ from kvweave_lab.eval.selection.report import SelectionReport
 from kvweave_lab.eval.selection.summary import PromptFindings, summarise
 
 PREPARATIONS: Mapping[str, str | Prepare] = MappingProxyType(
-    {"isolated": "reuse", "bare": "direct", "similar": Similar(), "following": Following()}
+    {"isolated": "reuse", "bare": "direct", "similar": Similar(), "following": Previous()}
 )
 """Kinds of stale KV by name: the recipe that makes and places it, or the preparation alone."""
 

@@ -9,7 +9,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.prompt import SEPARATOR
 from kvweave.ops.scores import carry, top_tokens
-from kvweave.recipes.state import Budget
+from kvweave.recipes.request import Budget
 from kvweave.types import Prompt, TokenizedPrompt
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.eval.selection.context import context_of
@@ -72,6 +72,6 @@ def _last_layer(auxiliary: Adapter, prompt: TokenizedPrompt) -> Tensor:
         layers={auxiliary.geometry.layers - 1},
     )
     plan = auxiliary.rows(torch.arange(prompt.tokens))
-    plan.watches.append(probe)
-    auxiliary.compute(auxiliary.canvas(prompt.tokens), prompt.token_ids, plan)
+    plan.hooks.append(probe)
+    auxiliary.compute(auxiliary.new_cache(prompt.tokens), prompt.token_ids, plan)
     return probe.weights[0].cpu()

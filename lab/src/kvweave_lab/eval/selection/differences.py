@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvweave.models.fused_cache import Canvas
+from kvweave.models.fused_cache import FusedCache
 from kvweave.ops.scores import kv_deviation, residual_norms
 from kvweave_lab.eval.selection.observe import FullView, StaleView
 
@@ -35,9 +35,9 @@ def differences(full: FullView, stale: StaleView) -> Differences:
     """Compare the two views of one prompt; one layer's KV at a time is brought to float32."""
     context = full.context
     layers = []
-    for layer in range(len(full.canvas.layers)):
-        keys, values = _context_kv(full.canvas, layer, context.start, context.end)  # each (G, n, D)
-        old_keys, old_values = _context_kv(stale.canvas, layer, context.start, context.end)
+    for layer in range(len(full.kv_cache.layers)):
+        keys, values = _context_kv(full.kv_cache, layer, context.start, context.end)  # each (G, n, D)
+        old_keys, old_values = _context_kv(stale.kv_cache, layer, context.start, context.end)
         weights, old_weights = (view.attended.mass[layer].to(keys.device) for view in (full, stale))
         layers.append(
             (
@@ -52,6 +52,6 @@ def differences(full: FullView, stale: StaleView) -> Differences:
     return Differences(*(torch.stack(parts).cpu() for parts in zip(*layers, strict=True)))
 
 
-def _context_kv(canvas: Canvas, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-    held = canvas.layers[layer]
+def _context_kv(kv_cache: FusedCache, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    held = kv_cache.layers[layer]
     return held.keys[0, :, start:end], held.values[0, :, start:end]

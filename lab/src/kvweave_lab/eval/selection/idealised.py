@@ -15,10 +15,10 @@ from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.assembled import Assembled
-from kvweave.recipes.chunk_features import Record
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.select import Highest
+from kvweave.recipes.state import PrefillState
 from kvweave.types import TokenizedPrompt
 from kvweave_lab.eval.divergence import divergence
 from kvweave_lab.eval.metrics import METRICS
@@ -65,11 +65,11 @@ class Given:
     known: Tensor
     start: int
     adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[Record, ...]] = ()
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
-    def scores(self, scene: Assembled) -> Tensor:
+    def scores(self, state: PrefillState) -> Tensor:
         """Those of the stale tokens."""
-        return self.known[scene.stale - self.start]
+        return self.known[state.stale - self.start]
 
 
 def answer_idealised(
@@ -93,7 +93,7 @@ def answer_idealised(
         decoded = Decoded()
         for _ in generate(
             adapter,
-            result.canvas,
+            result.kv_cache,
             prompt.token_ids,
             result.logits,
             _GREEDY,

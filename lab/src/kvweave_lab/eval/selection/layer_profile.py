@@ -12,7 +12,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import COUNT
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.state import Budget
+from kvweave.recipes.request import Budget
 from kvweave_lab.eval.fitting import render, too_long
 from kvweave_lab.eval.preparing import prepare_sample
 from kvweave_lab.eval.results import REUSE

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.state import Budget
+from kvweave.recipes.request import Budget
 from kvweave_lab.eval.selection.context import Context
 from kvweave_lab.eval.selection.differences import Differences
 from kvweave_lab.eval.selection.measures import common_share, jaccard, share_left

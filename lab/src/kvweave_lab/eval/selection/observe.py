@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.attention import RowWatch
-from kvweave.models.fused_cache import Canvas, PlacedSpan
+from kvweave.models.attention import AttentionHook
+from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.types import ChunkKV, TokenizedPrompt
@@ -37,10 +37,10 @@ class Attended:
 
 @dataclass(frozen=True, slots=True)
 class StaleView:
-    """A prompt's question run over stale KV; `canvas` holds K,V of all its positions."""
+    """A prompt's question run over stale KV; `kv_cache` holds K,V of all its positions."""
 
     attended: Attended
-    canvas: Canvas
+    kv_cache: FusedCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class FullView:
     attended: Attended
     decoding: Tensor
     inflow: Tensor
-    canvas: Canvas
+    kv_cache: FusedCache
     logits: Tensor
     answer: tuple[int, ...]
 
@@ -76,18 +76,18 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
     probes = _QuestionProbes(prompt, context)
     every = AttentionProbe(torch.arange(prompt.tokens), layers={0})
     plan = adapter.rows(torch.arange(prompt.tokens))
-    plan.watches.extend([*probes.watches, every])
-    canvas = adapter.canvas(prompt.tokens)
-    logits = adapter.compute(canvas, prompt.token_ids, plan, capture=True)
-    prefilled = adapter.captured(canvas, prompt.token_ids, 0, prompt.tokens)
-    canvas.capture = None
-    answer = _greedy(adapter, canvas, logits, max_new_tokens)
+    plan.hooks.extend([*probes.hooks, every])
+    kv_cache = adapter.new_cache(prompt.tokens)
+    logits = adapter.compute(kv_cache, prompt.token_ids, plan, capture=True)
+    prefilled = adapter.captured(kv_cache, prompt.token_ids, 0, prompt.tokens)
+    kv_cache.capture = None
+    answer = _greedy(adapter, kv_cache, logits, max_new_tokens)
     return FullView(
         context=context,
         attended=probes.attended(),
         decoding=_decoding(adapter, prefilled, context, answer),
         inflow=every.weights[0, context.start : context.end].cpu(),
-        canvas=canvas,
+        kv_cache=kv_cache,
         logits=logits,
         answer=answer,
     )
@@ -96,9 +96,9 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
 def observe_stale(recipe: Recipe, adapter: Adapter, store: ChunkStore, prompt: TokenizedPrompt) -> StaleView:
     """The recipe's own match and place, nothing recomputed; what the store lacks is computed."""
     probes = _QuestionProbes(prompt, context_of(prompt))
-    watched = replace(recipe, attend=Watched(recipe.attend, probes.watches))
+    watched = replace(recipe, attend=Watched(recipe.attend, probes.hooks))
     result = run(watched, adapter, store, prompt, ratio=0.0)
-    return StaleView(probes.attended(), result.canvas)
+    return StaleView(probes.attended(), result.kv_cache)
 
 
 class _QuestionProbes:
@@ -113,7 +113,7 @@ class _QuestionProbes:
         self._bounds = slice(*bounds)
 
     @property
-    def watches(self) -> list[RowWatch]:
+    def hooks(self) -> list[AttentionHook]:
         return [self._question, self._rows, self._mass]
 
     def attended(self) -> Attended:
@@ -121,13 +121,13 @@ class _QuestionProbes:
         return Attended(question, rows, mass[:, self._bounds])
 
 
-def _greedy(adapter: Adapter, canvas: Canvas, logits: Tensor, max_new_tokens: int) -> tuple[int, ...]:
+def _greedy(adapter: Adapter, kv_cache: FusedCache, logits: Tensor, max_new_tokens: int) -> tuple[int, ...]:
     """The answer's token ids without its end token, unless that is all there is."""
     ends = adapter.model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     answer = [int(logits.argmax(dim=-1))]
     while len(answer) < max_new_tokens and answer[0] not in ends:
-        token = int(adapter.step(canvas, answer[-1]).argmax(dim=-1))
+        token = int(adapter.step(kv_cache, answer[-1]).argmax(dim=-1))
         if token in ends:
             break
         answer.append(token)
@@ -140,7 +140,7 @@ def _decoding(adapter: Adapter, prefilled: ChunkKV, context: Context, answer: Se
     rows = torch.arange(start, end)
     probe = AttentionProbe(rows, columns=(context.start, context.end))
     plan = adapter.rows(rows)
-    plan.watches.append(probe)
-    canvas = adapter.canvas(end, [PlacedSpan(prefilled, 0, 0)])
-    adapter.compute(canvas, (*prefilled.token_ids, *answer), plan)
+    plan.hooks.append(probe)
+    kv_cache = adapter.new_cache(end, [PlacedSpan(prefilled, 0, 0)])
+    adapter.compute(kv_cache, (*prefilled.token_ids, *answer), plan)
     return probe.weights.cpu()
