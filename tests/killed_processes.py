@@ -70,7 +70,9 @@ def victims(folder: Path, load: Callable[[], Any], work: Callable[..., None], se
 def child_processes() -> multiprocessing.context.ForkServerContext:
     """Children forked from a server without threads that has torch and a tiny model's code loaded: quick, and safe."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kvweave.testing", "kvweave.recipes.chunks_api", LLAMA])
+    context.set_forkserver_preload(
+        ["kvweave.testing", "kvweave.engine.api", "kvweave.recipes.offline", LLAMA]
+    )
     return context
 
 

@@ -1,4 +1,4 @@
-"""Settings from arguments, environment, file and defaults, in this order."""
+"""Settings come from arguments, environment, file and defaults, in this order."""
 
 from pathlib import Path
 
@@ -38,8 +38,8 @@ def test_every_setting_of_the_store_has_its_variable():
     assert store.shared == "redis://host"
 
 
-def test_a_whole_number_will_do_for_a_fraction():
-    """Also where None is possible: a budget is a share of the entries, or so many of them."""
+def test_an_int_is_accepted_for_a_float():
+    """Also where None is possible: a budget is a share of the entries, or a number of them."""
     config = read_config(Path("/nowhere"), {}, kv_budget=1024, idle_seconds_per_day=60, temperature=1)
     assert config.decoding.kv_budget == 1024
     assert config.idle.idle_seconds_per_day == 60
@@ -53,7 +53,7 @@ def test_home_from_the_environment():
 
 
 @pytest.mark.parametrize(
-    ("environment", "given", "said"),
+    ("environment", "given", "message"),
     [
         ({"KVWEAVE_TOP_K": "many"}, {}, "KVWEAVE_TOP_K is 'many'"),
         ({}, {"top_k": "many"}, "top_k is 'many'"),
@@ -74,6 +74,6 @@ def test_home_from_the_environment():
         ({}, {"idle_flops_per_day": -1}, "idle_flops_per_day is -1"),
     ],
 )
-def test_a_wrong_setting_is_named(tmp_path, environment, given, said):
-    with pytest.raises(InvalidRequest, match=said):
+def test_a_wrong_setting_is_named(tmp_path, environment, given, message):
+    with pytest.raises(InvalidRequest, match=message):
         read_config(tmp_path, environment, **given)

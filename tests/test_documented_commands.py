@@ -32,8 +32,8 @@ def test_commands_in_the_documentation_are_ones_that_there_are(line):
     for word in shlex.split(line, comments=True)[1:]:
         if word.startswith("--"):
             assert word.partition("=")[0] in names, f"{command.name} has no {word}"
-        elif isinstance(command, typer.core.TyperGroup) and word in command.commands:
-            command = command.commands[word]
+        elif isinstance(command, typer.core.TyperGroup) and (found := command.get_command(None, word)):
+            command = found
         else:
             assert command is not top, f"there is no command {word}"
         names |= {

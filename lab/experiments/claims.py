@@ -1,12 +1,12 @@
-"""What the papers saw, measured here: runs the experiments of `lab/experiments/papers/` and keeps their numbers.
+"""Repeats experiments of papers: runs those in `lab/experiments/papers/` and stores their numbers.
 
     .venv/bin/python lab/experiments/claims.py --work claims --output lab/results/claims.json --images docs/images
     .venv/bin/python lab/experiments/claims.py fragments heads --split dev --samples 20 --work first-look
 
-Without names, all of them; the page lab/docs/claims.md is then made by lab/pages/build.py. `--work` is the folder of outcomes:
-interrupted, the same command goes on where it stopped. Claims that are not named keep what the output says of them,
-unless it is about another model. `--tuned` is what `kvweave train-selector` left; without it, the point about
-fine-tuning is not measured. 200 prompts of each task and 512 tokens of context.
+Without names, all claims run. lab/pages/build.py writes the page lab/docs/claims.md from the results. `--work` is the folder
+of outcomes, from which an interrupted command resumes. The output keeps the numbers of claims that are not named; it has
+to be about the same model. `--tuned` is the folder that `kvweave train-selector` wrote; without it, the point about
+fine-tuning is not measured. The defaults are 200 prompts of each task and 512 tokens of context.
 """
 
 import argparse
@@ -20,21 +20,20 @@ from typing import Any
 
 import matplotlib
 
+from experiment import environment, run_script
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.report import first_look
-from kvweave_lab.eval.report.sheet import png
-from kvweave_lab.eval.report.style import LIGHT, settings
-from kvweave_lab.eval.subject import dtype_of
-from measured import circumstances, started
+from kvweave_lab.report.figures import LIGHT, rc_params, to_png
+from kvweave_lab.report.tables import few_prompts_warning
+from kvweave_lab.results_log import dtype_name
 from papers import CLAIMS
 from papers.claim import Claim, Setting
-from side_by_side import model
+from recipe_grid import model
 
 DIGITS = 6
 
 
-def estimated(claims: Sequence[Claim], setting: Setting) -> list[str]:
-    """A line for each claim: how many prompts it has, and under how many recipes and budgets each runs."""
+def estimate_runs(claims: Sequence[Claim], setting: Setting) -> list[str]:
+    """Return a line for each claim: its prompts, and the recipes and budgets that run on each."""
     lines = []
     for claim in claims:
         grids = claim.grids(setting).values()
@@ -44,73 +43,78 @@ def estimated(claims: Sequence[Claim], setting: Setting) -> list[str]:
     return lines
 
 
-def measured(claim: Claim, setting: Setting, work: Path, processes: int, command: str) -> dict[str, Any]:
-    """One claim's numbers and how they were come by."""
-    began = time.monotonic()
+def measure(claim: Claim, setting: Setting, work: Path, processes: int, command: str) -> dict[str, Any]:
+    """Return one claim's numbers and how they were measured."""
+    start = time.monotonic()
     found = {}
     for part, grid in claim.grids(setting).items():
         folder = work / claim.name / part if part else work / claim.name
         found[part] = claim.measure(grid, folder, processes)
     return {
-        **circumstances(command),
+        **environment(command),
         "split": setting.split,
-        "prompts": least(found),
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        **claim.figures(found),
+        "prompts": fewest_prompts(found),
+        "minutes": round((time.monotonic() - start) / 60, 1),
+        **claim.numbers(found),
     }
 
 
-def least(found: Mapping[str, Sequence[Any]]) -> int:
-    """Prompts behind the task that has the fewest."""
+def fewest_prompts(found: Mapping[str, Sequence[Any]]) -> int:
+    """Return the number of prompts of the task with the fewest."""
     prompts: dict[tuple[str, str], set[str]] = {}
-    for part, ones in found.items():
-        for one in ones:
-            prompts.setdefault((part, one.task), set()).add(one.sample)
+    for part, results in found.items():
+        for result in results:
+            prompts.setdefault((part, result.task), set()).add(result.sample)
     return min(map(len, prompts.values()))
 
 
-def kept(output: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier run left of claims that this one does not name; raises InvalidRequest for another model's."""
+def read_claims(output: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the claims that an earlier run wrote; raises InvalidRequest for another model's."""
     if not output.exists():
         return {}
     before = json.loads(output.read_text(encoding="utf-8"))
     changed = [name for name in about if before[name] != about[name]]
     if changed:
         raise InvalidRequest(
-            f"{output} differs in {', '.join(changed)}; measure all claims anew, into another file"
+            f"{output} differs in {', '.join(changed)}; measure all claims into another file"
         )
     return dict(before["claims"])
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """JSON with a line for each row, so that a new measurement reads well as a diff."""
+    """Return JSON with a line for each row, so that diffs of measurements are readable."""
     rounded = json.loads(json.dumps(result), parse_float=lambda number: round(float(number), DIGITS))
     return json.dumps(rounded, indent=1, ensure_ascii=False) + "\n"
 
 
 def draw(claims: Mapping[str, Any], images: Path) -> None:
-    """A figure for each claim."""
+    """Write a figure for each claim."""
     images.mkdir(parents=True, exist_ok=True)
     for name, result in claims.items():
-        with matplotlib.rc_context(settings(LIGHT)):
-            (images / f"claims-{name}.png").write_bytes(png(CLAIMS[name].draw(result, LIGHT)))
+        with matplotlib.rc_context(rc_params(LIGHT)):
+            (images / f"claims-{name}.png").write_bytes(to_png(CLAIMS[name].draw(result, LIGHT)))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CLAIMS)}; all without one")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"claims to measure: {', '.join(CLAIMS)}; default all"
+    )
     parser.add_argument("--split", default="test", choices=["dev", "test"])
     parser.add_argument("--samples", type=int, default=200, help="prompts of each task")
     parser.add_argument(
-        "--tuned", help="folder that kvweave train-selector left; trained anew, it needs another --work"
+        "--tuned", help="folder that kvweave train-selector wrote; another model needs another --work"
     )
-    parser.add_argument("--processes", type=int, default=2, help="each takes a task at a time")
+    parser.add_argument("--processes", type=int, default=2, help="each runs one task at a time")
     parser.add_argument(
-        "--work", type=Path, required=True, help="folder of outcomes; goes on where it stopped"
+        "--work",
+        type=Path,
+        required=True,
+        help="folder of outcomes, from which an interrupted command resumes",
     )
-    parser.add_argument("--output", type=Path, help="JSON file that the page is made from")
+    parser.add_argument("--output", type=Path, help="JSON file, the source of the page")
     parser.add_argument("--images", type=Path, help="folder for figures")
     return parser.parse_args()
 
@@ -121,31 +125,31 @@ def main() -> None:
         sys.exit(f"there is no claim {unknown[0]!r}; choose from {', '.join(CLAIMS)}")
     chosen = [CLAIMS[name] for name in args.names or CLAIMS]
     setting = Setting(args.split, args.samples, args.tuned)
-    print("\n".join(estimated(chosen, setting)), file=sys.stderr)
-    command = shlex.join(["lab/experiments/claims.py", *_said(sys.argv[1:])])
+    print("\n".join(estimate_runs(chosen, setting)), file=sys.stderr)
+    command = shlex.join(["lab/experiments/claims.py", *_without_parents(sys.argv[1:])])
     adapter = model(None)
     about = {
         "model": adapter.fingerprint.name,
         "digest": adapter.fingerprint.digest,
-        "dtype": dtype_of(adapter),
+        "dtype": dtype_name(adapter),
     }
-    found = kept(args.output, about) if args.output else {}
+    found = read_claims(args.output, about) if args.output else {}
     for claim in chosen:
-        found[claim.name] = measured(claim, setting, args.work, args.processes, command)
+        found[claim.name] = measure(claim, setting, args.work, args.processes, command)
         if args.output:
             ordered = {name: found[name] for name in CLAIMS if name in found}
             args.output.write_text(text({**about, "claims": ordered}), encoding="utf-8")
         for verdict in claim.verdicts(found[claim.name]):
-            print(f"{claim.name}: {verdict.held} {verdict.said}")
+            print(f"{claim.name}: {verdict.held} {verdict.statement}")
     if args.images:
         draw(found, args.images)
-    print(first_look(min(found[claim.name]["prompts"] for claim in chosen)) or "", file=sys.stderr)
+    print(few_prompts_warning(min(found[claim.name]["prompts"] for claim in chosen)) or "", file=sys.stderr)
 
 
-def _said(words: Sequence[str]) -> list[str]:
-    """The command without where folders lie, which means nothing to others."""
+def _without_parents(words: Sequence[str]) -> list[str]:
+    """Return the command with absolute paths reduced to names."""
     return [Path(word).name if word.startswith("/") else word for word in words]
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

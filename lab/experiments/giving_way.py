@@ -1,10 +1,10 @@
-"""How soon idle work gives way to a user's request, and what running in small blocks costs it.
+"""Measures how soon background work frees the model for a request, and the cost of computing in small blocks.
 
     .venv/bin/python lab/experiments/giving_way.py --output lab/results/giving_way.json
 
-A thread prefills a long prompt and decodes behind it, over and over, at low priority, while requests arrive at random
-moments, as `kvweave ask` in another process announces them. Measured is the time from a request's arrival to the moment
-when the work has let go of the model. The cost is that of one prefill at low priority over one at once, interleaved.
+A thread repeatedly prefills a long prompt and decodes after it, at low priority. Requests arrive at random moments,
+announced as by `kvweave ask` in another process. The delay is the time from a request's arrival until the model is free.
+The cost is the time of a prefill at low priority, relative to one at normal priority; both alternate.
 """
 
 import random
@@ -17,31 +17,32 @@ from pathlib import Path
 
 import torch
 
+from experiment import argument_parser, command_of, environment, run_script, write_result
 from kvweave.config import GenerationConfig
-from kvweave.engine.background import BackgroundStopped, RequestGuard, Requests
+from kvweave.engine.active_requests import ActiveRequests
+from kvweave.engine.background import BackgroundStopped, RequestGuard
 from kvweave.engine.generation import Decoded, generate
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.preemption import BLOCK_TOKENS
 from kvweave.models.shapes import random_model
-from measured import arguments, circumstances, command_of, keep, started
 
-LONGEST_S = 60.0
-"""Work that holds the model longer than this does not give way at all."""
+TIMEOUT_S = 60.0
+"""Work that occupies the model for longer counts as never paused."""
 
 
-class Timed(RequestGuard):
-    """Notes when the work let go."""
+class TimedGuard(RequestGuard):
+    """Records when the work pauses."""
 
-    def __init__(self, requests: Requests, stop: threading.Event) -> None:
+    def __init__(self, requests: ActiveRequests, stop: threading.Event) -> None:
         super().__init__(requests, 0.0, stop)
-        self.let_go = threading.Event()
-        self.at = 0.0
+        self.paused = threading.Event()
+        self.paused_at = 0.0
 
-    def give_way(self) -> None:
-        self.at = time.perf_counter()
-        self.let_go.set()
-        super().give_way()
+    def wait_for_requests(self) -> None:
+        self.paused_at = time.perf_counter()
+        self.paused.set()
+        super().wait_for_requests()
 
 
 def prefill(adapter: Adapter, ids: list[int]) -> tuple[FusedCache, torch.Tensor]:
@@ -49,79 +50,79 @@ def prefill(adapter: Adapter, ids: list[int]) -> tuple[FusedCache, torch.Tensor]
     return kv_cache, adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
 
 
-def work(adapter: Adapter, ids: list[int], new_tokens: int, way: Timed) -> None:
-    with suppress(BackgroundStopped), adapter.low_priority(way):
+def work(adapter: Adapter, ids: list[int], new_tokens: int, guard: TimedGuard) -> None:
+    with suppress(BackgroundStopped), adapter.low_priority(guard):
         while True:
             kv_cache, logits = prefill(adapter, ids)
             for _ in generate(adapter, kv_cache, ids, logits, GenerationConfig(), new_tokens, Decoded()):
                 pass
 
 
-def latencies(adapter: Adapter, ids: list[int], new_tokens: int, requests: int, seed: int) -> list[float]:
+def delays(adapter: Adapter, ids: list[int], new_tokens: int, requests: int, seed: int) -> list[float]:
     rng, stop, found = random.Random(seed), threading.Event(), []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "requests.lock"
-        Requests(path).arrive().leave()
-        way = Timed(Requests(path), stop)
-        working = threading.Thread(target=work, args=(adapter, ids, new_tokens, way))
-        working.start()
+        ActiveRequests(path).start().close()
+        guard = TimedGuard(ActiveRequests(path), stop)
+        worker = threading.Thread(target=work, args=(adapter, ids, new_tokens, guard))
+        worker.start()
         try:
             for _ in range(requests):
                 time.sleep(rng.uniform(0.2, 1.5))
-                way.let_go.clear()
-                began = time.perf_counter()
-                arrival = Requests(path).arrive()
-                if not way.let_go.wait(LONGEST_S):
-                    raise SystemExit(f"the work did not let go of the model within {LONGEST_S:.0f} s")
-                found.append(way.at - began)
-                arrival.leave()
+                guard.paused.clear()
+                start = time.perf_counter()
+                arrival = ActiveRequests(path).start()
+                if not guard.paused.wait(TIMEOUT_S):
+                    raise SystemExit(f"the work did not free the model within {TIMEOUT_S:.0f} s")
+                found.append(guard.paused_at - start)
+                arrival.close()
         finally:
             stop.set()
-            working.join()
+            worker.join()
     return found
 
 
 def cost(adapter: Adapter, ids: list[int], repeats: int) -> list[float]:
-    """Seconds in blocks over seconds at once, for each of some interleaved pairs."""
-    shares = []
+    """Return the seconds at low priority over those at normal priority, for each interleaved pair."""
+    ratios = []
     with tempfile.TemporaryDirectory() as folder:
-        way = Timed(Requests(Path(folder) / "requests.lock"), threading.Event())
+        guard = TimedGuard(ActiveRequests(Path(folder) / "requests.lock"), threading.Event())
         for _ in range(repeats):
-            began = time.perf_counter()
+            start = time.perf_counter()
             prefill(adapter, ids)
             middle = time.perf_counter()
-            with adapter.low_priority(way):
+            with adapter.low_priority(guard):
                 prefill(adapter, ids)
-            shares.append((time.perf_counter() - middle) / (middle - began))
-    return shares
+            ratios.append((time.perf_counter() - middle) / (middle - start))
+    return ratios
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    adapter = random_model(given.shape)
+    args = parser.parse_args()
+    adapter = random_model(args.shape)
     rng = random.Random(0)
-    ids = [rng.randrange(100, 4000) for _ in range(given.tokens)]
-    found = sorted(latencies(adapter, ids, given.new_tokens, given.requests, seed=1))
-    shares = cost(adapter, ids, given.repeats)
+    ids = [rng.randrange(100, 4000) for _ in range(args.tokens)]
+    found = sorted(delays(adapter, ids, args.new_tokens, args.requests, seed=1))
+    ratios = cost(adapter, ids, args.repeats)
     result = {
-        "shape": given.shape,
-        "prompt_tokens": given.tokens,
+        "shape": args.shape,
+        "prompt_tokens": args.tokens,
         "block_tokens": BLOCK_TOKENS,
-        "requests": given.requests,
+        "requests": args.requests,
         "median_s": statistics.median(found),
         "p95_s": found[int(0.95 * (len(found) - 1))],
         "longest_s": found[-1],
-        "blocks_over_at_once": statistics.median(shares),
-        "blocks_over_at_once_range": [min(shares), max(shares)],
+        "blocks_over_at_once": statistics.median(ratios),
+        "blocks_over_at_once_range": [min(ratios), max(ratios)],
     }
-    keep(result | circumstances(command_of(given)), given.output)
+    write_result(result | environment(command_of(args)), args.output)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

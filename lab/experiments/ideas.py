@@ -1,8 +1,6 @@
-"""Ideas for a selector and a preparation, tried on the split `dev`; what came of them stands in lab/docs/experiments.md.
+"""Ideas for selectors and preparations, tried on the split `dev`; lab/docs/experiments.md has the results.
 
-    .venv/bin/python lab/experiments/experiments.py lab/experiments/ideas.py …
-
-Knows how each idea works, not whether it pays.
+.venv/bin/python lab/experiments/experiments.py lab/experiments/ideas.py …
 """
 
 from collections.abc import Mapping
@@ -15,27 +13,28 @@ from torch import Tensor
 
 from kvweave.models.hooks import AttentionProbe
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.features import ContextSensitivity, FeatureExtractor
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.methods.weave import ContextSensitivity
 from kvweave.recipes.prepare import Isolated, Prepare, Previous, Similar, SimilarAndPrevious
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import Highest, QuestionAttention, Score
+from kvweave.recipes.select import QuestionAttention, Score, TopScores
 from kvweave.recipes.state import PrefillState
 
 
 def lengths(state: PrefillState) -> list[int]:
-    """Tokens of every stale chunk."""
-    return [m.span.tokens for m in state.matched if m.origin == "reused"]
+    """Return the number of tokens of every stale chunk."""
+    return [matched.span.tokens for matched in state.matched if matched.origin == "reused"]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A token counts as much as the best of its neighbours within `reach` tokens of the same chunk, a little less."""
+    """Gives a token the largest score within `reach` tokens of its chunk, decayed with distance."""
 
     inner: Score
     reach: int = 4
-    fading: float = 0.9
-    adds_up: ClassVar[bool] = False
+    decay: float = 0.9
+    supports_coverage: ClassVar[bool] = False
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
@@ -48,18 +47,18 @@ class Spread:
     def _spread(self, part: Tensor) -> Tensor:
         padded = F.pad(part, (self.reach, self.reach))
         shifted = padded.unfold(0, 2 * self.reach + 1, 1)  # (n, 2 reach + 1)
-        weights = self.fading ** torch.arange(-self.reach, self.reach + 1).abs().float()
+        weights = self.decay ** torch.arange(-self.reach, self.reach + 1).abs().float()
         return (shifted * weights).amax(dim=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Windowed:
-    """Tokens of a window of `window` share its mean or its largest score; the own score decides within it."""
+    """Gives the tokens of a window its mean or largest score; a token's own score decides within it."""
 
     inner: Score
     window: int = 8
     by: str = "mean"
-    adds_up: ClassVar[bool] = False
+    supports_coverage: ClassVar[bool] = False
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
@@ -77,49 +76,49 @@ class Windowed:
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """Tokens of a sentence share the sum, mean or largest of its scores."""
+    """Gives the tokens of a sentence the sum, mean or largest of its scores."""
 
     inner: Score
     by: str = "mean"
-    adds_up: ClassVar[bool] = False
+    supports_coverage: ClassVar[bool] = False
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
         return self.inner.extractors
 
     def scores(self, state: PrefillState) -> Tensor:
-        found = self.inner.scores(state)
+        scores = self.inner.scores(state)
         prompt, template = state.request.prompt, state.request.adapter.template
         number, numbers = 0, []
-        for m in state.matched:
-            if m.origin != "reused":
+        for matched in state.matched:
+            if matched.origin != "reused":
                 continue
             number += 1
-            for token in prompt.ids(m.span):
+            for token in prompt.ids(matched.span):
                 numbers.append(number)
-                if template.text((token,)).rstrip().endswith((".", "!", "?")):
+                if template.decode((token,)).rstrip().endswith((".", "!", "?")):
                     number += 1
         index = torch.tensor(numbers)
         size = torch.bincount(index).float()
-        total = torch.zeros(len(size)).index_add_(0, index, found)
+        total = torch.zeros(len(size)).index_add_(0, index, scores)
         if self.by == "max":
-            total = torch.zeros(len(size)).scatter_reduce_(0, index, found, "amax")
+            total = torch.zeros(len(size)).scatter_reduce_(0, index, scores, "amax")
         elif self.by == "mean":
             total = total / size.clamp(min=1)
-        return total[index] + 1e-3 * found
+        return total[index] + 1e-3 * scores
 
 
 @dataclass(frozen=True, slots=True)
 class TimesValueNorm:
-    """Attention times the norm of the value that it weighs, over layers."""
+    """The question's attention to a token times the norm of its value, averaged over layers."""
 
-    adds_up: ClassVar[bool] = False
+    supports_coverage: ClassVar[bool] = False
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
         first, end = state.context
-        probe = AttentionProbe(state.asked, columns=state.context)
-        state.run(state.fresh, probe)
+        probe = AttentionProbe(state.question_rows, columns=state.context)
+        state.run_partial(state.fresh, probe)
         norms = torch.stack(
             [
                 layer.values[0, :, first:end].float().square().sum(dim=(0, 2)).sqrt()
@@ -131,18 +130,18 @@ class TimesValueNorm:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeighted:
-    """Question attention of some layers, each divided by its largest weight before they are averaged, or not."""
+    """The question's attention in some layers; with `peaks`, each layer is divided by its largest weight."""
 
     layers: tuple[int, ...] | None = None
     peaks: bool = False
     power: float = 1.0
-    adds_up: ClassVar[bool] = False
+    supports_coverage: ClassVar[bool] = False
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
         first, _ = state.context
-        probe = AttentionProbe(state.asked, columns=state.context)
-        state.run(state.fresh, probe)
+        probe = AttentionProbe(state.question_rows, columns=state.context)
+        state.run_partial(state.fresh, probe)
         weights = probe.weights.cpu()
         if self.layers is not None:
             weights = weights[list(self.layers)]
@@ -153,84 +152,84 @@ class LayerWeighted:
 
 
 @dataclass(frozen=True, slots=True)
-class TimesMoved:
-    """Another score, times how far a preparation moved each token; `floor` keeps what did not move in the running."""
+class TimesSensitivity:
+    """Another score times each token's sensitivity to its context; `floor` is added to the sensitivity."""
 
     inner: Score
-    moved: ContextSensitivity
+    sensitivity: ContextSensitivity
     floor: float = 0.0
     added: float = 0.0
     power: float = 1.0
-    adds_up: ClassVar[bool] = False
+    supports_coverage: ClassVar[bool] = False
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
-        return (self.moved,)
+        return (self.sensitivity,)
 
     def scores(self, state: PrefillState) -> Tensor:
-        moved = self.moved.of_stale(state).pow(self.power)
-        found = self.inner.scores(state)
-        return found * (self.floor + moved) + self.added * moved * found.mean()
+        sensitivity = self.sensitivity.of_stale_tokens(state).pow(self.power)
+        scores = self.inner.scores(state)
+        return scores * (self.floor + sensitivity) + self.added * sensitivity * scores.mean()
 
 
 @dataclass(frozen=True, slots=True)
 class TwoRounds:
-    """Part of the budget by the question's attention over stale KV; the rest by its attention after the first repair.
+    """Selects a part of the budget by the question's attention over stale KV, and the rest after recomputing that part.
 
-    With `following`, what the repaired tokens attend to counts as well, as much as the question's own attention.
+    `following` weighs the recomputed tokens' own attention in the second round.
     """
 
     score: Score = field(default_factory=QuestionAttention)
     share: float = 0.5
     following: float = 0.0
     spread: int = 0
-    selects: ClassVar[bool] = True
-    adds_up: ClassVar[bool] = False
+    selective: ClassVar[bool] = True
+    supports_coverage: ClassVar[bool] = False
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def choose(self, state: PrefillState) -> Tensor:
         budget, stale = state.request.budget, state.stale
-        if budget.nothing or not stale.numel():
+        if budget.recomputes_none or not stale.numel():
             return stale[:0]
-        count = budget.rows(stale.numel())
+        count = budget.max_rows(stale.numel())
         first = top_tokens(self.score.scores(state), max(1, round(self.share * count)))
-        probes = [AttentionProbe(state.asked, columns=state.context)]
+        probes = [AttentionProbe(state.question_rows, columns=state.context)]
         if self.following:
             probes.append(AttentionProbe(stale[first], columns=state.context))
-        state.run(torch.cat([stale[first], state.fresh]).sort().values, *probes)
+        state.run_partial(torch.cat([stale[first], state.fresh]).sort().values, *probes)
         start = state.context[0]
-        again = probes[0].weights.mean(dim=0).cpu()[stale - start]
+        second = probes[0].weights.mean(dim=0).cpu()[stale - start]
         if self.following:
-            again = again + self.following * probes[1].weights.mean(dim=0).cpu()[stale - start]
+            second = second + self.following * probes[1].weights.mean(dim=0).cpu()[stale - start]
         if self.spread:
-            again = torch.cat(
-                [Spread(self.score, self.spread)._spread(part) for part in again.split(lengths(state))]
+            second = torch.cat(
+                [Spread(self.score, self.spread)._spread(part) for part in second.split(lengths(state))]
             )
-        again[first] = float("inf")
-        return stale[top_tokens(again, count)]
+        second[first] = float("inf")
+        return stale[top_tokens(second, count)]
 
 
 @dataclass(frozen=True, slots=True)
-class Seams:
-    """The first `tokens` tokens of every chunk count `much` more than others."""
+class ChunkStarts:
+    """Multiplies the scores of the first `tokens` tokens of every chunk by `factor`."""
 
     inner: Score
     tokens: int = 8
-    much: float = 2.0
-    adds_up: ClassVar[bool] = False
+    factor: float = 2.0
+    supports_coverage: ClassVar[bool] = False
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
         return self.inner.extractors
 
     def scores(self, state: PrefillState) -> Tensor:
-        found = self.inner.scores(state)
+        scores = self.inner.scores(state)
         offsets = torch.cat([torch.arange(size) for size in lengths(state)])
-        return torch.where(offsets < self.tokens, found * self.much, found)
+        return torch.where(offsets < self.tokens, scores * self.factor, scores)
 
 
 def _variant(name: str, prepare: Prepare, score: Score) -> tuple[str, Recipe]:
-    return name, Recipe(name, prepare=prepare, match=MatchPathThenChunk(), select=Highest(score), ratio=0.1)
+    return name, Recipe(name, prepare=prepare, match=MatchPathThenChunk(), select=TopScores(score), ratio=0.1)
 
 
 QUESTION = QuestionAttention()
@@ -250,27 +249,39 @@ VARIANTS: Mapping[str, Recipe] = dict(
         _variant("q-value", Previous(), TimesValueNorm()),
         _variant("q-peaks", Previous(), LayerWeighted(peaks=True)),
         _variant("q-root", Previous(), LayerWeighted(power=0.5)),
-        _variant("q-moved", Previous(), TimesMoved(QUESTION, ContextSensitivity(Similar()))),
-        _variant("q-seams", Previous(), Seams(QUESTION)),
-        _variant("q-moved-woven", SimilarAndPrevious(), TimesMoved(QUESTION, ContextSensitivity(Similar()))),
-        _variant("q-moved-by-following", Previous(), TimesMoved(QUESTION, ContextSensitivity(Previous()))),
+        _variant("q-moved", Previous(), TimesSensitivity(QUESTION, ContextSensitivity(Similar()))),
+        _variant("q-seams", Previous(), ChunkStarts(QUESTION)),
         _variant(
-            "q-moved-by-woven", Previous(), TimesMoved(QUESTION, ContextSensitivity(SimilarAndPrevious()))
+            "q-moved-woven", SimilarAndPrevious(), TimesSensitivity(QUESTION, ContextSensitivity(Similar()))
         ),
-        _variant("q-moved-root", Previous(), TimesMoved(QUESTION, ContextSensitivity(Similar()), power=0.5)),
         _variant(
-            "q-moved-square", Previous(), TimesMoved(QUESTION, ContextSensitivity(Similar()), power=2.0)
+            "q-moved-by-following", Previous(), TimesSensitivity(QUESTION, ContextSensitivity(Previous()))
         ),
-        _variant("q-moved-added", Previous(), TimesMoved(QUESTION, ContextSensitivity(Similar()), added=1.0)),
         _variant(
-            "q-moved-peaks", Previous(), TimesMoved(LayerWeighted(peaks=True), ContextSensitivity(Similar()))
+            "q-moved-by-woven",
+            Previous(),
+            TimesSensitivity(QUESTION, ContextSensitivity(SimilarAndPrevious())),
+        ),
+        _variant(
+            "q-moved-root", Previous(), TimesSensitivity(QUESTION, ContextSensitivity(Similar()), power=0.5)
+        ),
+        _variant(
+            "q-moved-square", Previous(), TimesSensitivity(QUESTION, ContextSensitivity(Similar()), power=2.0)
+        ),
+        _variant(
+            "q-moved-added", Previous(), TimesSensitivity(QUESTION, ContextSensitivity(Similar()), added=1.0)
+        ),
+        _variant(
+            "q-moved-peaks",
+            Previous(),
+            TimesSensitivity(LayerWeighted(peaks=True), ContextSensitivity(Similar())),
         ),
         _variant(
             "q-moved-last",
             Previous(),
-            TimesMoved(QuestionAttention(layers=(-4, -3, -2, -1)), ContextSensitivity(Similar())),
+            TimesSensitivity(QuestionAttention(layers=(-4, -3, -2, -1)), ContextSensitivity(Similar())),
         ),
-        _variant("q-moved-isolated", Isolated(), TimesMoved(QUESTION, ContextSensitivity(Similar()))),
+        _variant("q-moved-isolated", Isolated(), TimesSensitivity(QUESTION, ContextSensitivity(Similar()))),
         (
             "two-rounds",
             Recipe(

@@ -1,7 +1,7 @@
-"""llama.cpp at the shape of a model: its weights in the GGUF format, run through the Python binding, with its prefix cache.
+"""Runs a model in llama.cpp, by its Python binding and with its prefix cache.
 
-Needs the extra `peers` (llama-cpp-python, which is compiled when it is installed, and gguf). The weights are the model's own, in 16
-bits or in the 8 that llama.cpp's users prefer; there is no vocabulary, since prompts come as token ids.
+Needs the extra `peers`: gguf and llama-cpp-python, which is compiled during installation. The weights are the model's own,
+in 16 bits or in the 8 bits that are usual with llama.cpp. The file has no vocabulary, since prompts are token ids.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,15 @@ from torch import Tensor
 from kvweave.models.adapter import Adapter
 
 FORMATS = ("BF16", "Q8_0")
-"""Of weights, as GGUF calls them: the model's own and the usual 8 bits. Vectors are in 32 bits, as in every GGUF file; rows that are not made of whole blocks in 16."""
+"""GGUF's names of weight formats: the model's own and the usual 8 bits.
+
+Vectors have 32 bits, as in every GGUF file. Rows that do not consist of whole blocks have 16 bits.
+"""
 
 ARCHITECTURES = ("qwen2", "llama")
 
-_OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_INSIDE = {
+_MODEL_TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -33,8 +36,8 @@ _INSIDE = {
 }
 
 
-def why_not(adapter: Adapter) -> str | None:
-    """Why llama.cpp cannot be measured beside this model; None if it can."""
+def unsupported_reason(adapter: Adapter) -> str | None:
+    """Return why llama.cpp cannot run this model; None if it can."""
     try:
         import gguf  # noqa: F401
         import llama_cpp  # noqa: F401
@@ -42,13 +45,13 @@ def why_not(adapter: Adapter) -> str | None:
         return f"{error.name} is not installed; pip install 'kvweave[peers]'"
     config = adapter.model.config
     if config.model_type not in ARCHITECTURES:
-        return f"no GGUF file is written of the architecture {config.model_type}"
-    turning = config.rope_parameters["rope_type"]
-    return None if turning == "default" else f"no GGUF file is written of rotation of the type {turning}"
+        return f"GGUF files of the architecture {config.model_type} are not supported"
+    rope_type = config.rope_parameters["rope_type"]
+    return None if rope_type == "default" else f"GGUF files with RoPE of type {rope_type} are not supported"
 
 
 class LlamaCpp:
-    """One model file, loaded; prompts of up to `tokens`."""
+    """A loaded model file, for prompts of up to `tokens`."""
 
     def __init__(self, path: Path, tokens: int) -> None:
         from llama_cpp import Llama
@@ -59,32 +62,32 @@ class LlamaCpp:
             n_ctx=tokens,
             n_threads=threads,
             n_threads_batch=threads,
-            flash_attn=True,  # as llama.cpp's own programs choose
+            flash_attn=True,  # as in llama.cpp's own programs
             verbose=False,
         )
 
     def prefill(self, token_ids: Sequence[int], kept_tokens: int = 0) -> None:
-        """Compute a prompt up to its last token's logits; of what was computed last, the first tokens are kept."""
-        self._llama.n_tokens = kept_tokens  # what lies behind is dropped by the next call
+        """Compute a prompt up to its last token's logits; keep the KV of its first tokens from the last call."""
+        self._llama.n_tokens = kept_tokens  # the next call drops later tokens
         self._llama.eval(list(token_ids[kept_tokens:]))
 
     @property
     def logits(self) -> Tensor:
-        """Of the last token computed, (vocabulary,)."""
+        """Logits of the last computed token, (vocabulary,)."""
         from llama_cpp import llama_get_logits_ith
 
-        found = llama_get_logits_ith(self._llama.ctx, -1)
-        return torch.tensor(found[: self._llama.n_vocab()])
+        logits = llama_get_logits_ith(self._llama.ctx, -1)
+        return torch.tensor(logits[: self._llama.n_vocab()])
 
     def close(self) -> None:
         self._llama.close()
 
 
 @contextmanager
-def opened(adapter: Adapter, folder: Path, weights: str, tokens: int) -> Iterator[LlamaCpp]:
-    """The model as llama.cpp runs it, its weights in a format of GGUF; the file is in `folder` for as long."""
+def open_llama_cpp(adapter: Adapter, folder: Path, weights: str, tokens: int) -> Iterator[LlamaCpp]:
+    """Load the model into llama.cpp with weights in a GGUF format; its file is in `folder` meanwhile."""
     path = folder / f"{weights}.gguf"
-    write(adapter, path, weights)
+    write_gguf(adapter, path, weights)
     llama = LlamaCpp(path, tokens)
     try:
         yield llama
@@ -93,8 +96,8 @@ def opened(adapter: Adapter, folder: Path, weights: str, tokens: int) -> Iterato
         path.unlink()
 
 
-def write(adapter: Adapter, path: Path, weights: str) -> None:
-    """The model's weights and shape as a GGUF file."""
+def write_gguf(adapter: Adapter, path: Path, weights: str) -> None:
+    """Write the model's weights and shape as a GGUF file."""
     import gguf
 
     config = adapter.model.config
@@ -110,9 +113,9 @@ def write(adapter: Adapter, path: Path, weights: str) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
     kind = gguf.GGMLQuantizationType[weights]
-    # A head that is tied to the embedding is not among the parameters.
+    # An output head that is tied to the embedding is not among the parameters.
     for name, weight in adapter.model.named_parameters():
-        numbers: Any = _as_llama_cpp_has_it(name, weight.detach().float(), config).cpu().numpy()
+        numbers: Any = _llama_cpp_layout(name, weight.detach().float(), config).cpu().numpy()
         if weight.dim() == 1:
             writer.add_tensor(tensor_name(name), numbers)
         else:
@@ -125,19 +128,19 @@ def write(adapter: Adapter, path: Path, weights: str) -> None:
     writer.close()
 
 
-def _as_llama_cpp_has_it(name: str, weight: Tensor, config: Any) -> Tensor:
-    """Of the architecture llama, queries and keys have the two numbers that are rotated together beside each other."""
+def _llama_cpp_layout(name: str, weight: Tensor, config: Any) -> Tensor:
+    """Return a weight in llama.cpp's layout: for Llama models, it places rotated pairs of queries and keys side by side."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    turned = heads.get(name.split(".")[-2])
-    if config.model_type != "llama" or turned is None:
+    count = heads.get(name.split(".")[-2])
+    if config.model_type != "llama" or count is None:
         return weight
-    return weight.view(turned, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+    return weight.view(count, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def tensor_name(name: str) -> str:
-    """What GGUF calls a parameter of a Llama or Qwen2 model."""
+    """Return GGUF's name of a parameter of a Llama or Qwen2 model."""
     module, _, kind = name.rpartition(".")
-    if module in _OUTSIDE:
-        return f"{_OUTSIDE[module]}.{kind}"
+    if module in _MODEL_TENSORS:
+        return f"{_MODEL_TENSORS[module]}.{kind}"
     _, _, layer, inside = module.split(".", 3)
-    return f"blk.{layer}.{_INSIDE[inside]}.{kind}"
+    return f"blk.{layer}.{_LAYER_TENSORS[inside]}.{kind}"

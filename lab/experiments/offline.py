@@ -1,24 +1,31 @@
-"""What preparing a chunk costs before any question comes, by preparation and by what recipes record beside it.
+"""Measures the cost of preparing a chunk, by preparation and by the features that recipes extract.
 
     .venv/bin/python lab/experiments/offline.py --output lab/results/offline.json
 
-In every round each preparation gets the same chunks and an empty store, one after the other: seconds are those of
-everything `kvweave.prepare` does, embedding and writing included. Beside it stands what computing a chunk of its own takes at the
-least: one pass over its tokens behind nothing, and nothing stored.
+In every round, each preparation gets the same chunks and an empty store. The seconds include all of `kvweave.prepare`, with
+embedding and writing. The baseline is the least that a chunk can take: one pass over its tokens alone, without storing.
 """
 
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from experiment import (
+    argument_parser,
+    command_of,
+    dtype_and_device,
+    environment,
+    median_and_range,
+    run_script,
+    write_result,
+)
 from kvweave.errors import KvweaveError
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.shapes import random_model
-from kvweave.recipes.chunks_api import prepare
-from kvweave_lab.bench.prompts import chunk_text
-from kvweave_lab.bench.spread import Spread, ratios, timed
-from measured import arguments, circumstances, command_of, computed_with, keep, numbers, started
+from kvweave.recipes.offline import prepare
+from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
+from kvweave_lab.bench.workload import chunk_text
 
 RECIPES = {
     "bare": "direct",
@@ -33,11 +40,11 @@ RECIPES = {
     "cacheclip: isolated in two models": "cacheclip",
     "observed: isolated, and three rehearsals": "cachecraft",
 }
-"""Recipes that prepare so."""
+"""A recipe for each preparation."""
 
 
 def measure(adapter: Adapter, shape: str, chunks: int, chunk_tokens: int, rounds: int) -> dict[str, Any]:
-    """Everything that is kept but the circumstances."""
+    """Return the result without the environment."""
     times: dict[str, list[float]] = {name: [] for name in RECIPES}
     least: list[float] = []
     size: dict[str, float] = {}
@@ -46,26 +53,26 @@ def measure(adapter: Adapter, shape: str, chunks: int, chunk_tokens: int, rounds
         first = number * chunks
         texts = [chunk_text(adapter, first + n, chunk_tokens) for n in range(chunks)]
         ids = [adapter.template.chunk_ids(text) for text in texts]
-        least.append(timed(lambda ids=ids: [adapter.encode(one) for one in ids]) / chunks)
+        least.append(elapsed_s(lambda ids=ids: [adapter.encode(one) for one in ids]) / chunks)
         for name in list(RECIPES) if number % 2 else list(RECIPES)[::-1]:
             try:
-                seconds, size[name] = prepared(adapter, texts, RECIPES[name])
+                seconds, size[name] = prepare_once(adapter, texts, RECIPES[name])
                 times[name].append(seconds)
             except KvweaveError as error:
                 refused[name] = str(error)
     return {
         "shape": shape,
-        **computed_with(adapter),
+        **dtype_and_device(adapter),
         "chunks": chunks,
         "chunk_tokens": chunk_tokens,
         "rounds": rounds,
-        "least_s_per_chunk": numbers(Spread.of(least[1:])),
+        "least_s_per_chunk": median_and_range(MedianRange.of(least[1:])),
         "rows": [
             {
                 "preparation": name,
                 "recipe": RECIPES[name],
-                "s_per_chunk": numbers(Spread.of(seconds[1:])),
-                "of_least": numbers(ratios(seconds[1:], least[1:])),
+                "s_per_chunk": median_and_range(MedianRange.of(seconds[1:])),
+                "of_least": median_and_range(paired_ratios(seconds[1:], least[1:])),
                 "bytes_per_token": size[name],
             }
             for name, seconds in times.items()
@@ -75,26 +82,26 @@ def measure(adapter: Adapter, shape: str, chunks: int, chunk_tokens: int, rounds
     }
 
 
-def prepared(adapter: Adapter, texts: Sequence[str], recipe: str) -> tuple[float, float]:
-    """Seconds per chunk, and bytes on disk per token of all chunks, the system prefix's among them."""
+def prepare_once(adapter: Adapter, texts: Sequence[str], recipe: str) -> tuple[float, float]:
+    """Return the seconds per chunk, and the bytes on disk per token of all chunks, including the system prefix's."""
     with tempfile.TemporaryDirectory() as folder, ChunkStore(folder, limit_bytes=2**62) as store:
-        seconds = timed(lambda: prepare(adapter, store, texts, recipe=recipe))
+        seconds = elapsed_s(lambda: prepare(adapter, store, texts, recipe=recipe))
         tokens = sum(len(adapter.template.chunk_ids(text)) for text in texts)
         return seconds / len(texts), store.used_bytes / tokens
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
-    parser.add_argument("--chunks", type=int, default=12, help="of each round; similar ones are among them")
+    parser.add_argument("--chunks", type=int, default=12, help="chunks per round")
     parser.add_argument("--chunk-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     adapter = random_model(args.shape)
     result = measure(adapter, args.shape, args.chunks, args.chunk_tokens, args.rounds)
-    result |= circumstances(command_of(args))
-    keep(result, args.output)
+    result |= environment(command_of(args))
+    write_result(result, args.output)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

@@ -1,9 +1,9 @@
-"""Exactness per family: largest logit difference to plain transformers, on tiny models with random weights.
+"""Measures exactness per model family: the largest logit difference from plain transformers.
 
     .venv/bin/python lab/experiments/parity.py --output lab/results/parity.json
 
-`recompute_all`: 100 % of the rows computed over a canvas that was filled with garbage. `prefix_reuse`: the
-first 70 of 100 rows from KV that was stored unrotated in the same frequency regime. float32, CPU.
+Models are tiny, with random weights in float32, on the CPU. `recompute_all` computes all rows over a cache filled with
+random KV. `prefix_reuse` takes the first 70 of 100 rows from KV that was stored unrotated in the same frequency regime.
 """
 
 import warnings
@@ -11,10 +11,10 @@ import warnings
 import torch
 import transformers
 
+from experiment import argument_parser, run_script, write_result
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.testing import FAMILIES, REFUSED, tiny_adapter, tiny_model
 from kvweave.types import ChunkKV
-from measured import arguments, keep, started
 
 N, STORED = 100, 70
 
@@ -33,7 +33,7 @@ def measure(family: str) -> dict[str, object]:
     adapter = tiny_adapter(family)
     whole = adapter.new_cache(N)
     adapter.compute(whole, ids, adapter.rows(torch.arange(N)), capture=True)
-    stored = adapter.captured(whole, ids, 0, STORED)
+    stored = adapter.extract_chunk_kv(whole, ids, 0, STORED)
     garbage = ChunkKV(stored.token_ids, torch.randn_like(stored.kv) * 3)
 
     def difference(kv: object, first: int) -> float:
@@ -51,7 +51,7 @@ def measure(family: str) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
@@ -61,8 +61,8 @@ def main() -> None:
         "families": [measure(family) for family in FAMILIES],
         "refused": {name: reason for name, (_, _, reason) in REFUSED.items()},
     }
-    keep(result, args.output)
+    write_result(result, args.output)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

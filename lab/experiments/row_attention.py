@@ -1,13 +1,13 @@
-"""Attention of some rows of a prompt in one layer of a real shape: all rows, a mask, and what kvweave has instead.
+"""Measures attention of selected rows in one layer: with all rows, with a mask, and with kvweave's operators.
 
     .venv/bin/python lab/experiments/row_attention.py --output lab/results/row_attention.json
 
-FusionRAG's fig. 14b. Fused attention that knows no mask computes every row, of which the chosen ones are kept; with a mask it
-computes the chosen ones against every key. The mask is made beforehand, as all layers share it. Every implementation of
-kvweave's that runs on the device is timed as a layer in the middle of a request gets it, and compared with the mask's result;
-`chosen` is the one that requests get. What keys and values hold does not matter to time; where rows lie does: they are drawn evenly from all
-over the context. On a GPU all rows are FlashAttention's, and the mask goes through the memory-efficient kernel, for which
-keys and values are repeated beforehand.
+This is FusionRAG's fig. 14b, in a real shape. Fused attention without a mask computes every row; with a mask, it computes
+only the selected rows, against every key. The mask is made before the timed part, since all layers share it. Every
+implementation of kvweave that runs on the device is timed like a layer in the middle of a request, and its result is
+compared with the mask's; `chosen` is the one that requests use. Keys and values are random. Rows are drawn evenly from the
+context, since their positions affect the time. On a GPU, all rows use FlashAttention, and the mask uses the
+memory-efficient kernel, for which keys and values are repeated before the timed part.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PretrainedConfig
 
-from kvweave.models.loading import device_named, dtype_named
+from experiment import argument_parser, command_of, environment, median_and_range, run_script, write_result
+from kvweave.models.loading import parse_device, parse_dtype
 from kvweave.models.shapes import shape_config
-from kvweave.ops.attention import AttentionInput, KeyRows, RowAttention
+from kvweave.ops.attention import AttentionInput, KVRows, RowAttention
 from kvweave.ops.row_attention import has_triton, row_attention
-from kvweave.ops.row_blocks import BlockedAttention, hiding_mask
+from kvweave.ops.row_blocks import BlockedAttention, additive_mask
 from kvweave.ops.split_attention import SplitAttention, can_split
-from kvweave_lab.bench.spread import Spread, ratios, timed
-from measured import arguments, circumstances, command_of, keep, numbers, started
+from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
 
 ALL, MASK = "all rows", "a mask"
 QUESTION_TOKENS = 32
@@ -35,7 +35,7 @@ QUESTION_TOKENS = 32
 
 
 def implementations(rows: Tensor, dtype: torch.dtype) -> list[RowAttention]:
-    """Those that run on the device of the rows."""
+    """Return kvweave's implementations that run on the device of the rows."""
     found: list[RowAttention] = [BlockedAttention([rows], dtype)]
     if rows.device.type == "cpu" and can_split():
         found.append(SplitAttention([rows], dtype))
@@ -47,7 +47,7 @@ def implementations(rows: Tensor, dtype: torch.dtype) -> list[RowAttention]:
 
 
 class Layer:
-    """One layer's query (1, H, N, D), keys and values (1, G, N, D) of a prompt, and the rows (T,) that are asked for."""
+    """One layer's query (1, H, N, D), keys and values (1, G, N, D) of a prompt, and the selected rows (T,)."""
 
     def __init__(
         self, config: PretrainedConfig, tokens: int, ratio: float, dtype: torch.dtype, device: torch.device
@@ -65,22 +65,22 @@ class Layer:
         self._scaling = width**-0.5
 
     def ways(self) -> dict[str, Callable[[], Tensor]]:
-        """Each way's step, which returns the attention of the rows, (1, H, T, D)."""
+        """Return a step for each way; a step returns the attention of the rows, (1, H, T, D)."""
         rows, on_gpu = self.rows, self.query.device.type == "cuda"
         query = self.query[:, :, rows].contiguous()
         positions = torch.arange(self.keys.shape[2], device=rows.device)
-        mask = hiding_mask(rows, positions, None, query.dtype)
+        mask = additive_mask(rows, positions, None, query.dtype)
         keys, values = self.keys, self.values
-        if on_gpu:  # with a mask no kernel there lets heads share keys
+        if on_gpu:  # no GPU kernel with a mask lets heads share keys
             keys, values = (
-                each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (keys, values)
+                part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (keys, values)
             )
-        given = [AttentionInput((), KeyRows(self.keys, self.values, positions), rows[:0])]
+        inputs = [AttentionInput((), KVRows(self.keys, self.values, positions), rows[:0])]
 
         def only(backend: SDPBackend) -> AbstractContextManager[object]:
             return sdpa_kernel(backend) if on_gpu else nullcontext()
 
-        def everything() -> Tensor:
+        def all_rows() -> Tensor:
             with only(SDPBackend.FLASH_ATTENTION):
                 out = F.scaled_dot_product_attention(
                     self.query, self.keys, self.values, is_causal=True, scale=self._scaling, enable_gqa=True
@@ -93,38 +93,38 @@ class Layer:
                     query, keys, values, attn_mask=mask, scale=self._scaling, enable_gqa=not on_gpu
                 )
 
-        ours = {
-            type(one).__name__: lambda one=one: one.attend(query, given, scaling=self._scaling)
+        own = {
+            type(one).__name__: lambda one=one: one.attend(query, inputs, scaling=self._scaling)
             for one in implementations(rows, query.dtype)
         }
-        return {ALL: everything, MASK: masked, **ours}
+        return {ALL: all_rows, MASK: masked, **own}
 
 
 def measure(
     shape: str, context_tokens: int, ratio: float, dtype: str, device: str, rounds: int
 ) -> dict[str, Any]:
-    """Everything that is kept but the circumstances."""
-    place = device_named(device)
-    layer = Layer(shape_config(shape), context_tokens, ratio, dtype_named(dtype) or torch.bfloat16, place)
+    """Return the result without the environment."""
+    on = parse_device(device)
+    layer = Layer(shape_config(shape), context_tokens, ratio, parse_dtype(dtype) or torch.bfloat16, on)
     ways = layer.ways()
 
     def synchronized(step: Callable[[], Tensor]) -> None:
         step()
-        if place.type == "cuda":
+        if on.type == "cuda":
             torch.cuda.synchronize()
 
     expected = ways[MASK]().float()
-    away = {
+    differences = {
         name: float((step().float() - expected).abs().max()) for name, step in ways.items()
-    }  # warms up, too
+    }  # also warms up
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         for name in list(ways)[:: -1 if number % 2 else 1]:
-            times[name].append(timed(lambda step=ways[name]: synchronized(step)))
+            times[name].append(elapsed_s(lambda step=ways[name]: synchronized(step)))
     return {
         "shape": shape,
         "dtype": str(layer.query.dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else str(place),
+        "device": torch.cuda.get_device_name(on) if on.type == "cuda" else str(on),
         "context_tokens": context_tokens,
         "ratio": ratio,
         "computed_rows": layer.rows.numel(),
@@ -133,10 +133,10 @@ def measure(
         "rows": [
             {
                 "way": name,
-                "seconds": numbers(Spread.of(own)),
-                "of_all": numbers(ratios(times[ALL], own)),
-                "of_mask": numbers(ratios(times[MASK], own)),
-                "largest_difference": away[name],
+                "seconds": median_and_range(MedianRange.of(own)),
+                "of_all": median_and_range(paired_ratios(times[ALL], own)),
+                "of_mask": median_and_range(paired_ratios(times[MASK], own)),
+                "largest_difference": differences[name],
             }
             for name, own in times.items()
         ],
@@ -144,7 +144,7 @@ def measure(
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--context-tokens", type=int, default=32768)
     parser.add_argument("--ratio", type=float, default=0.15)
@@ -153,9 +153,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     result = measure(args.shape, args.context_tokens, args.ratio, args.dtype, args.device, args.rounds)
-    result |= circumstances(command_of(args))
-    keep(result, args.output)
+    result |= environment(command_of(args))
+    write_result(result, args.output)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

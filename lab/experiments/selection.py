@@ -1,9 +1,9 @@
-"""Which tokens matter to the shipped reference model: `kvweave eval selection` on the test split, and what of it is quoted.
+"""Runs `kvweave eval selection` on the test split, and stores the numbers that lab/docs/selection.md quotes.
 
     .venv/bin/python lab/experiments/selection.py --work selection --output lab/results/selection.json --images docs/images
 
-`--work` is the folder for the whole reports and all their figures. The page lab/docs/selection.md quotes means over tasks, each
-from all prompts; what it says of single tasks rests on 50. Settings run two at a time, each on one core.
+`--work` is the folder for complete reports and their figures. The page quotes means over four tasks with 50 prompts each;
+its statements about single tasks are of 50 prompts. Two settings run at a time, each on one core.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from experiment import environment, run_script
 from kvweave.models.loading import load_model
-from measured import circumstances, started
 
 ARGUMENTS = ("eval", "selection", "--split", "test", "--samples", "50", "--quiet")
-"""50 prompts of each of four tasks: 200 behind every figure over all of them."""
+"""With 50 prompts of each of four tasks, every mean over tasks is of 200 prompts."""
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "main": ("--answer", "0.1"),
@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "long-chunks": ("--chunk-tokens", "192"),
     "long": ("--context-tokens", "1024"),
 }
-"""What differs from the defaults, 512 tokens in chunks of up to 96; the first is the one that is quoted in full."""
+"""Options that differ from the defaults, 512 tokens in chunks of up to 96; the first setting is quoted in full."""
 
 FIGURES = ("decoding-by-ratio", "decoding-by-layer", "loss-by-factor", "kv-deviation", "places")
 DIGITS = 6
@@ -38,17 +38,17 @@ Report = dict[str, Any]
 
 
 def quoted(report: Report) -> Report:
-    """What the page says of the first setting, over KV prepared in isolation, and of the deviation of every kind of KV."""
+    """Return the numbers of the first setting, over KV prepared in isolation, and the deviation of every kind of KV."""
     first = report["preparations"][0]
     overall, *tasks = first["layers"]
     stale = report["layer_curves"].index("stale")
     return {
         **{name: report[name] for name in ("model", "samples", "tasks", "ratios", "auxiliary", "answers")},
-        **compared(report),
+        **setting_summary(report),
         "selections": {
             name: {
                 "of_optimal": first["of_optimal"][number],
-                "loss_left": first["selection_loss"][number][near(report)],
+                "loss_left": first["selection_loss"][number][nearest_ratio(report)],
                 "depths": first["depths"][number],
                 "chunks": first["chunks"][number],
             }
@@ -65,8 +65,8 @@ def quoted(report: Report) -> Report:
     }
 
 
-def compared(report: Report) -> Report:
-    """What settings are laid side by side by."""
+def setting_summary(report: Report) -> Report:
+    """Return the numbers by which settings are compared."""
     first, auxiliary = report["preparations"][0], report["auxiliary"]
     decoding = report["selections"].index("decoding")
     return {
@@ -74,7 +74,9 @@ def compared(report: Report) -> Report:
         "of_decoding": {
             name: first["overlap"][number][decoding] for number, name in enumerate(report["selections"])
         },
-        "loss_left": first["selection_loss"][report["selections"].index("question_stale")][near(report)],
+        "loss_left": first["selection_loss"][report["selections"].index("question_stale")][
+            nearest_ratio(report)
+        ],
         "last_layer_off": {
             kind["name"]: kind["deviation"]["relative"][-1] for kind in report["preparations"]
         },
@@ -82,18 +84,18 @@ def compared(report: Report) -> Report:
     }
 
 
-def near(report: Report) -> int:
-    """The place of the ratio, among those of the curves, that selections take."""
-    return min(range(len(report["ratios"])), key=lambda place: abs(report["ratios"][place] - report["ratio"]))
+def nearest_ratio(report: Report) -> int:
+    """Return the index of the curves' ratio nearest to the one of the selections."""
+    return min(range(len(report["ratios"])), key=lambda index: abs(report["ratios"][index] - report["ratio"]))
 
 
 def command(name: str, work: Path) -> list[str]:
-    """The words behind `kvweave` of a setting."""
+    """Return the arguments of `kvweave` for a setting."""
     return [*ARGUMENTS, *SETTINGS[name], "--output", str(work / name)]
 
 
-def analysed(name: str, work: Path) -> Report:
-    """A setting's report."""
+def run_setting(name: str, work: Path) -> Report:
+    """Run a setting and return its report."""
     subprocess.run(
         [sys.executable, "-m", "kvweave", *command(name, work)],
         stdout=subprocess.DEVNULL,
@@ -108,13 +110,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--work", type=Path, required=True, help="folder for the whole reports")
+    parser.add_argument("--work", type=Path, required=True, help="folder for complete reports")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--images", type=Path, help="folder for the figures of the page")
     args = parser.parse_args()
-    # The longest first: the others fit beside and behind it.
+    # The longest setting starts first.
     with ThreadPoolExecutor(2) as pool:
-        running = {name: pool.submit(analysed, name, args.work) for name in reversed(SETTINGS)}
+        running = {name: pool.submit(run_setting, name, args.work) for name in reversed(SETTINGS)}
         try:
             reports = {name: running[name].result() for name in SETTINGS}
         except subprocess.CalledProcessError as error:
@@ -122,13 +124,13 @@ def main() -> None:
             sys.exit(error.returncode)
     first, *others = SETTINGS
     named = Path(args.work.name)
-    found = circumstances(f"lab/experiments/selection.py --work {named}") | {
+    result = environment(f"lab/experiments/selection.py --work {named}") | {
         "evaluations": [" ".join(["kvweave", *command(name, named)]) for name in SETTINGS],
         "digest": load_model().fingerprint.digest,
         **quoted(reports[first]),
-        "others": [compared(reports[name]) for name in others],
+        "others": [setting_summary(reports[name]) for name in others],
     }
-    short = json.loads(json.dumps(found), parse_float=lambda number: round(float(number), DIGITS))
+    short = json.loads(json.dumps(result), parse_float=lambda number: round(float(number), DIGITS))
     text = json.dumps(short, indent=1) + "\n"
     print(text, end="")
     if args.output:
@@ -138,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

@@ -1,10 +1,10 @@
-"""What choosing tokens costs beside full prefill, recipe by recipe, interleaved in one process, on a real shape.
+"""Measures the cost of selecting tokens relative to full prefill, recipe by recipe, on a real shape.
 
     .venv/bin/python lab/experiments/selection_cost.py --output lab/results/selection_cost.json
 
-Selection runs from stored KV being found to the rows to recompute being known; laying stored KV out is not counted, since
-every request pays for it. The baseline is the better of transformers' own causal prefill and ours without reuse, over
-the same ids, in the same round. Weights are random: what is selected means nothing, what it costs does.
+Recipes are interleaved in one process. Selection begins when stored KV has been found and ends when the rows to recompute
+are known. Placing stored KV is not counted, since every request does it. The baseline is the faster of transformers' causal
+prefill and kvweave's, over the same ids in the same round. Weights are random, which does not affect the cost.
 """
 
 import statistics
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import kvweave
+from experiment import argument_parser, command_of, dtype_and_device, environment, run_script, write_result
 from kvweave.errors import KvweaveError
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
@@ -23,27 +24,26 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.types import TokenizedPrompt
-from kvweave_lab.bench.baseline import library_attention, stock_prefill
-from kvweave_lab.bench.prompts import prompt_of_chunks
-from kvweave_lab.eval.results import FULL, REUSE
-from kvweave_lab.eval.suites import selectors
-from measured import arguments, circumstances, command_of, computed_with, keep, started
+from kvweave_lab.bench.baselines import stock_attention, transformers_prefill
+from kvweave_lab.bench.workload import prompt_of_chunks
+from kvweave_lab.eval.grid import selectors
+from kvweave_lab.eval.outcomes import FULL, REUSE
 
 Times = list[tuple[float, float]]
-"""Seconds of selection and to the first token, round by round."""
+"""Seconds of selection and of the whole TTFT, round by round."""
 
 
-def prepared(
+def prepare_stores(
     adapter: Adapter, chunks: Sequence[str], recipes: Sequence[Recipe]
 ) -> tuple[dict[str, MemoryStore], dict[str, str]]:
-    """A store for each recipe, shared by those that prepare alike; and why some recipes have none."""
-    made: list[tuple[Prepare, MemoryStore]] = []
+    """Return a store for each recipe, shared by recipes with equal preparations, and reasons of recipes without one."""
+    shared: list[tuple[Prepare, MemoryStore]] = []
     stores, refused = {}, {}
     for recipe in recipes:
-        store = next((store for prepare, store in made if prepare == recipe.prepare), None)
+        store = next((store for prepare, store in shared if prepare == recipe.prepare), None)
         if store is None:
             store = MemoryStore()
-            made.append((recipe.prepare, store))
+            shared.append((recipe.prepare, store))
         try:
             kvweave.prepare(adapter, store, chunks, recipe=recipe)
         except KvweaveError as error:
@@ -53,7 +53,7 @@ def prepared(
     return stores, refused
 
 
-def timed(
+def time_rounds(
     adapter: Adapter,
     prompt: TokenizedPrompt,
     recipes: Sequence[Recipe],
@@ -61,17 +61,17 @@ def timed(
     ratio: float,
     repeats: int,
 ) -> tuple[list[float], dict[str, Times]]:
-    """Full prefill of every round, and each recipe's times beside it; a round before them all warms up."""
+    """Return full prefill's and each recipe's times by round, after a round that warms up."""
     ids = torch.tensor([prompt.token_ids])
-    full, nothing = recipe_named(FULL), MemoryStore()
+    full, empty = recipe_named(FULL), MemoryStore()
     baseline: list[float] = []
     times: dict[str, Times] = {recipe.name: [] for recipe in recipes}
     for _ in range(repeats + 1):
-        with library_attention(adapter):
-            began = time.perf_counter()
-            stock_prefill(adapter, ids)
-            stock_s = time.perf_counter() - began
-        baseline.append(min(stock_s, run(full, adapter, nothing, prompt).timing.ttft_s))
+        with stock_attention(adapter):
+            start = time.perf_counter()
+            transformers_prefill(adapter, ids)
+            stock_s = time.perf_counter() - start
+        baseline.append(min(stock_s, run(full, adapter, empty, prompt).timing.ttft_s))
         for recipe in recipes:
             timing = run(recipe, adapter, stores[recipe.name], prompt, ratio=ratio).timing
             times[recipe.name].append((timing.select_s, timing.ttft_s))
@@ -81,17 +81,17 @@ def timed(
 def measure(
     shape: str, context_tokens: int, chunk_tokens: int, ratio: float, repeats: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Everything that is kept but the circumstances; raises UnknownRecipe."""
+    """Return the result without the environment; raises UnknownRecipe."""
     adapter = random_model(shape)
-    asked = prompt_of_chunks(adapter, context_tokens, chunk_tokens)
-    prompt, chunks = adapter.template.render(asked), asked.chunks
+    question = prompt_of_chunks(adapter, context_tokens, chunk_tokens)
+    prompt, chunks = adapter.template.render(question), question.chunks
     recipes = [recipe_named(name) for name in names]
-    stores, refused = prepared(adapter, chunks, recipes)
-    able = [recipe for recipe in recipes if recipe.name in stores]
-    full, times = timed(adapter, prompt, able, stores, ratio, repeats)
+    stores, refused = prepare_stores(adapter, chunks, recipes)
+    prepared = [recipe for recipe in recipes if recipe.name in stores]
+    full, times = time_rounds(adapter, prompt, prepared, stores, ratio, repeats)
     return {
         "shape": shape,
-        **computed_with(adapter),
+        **dtype_and_device(adapter),
         "prompt_tokens": prompt.tokens,
         "chunk_tokens": chunk_tokens,
         "ratio": ratio,
@@ -104,11 +104,11 @@ def measure(
 
 
 def row(recipe: str, rounds: Times, full: Sequence[float]) -> dict[str, Any]:
-    """Medians over rounds, and of shares their range; a share compares two times of one round."""
+    """Return medians over rounds; a share compares two times of the same round and also has its range."""
     select_s, ttft_s = zip(*rounds, strict=True)
     found: dict[str, Any] = {"recipe": recipe, "select_s": statistics.median(select_s)}
     for name, values in (("select", select_s), ("ttft", ttft_s)):
-        shares = [value / whole for value, whole in zip(values, full, strict=True)]
+        shares = [value / full_s for value, full_s in zip(values, full, strict=True)]
         found |= {
             f"{name}_over_full": statistics.median(shares),
             f"{name}_over_full_range": [min(shares), max(shares)],
@@ -117,19 +117,19 @@ def row(recipe: str, rounds: Times, full: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--context-tokens", type=int, default=4096)
     parser.add_argument("--chunk-tokens", type=int, default=512)
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--recipe", action="append", help="default: all that select")
+    parser.add_argument("--recipe", action="append", help="default: all recipes that select tokens")
     args = parser.parse_args()
     names = args.recipe or [name for name in selectors() if name != REUSE]
     result = measure(args.shape, args.context_tokens, args.chunk_tokens, args.ratio, args.repeats, names)
-    result |= circumstances(command_of(args))
-    keep(result, args.output)
+    result |= environment(command_of(args))
+    write_result(result, args.output)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

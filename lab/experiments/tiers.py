@@ -1,13 +1,14 @@
-"""How fast a context's chunk KV comes out of each tier, beside a plain transfer of the same bytes, interleaved.
+"""Measures how fast a context's chunk KV is loaded from each tier, relative to a plain transfer of the same bytes.
 
     .venv/bin/python lab/experiments/tiers.py --output lab/results/tiers.json
     .venv/bin/python lab/experiments/tiers.py --tier redis://127.0.0.1:6379/0 --tier s3://bucket/prefix --storage int8
 
-A round fetches every chunk once as a look-up does: the bytes, a copy of its own, every checksum. Into memory that is the way up, from
-then on an entry is used where it lies. Where machines share, the same chunks are also looked up by a store that has nothing itself, all
-at once, which can use the first layers while the others are coming: until it can, and until all are there. The plain transfer beside it is, for memory, a copy; for a folder, reading the files, which both
-ways come out of the page cache (out of the disk: `kvweave bench store`); for a server, asking its own client for the bytes and doing nothing with them. Of a server the figures say as much about the network as about this program. KV is random, in the shape of a model; what is
-put under a namespace of its own is deleted again.
+A round fetches every chunk once, like a look-up: its bytes, a copy, and every checksum. For memory, this is the promotion
+of an entry, which later look-ups use in place. For a shared tier, an empty store also looks up all chunks at once: the
+times until the first layers and all layers can be used. The plain transfer is a copy for memory, reading the files for a
+folder, and a fetch by the server's own client for a server; both ways alternate. Files come from the page cache; for the
+disk, see `kvweave bench store`. A server's numbers depend on the network as much as on kvweave. KV is random, in the shape
+of a model. Entries have a namespace of their own and are deleted at the end.
 """
 
 import secrets
@@ -20,56 +21,58 @@ from typing import TypeAlias
 
 import torch
 
+from experiment import argument_parser, command_of, environment, median_and_range, run_script, write_result
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.format import encode_entry, parse_entry, verify_content
+from kvweave.kvstore.format import ParsedEntry, encode_entry, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
-from kvweave.kvstore.tiers.factory import open_shared
+from kvweave.kvstore.tiers.factory import open_remote_tier
 from kvweave.kvstore.tiers.memory import HostTier
 from kvweave.kvstore.tiers.tier import RemoteTier, owned_copy
-from kvweave.recipes.prepare import packed
+from kvweave.recipes.prepare import quantise_kv
 from kvweave.types import STORAGES, ChunkKV, KVProvenance, ModelFingerprint, Storage
-from kvweave_lab.bench.spread import Spread, ratios, timed
-from measured import arguments, circumstances, command_of, keep, numbers, started
+from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
 
 SHAPE = (24, 2, 2, 64)  # layers, keys and values, KV heads, head width: 12 KiB per token in bfloat16
-MADE = KVProvenance("bare", ())
+PROVENANCE = KVProvenance("bare", ())
 Wanted: TypeAlias = list[tuple[tuple[int, ...], list[KVProvenance]]]
 MODEL = ModelFingerprint("random", "", "", "", "bfloat16", "0" * 32)
 NAMESPACE = f"bench-{secrets.token_hex(4)}"
 
 
 def ids_of(number: int, chunk_tokens: int) -> tuple[int, ...]:
-    """The tokens of a chunk."""
+    """Return the token ids of a chunk."""
     return tuple(range(number * chunk_tokens, (number + 1) * chunk_tokens))
 
 
 def entries(chunks: int, chunk_tokens: int, storage: Storage) -> dict[str, bytes]:
-    """Random KV of so many chunks in the stored format, by key."""
-    made = {}
+    """Return the random KV of chunks in the stored format, by key."""
+    blobs = {}
     for number in range(chunks):
         layers, both, heads, width = SHAPE
         kv = torch.randn(layers, both, heads, chunk_tokens, width).bfloat16()
-        chunk = packed(ChunkKV(ids_of(number, chunk_tokens), kv), storage)
-        key = EntryKey(NAMESPACE, MODEL.digest, digest_tokens(chunk.token_ids), quantised(MADE, storage))
-        made[key.digest] = b"".join(encode_entry(key, "random", chunk, []).parts)
-    return made
+        chunk = quantise_kv(ChunkKV(ids_of(number, chunk_tokens), kv), storage)
+        key = EntryKey(
+            NAMESPACE, MODEL.digest, digest_tokens(chunk.token_ids), quantised(PROVENANCE, storage)
+        )
+        blobs[key.digest] = b"".join(encode_entry(key, "random", chunk, []).parts)
+    return blobs
 
 
-def fetched(tier: RemoteTier, keys: Sequence[str]) -> None:
-    """What a look-up does with each entry."""
+def fetch_each(tier: RemoteTier, keys: Sequence[str]) -> None:
+    """Fetch and verify each entry like a look-up."""
     for key in keys:
         verify_content(parse_entry(owned_copy(tier.get_many([key])[key]), key).content)
 
 
-def fetched_into(memory: HostTier, data: dict[str, bytes]) -> None:
-    """What is done with each entry once, on its way up to memory."""
-    memory.residents.drop(data)
-    for key, blob in data.items():
-        memory.admit(key, blob, 0.0)
+def admit_each(memory: HostTier, parsed: Sequence[ParsedEntry]) -> None:
+    """Admit each entry into empty memory."""
+    memory.clear()
+    for entry in parsed:
+        memory.admit(entry, 0.0)
 
 
-def plain(tier: RemoteTier, keys: Sequence[str], folder: Path) -> Callable[[], object]:
-    """The same bytes, with nothing done to them."""
+def plain_transfer(tier: RemoteTier, keys: Sequence[str], folder: Path) -> Callable[[], object]:
+    """Return a function that reads the same bytes without processing them."""
     files = {path.name: path for path in folder.rglob("*") if path.is_file()}
     if files:
         return lambda: [files[key].read_bytes() for key in keys]
@@ -77,107 +80,110 @@ def plain(tier: RemoteTier, keys: Sequence[str], folder: Path) -> Callable[[], o
 
 
 def measure(
-    fetch: Callable[[], object], beside: Callable[[], object], rounds: int, size: int
+    fetch: Callable[[], object], plain: Callable[[], object], rounds: int, size: int
 ) -> dict[str, object]:
-    """Fetch everything so many times, in turn with the plain transfer."""
+    """Return the times of fetching everything and of the plain transfer, which alternate."""
     plain_s, fetch_s = [], []
-    for number in range(rounds + 1):  # the first round is not counted
-        steps = [(beside, plain_s), (fetch, fetch_s)]
+    for number in range(rounds + 1):  # the first round warms up
+        steps = [(plain, plain_s), (fetch, fetch_s)]
         for step, times in steps if number % 2 else steps[::-1]:
-            times.append(timed(step))
+            times.append(elapsed_s(step))
     return {
         "bytes": size,
-        "plain_s": numbers(Spread.of(plain_s[1:])),
-        "fetch_s": numbers(Spread.of(fetch_s[1:])),
-        "throughput_of_plain": numbers(ratios(plain_s[1:], fetch_s[1:])),
+        "plain_s": median_and_range(MedianRange.of(plain_s[1:])),
+        "fetch_s": median_and_range(MedianRange.of(fetch_s[1:])),
+        "throughput_of_plain": median_and_range(paired_ratios(plain_s[1:], fetch_s[1:])),
     }
 
 
-def looked_up(url: str, wanted: Wanted, rounds: int) -> dict[str, object]:
-    """Look everything up so many times, on machines that have nothing: until the first layers can be used, and all."""
+def look_up(url: str, wanted: Wanted, rounds: int) -> dict[str, object]:
+    """Return the times until an empty store can use the first layers of all chunks, and all layers."""
     first_s, all_s = [], []
-    for _ in range(rounds + 1):  # the first round is not counted
+    for _ in range(rounds + 1):  # the first round warms up
         with (
             tempfile.TemporaryDirectory() as folder,
             ChunkStore(folder, namespace=NAMESPACE, shared=url, limit_bytes=0) as store,
             store.lease() as lease,
         ):
-            store.get(MODEL, (0,), MADE)  # which is not there, and has the connection made
-            began = time.perf_counter()
+            store.get(MODEL, (0,), PROVENANCE)  # a miss, which opens the connection
+            start = time.perf_counter()
             found = [one[0] for one in store.find(MODEL, wanted, lease) if one is not None]
             for chunk in found:
                 chunk.layer(0)
-            first_s.append(time.perf_counter() - began)
+            first_s.append(time.perf_counter() - start)
             for chunk in found:
                 verify_content(chunk)
-            all_s.append(time.perf_counter() - began)
+            all_s.append(time.perf_counter() - start)
             assert len(found) == len(wanted)
     return {
-        "first_layer_s": numbers(Spread.of(first_s[1:])),
-        "all_layers_s": numbers(Spread.of(all_s[1:])),
+        "first_layer_s": median_and_range(MedianRange.of(first_s[1:])),
+        "all_layers_s": median_and_range(MedianRange.of(all_s[1:])),
     }
 
 
-def of_memory(data: dict[str, bytes], rounds: int) -> dict[str, object]:
-    """The host's memory."""
+def measure_memory(data: dict[str, bytes], rounds: int) -> dict[str, object]:
+    """Return the times of the host's memory."""
     size = sum(map(len, data.values()))
     memory = HostTier(2 * size)
+    parsed = [parse_entry(owned_copy(blob), key) for key, blob in data.items()]
     return measure(
-        partial(fetched_into, memory, data),
+        partial(admit_each, memory, parsed),
         lambda: [owned_copy(blob) for blob in data.values()],
         rounds,
         size,
     )
 
 
-def of_place(
+def measure_shared(
     url: str, data: dict[str, bytes], wanted: Wanted, rounds: int, folder: Path
 ) -> dict[str, object]:
-    """What is at an address: put everything, fetch it, look it up, and delete it again."""
-    tier = open_shared(url, NAMESPACE)
+    """Return the times of a shared tier: put, fetch and look up everything, then delete it."""
+    tier = open_remote_tier(url, NAMESPACE)
     keys = list(data)
 
     def put() -> None:
         for key in keys:
             tier.put(key, data[key])
 
-    put_s = timed(put)
+    put_s = elapsed_s(put)
     size = sum(map(len, data.values()))
-    measured = measure(partial(fetched, tier, keys), plain(tier, keys, folder), rounds, size)
-    measured |= looked_up(url, wanted, rounds)
+    times = measure(partial(fetch_each, tier, keys), plain_transfer(tier, keys, folder), rounds, size)
+    times |= look_up(url, wanted, rounds)
     tier.delete(keys)
     tier.close()
-    return {"put_s": put_s, **measured}
+    return {"put_s": put_s, **times}
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument(
-        "--tier", action="append", help="host, folder, or the address of a shared tier; repeatable"
+        "--tier",
+        action="append",
+        help="host, folder, or the address of a shared tier; repeatable; default host and folder",
     )
     parser.add_argument("--storage", action="append", choices=STORAGES, help="repeatable; default all")
     parser.add_argument("--context-tokens", type=int, default=4096)
     parser.add_argument("--chunk-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
-    names, storages = given.tier or ["host", "folder"], given.storage or list(STORAGES.values())
-    figures = []
+    args = parser.parse_args()
+    names, storages = args.tier or ["host", "folder"], args.storage or list(STORAGES.values())
+    rows = []
     for storage in storages:
-        chunks = given.context_tokens // given.chunk_tokens
-        data = entries(chunks, given.chunk_tokens, storage)
-        provenance = quantised(MADE, storage)
-        wanted = [(ids_of(number, given.chunk_tokens), [provenance]) for number in range(chunks)]
+        chunks = args.context_tokens // args.chunk_tokens
+        data = entries(chunks, args.chunk_tokens, storage)
+        provenance = quantised(PROVENANCE, storage)
+        wanted = [(ids_of(number, args.chunk_tokens), [provenance]) for number in range(chunks)]
         for name in names:
-            with tempfile.TemporaryDirectory() as place:
-                folder = Path(place)
+            with tempfile.TemporaryDirectory() as temporary:
+                folder = Path(temporary)
                 if name == "host":
-                    measured = of_memory(data, given.rounds)
+                    times = measure_memory(data, args.rounds)
                 else:
                     url = f"file://{folder}" if name == "folder" else name
-                    measured = of_place(url, data, wanted, given.rounds, folder)
-                figures.append({"tier": name.partition(":")[0], "storage": storage, **measured})
-    keep({**circumstances(command_of(given)), "tiers": figures}, given.output)
+                    times = measure_shared(url, data, wanted, args.rounds, folder)
+                rows.append({"tier": name.partition(":")[0], "storage": storage, **times})
+    write_result({**environment(command_of(args)), "tiers": rows}, args.output)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

@@ -1,4 +1,4 @@
-"""One figure of several measurements of `kvweave bench ttft`, a panel for each context.
+"""Draws several measurements of `kvweave bench ttft` as one figure, with a panel for each context length.
 
 .venv/bin/python lab/experiments/ttft_figure.py lab/results/ttft_limit_*k.json --image docs/images/ttft.png
 """
@@ -8,23 +8,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvweave_lab.bench.spread import Spread
-from kvweave_lab.bench.ttft_plot import ttft_plot
-from kvweave_lab.bench.ttft_results import TtftBench, TtftRow, TtftSettings, TtftSpread
-from measured import started
+from experiment import run_script
+from kvweave_lab.bench.measurement import MedianRange
+from kvweave_lab.bench.plots import ttft_plot
+from kvweave_lab.bench.ttft import TtftBench, TtftRange, TtftRow, TtftSettings
 
 
-def read(told: list[dict[str, Any]]) -> TtftBench:
-    """What was measured, shortest context first; settings are the first one's."""
-    rows = [TtftRow(**row) for one in told for row in one["rows"]]
-    spreads = [
-        TtftSpread(**{**spread, **{name: Spread(**spread[name]) for name in ("ttft_s", "speedup")}})
-        for one in told
-        for spread in one["spreads"]
+def merge(measurements: list[dict[str, Any]]) -> TtftBench:
+    """Return all rows, shortest context first, with the settings of the first measurement."""
+    rows = [TtftRow(**row) for one in measurements for row in one["rows"]]
+    ranges = [
+        TtftRange(**{**own, **{name: MedianRange(**own[name]) for name in ("ttft_s", "speedup")}})
+        for one in measurements
+        for own in one["spreads"]
     ]
-    pairs = sorted(zip(rows, spreads, strict=True), key=lambda pair: pair[0].context_tokens)
-    settings = TtftSettings(**told[0]["settings"])
-    return TtftBench(settings, tuple(row for row, _ in pairs), tuple(spread for _, spread in pairs), ())
+    pairs = sorted(zip(rows, ranges, strict=True), key=lambda pair: pair[0].context_tokens)
+    settings = TtftSettings(**measurements[0]["settings"])
+    return TtftBench(settings, tuple(row for row, _ in pairs), tuple(own for _, own in pairs), ())
 
 
 def main() -> None:
@@ -33,10 +33,10 @@ def main() -> None:
     )
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--image", type=Path, required=True)
-    given = parser.parse_args()
-    told = [json.loads(path.read_text(encoding="utf-8")) for path in given.results]
-    given.image.write_bytes(ttft_plot(read(told)))
+    args = parser.parse_args()
+    measurements = [json.loads(path.read_text(encoding="utf-8")) for path in args.results]
+    args.image.write_bytes(ttft_plot(merge(measurements)))
 
 
 if __name__ == "__main__":
-    started(main)
+    run_script(main)

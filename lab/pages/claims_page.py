@@ -1,32 +1,33 @@
-"""lab/docs/claims.md: what the papers saw, and whether it was seen here.
+"""lab/docs/claims.md: the claims of the papers, and whether they hold here.
 
-Reads no files: `build.py` hands over what `lab/experiments/claims.py` left, None if it was not run.
+Reads no files: `build.py` passes the results of `lab/experiments/claims.py`, None if it did not run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from tables import NOT_MEASURED
+from markdown_parts import NOT_MEASURED, Result
 
-from kvweave_lab.eval.report import first_look
-from papers.claim import Claim, Verdict, room
+from kvweave_lab.report.tables import few_prompts_warning
+from papers.claim import Claim, Verdict, baseline_lines
 
 _WORDS = {True: "Held here", False: "The opposite was seen here", None: "Not seen here"}
 
 Claims = Mapping[str, Claim]
-Result = Mapping[str, Any]
 
 
 def claims_page(claims: Claims, measured: Result | None, images: Iterable[str]) -> str:
-    """The page; `images` are the names of files in docs/images."""
+    """Return the page; `images` are the names of files in lab/docs/images."""
     found, drawn = (measured or {}).get("claims", {}), set(images)
     lines = [
         "# What the papers saw, seen here or not",
         "",
-        "Each claim is an experiment of `lab/experiments/papers/`; this page is written by `lab/pages/build.py` from their numbers. *Held here*"
-        " and *the opposite was seen here* are said where the 95 % interval allows nothing else, *not seen here* where it leaves both"
-        " open. Differences are paired, the same prompts under both recipes, unless they are called unpaired. The model that answers is the one that ships with kvweave;"
-        " papers measured large models on long contexts, so that what is not seen here may still be true there.",
+        *_what_follows(claims, found),
+        "Each claim is an experiment of `lab/experiments/papers/`; `lab/pages/build.py` writes this page from their numbers. *Held here*"
+        " and *the opposite was seen here* mean that the 95 % interval allows nothing else, *not seen here* that it leaves both"
+        " open. Differences are paired (the same prompts under both recipes) unless they are called unpaired. The model is the one that ships with"
+        " kvweave. Papers measured large models on long contexts, so a claim that is not seen here may still be true there.",
+        "",
+        "The command of each claim is below its table; `lab/experiments/claims.py NAME --work claims` repeats one.",
         "",
         *_overview(claims, found),
         "",
@@ -38,8 +39,38 @@ def claims_page(claims: Claims, measured: Result | None, images: Iterable[str]) 
     return "\n".join(lines)
 
 
+def _what_follows(claims: Claims, found: Result) -> list[str]:
+    """Return how many points held, and every point whose opposite was seen; nothing before any claim is measured."""
+    verdicts = [
+        (claim, verdict)
+        for name, claim in claims.items()
+        if name in found
+        for verdict in claim.verdicts(found[name])
+    ]
+    if not verdicts:
+        return []
+    count = {held: sum(verdict.held is held for _, verdict in verdicts) for held in _WORDS}
+    lines = [
+        f"Of {len(verdicts)} points, {count[True]} held here, {count[None]} were not seen, and of {count[False]} the opposite was seen. "
+        "Context of 512 tokens, the shipped 10 MB model, generated prompts."
+    ]
+    for held in (True, False):
+        titles = dict.fromkeys(claim.title for claim, verdict in verdicts if verdict.held is held)
+        named = "; ".join(
+            f"[{title}](#{_anchor(title)}) ({sum(c.title == title and v.held is held for c, v in verdicts)})"
+            for title in titles
+        )
+        if named:
+            lines.append(f"{_WORDS[held]}, with the number of points: {named}.")
+    lines.append(
+        "A point that was not seen stays open: its interval allows both. Where a section says that there is little to win back, these tasks "
+        "could not show it."
+    )
+    return ["What follows:", "", *(f"- {line}" for line in lines), ""]
+
+
 def _overview(claims: Claims, found: Result) -> list[str]:
-    """How many points of each claim held."""
+    """Return how many points of each claim held."""
     lines = ["| claim | held | not seen | the opposite |", "|---|---|---|---|"]
     for name, claim in claims.items():
         counts: tuple[str, ...] = ("–", "–", "–")
@@ -54,28 +85,32 @@ def _section(claim: Claim, result: Result | None, image: str | None) -> list[str
     lines = [
         f"## {claim.title}",
         "",
-        f"**{claim.paper}**: {claim.says}",
+        f"**{claim.paper}**: {claim.finding}",
         "",
-        f"**Here**: {claim.tried}",
+        f"**Here**: {claim.setup}",
         "",
     ]
     if result is None:
         return [*lines, NOT_MEASURED, "", f"`lab/experiments/claims.py {claim.name} --work claims`", ""]
-    lines += [*_said(claim.verdicts(result)), "", *(line for said in room(result) for line in (said, ""))]
+    lines += [
+        *_points(claim.verdicts(result)),
+        "",
+        *(line for text in baseline_lines(result) for line in (text, "")),
+    ]
     if image:
         lines += [f"![{claim.title}](images/{image})", ""]
-    return [*lines, *claim.table(result), "", _how(result), ""]
+    return [*lines, *claim.table(result), "", _source(result), ""]
 
 
-def _said(verdicts: Sequence[Verdict]) -> list[str]:
-    return [f"- *{_WORDS[held]}.* {said}" for held, said in verdicts]
+def _points(verdicts: Sequence[Verdict]) -> list[str]:
+    return [f"- *{_WORDS[held]}.* {text}" for held, text in verdicts]
 
 
-def _how(result: Result) -> str:
-    """Where the numbers come from, and how much they can carry."""
-    warning = first_look(result["prompts"])
+def _source(result: Result) -> str:
+    """Return where the numbers come from, and a warning if there are few prompts."""
+    warning = few_prompts_warning(result["prompts"])
     return (
-        f"`{result['split']}` split, {result['prompts']} prompts and more of each task, 512 tokens of context; intervals are 95 %, by bootstrap over"
+        f"`{result['split']}` split, at least {result['prompts']} prompts of each task, 512 tokens of context; intervals are 95 %, by bootstrap over"
         f" prompts. `{result['command']}`, {result['date']}, commit {result['commit']}, {result['minutes']:.0f} minutes."
         + (f" {warning}" if warning else "")
     )

@@ -1,45 +1,41 @@
 """The generated parts of lab/docs/decoding.md: what `kvweave eval decode` and `kvweave bench decode` measured."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from decoding_targets import OURS, over_all, targets
-from tables import NOT_MEASURED, header, spread
-from tables import row as line
+from markdown_parts import NOT_MEASURED, Result, header, spread
+from markdown_parts import row as line
+from targets import OURS, decoding_targets, over_all_kinds
 
-from kvweave_lab.eval.decoding.rows import OVERALL, budget_text
+from kvweave_lab.eval.decoding.results import OVERALL, budget_text
 
-Row = Mapping[str, Any]
 DENSE = "dense"
-"""What all strategies are compared with."""
+"""The strategy with which all others are compared."""
 TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
-"""What a token costs between flash and memory."""
+"""The bytes that a token moves between flash and memory."""
 
 QUALITY, ENTRIES = "decoding.json", "decoding_entries.json"
-"""All kinds of text without single entries, which take long; those on one kind."""
+"""All kinds of text without single entries, which take long; single entries on one kind."""
 ABLATIONS, FAR_ABLATIONS = "decoding_ablations.json", "decoding_ablations_far.json"
-"""One technique after the other; those whose worth grows with the text, far into it."""
+"""Every technique left out in turn; techniques whose worth grows with the text, far into it."""
 COSTS = {
     "decode_cost.json": "Memory for 30 % of all KV, every strategy",
     "decode_cost_storages.json": "The same in fewer bits",
     "decode_cost_plenty.json": "Memory for all KV",
-    "decode_cost_absolute.json": "A number of entries, and so many bytes at every length",
-    "decode_cost_limited.json": "Where all KV does not fit",
+    "decode_cost_absolute.json": "A number of entries, and a number of bytes at every length",
+    "decode_cost_limited.json": "Less memory than all KV needs",
 }
-"""In real shapes, and what each measurement shows."""
+"""The measurements in real shapes, and what each one shows."""
 
-_SHARES = (
-    "What `dynakv` misses of recall and reads, as shares of what another strategy does on the same texts:"
-)
+_SHARES = "What `dynakv` misses of recall and reads, as shares of another strategy's on the same texts:"
 
 FILES: Sequence[str] = (QUALITY, ENTRIES, ABLATIONS, FAR_ABLATIONS, *COSTS)
-"""What `parts` is told of."""
+"""The results that `parts` needs."""
 
 
-def parts(found: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
-    """Every part of the page by its marker; `found` are results by file name, None where there are none."""
+def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
+    """Return every part of the page by its marker; `found` are results by file name, None for missing ones."""
     return {
-        "decoding-targets": targets(found),
+        "decoding-targets": decoding_targets(found),
         "decoding-quality": strategies(found[QUALITY]),
         "decoding-entries": beside_entries(found[ENTRIES]),
         "decoding-ablations": ablated(found[ABLATIONS]),
@@ -48,59 +44,65 @@ def parts(found: Mapping[str, Mapping[str, Any] | None]) -> dict[str, str]:
     }
 
 
-def dense_scores(told: Mapping[str, Any] | None) -> str:
-    """For the card of the model that was trained for long texts: its answers with all KV in memory."""
-    if told is None:
+def dense_scores(result: Result | None) -> str:
+    """For the card of the model for long texts: its answers with all KV in memory."""
+    if result is None:
         return NOT_MEASURED
-    dense = [row for row in told["rows"] if row["strategy"] == DENSE]
+    dense = [row for row in result["rows"] if row["strategy"] == DENSE]
     kinds = list(dict.fromkeys(row["task"] for row in dense))
     lines = header("tokens decoded", *(f"`{kind}`" if kind != OVERALL else kind for kind in kinds))
     for length in sorted({row["decode_tokens"] for row in dense}):
         own = {row["task"]: row for row in dense if row["decode_tokens"] == length}
-        lines.append(line(f"{length:,}", *(_told(own[kind], "score") for kind in kinds)))
-    return "\n".join([*lines, "", _circumstances(told)])
+        lines.append(line(f"{length:,}", *(_estimate(own[kind], "score") for kind in kinds)))
+    return "\n".join([*lines, "", _conditions(result)])
 
 
-def strategies(told: Mapping[str, Any] | None) -> str:
-    """Every strategy at every length over all kinds of text, by kind at the last, and how soon clusters come back."""
-    if told is None:
+def strategies(result: Result | None) -> str:
+    """Return every strategy at every length, by kind of text at the last, and how soon clusters are retrieved again."""
+    if result is None:
         return NOT_MEASURED
-    rows = told["rows"]
+    rows = result["rows"]
     last = max(row["decode_tokens"] for row in rows)
     kinds = [row for row in rows if row["task"] != OVERALL and row["decode_tokens"] == last]
     return "\n\n".join(
         [
-            _circumstances(told),
-            "\n".join(_found(sorted(over_all(rows), key=lambda row: int(row["decode_tokens"])))),
+            _conditions(result),
+            "\n".join(
+                _strategy_rows(sorted(over_all_kinds(rows), key=lambda row: int(row["decode_tokens"])))
+            ),
             _SHARES,
-            "\n".join(_beside(over_all(told["beside"]))),
+            "\n".join(_beside(over_all_kinds(result["beside"]))),
             f"At {last:,} tokens by kind of text:",
             "\n".join(_answers(kinds)),
-            "Share of clusters that are retrieved again within so many steps, of those that were just updated and of any:",
-            "\n".join(_returns(told)),
+            "Share of clusters that are retrieved again within N steps, of those that were just updated and of any:",
+            "\n".join(_returns(result)),
         ]
     )
 
 
-def beside_entries(told: Mapping[str, Any] | None) -> str:
-    """Single entries at every length, and what `dynakv` comes to beside them."""
-    if told is None:
+def beside_entries(result: Result | None) -> str:
+    """Return single entries at every length, compared with `dynakv`."""
+    if result is None:
         return NOT_MEASURED
     return "\n\n".join(
         [
-            _circumstances(told),
-            "\n".join(_found(sorted(over_all(told["rows"]), key=lambda row: int(row["decode_tokens"])))),
+            _conditions(result),
+            "\n".join(
+                _strategy_rows(
+                    sorted(over_all_kinds(result["rows"]), key=lambda row: int(row["decode_tokens"]))
+                )
+            ),
             _SHARES,
-            "\n".join(_beside(over_all(told["beside"]))),
+            "\n".join(_beside(over_all_kinds(result["beside"]))),
         ]
     )
 
 
-def ablated(told: Mapping[str, Any] | None) -> str:
-    """Every variant at the last length, and what is saved at each."""
-    if told is None:
+def ablated(result: Result | None) -> str:
+    """Return every variant at the last length, and what techniques save at each length."""
+    if result is None:
         return NOT_MEASURED
-    rows = over_all(told["rows"])
+    rows = over_all_kinds(result["rows"])
     lengths = sorted({row["decode_tokens"] for row in rows})
     at = {
         length: {row["strategy"]: row for row in rows if row["decode_tokens"] == length} for length in lengths
@@ -108,26 +110,26 @@ def ablated(told: Mapping[str, Any] | None) -> str:
     own = at[lengths[-1]]
     return "\n\n".join(
         [
-            _circumstances(told),
-            "\n".join(_found(own.values())),
+            _conditions(result),
+            "\n".join(_strategy_rows(own.values())),
             " ".join(f"At {length:,} tokens {_saved(at[length])}" for length in lengths),
             "\n".join(_moved(own.values())),
         ]
     )
 
 
-def costs(measured: Sequence[Mapping[str, Any] | None]) -> str:
-    """A table for each measurement."""
+def costs(measured: Sequence[Result | None]) -> str:
+    """Return a table for each measurement."""
     shown = zip(COSTS.values(), measured, strict=True)
-    return "\n\n".join(f"**{what}.** {_cost(told)}" for what, told in shown if told) or NOT_MEASURED
+    return "\n\n".join(f"**{what}.** {_cost(result)}" for what, result in shown if result) or NOT_MEASURED
 
 
-def _cost(told: Mapping[str, Any]) -> str:
-    """A token's time and reads, by length, budget and strategy."""
-    limit = told["memory_limit_bytes"]
+def _cost(result: Result) -> str:
+    """Return a token's time and reads by length, budget and strategy."""
+    limit = result["memory_limit_bytes"]
     lines = [
-        f"{told['model']}, {told['dtype']}: medians of {told['rows'][0]['steps']} steps (smallest – largest){'' if limit is None else f', under a memory limit of {limit / 1e9:.1f} GB, page cache included'}. `{told['command']}`, "
-        f"{told['machine']}, {told['threads']} threads, {told['commit']}, {told['date']}.",
+        f"{result['model']}, {result['dtype']}: medians of {result['rows'][0]['steps']} steps (smallest – largest){'' if limit is None else f', under a memory limit of {limit / 1e9:.1f} GB, page cache included'}. `{result['command']}`, "
+        f"{result['machine']}, {result['threads']} threads, {result['commit']}, {result['date']}.",
         "",
         *header(
             "length",
@@ -146,10 +148,10 @@ def _cost(told: Mapping[str, Any]) -> str:
             "of all KV",
         ),
     ]
-    for row in told["rows"]:
+    for row in result["rows"]:
         time = row["latency_s_per_token"]
         dense = row["strategy"] == DENSE
-        held = row["dense_kv_bytes"] if dense else row["resident_bytes"]
+        in_memory = row["dense_kv_bytes"] if dense else row["resident_bytes"]
         lines.append(
             line(
                 f"{row['decode_tokens']:,}",
@@ -159,23 +161,23 @@ def _cost(told: Mapping[str, Any]) -> str:
                 f"{1e3 * time['median']:,.0f} ms ({1e3 * time['low']:,.0f} – {1e3 * time['high']:,.0f})",
                 *(spread(row[name]) if row[name] else "" for name in ("of_dense", "growth_of_dense")),
                 *([""] * 6 if dense else _read(row)),
-                f"{held / 1e6:,.1f} MB",
-                f"{held / row['dense_kv_bytes']:.1%}",
+                f"{in_memory / 1e6:,.1f} MB",
+                f"{in_memory / row['dense_kv_bytes']:.1%}",
             )
         )
     return "\n".join(lines)
 
 
-def _circumstances(told: Mapping[str, Any]) -> str:
-    about = told["about"]
+def _conditions(result: Result) -> str:
+    about = result["about"]
     return (
-        f"{about['texts']} texts of the `{about['split']}` split, seeds {', '.join(map(str, about['seeds']))}, decoded behind a prompt of "
+        f"{about['texts']} texts of the `{about['split']}` split, seeds {', '.join(map(str, about['seeds']))}, decoded after a prompt of "
         f"{about['prompt_tokens']} tokens by {about['model']} ({about['dtype']}), at most {about['resident_bytes'] / 1e6:,.1f} MB of KV in memory; "
         f"95 % intervals over texts; a row's steps are those since the length before. `{about['command']}`, {about['date']}."
     )
 
 
-def _found(rows: Iterable[Row]) -> Iterable[str]:
+def _strategy_rows(rows: Iterable[Result]) -> Iterable[str]:
     yield from header(
         "length",
         "strategy",
@@ -200,8 +202,8 @@ def _found(rows: Iterable[Row]) -> Iterable[str]:
             f"{row['decode_tokens']:,}",
             f"`{row['strategy']}`",
             budget_text(row["budget"]),
-            *(_told(row, name) for name in ("recall", "attended_mass", "output_error", "score")),
-            _told(row, "score_of_dense"),
+            *(_estimate(row, name) for name in ("recall", "attended_mass", "output_error", "score")),
+            _estimate(row, "score_of_dense"),
             f"{row['pages_read_per_token']:,.0f}",
             f"{row['reads_per_token']:,.0f}",
             f"{row['mean_run_entries']:.0f}",
@@ -211,7 +213,7 @@ def _found(rows: Iterable[Row]) -> Iterable[str]:
         )
 
 
-def _answers(rows: Sequence[Row]) -> Iterable[str]:
+def _answers(rows: Sequence[Result]) -> Iterable[str]:
     kinds = list(dict.fromkeys(row["task"] for row in rows))
     yield from header(
         "strategy", *(f"{kind}: {what}" for kind in kinds for what in ("recall", "score", "dense"))
@@ -220,21 +222,21 @@ def _answers(rows: Sequence[Row]) -> Iterable[str]:
         own = {row["task"]: row for row in rows if row["strategy"] == strategy}
         yield line(
             f"`{strategy}`",
-            *(_told(own[kind], name) for kind in kinds for name in ("recall", "score", "dense_score")),
+            *(_estimate(own[kind], name) for kind in kinds for name in ("recall", "score", "dense_score")),
         )
 
 
-def _beside(rows: Iterable[Row]) -> Iterable[str]:
+def _beside(rows: Iterable[Result]) -> Iterable[str]:
     yield from header("length", "beside", "missed recall", "pages", "reads")
     for row in sorted(rows, key=lambda row: int(row["decode_tokens"])):
         yield line(
             f"{row['decode_tokens']:,}",
             f"`{row['strategy']}`",
-            *(_told(row, name) for name in ("missed", "pages", "reads")),
+            *(_estimate(row, name) for name in ("missed", "pages", "reads")),
         )
 
 
-def _moved(rows: Iterable[Row]) -> Iterable[str]:
+def _moved(rows: Iterable[Result]) -> Iterable[str]:
     yield from header(
         "strategy", "read", "for splits", "written", "of it at another place", "in memory at most"
     )
@@ -247,10 +249,10 @@ def _moved(rows: Iterable[Row]) -> Iterable[str]:
             )
 
 
-def _saved(rows: Mapping[str, Row]) -> str:
-    """What delayed splits and pools of two save beside what they take the place of."""
-    said = []
-    for name, what, done in (
+def _saved(rows: Mapping[str, Result]) -> str:
+    """Return what delayed splits and pools of two save, compared with what they replace."""
+    sentences = []
+    for name, what, action in (
         ("immediate-split", "split_bytes", "reads for splits"),
         ("immediate-split", "bytes", "reads in all"),
         ("packed", "moved_bytes", "moves"),
@@ -259,18 +261,20 @@ def _saved(rows: Mapping[str, Row]) -> str:
         if OURS in rows and other is not None:
             own, theirs = (row[f"{what}_per_token"] for row in (rows[OURS], other))
             beside = f"{theirs / own:,.2f} times what" if own else f"{theirs / 1e3:,.1f} kB a token where"
-            said.append(f"`{name}` {done} {beside} `{OURS}` does{'' if own else ' not'}")
-    return f"{'; '.join(said)}." if said else "nothing that delayed splits or pools save was measured."
+            sentences.append(f"`{name}` {action} {beside} `{OURS}` does{'' if own else ' not'}")
+    return (
+        f"{'; '.join(sentences)}." if sentences else "nothing that delayed splits or pools save was measured."
+    )
 
 
-def _returns(told: Mapping[str, Any]) -> Iterable[str]:
-    yield from header("strategy", "clusters", *map(str, told["about"]["retrieved_after_steps"]))
-    for row in told["returns"]:
+def _returns(result: Result) -> Iterable[str]:
+    yield from header("strategy", "clusters", *map(str, result["about"]["retrieved_after_steps"]))
+    for row in result["returns"]:
         for kind in ("updated", "any"):
             yield line(f"`{row['strategy']}`", kind, *(f"{share:.0%}" for share in row[kind]))
 
 
-def _read(row: Row) -> Sequence[str]:
+def _read(row: Result) -> Sequence[str]:
     return (
         f"{row['reads_per_token']:,.0f}",
         f"{row['pages_read_per_token']:,.0f}",
@@ -281,7 +285,7 @@ def _read(row: Row) -> Sequence[str]:
     )
 
 
-def _told(row: Row, name: str) -> str:
+def _estimate(row: Result, name: str) -> str:
     if row[name] is None:
         return ""
     low, high = row[f"{name}_interval"]

@@ -1,37 +1,36 @@
-"""lab/docs/selection.md: which tokens matter, from what `lab/experiments/selection.py` left. Reads no files."""
+"""lab/docs/selection.md: which tokens matter, from the results of `lab/experiments/selection.py`. Reads no files."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from tables import NOT_MEASURED, folded, header, row
+from markdown_parts import NOT_MEASURED, Result, folded, header, row
 
-from kvweave_lab.eval.selection.measure import DEPTHS
-from kvweave_lab.eval.selection.rankings import FACTORS, SELECTIONS
-
-FoundChunk = Mapping[str, Any]
+from kvweave_lab.eval.selection.measure import DEPTHS, FACTORS, SELECTIONS
 
 _SWEPT = ("question_stale", "question_stale_last", "deviation", "position", "random")
 
 
-def selection_page(found: FoundChunk | None, images: Iterable[str]) -> str:
-    """The page; `images` are the names of files in docs/images."""
+def selection_page(found: Result | None, images: Iterable[str]) -> str:
+    """Return the page; `images` are the names of files in lab/docs/images."""
     drawn = set(images)
     lines = [
         "# Which tokens matter",
         "",
-        "Recomputing pays where stale KV is far off *and* somebody looks. `kvweave eval selection` takes every prompt apart: which tokens",
-        "the question and the decoded answer attend to, which ones an ideal selector would recompute, how far stale KV is off, and what each",
-        "way of selecting finds of that (ProphetKV figs. 3, 4, 6, 7, 9; FusionRAG figs. 3, 7, 8; CacheClip fig. 2). This page is written by",
-        "`lab/pages/build.py`. It is about the model that ships; with `--model` the command takes any other one apart.",
+        *(_what_follows(found) if found else []),
+        "Recomputing a token pays if its stale KV is far off *and* later tokens attend to it. `kvweave eval selection` analyses every prompt: which",
+        "tokens the question and the decoded answer attend to, which ones an ideal selector would recompute, how far stale KV is off, and what",
+        "each selection finds of that (ProphetKV figs. 3, 4, 6, 7, 9; FusionRAG figs. 3, 7, 8; CacheClip fig. 2). `lab/pages/build.py` writes",
+        "this page. It is about the shipped model; with `--model` the command analyses any other one.",
         "",
     ]
     if found is None:
         return "\n".join([*lines, NOT_MEASURED, ""])
     tasks = ", ".join(f"`{task}`" for task in found["tasks"])
     lines += [
-        f"{found['samples']} prompts of {tasks} (`test` split), {found['context_tokens']:.0f} tokens of context on the mean in chunks of "
-        f"{found['chunk_tokens']:.0f}, of which each selection takes {found['ratio']:.0%}. Where nothing else is said, KV is stale as chunks "
-        "prepared behind the system prefix alone leave it, and figures are means over tasks with 95 % intervals by bootstrap over prompts.",
+        f"Repeat it: `{found['command']}`.",
+        "",
+        f"{found['samples']} prompts of {tasks} (`test` split), {found['context_tokens']:.0f} tokens of context on average in chunks of "
+        f"{found['chunk_tokens']:.0f}, of which each selection takes {found['ratio']:.0%}. Unless stated otherwise, KV is stale because chunks "
+        "were prepared after the system prefix alone, and figures are means over tasks with 95 % intervals by bootstrap over prompts.",
         "",
         *_selections(found),
         *_figure(drawn, "decoding-by-ratio", "What each selection finds of the tokens decoding attends to"),
@@ -39,35 +38,79 @@ def selection_page(found: FoundChunk | None, images: Iterable[str]) -> str:
         *_layers(found),
         *_figure(drawn, "decoding-by-layer", "What one layer alone finds, task by task"),
         *_factors(found),
-        *_figure(drawn, "loss-by-factor", "Loss left when one factor chooses"),
+        *_figure(drawn, "loss-by-factor", "Loss left when one factor selects"),
         *_deviation(found),
         *_figure(drawn, "kv-deviation", "KV deviation by layer and by place in the chunk"),
         *_places(found),
-        *_figure(drawn, "places", "Where the selected tokens lie"),
+        *_figure(drawn, "places", "Where the selected tokens are"),
         *_settings(found),
         *_auxiliary(found),
         "## Commands",
         "",
-        *folded(
-            [found["command"], *found["evaluations"]], f"the first of which runs the others, {found['date']}"
-        ),
+        *folded([found["command"], *found["evaluations"]], f"the first one runs the others, {found['date']}"),
         "",
     ]
     return "\n".join(lines)
 
 
-def _figure(drawn: set[str], name: str, said: str) -> list[str]:
+def _what_follows(found: Result) -> list[str]:
+    """Return what the tables below come to."""
+    loss = {name: one["loss_left"]["value"] for name, one in found["selections"].items()}
+    off = {kind: one["relative"][-1]["value"] for kind, one in found["deviation"].items()}
+    of_decoding = found["of_decoding"]
+    lines = [
+        f"Recomputing {found['ratio']:.0%} of the tokens by the question's attention over stale KV leaves {loss['question_stale']:.2f} of the loss; "
+        f"the deviation of values leaves {loss['deviation']:.2f}, the first tokens of chunks {loss['position']:.2f}, random tokens "
+        f"{loss['random']:.2f}, the ideal ones {loss['optimal']:.2f}.",
+        f"The question's attention over stale KV finds {of_decoding['question_stale']['value']:.0%} of the tokens that decoding attends to, "
+        f"and under full attention {of_decoding['question_full']['value']:.0%}.",
+    ]
+    answers = found["answers"]
+    if answers:
+        scores = {
+            name: values[0]["value"]
+            for name, values in zip(answers["selections"], answers["score"], strict=True)
+        }
+        less_loss = (
+            "Less loss does not mean better answers. "
+            if scores["deviation"] > scores["question_stale"]
+            else ""
+        )
+        lines.append(
+            f"{less_loss}With {answers['ratios'][0]:.0%} recomputed, `deviation` scores {scores['deviation']:.3f} and "
+            f"`question_stale` {scores['question_stale']:.3f}; full attention scores {answers['full_score']['value']:.3f}, nothing recomputed "
+            f"{answers['stale_score']['value']:.3f}."
+        )
+    lines.append(
+        "KV of the last layer is off by "
+        + ", ".join(f"{value:.1%} (`{kind}`)" for kind, value in off.items())
+        + " of its squared length, by preparation."
+    )
+    auxiliary = found["auxiliary"]
+    if auxiliary:
+        lines.append(
+            f"The auxiliary model predicts the last layer's attention better than the first layer does: KL {auxiliary['kl']['value']:.2f} against "
+            f"{auxiliary['own_kl']['value']:.2f} nats."
+        )
+    lines.append(
+        f"The figures are of the shipped 10 MB model and rest on {found['samples'] // len(found['tasks'])} prompts per task: quote those over all "
+        "tasks, not those of one."
+    )
+    return ["What follows:", "", *(f"- {line}" for line in lines), ""]
+
+
+def _figure(drawn: set[str], name: str, title: str) -> list[str]:
     file = f"selection-{name}.png"
-    return [f"![{said}](images/{file})", ""] if file in drawn else []
+    return [f"![{title}](images/{file})", ""] if file in drawn else []
 
 
-def _selections(found: FoundChunk) -> list[str]:
+def _selections(found: Result) -> list[str]:
     lines = [
         "## What each selection finds",
         "",
-        "*Of decoding*: the share that it has of the equally many tokens to which the decoded answer attends most. *Of the ideal*: the same for the "
-        "tokens whose residual (ProphetKV eq. 5) is largest, layer by layer, mean over layers from the second on. *Loss left*: the share of "
-        "ProphetKV's loss (eq. 4) that recomputing its tokens leaves.",
+        "*Of decoding*: the share of the equally many tokens to which the decoded answer attends most that it selects. *Of the ideal*: the same for the "
+        "tokens with the largest residual (ProphetKV eq. 5), layer by layer, mean over layers from the second on. *Loss left*: the share of "
+        "ProphetKV's loss (eq. 4) that is left after recomputing its tokens.",
         "",
         *header("tokens are ranked by", "of decoding", "of the ideal", "loss left"),
     ]
@@ -83,7 +126,7 @@ def _selections(found: FoundChunk) -> list[str]:
     return [*lines, ""]
 
 
-def _answers(found: FoundChunk) -> list[str]:
+def _answers(found: Result) -> list[str]:
     answers = found["answers"]
     if answers is None:
         return []
@@ -100,16 +143,16 @@ def _answers(found: FoundChunk) -> list[str]:
         *lines,
         "",
         f"Full attention scores {_estimate(answers['full_score'])}, nothing recomputed {_estimate(answers['stale_score'])}. The first row's "
-        "tokens can only be known by computing everything; what recipes reach stands on the page of [methods](methods.md).",
+        "tokens are only known after computing everything; the scores of recipes are on the page of [methods](methods.md).",
         "",
     ]
 
 
-def _layers(found: FoundChunk) -> list[str]:
+def _layers(found: Result) -> list[str]:
     by_task = found["layers_by_task"]
     count = len(found["layers"]["stale"])
     lines = [
-        "## Which layers foresee decoding",
+        "## Which layers predict decoding",
         "",
         "What the question's most attended tokens of one layer alone find of the tokens to which decoding attends, mean over layers:",
         "",
@@ -125,37 +168,37 @@ def _layers(found: FoundChunk) -> list[str]:
     best = {task: _best(curve) for task, curve in by_task.items()}
     between = [found["agreement"][a][b] for a in range(len(by_task)) for b in range(a + 1, len(by_task))]
     within = [found["agreement"][a][a] for a in range(len(by_task))]
-    said = ", ".join(f"layer {layer} in `{task}`" for task, layer in best.items())
+    best_layers = ", ".join(f"layer {layer} in `{task}`" for task, layer in best.items())
     if len({*best.values()}) == 1:
-        said = f"layer {next(iter(best.values()))} on all of them"
+        best_layers = f"layer {next(iter(best.values()))} on all of them"
     return [
         *lines,
         "",
-        f"Are they the same layers on every task? With {found['samples'] // len(by_task)} prompts of each, which is enough for a first look: the best one is "
-        f"{said}. Ranked by what they find, the layers of two tasks correlate by {_range(between)}; those of two halves of one task's prompts by "
-        f"{_range(within)}. (Resampled prompts rank close layers otherwise more often than they rank them the same, so the intervals reach low.) The first layer's "
-        "keys know their own token alone: what it finds are words of the question, and recomputing those leaves "
+        f"Are they the same layers on every task? With {found['samples'] // len(by_task)} prompts of each, enough for a first look: the best one is "
+        f"{best_layers}. Ranked by what they find, the layers of two tasks correlate by {_range(between)}; those of two halves of one task's prompts by "
+        f"{_range(within)}. (Resampled prompts often rank close layers in another order, so the intervals reach low.) The first layer's "
+        "keys depend on their own token alone: it finds the words of the question, and recomputing those leaves "
         f"{found['selections']['question_stale_first']['loss_left']['value']:.2f} of the loss.",
         "",
     ]
 
 
-def _range(estimates: Sequence[FoundChunk]) -> str:
-    """The smallest and the largest."""
+def _range(estimates: Sequence[Result]) -> str:
+    """Return the smallest and the largest estimate."""
     ordered = sorted(estimates, key=lambda one: float(one["value"]))
     return f"{_estimate(ordered[0])} to {_estimate(ordered[-1])}"
 
 
-def _best(curve: Sequence[FoundChunk]) -> int:
-    """The number of the layer that finds most, from 1."""
+def _best(curve: Sequence[Result]) -> int:
+    """Return the number of the layer that finds most, from 1."""
     return 1 + max(range(len(curve)), key=lambda layer: float(curve[layer]["value"]))
 
 
-def _factors(found: FoundChunk) -> list[str]:
+def _factors(found: Result) -> list[str]:
     return [
-        "## What the loss is made of",
+        "## The factors of the loss",
         "",
-        "The factors of ProphetKV eq. 6 and the residual itself (eq. 5), each choosing tokens for every layer on its own: the share of the loss left, by "
+        "The factors of ProphetKV eq. 6 and the residual itself (eq. 5), each selecting tokens for every layer separately: the share of the loss left, by "
         "the share of tokens recomputed.",
         "",
         *header("factor", *(f"{ratio:.0%}" for ratio in found["ratios"])),
@@ -167,15 +210,15 @@ def _factors(found: FoundChunk) -> list[str]:
     ]
 
 
-def _deviation(found: FoundChunk) -> list[str]:
+def _deviation(found: Result) -> list[str]:
     kinds = found["deviation"]
     layers = range(len(next(iter(kinds.values()))["relative"]))
     return [
         "## How far stale KV is off",
         "",
         "Squared deviation of keys and values from full attention's (FusionRAG eq. 7), as a share of their squared length. *Bare* chunks are "
-        "prefilled alone, *isolated* ones behind the system prefix, *similar* ones behind the chunks most similar to them, *following* ones behind the "
-        "chunk before them in their document.",
+        "prefilled alone, *isolated* ones after the system prefix, *similar* ones after the chunks most similar to them, *following* ones after the "
+        "previous chunk of their document.",
         "",
         *header("layer", *(f"`{kind}`" for kind in kinds)),
         *(
@@ -186,13 +229,13 @@ def _deviation(found: FoundChunk) -> list[str]:
     ]
 
 
-def _places(found: FoundChunk) -> list[str]:
+def _places(found: Result) -> list[str]:
     off = next(iter(found["deviation"].values()))
     chunks = max(len(one["chunks"]) for one in found["selections"].values())
-    lines = ["## Where the selected tokens lie", ""]
-    for said, part, count in (("By tenth of the chunk", "depths", DEPTHS), ("By chunk", "chunks", chunks)):
+    lines = ["## Where the selected tokens are", ""]
+    for title, part, count in (("By tenth of the chunk", "depths", DEPTHS), ("By chunk", "chunks", chunks)):
         lines += [
-            f"{said}, as shares of the selected tokens; the last line has the deviation of the second layer's keys and values:",
+            f"{title}, as shares of the selected tokens; the last line has the deviation of the second layer's keys and values:",
             "",
             *header("tokens are ranked by", *(f"{number}" for number in range(1, count + 1)), "widest ±"),
             *(row(f"`{name}`", *_shares(one[part])) for name, one in found["selections"].items()),
@@ -202,13 +245,13 @@ def _places(found: FoundChunk) -> list[str]:
     return lines
 
 
-def _shares(shares: Sequence[FoundChunk]) -> list[str]:
-    """The shares, and half of the widest of their intervals."""
+def _shares(shares: Sequence[Result]) -> list[str]:
+    """Return the shares, and half the width of their widest interval."""
     widest = max((share["high"] - share["low"]) / 2 for share in shares)
     return [*(f"{share['value']:.2f}" for share in shares), f"{widest:.3f}"]
 
 
-def _settings(found: FoundChunk) -> list[str]:
+def _settings(found: Result) -> list[str]:
     settings = sorted(
         [found, *found["others"]], key=lambda one: (round(one["context_tokens"], -2), one["chunk_tokens"])
     )
@@ -216,7 +259,7 @@ def _settings(found: FoundChunk) -> list[str]:
     lines = [
         "## Other chunks and lengths",
         "",
-        "Each with as many prompts. *Off*: how far KV of the last layer is off, as above.",
+        "Each with the same number of prompts. *Off*: how far KV of the last layer is off, as above.",
         "",
         *header(
             "",
@@ -242,17 +285,17 @@ def _settings(found: FoundChunk) -> list[str]:
     return [*lines, ""]
 
 
-def _auxiliary(found: FoundChunk) -> list[str]:
+def _auxiliary(found: Result) -> list[str]:
     one = found["auxiliary"]
     if one is None:
         return []
     return [
         "## The auxiliary model",
         "",
-        "How well the reference model's last layer under full attention is foreseen (CacheClip §2.8), over the "
-        f"{one['samples']} prompts that both can be laid side by side on:",
+        "How well others predict the reference model's last layer under full attention (CacheClip §2.8), over the "
+        f"{one['samples']} prompts whose tokens both models can align:",
         "",
-        *header("foreseen by", "KL, nats", "Jaccard, top 20 %"),
+        *header("predicted by", "KL, nats", "Jaccard, top 20 %"),
         row("the auxiliary model's last layer", _estimate(one["kl"]), _estimate(one["jaccard"])),
         row("the reference model's first layer", _estimate(one["own_kl"]), _estimate(one["own_jaccard"])),
         row("difference, paired", _estimate(one["kl_difference"]), _estimate(one["jaccard_difference"])),
@@ -260,6 +303,6 @@ def _auxiliary(found: FoundChunk) -> list[str]:
     ]
 
 
-def _estimate(one: FoundChunk) -> str:
+def _estimate(one: Result) -> str:
     low, high = sorted((one["low"], one["high"]))
     return f"{one['value']:.3f} ({low:.3f} to {high:.3f})"

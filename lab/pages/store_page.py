@@ -1,22 +1,18 @@
-"""The generated parts of lab/docs/store.md: what was measured of the store, and what `kvweave bench reuse` counted."""
+"""The generated parts of lab/docs/store.md: measurements of the store, and the counts of `kvweave bench reuse`."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tables import NOT_MEASURED, header, row
-
-Point = Mapping[str, Any]
-
+from markdown_parts import NOT_MEASURED, Result, table
 
 MOST_LOST = 0.005
-"""Of the mean score: what storing KV in fewer bits may cost any recipe, by the upper end of the 95 % interval …"""
+"""The most that storing KV in fewer bits may cost any recipe's mean score, by the upper end of the 95 % interval …"""
 
 FEWEST_PROMPTS = 2000
-"""… over so many prompts."""
+"""… over at least this many prompts."""
 
 
-def chosen_storage(costs: Sequence[Point]) -> str:
-    """The default that follows from what was measured: the fewest bits that cost no recipe too much."""
+def chosen_storage(costs: Sequence[Result]) -> str:
+    """Return the default that follows from the measurements: the fewest bits that cost no recipe too much."""
     for storage in ("int4", "int8"):
         counted = [cost for cost in costs if cost["storage"] == storage and cost["samples"] >= FEWEST_PROMPTS]
         if counted and all(cost["lost_interval"][1] <= MOST_LOST for cost in counted):
@@ -24,13 +20,13 @@ def chosen_storage(costs: Sequence[Point]) -> str:
     return "exact"
 
 
-def fewer_bits(told: Point | None) -> str:
-    """A row for each length, recipe, budget and storage, and the default that follows."""
-    if told is None or not told["storages"]:
+def fewer_bits(result: Result | None) -> str:
+    """Return a row for each length, recipe, budget and storage, and the default that follows."""
+    if result is None or not result["storages"]:
         return NOT_MEASURED
     lines = [
-        f"Mean score over the tasks of the `{told['split']}` split, and what is lost of it on the same prompts, with 95 % intervals; "
-        f"same: share of equal answers ({told['model']}, {told['dtype']}, {told['device']}).",
+        f"Mean score over the tasks of the `{result['split']}` split, and the loss on the same prompts, with 95 % intervals; "
+        f"same: share of equal answers ({result['model']}, {result['dtype']}, {result['device']}).",
         "",
         *table(
             ["context", "recipe", "budget", "stored as", "prompts", "exact", "in fewer bits", "lost", "same"],
@@ -46,22 +42,22 @@ def fewer_bits(told: Point | None) -> str:
                     "{:+.4f} ({:+.4f} – {:+.4f})".format(cost["lost"], *cost["lost_interval"]),
                     f"{cost['same']:.3f}",
                 ]
-                for cost in told["storages"]
+                for cost in result["storages"]
             ),
         ),
         "",
-        f"So the default is `{chosen_storage(told['storages'])}`. "
-        f"{'; '.join(f'`{command}`' for command in told['evaluations'])}; `{told['command']}`, {told['date']}.",
+        f"So the default is `{chosen_storage(result['storages'])}`. "
+        f"{'; '.join(f'`{command}`' for command in result['evaluations'])}; `{result['command']}`, {result['date']}.",
     ]
     return "\n".join(lines)
 
 
-def loaded(told: Point | None) -> str:
-    """What `kvweave bench store` measured: a column for each storage."""
-    if told is None:
+def loaded(result: Result | None) -> str:
+    """Return what `kvweave bench store` measured: a column for each storage."""
+    if result is None:
         return NOT_MEASURED
-    full = f", whose full prefill takes {told['full_s']['median']:.1f} s" if told["full_s"] else ""
-    each = told["storages"]
+    full = f", whose full prefill takes {result['full_s']['median']:.1f} s" if result["full_s"] else ""
+    each = result["storages"]
     rows = [["size", *(f"{one['bytes'] / 1e6:.1f} MB" for one in each)]]
     for name, part, form in (
         ("cold: plain read", "plain_cold_s", ms),
@@ -78,7 +74,7 @@ def loaded(told: Point | None) -> str:
         if all(values):
             spreads = [[value["median"], value["low"], value["high"]] for value in values]
             rows.append([name, *(form(spread) for spread in spreads)])
-    found = told.get("catalog")
+    found = result.get("catalog")
     looked_up = found and [
         f"One look-up of {found['spans']} entries in a catalogue of {found['entries']:,} takes "
         f"{1e3 * found['look_up_s']['median']:.2f} ms ({1e3 * found['look_up_s']['low']:.2f} – "
@@ -87,22 +83,22 @@ def loaded(told: Point | None) -> str:
     ]
     return "\n".join(
         [
-            f"{told['context_tokens']:,} tokens in entries of {told['chunk_tokens']:,}, in the shape of {told['model']} "
-            f"({told['dtype']}){full}: medians of {told['rounds']} rounds (smallest – largest).",
+            f"{result['context_tokens']:,} tokens in entries of {result['chunk_tokens']:,}, in the shape of {result['model']} "
+            f"({result['dtype']}){full}: medians of {result['rounds']} rounds (smallest – largest).",
             "",
             *table(["", *(f"`{one['storage']}`" for one in each)], rows),
             "",
             *(looked_up or []),
-            f"`{told['command']}`, {told['date']}, {told['commit']}, {told['machine']}, {told['threads']} threads.",
+            f"`{result['command']}`, {result['date']}, {result['commit']}, {result['machine']}, {result['threads']} threads.",
         ]
     )
 
 
-def fetched(told: Point | None) -> str:
-    """What `lab/experiments/tiers.py` measured: a row for each tier and storage."""
-    if told is None:
+def fetched(result: Result | None) -> str:
+    """Return what `lab/experiments/tiers.py` measured: a row for each tier and storage."""
+    if result is None:
         return NOT_MEASURED
-    by_layers = any("first_layer_s" in one for one in told["tiers"])
+    by_layers = any("first_layer_s" in one for one in result["tiers"])
     rows = [
         [
             f"`{one['tier']}`",
@@ -113,7 +109,7 @@ def fetched(told: Point | None) -> str:
             times(one["throughput_of_plain"]),
             *([_layers_first(one)] if by_layers else []),
         ]
-        for one in told["tiers"]
+        for one in result["tiers"]
     ]
     return "\n".join(
         [
@@ -123,36 +119,36 @@ def fetched(told: Point | None) -> str:
                 rows,
             ),
             "",
-            f"`{told['command']}`, {told['date']}, {told['commit']}, {told['machine']}, {told['threads']} threads.",
+            f"`{result['command']}`, {result['date']}, {result['commit']}, {result['machine']}, {result['threads']} threads.",
         ]
     )
 
 
-def _layers_first(one: Point) -> str:
+def _layers_first(one: Result) -> str:
     if "first_layer_s" not in one:
         return "–"
     return f"{1e3 * one['first_layer_s'][0]:.1f} ms, {1e3 * one['all_layers_s'][0]:.1f} ms"
 
 
-def overlapped(told: Point | None) -> str:
-    """What `lab/experiments/layerwise.py` measured: a row for each bandwidth, a column for each share and round trip."""
-    if told is None:
+def overlapped(result: Result | None) -> str:
+    """Return what `lab/experiments/layerwise.py` measured: a row per bandwidth, a column per share and round trip."""
+    if result is None:
         return NOT_MEASURED
     columns = [
         (context, trip)
-        for context in told["contexts"]
+        for context in result["contexts"]
         for trip in dict.fromkeys(point["round_trip_s"] for point in context["points"])
     ]
     multiples = dict.fromkeys(
-        point["of_balance"] for context in told["contexts"] for point in context["points"]
+        point["of_balance"] for context in result["contexts"] for point in context["points"]
     )
     gains = [
         {point["of_balance"]: point["gain"] for point in context["points"] if point["round_trip_s"] == trip}
         for context, trip in columns
     ]
     balances = ", ".join(
-        f"{context['balance'] / 1e6:,.0f} MB/s with {context['ratio']:.0%} computed anew"
-        for context in told["contexts"]
+        f"{context['balance'] / 1e6:,.0f} MB/s with {context['ratio']:.0%} recomputed"
+        for context in result["contexts"]
     )
     return "\n".join(
         [
@@ -163,39 +159,39 @@ def overlapped(told: Point | None) -> str:
                 [
                     "bandwidth",
                     *(
-                        f"{context['ratio']:.0%} anew, {1e3 * trip:g} ms round trip"
+                        f"{context['ratio']:.0%} recomputed, {1e3 * trip:g} ms round trip"
                         for context, trip in columns
                     ),
                 ],
                 ([f"{multiple:g} ×", *(percent(gain[multiple]) for gain in gains)] for multiple in multiples),
             ),
             "",
-            f"`{told['command']}`, {told['date']}, {told['commit']}, {told['machine']}, {told['threads']} threads.",
+            f"`{result['command']}`, {result['date']}, {result['commit']}, {result['machine']}, {result['threads']} threads.",
         ]
     )
 
 
-def counted_reuse(told: Mapping[str, Any] | None) -> str:
-    """A row for each traffic, a column for each cache."""
-    if told is None:
+def counted_reuse(result: Result | None) -> str:
+    """Return a row for each traffic, a column for each cache."""
+    if result is None:
         return "Not counted yet."
-    points = told["points"]
+    points = result["points"]
     base = points[0]["traffic"]
     names = [cache["cache"] for cache in points[0]["caches"]]
     lines = [
-        f"{base['queries']:,} questions for {', '.join(said(base))}, and one of these changed at a time; in each cell: chunks "
+        f"{base['queries']:,} questions for {', '.join(traffic_parts(base))}, and one of these changed at a time; in each cell: chunks "
         "stored; share of the chunks retrieved that was found; share of the repeated work of `prefix` avoided; share computed "
-        f"while answering. `{told['command']}`, {told['date']}, {told['commit']}.",
+        f"while answering. `{result['command']}`, {result['date']}, {result['commit']}.",
         "",
         *table(
             ["", *(f"`{name}`" for name in names)],
-            ([label(point, base), *map(cell, point["caches"])] for point in points),
+            ([traffic_label(point, base), *map(cache_cell, point["caches"])] for point in points),
         ),
     ]
     return "\n".join(lines)
 
 
-def said(traffic: Point) -> list[str]:
+def traffic_parts(traffic: Result) -> list[str]:
     return [
         f"{traffic['chunks_per_query']} chunks each",
         f"exponent {traffic['exponent']:g}",
@@ -204,19 +200,18 @@ def said(traffic: Point) -> list[str]:
     ]
 
 
-def label(point: Point, base: Point) -> str:
+def traffic_label(point: Result, base: Result) -> str:
     if point["cap"] is not None:
         return f"at most {point['cap']:,} chunks"
-    return ", ".join(text for text in said(point["traffic"]) if text not in said(base)) or "as stated"
+    return (
+        ", ".join(text for text in traffic_parts(point["traffic"]) if text not in traffic_parts(base))
+        or "as stated"
+    )
 
 
-def cell(cache: Point) -> str:
+def cache_cell(cache: Result) -> str:
     avoided = "–" if cache["avoided"] is None else f"{cache['avoided']:.0%}"
     return f"{cache['stored']:,}; {cache['hit_rate']:.0%}; {avoided}; {cache['answering_share']:.0%}"
-
-
-def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [*header(*names), *(row(*cells) for cells in rows)]
 
 
 def ms(spread: Sequence[float]) -> str:

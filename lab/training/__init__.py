@@ -1,1 +1,1 @@
-"""Trains the reference model and its auxiliary from scratch; README.md has the commands."""
+"""Trains the reference model, the longer model and the auxiliary model; README.md has the commands."""

@@ -1,8 +1,8 @@
-"""What the model learns to do besides answering: ask about notes, sum them up, go on in the style of earlier questions."""
+"""Requests besides questions that the model learns: ask about notes, summarize them, and ask a next question."""
 
 import random
 
-from kvweave_lab.eval.draft import Question
+from kvweave_lab.eval.documents import Question
 from training.documents import Document
 
 ASK = "Which question do these notes answer?"
@@ -11,29 +11,29 @@ ASK_LIKE = "Earlier questions: {earlier} Which question could be next?"
 
 NAMES = ("ask", "sum_up", "ask_like")
 
-_ASKED, _SUMMED_UP, _ASKED_LIKE = 0.24, 0.48, 0.24  # how often, where the document can answer it
-_MOST_FACTS = 6
+_ASK_SHARE, _SUM_UP_SHARE, _ASK_LIKE_SHARE = 0.24, 0.48, 0.24  # of documents that allow the request
+_MAX_FACTS = 6
 
 
 def questions(rng: random.Random, document: Document) -> list[Question]:
-    """Some of the three kinds of request that this document can answer."""
+    """Return some of the three kinds of request, of those that the document allows."""
     requests: list[Question] = []
-    asked = [question for question in document.questions if question.task != "commonwords"]
-    if asked and rng.random() < _ASKED:
-        requests.append(Question("ask", ASK, (), rng.choice(asked).text))
-    if document.facts and len(document.facts) <= _MOST_FACTS and rng.random() < _SUMMED_UP:
-        requests.append(Question("sum_up", SUM_UP, (), " ".join(_in_order(document))))
+    usable = [question for question in document.questions if question.task != "commonwords"]
+    if usable and rng.random() < _ASK_SHARE:
+        requests.append(Question("ask", ASK, (), rng.choice(usable).text))
+    if document.facts and len(document.facts) <= _MAX_FACTS and rng.random() < _SUM_UP_SHARE:
+        requests.append(Question("sum_up", SUM_UP, (), " ".join(_facts_in_order(document))))
     by_task: dict[str, list[Question]] = {}
-    for question in asked:
+    for question in usable:
         by_task.setdefault(question.task, []).append(question)
-    alike = [group for group in by_task.values() if len(group) >= 2]
-    if alike and rng.random() < _ASKED_LIKE:
-        first, *others = rng.sample(group := rng.choice(alike), min(3, len(group)))
+    groups = [group for group in by_task.values() if len(group) >= 2]
+    if groups and rng.random() < _ASK_LIKE_SHARE:
+        first, *others = rng.sample(group := rng.choice(groups), min(3, len(group)))
         earlier = " ".join(question.text for question in others)
         requests.append(Question("ask_like", ASK_LIKE.format(earlier=earlier), (), first.text))
     return requests
 
 
-def _in_order(document: Document) -> list[str]:
+def _facts_in_order(document: Document) -> list[str]:
     text = " ".join(document.chunks)
     return sorted(document.facts, key=text.find)

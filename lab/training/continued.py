@@ -1,4 +1,4 @@
-"""Training that goes on from a finished model's weights, with an optimizer of its own."""
+"""Training that starts from the weights of a finished run, with a new optimizer."""
 
 import json
 import shutil
@@ -8,42 +8,42 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from training.folder import MADE, RESULT
+from training.folder import FACTS_FILE, MODEL_FOLDER
 from training.train import Trainer
 
 _START = "start"
 
 
 class ContinuedTrainer(Trainer):
-    """Starts from what the run in the folder `after`, beside its own, exported.
+    """Starts from the exported model of the run in the sibling folder `after`.
 
-    The run's folder keeps a copy of it: what lies there later changes nothing.
+    The folder keeps a copy, so later changes of that run have no effect.
     """
 
     after: str
 
     @classmethod
     def prepare(cls, folder: Path, seed: int) -> None:
-        """Put the weights and the tokenizer that training starts from into an empty folder."""
-        start = folder.absolute().parent / cls.after / RESULT
+        """Copy the initial weights and the tokenizer into an empty folder."""
+        start = folder.absolute().parent / cls.after / MODEL_FOLDER
         if not start.exists():
-            sys.exit(f"nothing to go on from in {start}; train that model first (lab/training/README.md)")
+            sys.exit(f"there is no model in {start}; train that model first (lab/training/README.md)")
         AutoModelForCausalLM.from_pretrained(start).save_pretrained(folder / _START)
         AutoTokenizer.from_pretrained(start).save_pretrained(folder)
-        if (start / MADE).exists():
-            shutil.copy(start / MADE, folder / _START)
+        if (start / FACTS_FILE).exists():
+            shutil.copy(start / FACTS_FILE, folder / _START)
 
-    def first_model(self) -> LlamaForCausalLM:
-        """The weights as they were, in float32."""
+    def initial_model(self) -> LlamaForCausalLM:
+        """Return the finished run's model, in float32."""
         return self.loaded(self.folder / _START).train()
 
-    def origin(self) -> dict[str, Any]:
-        """How the weights before were made."""
-        made = self.folder / _START / MADE
-        return {"earlier": json.loads(made.read_text(encoding="utf-8"))} if made.exists() else {}
+    def provenance(self) -> dict[str, Any]:
+        """Return how the initial weights were trained."""
+        facts = self.folder / _START / FACTS_FILE
+        return {"earlier": json.loads(facts.read_text(encoding="utf-8"))} if facts.exists() else {}
 
     @staticmethod
     def loaded(folder: Path) -> LlamaForCausalLM:
-        """A model to go on with, from its weights."""
+        """Return the model in a folder."""
         model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype="float32")
         return model

@@ -1,4 +1,4 @@
-"""Training documents: the evaluation's tasks, several in one document, drawn from the train split only."""
+"""Training documents: several of the evaluation's tasks in one document, from the train split only."""
 
 import random
 import re
@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kvweave_lab.eval.draft import Draft, Question, sentences
-from kvweave_lab.eval.haystack import Haystack
-from kvweave_lab.eval.layout import Layout
-from kvweave_lab.eval.splits import SPLITS, TRAIN, Phrases, nouns, split_of
+from kvweave_lab.eval.documents import Draft, Layout, Question, sentences
 from kvweave_lab.eval.tasks import (
     TASKS,
     contradiction,
@@ -22,15 +19,15 @@ from kvweave_lab.eval.tasks import (
     twohop,
     vartrack,
 )
-from kvweave_lab.eval.world import World
-from training.naming import TrainingWorld
+from kvweave_lab.eval.world import SPLITS, TRAIN, Haystack, Phrases, World, nouns, split_of
 from training.phrases import CONTAINERS, people, relations, towns
 from training.shape import Shape
 from training.wording import RewordingWorld, VariedWorld
+from training.world import TrainingWorld
 
 TEXT = Path(__file__).parent / "text"
 
-# How often a task is written into a document; those that need several steps come more often.
+# Relative frequency of each task in documents; tasks of several steps are more frequent.
 SHARES = {
     "single": 1.0,
     "multikey": 1.0,
@@ -45,26 +42,28 @@ SHARES = {
     "order": 2.0,
 }
 
-SEPARATION = 0.35  # how often a haystack sentence stands beside the cut, between two that belong together
+SEPARATION = 0.35  # share of related sentence pairs at a cut that a haystack sentence separates
 
 _STEPWISE = frozenset({"vartrack", "twohop", "coref", "contradiction"})
 
-_ONCE = frozenset({"commonwords", "frequentwords"})  # their questions are about the whole document
+_ONCE_PER_DOCUMENT = frozenset(
+    {"commonwords", "frequentwords"}
+)  # their questions are about the whole document
 
 
 class TrainingHaystack(Haystack):
-    """The texts of `lab/training/text`, kept whole as well."""
+    """The texts of `lab/training/text`, also as whole texts."""
 
     def __init__(self, texts: list[str]) -> None:
         super().__init__(texts)
         self.texts = texts
 
     def sentence(self, rng: random.Random) -> str:
-        """Any one sentence."""
+        """Return a random sentence."""
         return rng.choice(rng.choice(self.sentences()))
 
     def passage(self, rng: random.Random, tokens: int, count: Callable[[str], int]) -> list[str]:
-        """Consecutive sentences of one place that together have at most `tokens` tokens."""
+        """Return consecutive sentences of one text with at most `tokens` tokens in all."""
         sentences = rng.choice(self.sentences())
         start = rng.randrange(len(sentences))
         chosen: list[str] = []
@@ -74,20 +73,20 @@ class TrainingHaystack(Haystack):
             if size <= tokens:
                 chosen.append(text)
                 tokens -= size
-            elif chosen or offset > 8:  # a long sentence is passed over in front, and ends the passage behind
+            elif chosen or offset > 8:  # long sentences are skipped before the passage and end it
                 break
         return chosen
 
 
 @cache
 def training_haystack() -> TrainingHaystack:
-    """All training texts, in the order of their file names."""
+    """Return all training texts, in the order of their file names."""
     return TrainingHaystack([path.read_text("utf-8") for path in sorted(TEXT.glob("*.txt"))])
 
 
 @cache
 def training_words() -> tuple[str, ...]:
-    """Words of the training texts that are no value of another split: an open set of one-word values."""
+    """Return one-word values: words of the training texts that are no value of another split."""
     other = {word for split in SPLITS if split != TRAIN for word in nouns(split)}
     found = {
         word for text in training_haystack().texts for word in re.findall(r"(?<= )[a-z]{4,10}(?=[ ,.])", text)
@@ -97,9 +96,9 @@ def training_words() -> tuple[str, ...]:
 
 @cache
 def joined_words(vocabulary: tuple[str, ...]) -> tuple[str, ...]:
-    """A token that begins a word and one or two of those inside words: the first may stand everywhere in a text.
+    """Return values made of a token that begins words and one or two tokens from inside words.
 
-    Words of the training texts alone leave out every token that is a value of another split.
+    Unlike words of the training texts, they contain the tokens that are values of other splits.
     """
     rng = random.Random(0)
     beginnings = [token[1:] for token in vocabulary if re.fullmatch("Ġ[a-z]{2,}", token)]
@@ -112,7 +111,7 @@ def joined_words(vocabulary: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def spliced_words() -> tuple[str, ...]:
-    """The beginning of one training word with the end of another: several tokens, and no word that a model knows."""
+    """Return invented words: the beginning of one training word with the end of another, usually several tokens."""
     rng, words = random.Random(0), training_words()
     other = {word for split in SPLITS for word in nouns(split)} | set(words)
     made = {
@@ -122,29 +121,29 @@ def spliced_words() -> tuple[str, ...]:
 
 
 class EasyWorld(TrainingWorld):
-    """A world whose names are everyday words and whose sentences are the plainest: matching forms on it first."""
+    """A world with everyday words as names and mostly the first phrasing, on which matching is learned first."""
 
     def __init__(self, rng: random.Random, words: Sequence[str]) -> None:
         super().__init__(rng, words)
-        self._plainest = rng.random() < 0.6
-        self._short = rng.random() < 0.7
+        self._first_phrases = rng.random() < 0.6
+        self._word_names = rng.random() < 0.7
 
     def person(self) -> str:
-        """A word, as a rule."""
-        return self.thing() if self._short else super().person()
+        """Return a name, usually a word."""
+        return self.thing() if self._word_names else super().person()
 
     def town(self) -> str:
-        """A word, as a rule."""
-        return self.thing() if self._short else super().town()
+        """Return a name, usually a word."""
+        return self.thing() if self._word_names else super().town()
 
     def phrase(self, phrases: Phrases) -> str:
-        """The first one, as a rule."""
-        return phrases[TRAIN][0] if self._plainest else super().phrase(phrases)
+        """Return a phrase, usually the first one."""
+        return phrases[TRAIN][0] if self._first_phrases else super().phrase(phrases)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Chunks, what can be asked, the sentences that say something, and of `Draft` what sentences refer to and belong to."""
+    """Chunks, questions and the sentences that state facts; `refers` and `belongs` are those of `Draft`."""
 
     chunks: list[str]
     questions: list[Question]
@@ -158,8 +157,8 @@ class Writer:
 
     Args:
         rng: the source of every choice.
-        count: token count of a text.
-        vocabulary: tokens of a byte-level tokenizer, out of which values are put together.
+        count: returns the number of tokens of a text.
+        vocabulary: tokens of a byte-level tokenizer, which values are composed of.
     """
 
     def __init__(
@@ -170,29 +169,29 @@ class Writer:
         counted: dict[str, int] = {}
         haystack = {sentence for text in training_haystack().sentences() for sentence in text}
 
-        def remembered(text: str) -> int:
+        def cached_count(text: str) -> int:
             if text not in haystack:
                 return count(text)
             if text not in counted:
                 counted[text] = count(text)
             return counted[text]
 
-        self._count = remembered
+        self._count = cached_count
 
     def document(self, chunks: int, shape: Shape) -> Document:
-        """A document of `chunks` chunks, drawn as the shares of a shape say."""
+        """Return a random document of `chunks` chunks, by the shares of a shape."""
         rng = self._rng
         size = rng.randint(*shape.chunk_tokens)
         budgets = [rng.randint(int(size * 0.75), size) for _ in range(chunks)]
-        layout = Layout(rng, budgets, self._count, self._around_cut)
+        layout = Layout(rng, budgets, self._count, self._sentences_at_cut)
         world = self._world(shape)
         questions: list[Question] = []
         facts: list[str] = []
         refers: dict[str, str] = {}
         belongs: dict[str, tuple[str, str]] = {}
         written: set[str] = set()
-        for name in self._wanted(chunks, size, shape):
-            if name in _ONCE and name in written:
+        for name in self._task_names(chunks, size, shape):
+            if name in _ONCE_PER_DOCUMENT and name in written:
                 continue
             written.add(name)
             draft = self._draft(name, world, chunks)
@@ -203,13 +202,13 @@ class Writer:
                 facts += [sentence for piece in draft.pieces for sentence in sentences(piece)]
         haystack = training_haystack()
         natural = (haystack.passage(rng, tokens, self._count) for tokens in layout.room)
-        texts = [self._as_cut(text) for text in layout.chunks(natural)]
+        texts = [self._with_line_ends(text) for text in layout.chunks(natural)]
         return Document(texts, questions, facts, refers, belongs)
 
     def _world(self, shape: Shape) -> TrainingWorld:
-        world = self._told(shape, self._words(shape))
+        world = self._varied_world(shape, self._words(shape))
         if shape.alike and self._rng.random() < shape.alike:
-            world.resemble()
+            world.use_similar_names()
         return world
 
     def _words(self, shape: Shape) -> Sequence[str]:
@@ -219,7 +218,7 @@ class Writer:
             return joined_words(self._vocabulary)
         return words
 
-    def _told(self, shape: Shape, words: Sequence[str]) -> TrainingWorld:
+    def _varied_world(self, shape: Shape, words: Sequence[str]) -> TrainingWorld:
         rng = self._rng
         if rng.random() < shape.easy:
             return EasyWorld(rng, words)
@@ -229,25 +228,25 @@ class Writer:
             return RewordingWorld(rng, words, training_words())
         return TrainingWorld(rng, words)
 
-    def _wanted(self, chunks: int, size: int, shape: Shape) -> list[str]:
-        """Names of the tasks to write, one for each time."""
+    def _task_names(self, chunks: int, size: int, shape: Shape) -> list[str]:
+        """Return the names of the tasks to write, with repetitions."""
         rng = self._rng
         names = list(TASKS)
         shares = [SHARES[name] * (shape.stepwise if name in _STEPWISE else 1) for name in names]
         if rng.random() < shape.sparse:
             return rng.choices(names, shares, k=rng.choice((1, 1, 2)))
-        # dense: many questions for the tokens of one context
-        wanted = rng.choices(names, shares, k=max(2, round(chunks * size / rng.randint(40, 160))))
+        # dense: many questions for one context
+        chosen = rng.choices(names, shares, k=max(2, round(chunks * size / rng.randint(40, 160))))
         if chunks <= 3 or rng.random() < 0.3:  # few kinds, many look-alikes
-            wanted = rng.choices(rng.sample(wanted, min(len(wanted), 2)), k=len(wanted))
-        return wanted
+            chosen = rng.choices(rng.sample(chosen, min(len(chosen), 2)), k=len(chosen))
+        return chosen
 
-    def _as_cut(self, text: str) -> str:
-        """A chunk of a real document begins or ends with the line ends it was cut at."""
+    def _with_line_ends(self, text: str) -> str:
+        """Return a chunk with random line ends around it, as chunks of real documents have."""
         return self._rng.choice(("", "", "\n")) + text + self._rng.choice(("", "", "\n", "\n\n"))
 
-    def _around_cut(self, first: str, then: str) -> tuple[list[str], list[str]]:
-        """The two sentences, now and then one of the haystack between them, before the cut or behind it."""
+    def _sentences_at_cut(self, first: str, then: str) -> tuple[list[str], list[str]]:
+        """Return the sentences before and after a cut, sometimes with a haystack sentence in between."""
         if self._rng.random() >= SEPARATION:
             return [first], [then]
         before = self._rng.random() < 0.5
@@ -255,7 +254,7 @@ class Writer:
         return ([first, between], [then]) if before else ([first], [between, then])
 
     def _draft(self, name: str, world: World, chunks: int) -> Draft:
-        """A task with sizes around those of the evaluation."""
+        """Return a draft of a task, with sizes similar to the evaluation's."""
         rng = self._rng
         few, varied = chunks < 4, isinstance(world, VariedWorld)
         match name:

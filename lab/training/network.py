@@ -1,5 +1,7 @@
-"""The forward pass of training: the mathematics of transformers' Llama classes on their own parameters, for rows of
-one context and many questions. What it computes for a question equals the ordinary model on that prompt alone.
+"""The forward pass of training, for rows of one context and many questions.
+
+It computes what transformers' Llama classes compute, with their parameters. The result for a question equals that of the
+unmodified model on a prompt with this question alone.
 """
 
 import torch
@@ -8,45 +10,44 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from kvweave.ops.cpu_units import multiplies
-from training.attention import fused, in_blocks
+from kvweave.ops.cpu_features import has_fast_matmul
+from training.attention import blockwise_attention, fused_attention
 
-FUSED_FROM = 4000  # tokens of context from which on PyTorch's kernel attends: it holds no weights
+FUSED_FROM = 4000  # context tokens from which PyTorch's kernel is used, which stores no attention weights
 
-_BFLOAT16_ON_CPU = multiplies(torch.device("cpu"), torch.bfloat16)
+_BFLOAT16_ON_CPU = has_fast_matmul(torch.device("cpu"), torch.bfloat16)
 
-HINTED = 5  # layers after which a referring sentence should hold what it refers to
+HINTED = 5  # the layer after which hints are read
 
 
 def rotation(length: int, width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, each (length, width / 2)."""
+    """Return cosines and sines of every position, each (length, width / 2)."""
     frequencies = theta ** (-torch.arange(0, width, 2).float() / width)
     angles = torch.outer(torch.arange(length).float(), frequencies)
     return angles.cos(), angles.sin()
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """What matrix products are computed in: bfloat16 where there are units for it, else float32."""
+    """Return the dtype of matrix products: bfloat16 if the device has units for it, else float32."""
     return torch.float32 if device.type == "cpu" and not _BFLOAT16_ON_CPU else torch.bfloat16
 
 
 def hidden_states(
     model: LlamaForCausalLM, ids: Tensor, cos: Tensor, sin: Tensor, segments: Tensor, context: int
 ) -> tuple[Tensor, Tensor]:
-    """Hidden states (B, T, hidden) after the last layer and after layer HINTED, both normalised.
+    """Return hidden states (B, T, hidden) after the last layer and after layer HINTED, both normalised.
 
-    Matrix products in `product_dtype`, the residual stream in float32.
-    `cos`, `sin` are (B, 1, T, D / 2). Tokens before `context` attend causally to what is before them; later ones to
-    the context and to earlier tokens of their own segment.
+    Matrix products use `product_dtype`, the residual stream float32. `cos` and `sin` are (B, 1, T, D / 2). Tokens of
+    the context attend causally; later ones attend to the context and to earlier tokens of their own segment.
     """
     mask = _mask(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
-    seen = []
+    states = []
     for layer in model.model.layers:
         x = _layer(model, layer, x, cos, sin, mask)
-        seen.append(x)
-    norm, middle = model.model.norm.weight, seen[min(HINTED, len(seen)) - 1]
-    return _normalised(model, seen[-1], norm), _normalised(model, middle, norm)
+        states.append(x)
+    norm, middle = model.model.norm.weight, states[min(HINTED, len(states)) - 1]
+    return _normalised(model, states[-1], norm), _normalised(model, middle, norm)
 
 
 def question_attention(
@@ -58,9 +59,9 @@ def question_attention(
     chunks: Tensor,
     context: int,
 ) -> Tensor:
-    """What the last layer's question rows attend to among the chunks' tokens: (B, Tq, context), averaged over heads.
+    """Return the last layer's attention from question rows to chunk tokens (B, Tq, context), averaged over heads.
 
-    The softmax runs over `chunks` (B, context) alone, as selectors take it; other arguments as above.
+    The softmax is over `chunks` (B, context) only, as in selectors. Other arguments are those of `hidden_states`.
     """
     mask = _mask(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
@@ -73,11 +74,11 @@ def question_attention(
 
 
 def _mask(segments: Tensor, context: int) -> Tensor:
-    """What question rows must not see, as terms of their scores (B, Tq, T)."""
+    """Return the mask of question rows, added to their scores (B, Tq, T)."""
     order = torch.arange(segments.shape[1], device=segments.device)
-    asked = segments[:, context:, None]
-    seen = (segments[:, None, :] == 0) | (asked == segments[:, None, :])
-    visible = seen & (order[context:, None] >= order)
+    own = segments[:, context:, None]
+    allowed = (segments[:, None, :] == 0) | (own == segments[:, None, :])
+    visible = allowed & (order[context:, None] >= order)
     mask = torch.zeros(visible.shape, dtype=product_dtype(segments.device), device=segments.device)
     return mask.masked_fill(~visible, float("-inf"))
 
@@ -90,12 +91,12 @@ def _layer(
     sin: Tensor,
     mask: Tensor,
 ) -> Tensor:
-    """One decoder layer over the residual stream (B, T, hidden)."""
+    """Return the residual stream (B, T, hidden) after a decoder layer."""
     batch, total, _ = x.shape
     feed, half = layer.mlp, product_dtype(x.device)
     q, k, v = _project(model, layer, x, cos, sin)
     short = x.device.type == "cpu" and total - mask.shape[1] < FUSED_FROM
-    attend = in_blocks if short else fused
+    attend = blockwise_attention if short else fused_attention
     out = attend(q, k, v, mask).transpose(1, 2).reshape(batch, total, -1)
     x = x + F.linear(out, layer.self_attn.o_proj.weight.to(half)).float()
     h = _normalised(model, x, layer.post_attention_layernorm.weight).to(half)
@@ -106,7 +107,7 @@ def _layer(
 def _project(
     model: LlamaForCausalLM, layer: LlamaDecoderLayer, x: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries (B, H, T, D), rotated keys and values (B, G, T, D)."""
+    """Return rotated queries (B, H, T, D), rotated keys and values (B, G, T, D)."""
     config, attention = model.config, layer.self_attn
     heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     batch, total, _ = x.shape

@@ -1,8 +1,7 @@
-"""More ways to say what the evaluation's tasks say, and more kinds of what they tell: of training alone.
+"""Further sentences for the evaluation's tasks, and further kinds of facts, for training only.
 
-A split has a handful of sentences for each task, and a model that read no others learns those by heart instead of
-reading. Those of `lab/training/sentences` widen the train split; no other split draws from them
-(`tests/evaluation/test_splits.py`).
+A split has only a few sentences for each task, and a model may memorize them instead of reading. The sentences in
+`lab/training/sentences` extend the train split; no other split uses them (`lab/tests/eval/test_world.py`).
 """
 
 import re
@@ -11,15 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from kvweave_lab.eval import attributes
-from kvweave_lab.eval.splits import TRAIN, Phrases
 from kvweave_lab.eval.tasks import contradiction, coref, multiquery, multivalue, order, twohop, vartrack
+from kvweave_lab.eval.tasks import single as attributes
 from kvweave_lab.eval.tasks.coref import Reference
 from kvweave_lab.eval.tasks.twohop import Relation
+from kvweave_lab.eval.world import TRAIN, Phrases
 
 SENTENCES = Path(__file__).parent / "sentences"
 
-_TOLD: Final = {
+_LISTED_PHRASES: Final = {
     "facts stated": attributes.STATED,
     "facts asked": attributes.ASKED,
     "facts asked twice": multiquery.ASKED,
@@ -35,7 +34,7 @@ _TOLD: Final = {
     "twohop collects": twohop.COLLECTS,
     "twohop asked": twohop.ASKED,
 }
-"""What each list that a task has sentences of its own for says otherwise."""
+"""The task's phrases that each list extends."""
 
 _ROLES: Final = (
     "uncle aunt doctor neighbor landlord partner cousin guide captain tailor trainer guardian master friend lawyer banker"
@@ -48,8 +47,8 @@ CONTAINERS: Final = (
 
 
 @cache
-def lists() -> dict[str, tuple[str, ...]]:
-    """Every list of the folder, under the name of its file and its own; choices in brackets are open."""
+def sentence_lists() -> dict[str, tuple[str, ...]]:
+    """Return every list of the folder by its file and name; sentences have choices in brackets."""
     return {
         f"{path.stem} {name}": tuple(lines)
         for path in sorted(SENTENCES.glob("*.txt"))
@@ -64,20 +63,20 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 @cache
-def _told_otherwise() -> dict[int, tuple[str, ...]]:
-    """By the identity of what they say otherwise, which lasts as long as the tasks do."""
-    return {id(phrases): lists()[name] for name, phrases in _TOLD.items()}
+def _by_identity() -> dict[int, tuple[str, ...]]:
+    """Return the lists by the identity of the phrases that they extend; phrases are module constants."""
+    return {id(phrases): sentence_lists()[name] for name, phrases in _LISTED_PHRASES.items()}
 
 
-def more(phrases: Phrases) -> tuple[str, ...]:
-    """Further sentences that say what these of a task say, choices open; none where there are none."""
-    return _told_otherwise().get(id(phrases), ())
+def further_phrases(phrases: Phrases) -> tuple[str, ...]:
+    """Return further sentences with the meaning of a task's phrases, with choices in brackets; maybe none."""
+    return _by_identity().get(id(phrases), ())
 
 
 @cache
 def relations() -> tuple[Relation, ...]:
-    """Those of the task, and roles that are told of in words for any role and in words of their own."""
-    any_role = lists()["twohop related"]
+    """Return the task's relations, and further ones with general sentences and sentences of their own."""
+    any_role = sentence_lists()["twohop related"]
     return (
         *twohop.RELATIONS,
         *(
@@ -86,7 +85,7 @@ def relations() -> tuple[Relation, ...]:
                 {
                     TRAIN: (
                         *(text.replace("ROLE", role) for text in any_role),
-                        *lists().get(f"twohop related {role}", ()),
+                        *sentence_lists().get(f"twohop related {role}", ()),
                     )
                 },
             )
@@ -96,18 +95,21 @@ def relations() -> tuple[Relation, ...]:
 
 
 def people() -> tuple[Reference, ...]:
-    """The task's kind of reference to a person, and others."""
+    """Return the task's and further kinds of references to people."""
     return (coref.GUEST, *_references("person"))
 
 
 def towns() -> tuple[Reference, ...]:
-    """The task's kind of reference to a town, and others."""
+    """Return the task's and further kinds of references to towns."""
     return (coref.TOWN, *_references("town"))
 
 
 @cache
 def _references(sort: str) -> tuple[Reference, ...]:
-    kinds = dict.fromkeys(name.rpartition(" ")[0] for name in lists() if name.startswith(f"coref {sort} "))
+    kinds = dict.fromkeys(
+        name.rpartition(" ")[0] for name in sentence_lists() if name.startswith(f"coref {sort} ")
+    )
     return tuple(
-        Reference(*({TRAIN: lists()[f"{kind} {part}"]} for part in Reference._fields)) for kind in kinds
+        Reference(*({TRAIN: sentence_lists()[f"{kind} {part}"]} for part in Reference._fields))
+        for kind in kinds
     )

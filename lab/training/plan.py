@@ -1,4 +1,4 @@
-"""What is trained, on what, for how long: the reference model's shape and the stages of its training."""
+"""The reference model's configuration and the stages of its training."""
 
 import random
 from bisect import bisect_right
@@ -21,14 +21,14 @@ class Stage:
     """Steps on rows of one shape.
 
     Attributes:
-        steps: how many.
+        steps: number of steps.
         shape: of the rows.
-        rows: per step, shared out among the processes.
-        copying: share of rows that only repeat, once repetition is learned.
+        rows: per step, divided among the processes.
+        copying: share of repetition rows, once repetition is learned.
         rate: learning rate before the common decay.
         hinting: weight of the hints.
-        holding: share of the stage before its own rate falls, in stages that settle; None for the common decay.
-        longer: share of steps that a stage that settles spends on the rows of the last stage that learned.
+        holding: in settling stages, the share of steps before the stage's own rate falls; None for the common decay.
+        longer: in settling stages, the share of steps on the rows of the last stage with the common decay.
     """
 
     steps: int
@@ -55,13 +55,18 @@ PLAN = (
         4000, Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.25, 1.5), 6, 0.04, 8e-4, 0.1, 0.4, 0.6
     ),
 )
-_SETTLED = ("spliced", "stopping", "reworded", "stepwise")  # what long rows of a settling stage take from it
+_SETTLED = (
+    "spliced",
+    "stopping",
+    "reworded",
+    "stepwise",
+)  # attributes that long rows of a settling stage take from it
 EARLIER = 0.15  # share of steps on the shape of the stage before
-WARM_STEPS, DECAY_FROM, LOWEST_PACE = 100, 0.7, 0.02
+WARM_STEPS, DECAY_FROM, LOWEST_FACTOR = 100, 0.7, 0.02
 
 
 def configuration(tokenizer: PreTrainedTokenizerBase, **shape: int) -> LlamaConfig:
-    """What both shipped models have in common, with sizes of their own."""
+    """Return the configuration of the reference and the auxiliary model, which differ in `shape`."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
         num_attention_heads=4,
@@ -77,7 +82,7 @@ def configuration(tokenizer: PreTrainedTokenizerBase, **shape: int) -> LlamaConf
 
 
 def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
-    """The reference model before training."""
+    """Return the untrained reference model."""
     torch.manual_seed(seed)
     shape = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 8, "head_dim": 64}
     model = LlamaForCausalLM(configuration(tokenizer, max_position_embeddings=CONTEXT, **shape))
@@ -85,37 +90,37 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM
     return model
 
 
-def reached(plan: Sequence[Stage], step: int) -> tuple[int, int]:
-    """The number of the stage that a step belongs to, and how many of its steps are left with this one."""
+def stage_at(plan: Sequence[Stage], step: int) -> tuple[int, int]:
+    """Return the number of a step's stage, and the number of its steps from this one on."""
     ends = list(accumulate(stage.steps for stage in plan))
     number = bisect_right(ends, step)
     return number, ends[number] - step
 
 
-def drawn(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
-    """What a step trains, now and then on rows of an earlier shape, and its learning rate; the same in every process.
+def draw_stage(plan: Sequence[Stage], step: int, seed: int) -> tuple[Stage, float]:
+    """Return a step's stage, sometimes with an earlier stage's rows, and its learning rate; equal in every process.
 
-    Stages that hold a rate of their own settle what the others learned, and go back to the last of those.
+    Settling stages have their own rate and sometimes use the rows of the last stage before them.
     """
-    number, left = reached(plan, step)
+    number, left = stage_at(plan, step)
     stage, draw = plan[number], random.Random(f"{seed}/{step}").random()
     learning = [each for each in plan if each.holding is None]
     if stage.holding is None:
         chosen = plan[number - 1] if number and draw < EARLIER else stage
-        return chosen, chosen.rate * pace(step, sum(each.steps for each in learning))
+        return chosen, chosen.rate * rate_factor(step, sum(each.steps for each in learning))
     source = learning[-1] if draw < stage.longer else stage
     shape = replace(source.shape, **{name: getattr(stage.shape, name) for name in _SETTLED})
-    rate = stage.rate * held(left, stage.steps, stage.holding)
+    rate = stage.rate * hold_then_decay(left, stage.steps, stage.holding)
     return replace(stage, shape=shape, rows=source.rows), rate
 
 
-def pace(step: int, steps: int) -> float:
-    """Share of a stage's learning rate: warm-up, constant, then linear to almost nothing."""
+def rate_factor(step: int, steps: int) -> float:
+    """Return the factor of a stage's learning rate: warm-up, constant, then linear decay."""
     if step < WARM_STEPS:
         return (step + 1) / WARM_STEPS
-    return min(1.0, max(LOWEST_PACE, (1 - step / steps) / (1 - DECAY_FROM)))
+    return min(1.0, max(LOWEST_FACTOR, (1 - step / steps) / (1 - DECAY_FROM)))
 
 
-def held(left: int, steps: int, holding: float) -> float:
-    """Share of a rate with `left` of its steps to go: constant for a share `holding` of them, then linear to almost nothing."""
-    return min(1.0, max(LOWEST_PACE, left / (steps * (1 - holding))))
+def hold_then_decay(left: int, steps: int, holding: float) -> float:
+    """Return the factor of a rate `left` steps before its end: constant for a share `holding`, then linear decay."""
+    return min(1.0, max(LOWEST_FACTOR, left / (steps * (1 - holding))))

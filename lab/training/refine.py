@@ -1,8 +1,7 @@
-"""Refine the reference model: `python -m training.refine FOLDER`. Interrupted, the same command goes on.
+"""Refine the reference model: `python -m training.refine FOLDER`; resumes if interrupted.
 
-Goes on from what `training.train` left in the folder `base` beside, on documents most of which say what they say in ways
-that the tasks do not have (`training.phrases`), and on long contexts more often than before: what a model reads right in
-words that it learned by heart it has yet to read in words that it never met.
+Starts from the model that `training.train` wrote to the sibling folder `base`. Most documents use sentences that the
+tasks do not have (`training.phrases`), so that the model reads unknown wordings too. Long contexts are more frequent.
 """
 
 import random
@@ -11,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from training.continued import ContinuedTrainer
-from training.plan import WARM_STEPS, Stage, held, reached
+from training.plan import WARM_STEPS, Stage, hold_then_decay, stage_at
 from training.shape import Shape
 from training.train import main
 
@@ -27,10 +26,10 @@ CYCLES = (
 
 
 class RefiningTrainer(ContinuedTrainer):
-    """Cycles of one learning rate that rises, is held and falls.
+    """Cycles of a learning rate that rises, stays constant and falls.
 
-    What is exported lies halfway between the start and the end of the last cycle: it reads further wordings, and reads
-    the tasks' own as well as before, which the end alone does not.
+    The exported weights are the mean of the initial weights and those at the end of the last cycle. Unlike the latter,
+    they read the tasks' own wordings as well as before.
     """
 
     averaged = 1
@@ -39,32 +38,32 @@ class RefiningTrainer(ContinuedTrainer):
 
     @staticmethod
     def stages() -> Sequence[Stage]:
-        """The cycles before they are scaled."""
+        """Return the cycles before scaling."""
         return CYCLES
 
     @classmethod
     def rows_of_steps(cls) -> set[int]:
-        """Those of its cycles, and of steps on long contexts."""
+        """Return the rows of its cycles and of steps on long contexts."""
         return {*super().rows_of_steps(), _LONG_ROWS}
 
-    def lesson(self) -> tuple[Stage, float]:
-        """Short rows or long ones, and the rate at this place of the cycle."""
-        number, left = reached(self.plan, self.step)
+    def next_stage(self) -> tuple[Stage, float]:
+        """Return the cycle with short or long rows, and its current learning rate."""
+        number, left = stage_at(self.plan, self.step)
         stage = self.plan[number]
-        rate = stage.rate * pace(stage.steps - left, stage.steps, stage.holding or 0.0)
+        rate = stage.rate * rate_factor(stage.steps - left, stage.steps, stage.holding or 0.0)
         if random.Random(f"{self.seed}/{self.step}").random() < stage.longer:
             stage = replace(stage, shape=replace(stage.shape, **_LONG), rows=_LONG_ROWS)
         return stage, rate
 
     def _export(self) -> None:
-        """The start counts for the mean as each end does."""
-        self.ended = [self.first_model().to(self.device).state_dict(), *self.ended]
+        """Include the initial weights in the mean."""
+        self.final_weights = [self.initial_model().to(self.device).state_dict(), *self.final_weights]
         super()._export()
 
 
-def pace(step: int, steps: int, holding: float) -> float:
-    """Share of a cycle's learning rate: warm-up, then as it is held and falls."""
-    return min((step + 1) / WARM_STEPS, held(steps - step, steps, holding))
+def rate_factor(step: int, steps: int, holding: float) -> float:
+    """Return the factor of a cycle's learning rate: warm-up, constant, then linear decay."""
+    return min((step + 1) / WARM_STEPS, hold_then_decay(steps - step, steps, holding))
 
 
 if __name__ == "__main__":

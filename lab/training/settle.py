@@ -1,8 +1,8 @@
-"""Settle the refined reference model: `python -m training.settle FOLDER`. Interrupted, the same command goes on.
+"""Settle the refined reference model: `python -m training.settle FOLDER`; resumes if interrupted.
 
-Goes on from what `training.refine` left in the folder `refined` beside, on names that end alike and on values put together
-of any tokens: a name is to be told by all of it, and a value copied whatever it is. Hints say whose a thing is, until the
-last cycle lets go of them.
+Starts from the model that `training.refine` wrote to the sibling folder `refined`. Names share endings, so that the model
+has to match complete names, and values consist of arbitrary tokens. Hints also name a thing's owner, except in the last
+cycle.
 """
 
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ CYCLES = (
 
 
 class SettlingTrainer(RefiningTrainer):
-    """Further cycles; what is exported is the mean of the start and of the ends of the last two."""
+    """Further cycles; exports the mean of the initial weights and those at the ends of the last two cycles."""
 
     averaged = 2
     after = "refined"
 
     @staticmethod
     def stages() -> Sequence[Stage]:
-        """The cycles before they are scaled."""
+        """Return the cycles before scaling."""
         return CYCLES
 
 

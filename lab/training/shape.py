@@ -1,28 +1,28 @@
-"""How the rows of a training stage look, and the documents that they are made of."""
+"""The shape of a training stage's rows and documents."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How rows of a stage look.
+    """The shape of rows and of the documents in them.
 
     Attributes:
-        context: tokens of the context part, padded to it.
+        context: tokens of the padded context part.
         questions: tokens of the question part.
-        chunks: fewest and most chunks of a document.
-        chunk_tokens: smallest and largest size of a document's chunks.
+        chunks: minimal and maximal number of chunks of a document.
+        chunk_tokens: minimal and maximal size of a document's chunks.
         sparse: share of documents that are mostly haystack.
         easy: share of documents whose names are everyday words.
-        spliced: share of documents whose values are invented words, of several tokens as a rule.
-        stopping: weight of the token that ends an answer, beside 1 of the others.
-        reworded: share of documents with sentences that no template foresees.
-        stepwise: how much more often than usual tasks of several steps are written.
-        varied: share of documents most of whose sentences are none of the train split's own.
-        garbled: share of the sentences of varied documents that have lost many of their words.
-        joined: share of documents whose values are tokens put together, whatever they are elsewhere.
-        alike: share of documents whose names end alike.
-        owned: whether hints say of a thing, too, whose it is.
+        spliced: share of documents whose values are invented words, usually of several tokens.
+        stopping: weight of the token that ends an answer; other answer tokens have 1.
+        reworded: share of documents with sentences that differ from all templates.
+        stepwise: factor on the frequency of tasks of several steps.
+        varied: share of documents that mostly use further sentences.
+        garbled: share of the sentences of varied documents in which many words are replaced.
+        joined: share of documents whose values are composed of arbitrary tokens.
+        alike: share of documents whose names share endings.
+        owned: whether hints also name a thing's owner.
     """
 
     context: int

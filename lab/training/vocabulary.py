@@ -1,7 +1,7 @@
-"""The tokenizers: byte-level BPE learned from the training text and from generated documents of the train split.
+"""The tokenizers: byte-level BPE trained on the training texts and on generated documents of the train split.
 
-Every text gets a leading space, so a word has the same tokens at the start of a chunk as inside it; digits stand
-alone, so a number is copied digit by digit.
+The reference tokenizer adds a space before every text, so a word has the same tokens at the start of a chunk as inside
+it. Digits are separate tokens, so a number is copied digit by digit.
 """
 
 import random
@@ -14,25 +14,25 @@ from kvweave.models.prompt import ANSWER_LEAD, DEFAULT_SYSTEM, QUESTION_LEAD, SE
 from training.documents import Writer, training_haystack
 from training.shape import Shape
 
-DOCUMENTS = 3000  # that a vocabulary is learned from, beside the training texts
+DOCUMENTS = 3000  # generated documents that a tokenizer is trained on
 SHAPE = Shape(context=0, questions=0, chunks=(6, 6), chunk_tokens=(48, 128), sparse=0.3)
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 SPLIT = r" ?\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def learn(size: int, seed: int) -> PreTrainedTokenizerFast:
-    """The reference model's tokenizer, of `size` tokens."""
+def learn_tokenizer(size: int, seed: int) -> PreTrainedTokenizerFast:
+    """Return the reference model's tokenizer, of `size` tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Prepend(" ")
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, by_bytes])
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    return learned(tokenizer, size, seed)
+    return train_bpe(tokenizer, size, seed)
 
 
-def learned(tokenizer: Tokenizer, size: int, seed: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE, its pre-tokenizer and decoder given, with its merges learned and its special tokens named."""
+def train_bpe(tokenizer: Tokenizer, size: int, seed: int) -> PreTrainedTokenizerFast:
+    """Train the merges of a byte-level BPE, and return it as a tokenizer of transformers."""
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=list(SPECIAL),
@@ -45,7 +45,7 @@ def learned(tokenizer: Tokenizer, size: int, seed: int) -> PreTrainedTokenizerFa
 
 
 def training_texts(seed: int) -> Iterator[str]:
-    """What vocabularies are learned from: the training texts and generated documents with their questions."""
+    """Yield the texts for training a tokenizer: the training texts, and generated documents with their questions."""
     yield from (*training_haystack().texts,) * 4
     yield from (DEFAULT_SYSTEM + SEPARATOR, SEPARATOR, QUESTION_LEAD, ANSWER_LEAD) * 200
     writer = Writer(random.Random(seed), count=lambda text: len(text) // 4)

@@ -1,20 +1,19 @@
-"""Sentences in words that no template foresees, so that a model reads them by their shape and their names.
+"""Rewords sentences so that they differ from all templates.
 
-Works on sentences with {placeholders}, questions as well as statements; what it changes still says the same, or says it
-in a word that nobody knows.
+Sentences have {placeholders} and may be questions. A reworded sentence has the same meaning, apart from replaced words.
 """
 
 import random
 import re
 from collections.abc import Sequence
 
-from kvweave_lab.eval.splits import Phrases, chosen
-from training.naming import TrainingWorld
-from training.phrases import more
+from kvweave_lab.eval.world import Phrases, chosen
+from training.phrases import further_phrases
+from training.world import TrainingWorld
 
-REWORDED = 0.6  # of the sentences of a document that has any
-OTHERWISE = 0.7  # of the sentences of a varied document are none of the train split's own
-_OTHER_WORD, _LEAD, _TRAIL = 0.5, 0.35, 0.35
+REWORDED_SHARE = 0.6  # of the sentences of a document with reworded sentences
+VARIED_SHARE = 0.7  # share of further sentences in a varied document
+_REPLACE_SHARE, _LEAD_SHARE, _TRAIL_SHARE = 0.5, 0.35, 0.35
 
 _LEADS = (
     "as it happens|as everybody could see|in the end|one morning|after some time|of course|by chance|on that day|to be exact|"
@@ -27,11 +26,11 @@ _TRAILS = (
     ", to be exact|, as the list has it| without much ado|, and nobody was surprised|, which took a while| as usual|"
     ", if we remember well| before noon|, as was expected| once again|, and that was that| for the time being"
 ).split("|")
-_ASKING = (
+_QUESTION_LEADS = (
     "please tell me,|just to be sure:|I would like to know:|one question:|who remembers:|can you tell,|quickly:|and now:|"
     "to come back to the notes:|another thing:"
 ).split("|")
-_ASKED_LAST = (
+_QUESTION_TRAILS = (
     ", by the way|, please|, if you know|, according to the notes| again|, do you think| in the end".split(
         "|"
     )
@@ -40,69 +39,71 @@ _WORD = re.compile(r"(?<![\w{])[a-z]{4,}(?![\w}])")
 
 
 class RewordingWorld(TrainingWorld):
-    """A world that says many of its sentences otherwise.
+    """A world that rewords many of its sentences.
 
     Args:
         rng, words: as for TrainingWorld.
-        strange: words that take the place of others.
+        substitutes: words that replace others.
     """
 
-    def __init__(self, rng: random.Random, words: Sequence[str], strange: Sequence[str]) -> None:
+    def __init__(self, rng: random.Random, words: Sequence[str], substitutes: Sequence[str]) -> None:
         super().__init__(rng, words)
-        self._strange = strange
+        self._substitutes = substitutes
 
     def phrase(self, phrases: Phrases) -> str:
-        """One of the sentences, reworded as a rule."""
+        """Return one of the sentences, usually reworded."""
         sentence = super().phrase(phrases)
-        return reworded(self.rng, sentence, self._strange) if self.rng.random() < REWORDED else sentence
+        return (
+            reword(self.rng, sentence, self._substitutes) if self.rng.random() < REWORDED_SHARE else sentence
+        )
 
 
 class VariedWorld(RewordingWorld):
-    """A world that says most of its sentences in ways of `training.phrases`, and garbles some.
+    """A world that mostly uses the sentences of `training.phrases`, and garbles some.
 
     Args:
-        rng, words, strange: as for RewordingWorld.
-        garbled: share of the sentences in which many words are strange ones.
+        rng, words, substitutes: as for RewordingWorld.
+        garbled: share of the sentences in which many words are replaced.
     """
 
     def __init__(
-        self, rng: random.Random, words: Sequence[str], strange: Sequence[str], garbled: float
+        self, rng: random.Random, words: Sequence[str], substitutes: Sequence[str], garbled: float
     ) -> None:
-        super().__init__(rng, words, strange)
+        super().__init__(rng, words, substitutes)
         self._garbled = garbled
 
     def phrase(self, phrases: Phrases) -> str:
-        """One of the sentences or of those that say the same."""
-        rng, others = self.rng, more(phrases)
-        told = others if others and rng.random() < OTHERWISE else phrases[self.split]
-        sentence = chosen(rng, rng.choice(told))
+        """Return one of the sentences, or a further one with the same meaning."""
+        rng, others = self.rng, further_phrases(phrases)
+        sentences = others if others and rng.random() < VARIED_SHARE else phrases[self.split]
+        sentence = chosen(rng, rng.choice(sentences))
         if rng.random() >= self._garbled:
             return sentence
-        return reworded(rng, sentence, self._strange, share=rng.random())
+        return reword(rng, sentence, self._substitutes, share=rng.random())
 
 
-def reworded(rng: random.Random, sentence: str, strange: Sequence[str], share: float | None = None) -> str:
-    """A sentence with another word in it, with something in front or behind; placeholders stay, and so does its mark.
+def reword(rng: random.Random, sentence: str, substitutes: Sequence[str], share: float | None = None) -> str:
+    """Return a sentence with a replaced word, or with words added in front or at the end.
 
-    With `share`, so many of its words are other ones.
+    Placeholders and the final mark stay. `share` is the share of words to replace.
     """
     body, mark = sentence[:-1], sentence[-1]
-    asked = mark == "?"
+    is_question = mark == "?"
     if share is not None:
-        body = _WORD.sub(lambda word: rng.choice(strange) if rng.random() < share else word[0], body)
-    elif rng.random() < _OTHER_WORD:
-        body = _with_another_word(rng, body, strange)
-    if rng.random() < _TRAIL:
-        body += rng.choice(_ASKED_LAST if asked else _TRAILS)
-    if rng.random() < _LEAD and not body.startswith("{"):
-        lead = rng.choice(_ASKING) if asked else f"{rng.choice(_LEADS)},"
+        body = _WORD.sub(lambda word: rng.choice(substitutes) if rng.random() < share else word[0], body)
+    elif rng.random() < _REPLACE_SHARE:
+        body = _replace_word(rng, body, substitutes)
+    if rng.random() < _TRAIL_SHARE:
+        body += rng.choice(_QUESTION_TRAILS if is_question else _TRAILS)
+    if rng.random() < _LEAD_SHARE and not body.startswith("{"):
+        lead = rng.choice(_QUESTION_LEADS) if is_question else f"{rng.choice(_LEADS)},"
         body = f"{lead[0].upper()}{lead[1:]} {body[0].lower()}{body[1:]}"
     return body + mark
 
 
-def _with_another_word(rng: random.Random, body: str, strange: Sequence[str]) -> str:
+def _replace_word(rng: random.Random, body: str, substitutes: Sequence[str]) -> str:
     words = list(_WORD.finditer(body))
     if not words:
         return body
     chosen = rng.choice(words)
-    return body[: chosen.start()] + rng.choice(strange) + body[chosen.end() :]
+    return body[: chosen.start()] + rng.choice(substitutes) + body[chosen.end() :]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from kvweave.decode.settings import OffloadSettings as ClusteredKV  # noqa: F401  an alias
     from kvweave.decode.settings import OffloadSettings as OffloadSettings
     from kvweave.engine.api import generate as generate
     from kvweave.engine.api import prefill as prefill
@@ -21,33 +22,37 @@ if TYPE_CHECKING:
     from kvweave.kvstore.chunk_store import ChunkStore as ChunkStore
     from kvweave.models.adapter import Adapter as Adapter
     from kvweave.models.loading import load_model as load_model
-    from kvweave.recipes.chunks_api import prepare as prepare
     from kvweave.recipes.methods import METHODS as METHODS
+    from kvweave.recipes.offline import prepare as prepare
     from kvweave.recipes.recipe import Recipe as Recipe
-    from kvweave.types import Answer as Answer
-    from kvweave.types import Plan as Plan
+    from kvweave.results import Answer as Answer
+    from kvweave.results import Plan as Plan
+    from kvweave.results import Timing as Timing
     from kvweave.types import Prompt as Prompt
-    from kvweave.types import Timing as Timing
 
 _EXPORTS = {
     "Adapter": "models.adapter",
-    "Answer": "types",
+    "Answer": "results",
     "ChunkStore": "kvstore.chunk_store",
-    "OffloadSettings": "decode.settings",
+    "ClusteredKV": "decode.settings",
     "KnowledgeBase": "engine.knowledge_base",
     "KvweaveError": "errors",
     "METHODS": "recipes.methods",
-    "Plan": "types",
+    "OffloadSettings": "decode.settings",
+    "Plan": "results",
     "Prompt": "types",
     "Recipe": "recipes.recipe",
-    "Timing": "types",
+    "Timing": "results",
     "generate": "engine.api",
     "load_model": "models.loading",
     "open": "engine.knowledge_base",
     "prefill": "engine.api",
-    "prepare": "recipes.chunks_api",
+    "prepare": "recipes.offline",
 }
-_RENAMED = {"open": "open_knowledge_base"}
+_RENAMED = {
+    "ClusteredKV": "OffloadSettings",  # its earlier name
+    "open": "open_knowledge_base",
+}
 
 __all__ = sorted(_EXPORTS)
 

@@ -1,17 +1,19 @@
 """Settings: one frozen dataclass per component, read once, handed to constructors.
 
 Order of precedence: arguments or flags, then environment variables (`KVWEAVE_` and the setting's name in
-capitals), then `config.toml` in the home folder, then the defaults here.
+capitals), then `config.toml` in the home folder, then the defaults here. `docs/reference/settings.md` is made from the
+docstrings.
 """
 
 import dataclasses
 import os
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import platformdirs
 
@@ -25,9 +27,14 @@ CONTEXT_SHARE = 8  # a default never takes more than this fraction (1/8) of a mo
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`model`: hub id or local path, None for the shipped reference model. `dtype`: auto, float32, bfloat16, float16.
+    """The models.
 
-    `auxiliary`: the same for the small model that some recipes select tokens with, None for the shipped one.
+    Attributes:
+        model: Hub id or local folder. Default: the model the knowledge base was made with, else the shipped reference
+            model.
+        dtype: auto, float32, bfloat16 or float16. auto takes the checkpoint's.
+        device: auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.
+        auxiliary: Hub id or folder of the small model that `cacheclip` selects tokens with. Default: the shipped one.
     """
 
     model: str | None = None
@@ -38,17 +45,26 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
-    """`embedding_model`: a sentence-transformers hub id or path; None for all-MiniLM-L6-v2 (offline wheel if installed)."""
+    """The embedding model.
+
+    Attributes:
+        embedding_model: A sentence-transformers hub id or folder. Default: all-MiniLM-L6-v2, from the extra `offline`
+            if that is installed.
+    """
 
     embedding_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkingConfig:
-    """Lengths in tokens of the answering model; None is what the knowledge base was made with.
+    """How documents are cut into chunks, in tokens of the answering model.
 
-    For a new one that is 512, or an eighth of the model's context where that is less, so that the default
-    number of chunks always fits; and no overlap.
+    Both default to what the knowledge base was made with.
+
+    Attributes:
+        chunk_tokens: Longest chunk. For a new knowledge base: 512, or an eighth of the model's context if that is less,
+            so that the default number of chunks always fits.
+        overlap_tokens: Tokens repeated from the chunk before. For a new knowledge base: 0.
     """
 
     chunk_tokens: int | None = None
@@ -57,21 +73,27 @@ class ChunkingConfig:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalConfig:
-    """`top_k`: how many chunks are put in front of a question."""
+    """Retrieval.
+
+    Attributes:
+        top_k: Number of chunks in front of a question.
+    """
 
     top_k: int = 5
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """`limit_bytes`: hard cap of the chunk KV on disk; None means 10 % of the free space, at most 20 GB.
+    """The store of chunk KV. Every limit is a hard cap; None leaves it as it was last set.
 
-    `host_bytes`, `device_bytes`, `shared_bytes`: the same for copies in the process's memory, on the model's device, and in
-    the tier that several machines share; None leaves them as they were, at first none, none and 20 GB. `shared`: that
-    tier's address, such as redis://host:6379/0 or s3://bucket/prefix; None for none.
-
-    `storage`: how chunk KV that is made beforehand is stored: exact, int8 or int4; auto is int8, but exact for recipes that
-    keep exact versions of chunks.
+    Attributes:
+        limit_bytes: Cap of the KV on disk. At first 10 % of the free space, at most 20 GB.
+        host_bytes: Cap of copies in the process's memory. At first 0.
+        device_bytes: Cap of copies on the model's device. At first 0.
+        shared: Address of a tier that several machines share, such as redis://host:6379/0 or s3://bucket/prefix.
+        shared_bytes: Cap of the shared tier. At first 20 GB.
+        storage: How KV that is prepared ahead is stored: auto, exact, int8 or int4. auto is int8, but exact for recipes
+            that keep exact versions of chunks.
     """
 
     limit_bytes: int | None = None
@@ -84,9 +106,11 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class AnswersConfig:
-    """The answer bank: how similar questions must be to share an answer, and how much is kept.
+    """The answer cache.
 
-    `answer_threshold` is the least cosine similarity, 0..1 (PerCache's τ); `answer_limit_bytes` 0 turns the bank off.
+    Attributes:
+        answer_threshold: Least cosine similarity of two questions that may share an answer, 0..1 (PerCache's τ).
+        answer_limit_bytes: Cap of the answer cache; 0 turns it off.
     """
 
     answer_threshold: float = 0.85
@@ -95,10 +119,12 @@ class AnswersConfig:
 
 @dataclass(frozen=True, slots=True)
 class PredictionConfig:
-    """Which questions are expected, and how much of them is computed ahead.
+    """Which questions are predicted, and how much of them is computed ahead.
 
-    `prediction_stride`, 1..5: how many questions are predicted at once. `decode_cutoff`, 0..1: the highest
-    `answer_threshold` at which their answers are computed ahead; above it their KV alone (PerCache §4.3.2).
+    Attributes:
+        prediction_stride: Number of questions predicted per round, 1..5.
+        decode_cutoff: Highest `answer_threshold` at which answers to predicted questions are computed ahead, 0..1; above
+            it only their KV is (PerCache §4.3.2).
     """
 
     prediction_stride: int = 5
@@ -107,10 +133,13 @@ class PredictionConfig:
 
 @dataclass(frozen=True, slots=True)
 class IdleConfig:
-    """When to work ahead, and how much.
+    """When background work runs, and how much of it.
 
-    `idle_quiet_s`: seconds since the last request. `idle_power`: "mains" to work only on mains power, or "any".
-    `idle_seconds_per_day`, `idle_flops_per_day`: the day's budget, None for no limit.
+    Attributes:
+        idle_quiet_s: Seconds without a request before `kvweave idle --watch` starts to work.
+        idle_power: mains to work only on mains power, any to work on battery too.
+        idle_seconds_per_day: Daily budget in seconds of work. Default: no limit.
+        idle_flops_per_day: Daily budget in floating-point operations. Default: no limit.
     """
 
     idle_quiet_s: float = 60.0
@@ -121,10 +150,15 @@ class IdleConfig:
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """How an answer is decoded: `temperature` 0 is greedy; `top_p` 0..1 keeps the nucleus of that mass.
+    """How an answer is decoded.
 
-    `max_new_tokens` None means 256, or an eighth of the model's context where that is less. Greedy decoding guesses from
-    the prompt how an answer goes on, up to `prompt_lookup_tokens` at a time, and checks them in one pass; 0: it does not.
+    Attributes:
+        max_new_tokens: Longest answer. Default: 256, or an eighth of the model's context if that is less.
+        temperature: 0 is greedy.
+        top_p: Nucleus sampling keeps the most likely tokens of this total probability, in (0, 1].
+        seed: Seed of sampling.
+        prompt_lookup_tokens: Most draft tokens copied from the prompt and checked in one pass, in greedy decoding; 0 turns
+            it off.
     """
 
     max_new_tokens: int | None = None
@@ -136,10 +170,13 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecodingConfig:
-    """What decoding attends to and holds in memory; with both None everything, on the prompt's own canvas.
+    """What decoding attends to and holds in memory. With both None it attends to everything, in memory.
 
-    `kv_budget`: entries per step, layer and KV head: a share of those stored up to 1, above it a number. `resident_bytes`:
-    hard bound of the KV in memory while decoding. With either, KV lies in a file and what is asked for is read.
+    With either one, the KV is in a file and decoding reads what it needs.
+
+    Attributes:
+        kv_budget: KV entries per step, layer and KV head: a share of those stored up to 1, above it a number.
+        resident_bytes: Hard bound of the KV in memory while decoding.
     """
 
     kv_budget: float | None = None
@@ -148,10 +185,13 @@ class DecodingConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All components' settings together.
+    """All settings of a knowledge base.
 
-    `recipe` names the method by which stored KV is reused and, unless `prepare` names another way, made.
-    `system` None means the default instruction of the prompt template.
+    Attributes:
+        home: Folder that holds everything. Default: KVWEAVE_HOME, else the platform's data folder.
+        recipe: How stored KV is reused and, unless `prepare` names another way, prepared.
+        prepare: How chunk KV is prepared ahead. Default: as the recipe does it.
+        system: The instruction that every prompt starts with. Default: that of the prompt template.
     """
 
     home: Path
@@ -171,22 +211,24 @@ class Config:
 
 
 def within_context(given: int | None, default: int, context_tokens: int) -> int:
-    """A length in tokens: the one given, else the default or an eighth of the model's context if that is less."""
+    """Return the length in tokens that is given, else the default, or an eighth of the model's context if that is less."""
     return given if given is not None else min(default, max(8, context_tokens // CONTEXT_SHARE))
 
 
 def default_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder named by KVWEAVE_HOME, else the platform's data folder."""
+    """Return the folder that KVWEAVE_HOME names, else the platform's data folder."""
     return Path(environment.get("KVWEAVE_HOME") or platformdirs.user_data_dir("kvweave", appauthor=False))
 
 
 def read_config(
     home: Path | None = None, environment: Mapping[str, str] = os.environ, **given: Any
 ) -> Config:
-    """Build the settings from `config.toml` under `home`, the environment, and `given`, which wins.
+    """Return the settings from `given`, the environment, and `config.toml` under `home`, in this order of precedence.
 
-    `given` holds field names of any component (`model`, `chunk_tokens`, `top_k`, …); None means "not given".
-    Raises InvalidRequest for an unknown name, a wrong type or an impossible value, naming where it stands.
+    `given` are field names of any component (`model`, `chunk_tokens`, `top_k`, …); None means "not given".
+
+    Raises:
+        InvalidRequest: an unknown name, a wrong type or an impossible value; the message names the setting.
     """
     home = (home or default_home(environment)).expanduser().absolute()
     values = {
@@ -194,39 +236,47 @@ def read_config(
         **_read_environment(environment),
         **{name: value for name, value in given.items() if value is not None},
     }
-    parts: dict[str, Any] = {}
-    for part in dataclasses.fields(Config):
-        if part.name == "home":
-            continue
-        component = _COMPONENTS.get(part.name)
-        if component is None:
-            parts |= _typed(Config, {part.name: values.pop(part.name)} if part.name in values else {})
-            continue
-        names = {f.name for f in dataclasses.fields(component)}
-        parts[part.name] = component(**_typed(component, {n: values.pop(n) for n in names & values.keys()}))
+    plain = _take(values, Config, _PLAIN)
+    components = {
+        name: component(**_take(values, component, _field_names(component)))
+        for name, component in _COMPONENTS.items()
+    }
     if values:
         raise InvalidRequest(f"unknown setting {sorted(values)[0]!r}; known are {', '.join(_known_names())}")
-    config = Config(home=home, **parts)
+    config = Config(home=home, **plain, **components)
     _check(config)
     return config
 
 
 _COMPONENTS: dict[str, Any] = {
-    "model": ModelConfig,
-    "embedding": EmbeddingConfig,
-    "chunking": ChunkingConfig,
-    "retrieval": RetrievalConfig,
-    "store": StoreConfig,
-    "answers": AnswersConfig,
-    "prediction": PredictionConfig,
-    "idle": IdleConfig,
-    "generation": GenerationConfig,
-    "decoding": DecodingConfig,
+    each.name: each.default_factory
+    for each in dataclasses.fields(Config)
+    if each.default_factory is not dataclasses.MISSING
 }
+_PLAIN = [each.name for each in dataclasses.fields(Config) if each.name not in ("home", *_COMPONENTS)]
+
+
+def _field_names(component: Any) -> list[str]:
+    return [each.name for each in dataclasses.fields(component)]
+
+
+def _known_names() -> list[str]:
+    return sorted(
+        {*_PLAIN, *(name for component in _COMPONENTS.values() for name in _field_names(component))}
+    )
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not valid TOML: {error}") from error
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Settings from KVWEAVE_* variables, numbers parsed; an empty variable counts as not set."""
+    """Return the settings of KVWEAVE_* variables, numbers parsed; an empty variable counts as not set."""
     found: dict[str, Any] = {}
     for component in (Config, *_COMPONENTS.values()):
         for name, hint in typing.get_type_hints(component).items():
@@ -241,110 +291,97 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _typed(component: type, values: dict[str, Any]) -> dict[str, Any]:
-    """The values, if each has the type that the component states; an int will do for a float."""
+def _take(values: dict[str, Any], component: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Remove the named values and return them, if each has the type that the component states; int passes for float."""
     hints = typing.get_type_hints(component)
-    for name, value in values.items():
-        wanted = hints[name] | int if float in (hints[name], *typing.get_args(hints[name])) else hints[name]
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            said = str(hints[name]).removeprefix("<class '").removesuffix("'>")
-            raise InvalidRequest(f"setting {name} is {value!r}; it must be {said}")
-    return values
+    taken = {name: values.pop(name) for name in names if name in values}
+    for name, value in taken.items():
+        hint = hints[name]
+        accepted = hint | int if float in (hint, *typing.get_args(hint)) else hint
+        if not isinstance(value, accepted) or isinstance(value, bool):
+            expected = str(hint).removeprefix("<class '").removesuffix("'>")
+            raise InvalidRequest(f"setting {name} is {value!r}; it must be {expected}")
+    return taken
 
 
-def _known_names() -> list[str]:
-    names = {"recipe", "prepare", "system"}
-    for component in _COMPONENTS.values():
-        names |= {f.name for f in dataclasses.fields(component)}
-    return sorted(names)
+Bound: TypeAlias = tuple[bool, str]
+"""Whether a setting's value is possible, and the error message if it is not."""
 
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path} is not valid TOML: {error}") from error
+_MOST = 2**31  # tokens, chunks and seeds beyond this are typing errors, and overflow elsewhere
 
 
 def _check(config: Config) -> None:
-    chunk_tokens, overlap = config.chunking.chunk_tokens, config.chunking.overlap_tokens
-    new_tokens = config.generation.max_new_tokens
-    temperature, top_p, seed = config.generation.temperature, config.generation.top_p, config.generation.seed
-    budget, resident = config.decoding.kv_budget, config.decoding.resident_bytes
-    most = 2**31  # tokens, chunks and seeds beyond this are typing errors, and overflow elsewhere
-    bounds: list[tuple[bool, str]] = [
-        (
-            chunk_tokens is None or 8 <= chunk_tokens < most,
-            f"chunk_tokens is {chunk_tokens}; at least 8 are needed",
-        ),
-        (overlap is None or 0 <= overlap < most, f"overlap_tokens is {overlap}; it cannot be negative"),
-        (
-            1 <= config.retrieval.top_k < most,
-            f"top_k is {config.retrieval.top_k}; at least one chunk is needed",
-        ),
-        (
-            new_tokens is None or 1 <= new_tokens < most,
-            f"max_new_tokens is {new_tokens}; at least 1 is needed",
-        ),
-        (
-            temperature == 0 or 1e-3 <= temperature < 1e3,
-            f"temperature is {temperature}; use 0 (greedy) or a value from 0.001 to 1000",
-        ),
-        (
-            0 <= config.answers.answer_threshold <= 1,
-            f"answer_threshold is {config.answers.answer_threshold}; it lies between 0 and 1",
-        ),
-        (
-            0 <= config.answers.answer_limit_bytes < 2**63,
-            f"answer_limit_bytes is {config.answers.answer_limit_bytes}; it cannot be negative (0: keep no answers)",
-        ),
-        (
-            1 <= config.prediction.prediction_stride <= 5,
-            f"prediction_stride is {config.prediction.prediction_stride}; it lies between 1 and 5",
-        ),
-        (
-            0 <= config.prediction.decode_cutoff <= 1,
-            f"decode_cutoff is {config.prediction.decode_cutoff}; it lies between 0 and 1",
-        ),
-        *_idle_bounds(config.idle),
-        (0 < top_p <= 1, f"top_p is {top_p}; it lies in (0, 1]"),
-        (
-            config.generation.prompt_lookup_tokens >= 0,
-            f"prompt_lookup_tokens is {config.generation.prompt_lookup_tokens}; it cannot be negative (0: none are looked up)",
-        ),
-        (
-            config.store.storage in ("auto", *STORAGES),
-            f"storage is {config.store.storage!r}; choose one of auto, {', '.join(STORAGES)}",
-        ),
-        (
-            budget is None or 0 < budget <= 1 or (budget < most and budget == int(budget)),
-            f"kv_budget is {budget}; it is a share in (0, 1] or a whole number of entries",
-        ),
-        (
-            resident is None or 0 < resident < 2**63,
-            f"resident_bytes is {resident}; it must be above 0",
-        ),
-        (seed is None or 0 <= seed < 2**63, f"seed is {seed}; it lies between 0 and 2^63"),
-    ]
-    for holds, message in bounds:
+    bounds = (
+        _prompt_bounds(config.chunking, config.retrieval),
+        _generation_bounds(config.generation),
+        _answer_bounds(config.answers, config.prediction),
+        _idle_bounds(config.idle),
+        _kv_bounds(config.store, config.decoding),
+    )
+    for holds, message in chain.from_iterable(bounds):
         if not holds:
             raise InvalidRequest(message)
 
 
-def _idle_bounds(idle: IdleConfig) -> list[tuple[bool, str]]:
-    return [
-        (
-            idle.idle_power in ("mains", "any"),
-            f"idle_power is {idle.idle_power!r}; choose mains (work ahead on mains power only) or any",
-        ),
-        *(
-            (value is None or value >= 0, f"{name} is {value}; it cannot be negative")
-            for name, value in (
-                ("idle_quiet_s", idle.idle_quiet_s),
-                ("idle_seconds_per_day", idle.idle_seconds_per_day),
-                ("idle_flops_per_day", idle.idle_flops_per_day),
-            )
-        ),
-    ]
+def _prompt_bounds(chunking: ChunkingConfig, retrieval: RetrievalConfig) -> Iterator[Bound]:
+    chunk_tokens, overlap, top_k = chunking.chunk_tokens, chunking.overlap_tokens, retrieval.top_k
+    yield (
+        chunk_tokens is None or 8 <= chunk_tokens < _MOST,
+        f"chunk_tokens is {chunk_tokens}; at least 8 are needed",
+    )
+    yield overlap is None or 0 <= overlap < _MOST, f"overlap_tokens is {overlap}; it cannot be negative"
+    yield 1 <= top_k < _MOST, f"top_k is {top_k}; at least one chunk is needed"
+
+
+def _generation_bounds(generation: GenerationConfig) -> Iterator[Bound]:
+    new_tokens, lookup_tokens = generation.max_new_tokens, generation.prompt_lookup_tokens
+    temperature, top_p, seed = generation.temperature, generation.top_p, generation.seed
+    yield (
+        new_tokens is None or 1 <= new_tokens < _MOST,
+        f"max_new_tokens is {new_tokens}; at least 1 is needed",
+    )
+    yield (
+        temperature == 0 or 1e-3 <= temperature < 1e3,
+        f"temperature is {temperature}; use 0 (greedy) or a value from 0.001 to 1000",
+    )
+    yield 0 < top_p <= 1, f"top_p is {top_p}; it lies in (0, 1]"
+    yield (
+        lookup_tokens >= 0,
+        f"prompt_lookup_tokens is {lookup_tokens}; it cannot be negative (0: none are looked up)",
+    )
+    yield seed is None or 0 <= seed < 2**63, f"seed is {seed}; it lies between 0 and 2^63"
+
+
+def _answer_bounds(answers: AnswersConfig, prediction: PredictionConfig) -> Iterator[Bound]:
+    threshold, limit_bytes = answers.answer_threshold, answers.answer_limit_bytes
+    stride, cutoff = prediction.prediction_stride, prediction.decode_cutoff
+    yield 0 <= threshold <= 1, f"answer_threshold is {threshold}; it lies between 0 and 1"
+    yield (
+        0 <= limit_bytes < 2**63,
+        f"answer_limit_bytes is {limit_bytes}; it cannot be negative (0: keep no answers)",
+    )
+    yield 1 <= stride <= 5, f"prediction_stride is {stride}; it lies between 1 and 5"
+    yield 0 <= cutoff <= 1, f"decode_cutoff is {cutoff}; it lies between 0 and 1"
+
+
+def _idle_bounds(idle: IdleConfig) -> Iterator[Bound]:
+    yield (
+        idle.idle_power in ("mains", "any"),
+        f"idle_power is {idle.idle_power!r}; choose mains (work ahead on mains power only) or any",
+    )
+    for name in ("idle_quiet_s", "idle_seconds_per_day", "idle_flops_per_day"):
+        value = getattr(idle, name)
+        yield value is None or value >= 0, f"{name} is {value}; it cannot be negative"
+
+
+def _kv_bounds(store: StoreConfig, decoding: DecodingConfig) -> Iterator[Bound]:
+    budget, resident = decoding.kv_budget, decoding.resident_bytes
+    yield (
+        store.storage in ("auto", *STORAGES),
+        f"storage is {store.storage!r}; choose one of auto, {', '.join(STORAGES)}",
+    )
+    yield (
+        budget is None or 0 < budget <= 1 or (budget < _MOST and budget == int(budget)),
+        f"kv_budget is {budget}; it is a share in (0, 1] or a whole number of entries",
+    )
+    yield resident is None or 0 < resident < 2**63, f"resident_bytes is {resident}; it must be above 0"

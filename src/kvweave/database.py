@@ -1,8 +1,8 @@
 """SQLite in WAL mode with one way to write: a transaction that commits whole or leaves nothing.
 
-Several processes and threads may share one file. Its commit is the truth of the whole knowledge base: a
+Several processes and threads may share one file. Its commits decide for the whole knowledge base: a
 file or a vector row that no committed row lists does not exist for readers. Knows nothing about what the
-tables mean; each owner creates its own.
+tables mean; the modules that use a table create it.
 """
 
 import sqlite3
@@ -19,17 +19,16 @@ from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreTooNew
 SCHEMA_VERSION = 1
 BUSY_WAIT_S = 30.0
 
-_OUR_MISTAKES = (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.DataError)
+_PROGRAMMING_ERRORS = (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.DataError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 class Database:
     """One SQLite file; a connection per thread, opened on first use and closed when the thread ends.
 
-    Whatever stops SQLite is raised as a StoreError that names the file and says what to do: StoreTooNew when
-    a newer kvweave wrote it, StoreBusy when another process holds the write lock for longer than
-    `BUSY_WAIT_S`, StoreFull when the disk is full, StoreError itself when the file is damaged, is no database
-    or cannot be read or written.
+    Errors of SQLite are raised as a StoreError that names the file and says what to do. StoreTooNew: a newer
+    kvweave wrote it. StoreBusy: another process holds the write lock for longer than `BUSY_WAIT_S`. StoreFull:
+    the disk is full. StoreError itself: the file is damaged, is no database or cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +42,7 @@ class Database:
         except OSError as error:
             raise StoreError(f"{path.parent} cannot be used as a folder: {error.strerror}") from error
         try:
-            self._settle_version()
+            self._check_version()
         except StoreError:
             self.close()
             raise
@@ -55,9 +54,9 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything executed inside commits together, or not at all if an exception leaves the block.
+        """Commit everything executed inside together, or nothing if an exception leaves the block.
 
-        Takes the write lock at once, so a read followed by a write inside it cannot be overtaken. Blocks
+        Takes the write lock at once, so no other writer comes between a read and a write inside it. Blocks
         nested in the same thread join the outer one.
         """
         session = self._session()
@@ -66,7 +65,7 @@ class Database:
             return
         try:
             session.depth = 1
-            # In here: an interrupt that came while it waited for the lock is raised once it has it.
+            # Inside the try: an interrupt during the wait for the lock is raised once the lock is held.
             self._run(session, "BEGIN IMMEDIATE")
             yield
             self._run(session, "COMMIT")
@@ -83,9 +82,9 @@ class Database:
             action()
 
     def after_commit(self, action: Callable[[], None]) -> None:
-        """Call `action` once the surrounding transaction has committed; at once outside of one.
+        """Call `action` once the surrounding transaction has committed; immediately outside of one.
 
-        Never called after a rollback. For what cannot be rolled back, such as deleting files.
+        It is never called after a rollback. For actions that cannot be rolled back, such as deleting files.
         """
         session = self._session()
         if session.depth:
@@ -100,22 +99,22 @@ class Database:
                 self._run(self._session(), statement)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """Run one statement; returns how many rows it changed. Commits at once outside a transaction."""
+        """Run one statement and return how many rows it changed. Outside a transaction, it commits at once."""
         with self.transaction():
             return self._run(self._session(), sql, values).rowcount
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run one statement for each row of values, in one transaction."""
-        with self.transaction(), self._explained():
+        with self.transaction(), self._translated_errors():
             self._session().connection.executemany(sql, rows)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a SELECT."""
-        with self._explained():
+        """Return all rows of a SELECT."""
+        with self._translated_errors():
             return self._session().connection.execute(sql, values).fetchall()
 
     def close(self) -> None:
-        """Close every thread's connection; using the object afterwards raises StoreError."""
+        """Close every thread's connection; using the database afterwards raises StoreError."""
         self.closed = True
         with self._guard:
             for session in self._sessions:
@@ -123,14 +122,14 @@ class Database:
             self._sessions.clear()
         self._local = threading.local()
 
-    def _settle_version(self) -> None:
+    def _check_version(self) -> None:
         version = int(self.query("PRAGMA user_version")[0][0])
         if version > SCHEMA_VERSION:
             raise StoreTooNew(
                 f"{self.path} was written by a newer kvweave (catalogue version {version}, this one reads up to "
                 f"{SCHEMA_VERSION}); upgrade kvweave, or use another --home"
             )
-        if version < SCHEMA_VERSION:  # an existing file can be read without room to write
+        if version < SCHEMA_VERSION:  # not otherwise: an existing file must open without room to write
             self.query(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _session(self) -> "_Session":
@@ -138,7 +137,7 @@ class Database:
             raise StoreError(f"{self.path} was closed; open the knowledge base or store again")
         session: _Session | None = getattr(self._local, "session", None)
         if session is None:
-            with self._explained():
+            with self._translated_errors():
                 session = _Session(self.path)
             with self._guard:
                 self._sessions.add(session)
@@ -146,23 +145,23 @@ class Database:
         return session
 
     def _run(self, session: "_Session", sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        with self._explained():
+        with self._translated_errors():
             return session.connection.execute(sql, values)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
-        except _OUR_MISTAKES:
+        except _PROGRAMMING_ERRORS:
             raise
         except sqlite3.DatabaseError as error:
-            raise _explanation(self.path, error) from error
+            raise _translated(self.path, error) from error
 
 
 class _Session:
-    """One thread's connection, with its depth of transactions and what is to follow the commit.
+    """One thread's connection, its depth of transactions, and the actions that follow the commit.
 
-    Only the thread's own storage refers to it, so that the connection is closed when the thread ends.
+    Only thread-local storage refers to it, so the connection is closed when the thread ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,7 +177,7 @@ class _Session:
         self.connection.execute("PRAGMA foreign_keys = ON")
 
 
-def _explanation(path: Path, error: sqlite3.DatabaseError) -> StoreError:
+def _translated(path: Path, error: sqlite3.DatabaseError) -> StoreError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the extended part
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(f"no space left for {path}; free some, or use another --home")
@@ -188,14 +187,14 @@ def _explanation(path: Path, error: sqlite3.DatabaseError) -> StoreError:
             "wait for it to finish, or stop it, and try again"
         )
     if code in _DAMAGED:
-        return StoreError(f"{path} is not a readable catalogue ({error}); move it away to start anew")
+        return StoreError(f"{path} is not a readable catalogue ({error}); move it away to start from scratch")
     return StoreError(
         f"{path} cannot be read or written ({error}); check the permissions and the disk, or use another --home"
     )
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Wait for the lock that the switch takes: SQLite itself gives up at once when two processes make the file."""
+    """Switch to WAL, waiting for the lock: SQLite itself gives up at once when two processes create the file."""
     deadline = time.monotonic() + BUSY_WAIT_S
     while True:
         try:

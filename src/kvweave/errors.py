@@ -1,4 +1,4 @@
-"""The exception tree: everything kvweave raises on purpose.
+"""The exceptions that kvweave raises on purpose.
 
     KvweaveError
     ├── InvalidRequest            an argument that cannot be honoured
@@ -6,38 +6,38 @@
     │   └── UnknownRecipe
     ├── DocumentError             something named by the user could not be indexed
     │   ├── PathNotFound
-    │   ├── UnreadableDocument    was read, and is no usable text; skipped and reported among good ones
-    │   └── InaccessibleDocument  could not be opened or read now; what was indexed of it may still be right
+    │   ├── UnreadableDocument    was read but is no usable text; skipped and reported
+    │   └── InaccessibleDocument  cannot be opened or read now; what is indexed of it may still be right
     ├── KnowledgeBaseError
     │   ├── EmptyKnowledgeBase
-    │   └── KnowledgeBaseMismatch made with another model, embedding or prompt
+    │   └── KnowledgeBaseMismatch made with another model, embedding model or prompt
     ├── ModelError
     │   ├── ModelNotFound         no such folder or hub id, or no weights in it
-    │   └── UnsupportedModel      says which mechanism is missing
+    │   └── UnsupportedModel      names the mechanism that is not supported
     ├── StoreError
     │   ├── StoreTooNew           written by a newer format version
-    │   ├── StoreBusy             another process holds the lock for too long
+    │   ├── StoreBusy             another process held the lock for too long
     │   ├── StoreFull             no space left on the disk for the catalogue
-    │   ├── EntriesInUse          running requests use what would have to go; caught inside: not stored
+    │   ├── EntriesInUse          running requests use what would be evicted; caught inside: not stored
     │   ├── DamagedEntry          caught inside: counted as a miss, never used
-    │   └── TierUnavailable       a shared tier does not answer; caught inside: computed instead
-    ├── EvaluationStopped         a process of an evaluation ended before its time
+    │   └── TierUnavailable       a shared tier does not respond; caught inside: computed instead
+    ├── EvaluationStopped         a worker process of an evaluation ended early
     └── MissingExtra              names the extra to install
 
-A message says what was wrong, the value, the limit, and what to do.
+A message names what was wrong, the value, the limit, and what to do.
 """
 
 
 class KvweaveError(Exception):
-    """Base of every error raised on purpose; its text is fit to be shown to a user as it is."""
+    """Base of all errors raised on purpose; the message can be shown to users unchanged."""
 
 
 class InvalidRequest(KvweaveError, ValueError):
-    """An argument has a value that cannot be honoured."""
+    """An argument that cannot be honoured."""
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt and the requested answer need more tokens than the model's context holds."""
+    """The prompt and the requested answer need more tokens than the model's context."""
 
 
 class UnknownRecipe(InvalidRequest):
@@ -45,23 +45,23 @@ class UnknownRecipe(InvalidRequest):
 
 
 class DocumentError(KvweaveError):
-    """Something the user named could not be indexed."""
+    """Something that the user named could not be indexed."""
 
 
 class PathNotFound(DocumentError, FileNotFoundError):
     """A path that does not exist."""
 
     def __str__(self) -> str:
-        """The plain message: OSError would print its errno."""
+        """Return the message alone: OSError would add its errno."""
         return " ".join(str(part) for part in self.args)
 
 
 class UnreadableDocument(DocumentError):
-    """A file that was read and is not usable text: binary, damaged, encrypted, empty or of an unknown kind."""
+    """A file that was read but is no usable text: binary, damaged, encrypted, empty or of an unknown kind."""
 
 
 class InaccessibleDocument(DocumentError):
-    """A file that could not be opened or read now: no permission, an input error, or it has vanished."""
+    """A file that cannot be opened or read now: no permission, an input error, or it no longer exists."""
 
 
 class KnowledgeBaseError(KvweaveError):
@@ -69,7 +69,7 @@ class KnowledgeBaseError(KvweaveError):
 
 
 class EmptyKnowledgeBase(KnowledgeBaseError):
-    """There is nothing to answer from."""
+    """The knowledge base holds no documents."""
 
 
 class KnowledgeBaseMismatch(KnowledgeBaseError):
@@ -85,7 +85,7 @@ class ModelNotFound(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """The model's attention works in a way the canvas cannot represent; the text names it."""
+    """The model's attention has a mechanism that the fused cache cannot represent; the message names it."""
 
 
 class StoreError(KvweaveError):
@@ -97,28 +97,28 @@ class StoreTooNew(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Another process kept the catalogue locked for longer than the wait allows."""
+    """Another process held the catalogue's lock for longer than this one waits."""
 
 
 class StoreFull(StoreError):
-    """No space is left on the disk for the catalogue; what was being written is undone."""
+    """No space is left on the disk for the catalogue; the change is rolled back."""
 
 
 class EntriesInUse(StoreError):
-    """Running requests use what would have to go to make room; the new entry is not stored."""
+    """Running requests use all that could be evicted; the new entry is not stored."""
 
 
 class DamagedEntry(StoreError):
-    """A stored entry failed its checks, or the rest of it cannot be had any more; the store turns this into a logged miss."""
+    """A stored entry failed its checks, or the rest of it cannot be loaded; the store counts and logs this as a miss."""
 
 
 class TierUnavailable(StoreError):
-    """A place for entries does not answer, refuses or has no room; the store computes instead, and tries again later."""
+    """A tier does not respond, refuses or is full; the KV is computed instead, and the store retries later."""
 
 
 class EvaluationStopped(KvweaveError):
-    """A process that answered prompts beside others ended before its time; what was answered until then is kept."""
+    """A worker process of an evaluation ended early; the answers up to then are kept."""
 
 
 class MissingExtra(KvweaveError, ImportError):
-    """An optional part is needed and not installed; the text names the extra."""
+    """An optional dependency is needed and not installed; the message names the extra."""

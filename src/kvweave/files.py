@@ -1,7 +1,7 @@
-"""A file that appears whole or not at all, and survives a power cut once it has appeared.
+"""Files that appear whole or not at all, and survive a power cut once they have appeared; and locks on files.
 
-Written under a temporary name that carries the writer's process id, so that what a killed writer leaves
-behind can be told from what a living one is writing. Knows nothing about what is in the file.
+A file is written under a temporary name that carries the writer's process id. So the leftovers of a killed writer can be
+distinguished from the file of a living one. Knows nothing about the contents.
 """
 
 import fcntl
@@ -19,11 +19,11 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write `parts` one after the other to `path`, creating its folder if needed.
 
     The bytes are on the disk before the name is, and the name before this returns (fsync of the file, then
-    of the folder). On any error, an interrupt too, `path` has what it had before, or all of the new bytes if only
-    the folder's fsync was left to do: it is never deleted, since another process may have written and counted it.
+    of the folder). After any error, an interrupt too, `path` has its old content; or all of the new bytes, if only
+    the folder's fsync failed. The file is never deleted then, since another process may have written and counted it.
 
     Raises:
-        OSError: whatever the file system says; ENOSPC and EDQUOT when it is full.
+        OSError: the file system's own error; ENOSPC and EDQUOT when it is full.
     """
     _make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
@@ -41,13 +41,13 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def writer_of(name: str) -> int | None:
-    """The process id of the writer if `name` is a temporary name made here, else None."""
+    """Return the writer's process id if `name` is a temporary name of `write_atomically`, else None."""
     match = _TEMPORARY.search(name)
     return int(match.group(1)) if match else None
 
 
-def process_lives(process_id: int) -> bool:
-    """Whether a process with this id runs on this machine (and in this container)."""
+def is_process_alive(process_id: int) -> bool:
+    """Return whether a process with this id runs on this machine (and in this container)."""
     try:
         os.kill(process_id, 0)
     except (ProcessLookupError, OverflowError):
@@ -55,6 +55,24 @@ def process_lives(process_id: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Hold the lock on a file, created if missing; yield False at once if another process or thread holds it.
+
+    The lock of a killed process is released.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)
 
 
 def _make_folder(folder: Path) -> None:
@@ -67,23 +85,5 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[bool]:
-    """Hold the lock on a file, made if it is not there; False, at once, if another process or thread holds it.
-
-    A killed process holds it no longer.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
     finally:
         os.close(descriptor)

@@ -1,6 +1,6 @@
-"""What other packages add to kvweave: commands, recipes and models, through entry points of their distributions.
+"""Commands, recipes and models that other packages add to kvweave, by entry points of their distributions.
 
-The groups are `kvweave.commands` (a Typer app or a function by its command's name), `kvweave.recipes` (a function that
+The groups are `kvweave.commands` (a Typer app or a function, by the command's name), `kvweave.recipes` (a function that
 returns a Recipe, by the recipe's name) and `kvweave.models` (a folder with weights, by the model's name).
 """
 
@@ -11,5 +11,5 @@ from importlib.metadata import EntryPoint, entry_points
 
 @cache
 def plugins(group: str) -> Mapping[str, EntryPoint]:
-    """The entry points of a group by name; none of them is loaded. Read once per process."""
+    """Return the entry points of a group by name, without loading them. Read once per process."""
     return {point.name: point for point in entry_points(group=group)}

@@ -1,4 +1,4 @@
-"""Public test doubles: a tiny model of every supported family, and a tokenizer to go with them.
+"""Public test doubles: a tiny model of every supported family, and a tokenizer for them.
 
 All weights are random and seeded; nothing is downloaded.
 """
@@ -45,7 +45,7 @@ _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_ma
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
-# Name → (transformers model type, settings beyond the small ones). Each row goes through the parity tests.
+# Name → (transformers model type, settings in addition to _SMALL). Each row goes through the parity tests.
 FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-3": ("llama", {"rope_parameters": _LLAMA3}),
@@ -110,7 +110,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("minimax_m2", {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
-# Families that are refused, each with a word of the reason that its error must give.
+# Families that are refused: as above, and a word that the error message must contain.
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "stablelm": ("stablelm", {}, "attention function"),
     "nemotron": ("nemotron", {}, "attention function"),
@@ -131,7 +131,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
 def tiny_model(
     family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> PreTrainedModel:
-    """A seeded random model of a family in FAMILIES or REFUSED, small enough to run in milliseconds."""
+    """Return a seeded random model of a family in FAMILIES or REFUSED, small enough to run in milliseconds."""
     kind, settings = FAMILIES[family] if family in FAMILIES else REFUSED[family][:2]
     config = AutoConfig.for_model(kind, **{**_SMALL, **settings})
     torch.manual_seed(seed)
@@ -140,7 +140,7 @@ def tiny_model(
 
 
 def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with one merge of common pairs and `<pad> <bos> <eos>` as control tokens."""
+    """Return a byte-level tokenizer with a few merges and the control tokens `<pad> <bos> <eos>`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [
         ("t", "h"),
@@ -168,5 +168,5 @@ def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
 
 
 def tiny_adapter(family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Adapter:
-    """A tiny model of a family, ready to compute."""
+    """Return the adapter of a tiny model of a family."""
     return Adapter(tiny_model(family, dtype=dtype, seed=seed), tiny_tokenizer(), name=f"tiny-{family}")

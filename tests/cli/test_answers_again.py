@@ -8,22 +8,22 @@ AGAIN = "Please tell me the password of Glorric."
 
 def test_a_question_asked_again_says_that_its_answer_comes_from_the_bank(command, documents):
     command("add", documents, "--quiet")
-    assert command.json("ask", GLORRIC)["plan"]["banked"] is None
+    assert command.json("ask", GLORRIC)["plan"]["cache_hit"] is None
     told = command("ask", AGAIN, "--explain").stdout
     assert told.startswith("walnut\n")
-    assert f"plan: answered from bank: '{GLORRIC}'" in told
+    assert f"plan: cached answer to '{GLORRIC}'" in told
     assert "passwords.md" in told
-    cache_hit = command.json("ask", AGAIN)["plan"]["banked"]
+    cache_hit = command.json("ask", AGAIN)["plan"]["cache_hit"]
     assert cache_hit["question"] == GLORRIC
     assert 0.85 <= cache_hit["similarity"] < 1
-    assert command.json("ask", AGAIN, "--fresh")["plan"]["banked"] is None
-    assert command.json("ask", AGAIN)["plan"]["banked"]["question"] == AGAIN
+    assert command.json("ask", AGAIN, "--fresh")["plan"]["cache_hit"] is None
+    assert command.json("ask", AGAIN)["plan"]["cache_hit"]["question"] == AGAIN
 
     (documents / "passwords.md").write_text("The password of Glorric is needle.")
     command("add", documents, "--quiet")
     changed = command.json("ask", GLORRIC)
     assert changed["text"] == "needle"
-    assert changed["plan"]["banked"] is None
+    assert changed["plan"]["cache_hit"] is None
 
 
 def test_look_alikes_have_rows_tables_json_and_a_plot(command, tmp_path):

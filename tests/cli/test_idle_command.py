@@ -14,20 +14,20 @@ def test_idle_time_answers_what_waits_predicts_and_tells_what_it_earned(command,
     command("ask", GLORRIC)
     command("ask", AGAIN)
     done = command.json("idle", "--stride", "2")
-    assert done["steps"]["answers"] == 1
-    assert done["steps"]["abstract"] >= 1
+    assert done["jobs"]["answers"] == 1
+    assert done["jobs"]["abstract"] >= 1
     assert done["flops"] > 0
     assert done["ended"] == "nothing is left to do"
-    assert command.json("ask", AGAIN)["plan"]["banked"]["question"] == AGAIN
+    assert command.json("ask", AGAIN)["plan"]["cache_hit"]["question"] == AGAIN
 
     stats = command.json("cache", "stats")
     assert stats["answers"]["given"] == 2
-    assert sum(stats["predictions"]["predicted"].values()) == done["steps"].get("population", 0)
+    assert sum(stats["predictions"]["predicted"].values()) == done["jobs"].get("population", 0)
     assert stats["predictions"]["given_per_question"] == 0
     assert stats["idle"]["answers"]["jobs"] == 1
     told = command("cache", "stats").stdout
     assert "answers: " in told
-    assert "idle time: " in told
+    assert "background work: " in told
 
     again = command("idle").stdout
     assert "nothing is left to do" in again
@@ -62,4 +62,4 @@ def test_watching_works_until_it_is_interrupted(command, documents):
         told = watching.communicate(timeout=60)[1]
     assert watching.returncode == 130
     assert "interrupted" in told
-    assert command.json("ask", AGAIN)["plan"]["banked"]["question"] == AGAIN
+    assert command.json("ask", AGAIN)["plan"]["cache_hit"]["question"] == AGAIN

@@ -7,16 +7,16 @@ from kvweave.cli import options
 from kvweave.cli.interrupted import interrupt_behind
 from kvweave.errors import ModelNotFound
 
-GOES_ON = "what was finished is kept; run the same command again to go on"
-NOTHING = "nothing is kept; the same command begins anew"
-WITHOUT = "nothing is kept without --output; the same command begins anew"
+KEPT = "finished work is kept; run the same command again to continue"
+NOTHING = "nothing is kept; the same command starts over"
+WITHOUT = "nothing is kept without --output; the same command starts over"
 
 ENDS = {
-    "add .": GOES_ON,
-    "idle": GOES_ON,
-    "train-selector --output tuned": GOES_ON,
+    "add .": KEPT,
+    "idle": KEPT,
+    "train-selector --output tuned": KEPT,
     **{
-        f"{command}{output}": GOES_ON if output else WITHOUT
+        f"{command}{output}": KEPT if output else WITHOUT
         for command in ("eval", "eval decode", "eval personas", "bench steady")
         for output in ("", " --output out")
     },

@@ -13,11 +13,11 @@ def indexed(command, documents):
     return command
 
 
-def test_a_prompt_is_explained_token_by_token(indexed):
+def test_a_prompt_is_explained_token_by_token(indexed, real_command):
     asked = (
         "ask",
         GLORRIC,
-        "--select",
+        "--recipe",
         "prophetkv",
         "--prepare",
         "similar",
@@ -36,12 +36,12 @@ def test_a_prompt_is_explained_token_by_token(indexed):
 
     told = indexed(*asked, "--fresh").stdout  # the same again would come from the bank
     assert "similar+prophetkv, coverage 0.3" in told
-    assert "stored to stand anywhere (similar-10-int8)" in told
+    assert "stored for any position (similar-10-int8)" in told
     assert re.search(rf"{plan['recomputed_tokens']} +recomputed +had stored KV", told)
     assert GLORRIC in told
-    assert "--json says it token by token" in told
+    assert "--json lists every token" in told
 
-    colours = indexed(*asked, "--fresh", FORCE_COLOR="1", TERM="xterm-256color").stdout
+    colours = real_command(*asked, "--fresh", FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "\x1b[36m" in colours  # reused
     assert "\x1b[30;43m" in colours  # recomputed
     assert GLORRIC in re.sub(r"\x1b\[[\d;]*m", "", colours)

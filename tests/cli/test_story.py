@@ -10,12 +10,12 @@ from kvweave.samples import DOCUMENTS
 GLORRIC = "What is the password of Glorric?"
 
 
-def test_add_ask_list_change_remove(command, documents):
-    added = command.json("add", documents)
+def test_add_ask_list_change_remove(real_command, documents):
+    added = real_command.json("add", documents)
     assert len(added["added"]) == 3
     assert added["chunk_kv_computed"] == added["chunks"] > 3
 
-    answer = command.json("ask", GLORRIC)
+    answer = real_command.json("ask", GLORRIC)
     assert set(answer) == {"text", "sources", "plan", "timing", "decoding"}
     assert answer["text"] == "walnut"
     assert str(documents / "passwords.md") in {source["document"] for source in answer["sources"]}
@@ -25,43 +25,44 @@ def test_add_ask_list_change_remove(command, documents):
     )
     assert 0 < answer["timing"]["ttft_s"] <= answer["timing"]["total_s"]
 
-    again = command("add", documents).stdout
+    again = real_command("add", documents).stdout
     assert "3 unchanged" in again
     assert "KV computed for 0" in again
 
-    told = command("ask", GLORRIC, "--explain", "--recipe", "prefix").stdout
+    told = real_command("ask", GLORRIC, "--explain", "--recipe", "prefix").stdout
     assert told.startswith("walnut\n")
     assert "passwords.md" in told
     assert "the question is always computed" in told
     assert "recompute" in told
 
-    assert {document["title"] for document in command.json("ls")} == {
+    assert {document["title"] for document in real_command.json("ls")} == {
         "passwords.md",
         "badges.txt",
         "supper.md",
     }
-    stats = command.json("cache", "stats")
+    stats = real_command.json("cache", "stats")
     assert stats["bytes"] <= stats["limit_bytes"]
     assert stats["hits"] > 0
 
-    assert command.json("rm", documents / "passwords.md")["removed"] == [str(documents / "passwords.md")]
-    assert command.json("ask", GLORRIC)["text"] != "walnut"
+    assert real_command.json("rm", documents / "passwords.md")["removed"] == [str(documents / "passwords.md")]
+    assert real_command.json("ask", GLORRIC)["text"] != "walnut"
     assert (
-        "damaged: []" in command("cache", "verify").stdout or command.json("cache", "verify")["damaged"] == []
+        "damaged: []" in real_command("cache", "verify").stdout
+        or real_command.json("cache", "verify")["damaged"] == []
     )
-    findings = {finding["name"]: finding for finding in command.json("doctor")}
+    findings = {finding["name"]: finding for finding in real_command.json("doctor")}
     assert all(finding["ok"] for finding in findings.values())
     assert "2 documents" in findings["knowledge base"]["detail"]
 
 
-def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(command, documents, tmp_path):
+def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(real_command, documents, tmp_path):
     for number in range(30):
         (documents / f"{number}.txt").write_text(
             (DOCUMENTS / "boxes.md").read_text().replace("movers", "helpers") * (number + 1)
         )
     process = subprocess.Popen(
         [sys.executable, "-m", "kvweave", "add", str(documents), "--quiet"],
-        env=command.environment,
+        env=real_command.environment,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -76,10 +77,10 @@ def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(command, docume
     assert "run the same command again" in errors
     assert "Traceback" not in errors
 
-    assert command.json("ask", GLORRIC)["text"] == "walnut"  # of what is searchable already
-    resumed = command.json("add", documents)
+    assert real_command.json("ask", GLORRIC)["text"] == "walnut"  # of what is searchable already
+    resumed = real_command.json("add", documents)
     assert resumed["chunk_kv_computed"] > 0
-    stats = command.json("cache", "stats")
+    stats = real_command.json("cache", "stats")
     assert stats["damaged"] == 0
-    assert command.json("cache", "verify")["damaged"] == []
-    assert command.json("add", documents)["chunk_kv_computed"] == 0
+    assert real_command.json("cache", "verify")["damaged"] == []
+    assert real_command.json("add", documents)["chunk_kv_computed"] == 0

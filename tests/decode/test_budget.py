@@ -1,4 +1,4 @@
-"""Who gets how many entries, and which settings are refused."""
+"""Entry budgets, and which settings are rejected."""
 
 import math
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.decode.retriever import allowance
+import kvweave
+from kvweave.decode.retriever import token_budget
 from kvweave.decode.settings import (
     MIN_ENTRIES,
     ClusterSettings,
@@ -23,23 +24,23 @@ from kvweave.errors import InvalidRequest
     window=st.integers(1, 200),
     buffer=st.integers(0, 32),
 )
-def test_what_is_always_attended_leaves_room_to_retrieve(budget, stored, window, buffer):
+def test_sinks_window_and_buffer_leave_room_to_retrieve(budget, stored, window, buffer):
     settings = OffloadSettings(budget, window=window, clusters=ClusterSettings(buffer_entries=buffer))
-    allowed = allowance(settings, stored)
-    always = settings.sinks + allowed.window + allowed.buffer
-    assert 1 <= allowed.window <= window
-    assert 0 <= allowed.buffer <= buffer
-    assert always < allowed.total
-    assert allowed.left(always) == allowed.total - always
+    granted = token_budget(settings, stored)
+    always = settings.sinks + granted.window + granted.buffer
+    assert 1 <= granted.window <= window
+    assert 0 <= granted.buffer <= buffer
+    assert always < granted.total
+    assert granted.remaining(always) == granted.total - always
     if budget <= 1:
-        assert allowed.total >= min(budget * stored, stored)
-        assert allowed.total <= max(budget * stored + 1, settings.sinks + MIN_ENTRIES)
+        assert granted.total >= min(budget * stored, stored)
+        assert granted.total <= max(budget * stored + 1, settings.sinks + MIN_ENTRIES)
     else:
-        assert allowed.total == budget
+        assert granted.total == budget
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"kv_budget": 0}, r"kv_budget is 0; it is a share"),
         ({"kv_budget": math.nan}, r"kv_budget is nan"),
@@ -60,20 +61,24 @@ def test_what_is_always_attended_leaves_room_to_retrieve(budget, stored, window,
         ({"resident_bytes": 0}, r"resident_bytes is 0"),
         (
             {"clusters": ClusterSettings(mean_entries=9, max_entries=8)},
-            r"clusters of 9 entries on the mean and 8",
+            r"clusters of 9 entries on average and 8",
         ),
         ({"clusters": ClusterSettings(1, 1)}, r"max_entries is 1; a split needs 2"),
         ({"clusters": ClusterSettings(buffer_entries=-1)}, r"buffer_entries is -1"),
-        ({"flash": DiskSettings(tail_pages=0)}, r"tail_pages is 0"),
+        ({"disk": DiskSettings(tail_pages=0)}, r"tail_pages is 0"),
         ({"clusters": ClusterSettings(spread=0)}, r"spread is 0"),
         ({"clusters": ClusterSettings(spread=math.nan)}, r"spread is nan"),
         ({"clusters": ClusterSettings(local_entries=0)}, r"local_entries is 0"),
-        ({"flash": DiskSettings(readers=0)}, r"readers is 0"),
-        ({"flash": DiskSettings(gap_pages=-1)}, r"gap_pages is -1"),
-        ({"flash": DiskSettings(page_bytes=0)}, r"page_bytes is 0"),
-        ({"flash": DiskSettings(page_bytes=1001)}, r"page_bytes is 1001; .* multiple of 8"),
+        ({"disk": DiskSettings(readers=0)}, r"readers is 0"),
+        ({"disk": DiskSettings(gap_pages=-1)}, r"gap_pages is -1"),
+        ({"disk": DiskSettings(page_bytes=0)}, r"page_bytes is 0"),
+        ({"disk": DiskSettings(page_bytes=1001)}, r"page_bytes is 1001; .* multiple of 8"),
     ],
 )
-def test_impossible_settings_say_what_is_wrong(changes, said):
-    with pytest.raises(InvalidRequest, match=said):
+def test_invalid_settings_say_what_is_wrong(changes, message):
+    with pytest.raises(InvalidRequest, match=message):
         OffloadSettings(**changes)
+
+
+def test_the_settings_have_their_earlier_name_too():
+    assert kvweave.ClusteredKV is kvweave.OffloadSettings is OffloadSettings

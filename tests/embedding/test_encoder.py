@@ -1,4 +1,4 @@
-"""TextEncoder: meaning, shapes, identity, and what it says when there is no model."""
+"""TextEncoder: meaning, shapes, identity, and errors without a model."""
 
 import importlib.util
 import logging
@@ -18,6 +18,11 @@ from kvweave.embedding import TextEncoder
 from kvweave.errors import ModelNotFound
 
 
+@pytest.fixture(autouse=True)
+def models_loaded_once() -> None:
+    """Override the fixture of all tests that shares a loaded model: here loading is tested."""
+
+
 @pytest.fixture(scope="module")
 def encoder() -> TextEncoder:
     return TextEncoder()
@@ -34,7 +39,7 @@ def test_no_texts_give_no_rows(encoder: TextEncoder) -> None:
     assert encoder.encode([]).shape == (0, 384)
 
 
-def test_meaning_counts_not_words(encoder: TextEncoder) -> None:
+def test_similarity_goes_by_meaning_not_words(encoder: TextEncoder) -> None:
     cat, kitten, revenue = encoder.encode(
         ["a cat sat on the rug", "the kitten was on a carpet", "revenue rose in the third quarter"]
     )
@@ -63,7 +68,7 @@ def test_the_wheel_and_its_hub_id_are_one_model() -> None:
     assert TextEncoder("someone/other-model").name == "someone/other-model"
 
 
-def test_without_the_wheel_the_hub_id_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_wheel_the_hub_id_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name.startswith("gt_") else find(name)
@@ -82,7 +87,7 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         _ = TextEncoder(str(tmp_path)).dimensions
 
 
-def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_raises_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     import sentence_transformers
 
     def refuse(*args: object, **options: object) -> None:
@@ -93,7 +98,7 @@ def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
         TextEncoder("someone/other-model").encode(["x"])
 
 
-def test_provenance_one_is_free_and_loading_is_silent_and_offline() -> None:
+def test_creating_one_loads_nothing_and_loading_is_silent_and_offline() -> None:
     script = """
 import socket, sys
 def refuse(*args, **options): raise AssertionError("network used")
@@ -109,7 +114,7 @@ encoder.encode(["x"])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_threads_get_what_one_alone_gets_and_leave_loggers_as_they_were(
+def test_threads_get_equal_vectors_and_leave_loggers_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import sentence_transformers
@@ -120,7 +125,7 @@ def test_threads_get_what_one_alone_gets_and_leave_loggers_as_they_were(
 
     def slow(*args: object, **options: object) -> object:
         loading.append(logger.level)
-        time.sleep(0.05)  # time for another thread to come in between
+        time.sleep(0.05)  # time for another thread to interfere
         return load(*args, **options)
 
     monkeypatch.setattr(sentence_transformers, "SentenceTransformer", slow)

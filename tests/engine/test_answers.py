@@ -54,7 +54,7 @@ def test_an_answer_says_where_it_came_from_and_where_the_time_went(open_kb, docu
         + timing.recompute_s
     )
     assert 0 < parts <= timing.ttft_s <= timing.total_s
-    assert timing.answer_tokens == len(base.adapter.template.text_ids(answer.text))
+    assert timing.answer_tokens == len(base.adapter.template.tokenize(answer.text))
 
 
 def test_chunks_of_one_document_stand_in_reading_order(open_kb):

@@ -11,10 +11,10 @@ import torch
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import TurnAppender
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
-from kvweave.engine.conversation import Conversation, ConversationSettings, forget
-from kvweave.engine.conversation_log import read_said, write_said
+from kvweave.engine.conversation import Conversation, ConversationSettings, start_over
+from kvweave.engine.conversation_log import read_state, write_state
 from kvweave.engine.generation import Decoded
-from kvweave.engine.pipeline import prefilled
+from kvweave.engine.pipeline import prefill_turn
 from kvweave.errors import InvalidRequest, PromptTooLong, StoreError
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.recipes.methods import recipe_named
@@ -28,9 +28,9 @@ KV = OffloadSettings(
     resident_bytes=120_000,
     window=8,
     clusters=ClusterSettings(mean_entries=8, max_entries=16, buffer_entries=4),
-    flash=DiskSettings(page_bytes=512),
+    disk=DiskSettings(page_bytes=512),
 )
-WHOLE = OffloadSettings(1.0, window=8, clusters=KV.clusters, flash=KV.flash)
+WHOLE = OffloadSettings(1.0, window=8, clusters=KV.clusters, disk=KV.disk)
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,14 @@ def adapter():
 def opened(adapter, folder, kv=KV, new_tokens=12, visible=frozenset) -> Conversation:
     def prefill(prompt, sink, earlier):
         with ChunkStore(folder.parent / "store") as store:
-            return prefilled(adapter, store, recipe_named("full"), prompt, sink, earlier)
+            return prefill_turn(adapter, store, recipe_named("full"), prompt, sink, earlier)
 
     manner = ConversationSettings("Read.", GenerationConfig(temperature=0.0), new_tokens, kv)
     return Conversation(adapter, folder, manner, prefill, visible)
 
 
 def say(talk, questions, versions=()) -> list[str]:
-    return ["".join(talk.say(question, CHUNKS, Decoded(), versions)) for question in questions]
+    return ["".join(talk.send(question, CHUNKS, Decoded(), versions)) for question in questions]
 
 
 def test_resumed_between_any_two_turns_it_says_the_same(adapter, tmp_path):
@@ -66,7 +66,7 @@ def test_resumed_between_any_two_turns_it_says_the_same(adapter, tmp_path):
 def test_everything_in_the_budget_is_an_ordinary_text(adapter, tmp_path):
     with opened(adapter, tmp_path, WHOLE) as talk:
         say(talk, QUESTIONS[:2])
-    text, turn = talk.token_ids, adapter.template.turn(Prompt(QUESTIONS[1], (), "Read.")).token_ids
+    text, turn = talk.token_ids, adapter.template.render_turn(Prompt(QUESTIONS[1], (), "Read.")).token_ids
     places = [at for at in range(len(text)) if tuple(text[at : at + len(turn)]) == turn]
     assert len(places) == 1, "the second turn stands in the text once, without chunks"
     start = places[0] + len(turn)
@@ -75,7 +75,7 @@ def test_everything_in_the_budget_is_an_ordinary_text(adapter, tmp_path):
     assert logits[start - 1 : len(text) - 1].argmax(-1).tolist() == text[start:]
 
 
-def test_one_that_was_not_closed_is_computed_again_from_what_was_said(adapter, tmp_path):
+def test_one_that_was_not_closed_is_recompute_from_what_was_said(adapter, tmp_path):
     with opened(adapter, tmp_path / "whole", WHOLE) as talk:
         expected = say(talk, QUESTIONS[:3])
     talk = opened(adapter, tmp_path / "killed", WHOLE)
@@ -90,24 +90,24 @@ def test_whole_files_of_another_text_are_not_gone_on_with(adapter, tmp_path, mon
     """As long, but not what was said: told apart by every token."""
     with opened(adapter, tmp_path, WHOLE) as talk:
         say(talk, QUESTIONS[:2])
-    said = read_said(tmp_path)
-    write_said(tmp_path, replace(said, token_ids=said.token_ids[::-1]))
-    computed, original = [], Conversation._computed_again
+    said = read_state(tmp_path)
+    write_state(tmp_path, replace(said, token_ids=said.token_ids[::-1]))
+    computed, original = [], Conversation._recompute
     monkeypatch.setattr(
-        Conversation, "_computed_again", lambda own, ids: (computed.append(list(ids)), original(own, ids))[1]
+        Conversation, "_recompute", lambda own, ids: (computed.append(list(ids)), original(own, ids))[1]
     )
     with opened(adapter, tmp_path, WHOLE) as talk:
         assert computed == [talk.token_ids] == [list(said.token_ids[::-1])]
 
 
-def test_one_that_is_computed_again_attends_to_everything_while_it_is(adapter, tmp_path):
+def test_one_that_is_recompute_attends_to_everything_while_it_is(adapter, tmp_path):
     """A budget is for decoding: what is computed again is prefilled as a prompt is."""
     talk = opened(adapter, tmp_path)
     say(talk, QUESTIONS[:2])
     talk._held.close()
     talk._stack.close()
     with opened(adapter, tmp_path) as talk, torch.no_grad():
-        _, logits = talk._computed_again(talk.token_ids)
+        _, logits = talk._recompute(talk.token_ids)
         expected = adapter.model(torch.tensor([talk.token_ids])).logits[0, -1:]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
         assert talk._held.counts.peak_resident_bytes <= KV.resident_bytes
@@ -126,7 +126,7 @@ def test_one_that_goes_on_keeps_to_the_bound_it_is_given_now(adapter, tmp_path):
 def test_of_another_process_budget_or_model_it_is_refused(adapter, tmp_path):
     with opened(adapter, tmp_path) as talk:
         say(talk, QUESTIONS[:1])
-        with pytest.raises(InvalidRequest, match="another process is having"):
+        with pytest.raises(InvalidRequest, match="another process has the conversation"):
             opened(adapter, tmp_path)
     with pytest.raises(InvalidRequest, match=r"began with kv_budget 0\.5, not 0\.25"):
         opened(adapter, tmp_path, OffloadSettings(0.25))
@@ -137,9 +137,9 @@ def test_of_another_process_budget_or_model_it_is_refused(adapter, tmp_path):
 def test_begun_anew_it_has_forgotten_everything(adapter, tmp_path):
     with opened(adapter, tmp_path) as talk:
         (first,) = say(talk, QUESTIONS[:1])
-        with pytest.raises(InvalidRequest, match="another process is having"):
-            forget(tmp_path)
-    forget(tmp_path)
+        with pytest.raises(InvalidRequest, match="another process has the conversation"):
+            start_over(tmp_path)
+    start_over(tmp_path)
     with opened(adapter, tmp_path) as talk:
         assert talk.token_ids == []
         assert say(talk, QUESTIONS[:1]) == [first]
@@ -190,12 +190,12 @@ def test_it_goes_on_where_the_frequencies_change(tmp_path, monkeypatch, replied)
     """LongRoPE: the text outgrows the short ones by what the second turn adds, a reply's last token, or amid a reply."""
     adapter = tiny_adapter("phi3-longrope")  # trained to 64
     adapter.model.generation_config.eos_token_id = []
-    monkeypatch.setattr(adapter, "extend", partial(adapter.extend, block_tokens=16))
+    monkeypatch.setattr(adapter, "append", partial(adapter.append, block_tokens=16))
     lengths, new_tokens = [], replied - adapter.template.render(Prompt("Who?", (), "Read.")).tokens
     talk = opened(adapter, tmp_path, WHOLE, new_tokens)
     for turn in range(4):
         decoded = Decoded()
-        list(talk.say("Who?", (), decoded))
+        list(talk.send("Who?", (), decoded))
         assert decoded.tokens == new_tokens
         follows(adapter, talk.token_ids, new_tokens)
         lengths.append(len(talk.token_ids))
@@ -221,13 +221,13 @@ def test_a_turn_that_nobody_listens_to_until_its_end_was_never_said(
         tokens = talk.token_ids
     with opened(adapter, tmp_path / "left", WHOLE, new_tokens) as talk:
         say(talk, questions)
-        left = talk.say(QUESTIONS[2], CHUNKS, Decoded())
+        left = talk.send(QUESTIONS[2], CHUNKS, Decoded())
         next(left)
         assert say(talk, QUESTIONS[3:]) == expected
         assert talk.token_ids == tokens
         with pytest.raises(StoreError, match="it was closed"):
             list(left)
-        next(talk.say(QUESTIONS[2], CHUNKS, Decoded()))
+        next(talk.send(QUESTIONS[2], CHUNKS, Decoded()))
     with opened(adapter, tmp_path / "left", WHOLE, new_tokens) as talk:
         assert talk.token_ids == tokens
 
@@ -238,21 +238,21 @@ def test_a_turn_that_breaks_off_while_it_is_read_was_never_said(adapter, tmp_pat
     with opened(adapter, tmp_path / "broken", WHOLE) as talk:
         got = say(talk, QUESTIONS[:1])
         with monkeypatch.context() as patch:
-            patch.setattr(TurnAppender, "take", broken)
+            patch.setattr(TurnAppender, "write", broken)
             with pytest.raises(KeyboardInterrupt):
                 say(talk, QUESTIONS[2:3])
         assert got + say(talk, QUESTIONS[1:2]) == expected
 
 
-def broken(appending, layer, keys, values, take=TurnAppender.take) -> None:
+def broken(appending, layer, keys, values, write=TurnAppender.write) -> None:
     """What an interrupt behind the first layer of a turn leaves."""
     if layer:
         raise KeyboardInterrupt
-    take(appending, layer, keys, values)
+    write(appending, layer, keys, values)
 
 
 @pytest.mark.parametrize("between", ["turns", "processes"])
-def test_over_a_document_that_is_gone_it_begins_anew(adapter, tmp_path, caplog, between):
+def test_after_its_document_is_gone_it_starts_over(adapter, tmp_path, caplog, between):
     listed = {"lamp:1", "key:1"}
     with opened(adapter, tmp_path / "only") as talk:
         expected = say(talk, QUESTIONS[1:2])
@@ -266,8 +266,8 @@ def test_over_a_document_that_is_gone_it_begins_anew(adapter, tmp_path, caplog, 
         assert talk.token_ids == []
     with talk:
         assert say(talk, QUESTIONS[1:2], ["lamp:2", "key:1"]) == expected
-    assert [record.message.split(" begins ")[1] for record in caplog.records] == [
-        "anew: documents that it had read were removed or changed"
+    assert [record.message.split(" starts ")[1] for record in caplog.records] == [
+        "over: documents that it had read were removed or changed"
     ]
     with opened(adapter, tmp_path / "gone", visible=lambda: listed) as talk:
         assert talk.token_ids  # what it has read since is there
@@ -291,7 +291,7 @@ def test_what_was_said_stays_where_a_full_disk_takes_no_more(adapter, tmp_path, 
         tokens = list(talk.token_ids)
         with monkeypatch.context() as patch:
             patch.setattr("kvweave.files.os.fsync", full)
-            with pytest.raises(StoreError, match="what was said cannot be written"):
+            with pytest.raises(StoreError, match="the conversation cannot be written"):
                 say(talk, QUESTIONS[1:2])
         talk._held.close()  # as a process that is killed leaves it
         talk._held = None

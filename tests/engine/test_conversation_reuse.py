@@ -11,12 +11,12 @@ from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.engine.conversation import Conversation, ConversationSettings
 from kvweave.engine.generation import Decoded
-from kvweave.engine.pipeline import prefilled
+from kvweave.engine.pipeline import prefill_turn
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import PrefillResult
 from kvweave.testing import tiny_adapter
@@ -30,7 +30,7 @@ NEW_TOKENS = 10
 SMALL = {
     "window": 8,
     "clusters": ClusterSettings(8, 16, buffer_entries=4),
-    "flash": DiskSettings(page_bytes=512),
+    "disk": DiskSettings(page_bytes=512),
 }
 WHOLE, TIGHT = OffloadSettings(1.0, **SMALL), OffloadSettings(0.5, 120_000, **SMALL)
 
@@ -45,7 +45,7 @@ class Talk(Conversation):
         self.ends: list[int] = []
 
         def prefill(prompt, sink, earlier):
-            self.results.append(prefilled(adapter, store, recipe, prompt, sink, earlier))
+            self.results.append(prefill_turn(adapter, store, recipe, prompt, sink, earlier))
             return self.results[-1]
 
         manner = ConversationSettings("Read.", GenerationConfig(temperature=0.0), NEW_TOKENS, kv)
@@ -53,7 +53,7 @@ class Talk(Conversation):
 
     def turn(self, number: int) -> str:
         question, chunks = (("Where is it?", FIRST), ("And the other?", LATER))[number]
-        said = "".join(self.say(question, chunks, Decoded()))
+        said = "".join(self.send(question, chunks, Decoded()))
         self.ends.append(len(self.token_ids))
         return said
 
@@ -128,10 +128,10 @@ def test_recipes_spend_their_budget_on_a_later_turn_and_it_can_be_resumed(recipe
         assert talk._held.counts.peak_resident_bytes <= TIGHT.resident_bytes
     (later,) = talk.results[1:]
     assert later.plan.reused_tokens > 0
-    assert later.selected.numel() == later.request.budget.rows(
+    assert later.selected.numel() == later.request.budget.max_rows(
         later.plan.reused_tokens + later.selected.numel()
     )
-    assert later.remembered == ()
+    assert later.new_entries == ()
     got = []
     for number in range(2):
         with Talk(adapter, tmp_path / "parts", store, recipe_named(recipe), TIGHT) as talk:
@@ -172,7 +172,7 @@ def test_the_exact_path_of_a_prompt_is_not_that_of_a_turn(store, tmp_path):
 
 def test_a_turn_is_a_prompt_of_its_own_parts():
     adapter = tiny_adapter()
-    turn = adapter.template.turn(Prompt("Why?", LATER, "Read."))
+    turn = adapter.template.render_turn(Prompt("Why?", LATER, "Read."))
     assert [span.kind for span in turn.spans] == ["system", "chunk", "chunk", "question"]
     assert [turn.ids(span) for span in turn.spans[1:3]] == [
         adapter.template.chunk_ids(text) for text in LATER

@@ -8,7 +8,7 @@ ASKED = "Where is the river?"
 def began(base) -> list[int]:
     """Have a first turn about all there is, and say which tokens the conversation holds then."""
     with base.conversation() as talk:
-        "".join(base.say(talk, ASKED))
+        "".join(base.send(talk, ASKED))
         return list(talk.token_ids)
 
 
@@ -26,11 +26,11 @@ def test_a_removed_document_takes_the_conversations_along_that_have_read_it(tiny
         assert {"said.json", "index", "clusters.pages", "centroids.pages"} <= kept(base)
         base.remove(notes[0])
         assert kept(base) == {"lock", "said.json"}
-        assert "begins anew" not in caplog.text
+        assert "starts over" not in caplog.text
         with base.conversation() as talk:
             assert talk.token_ids == []
-            assert "begins anew" in caplog.text
-            "".join(base.say(talk, ASKED))
+            assert "starts over" in caplog.text
+            "".join(base.send(talk, ASKED))
             assert len(talk.token_ids) < len(both)
         base.remove_all()
         assert kept(base) == {"lock", "said.json"}
@@ -49,8 +49,8 @@ def test_a_changed_document_makes_a_conversation_begin_anew_and_an_added_one_doe
             note.write_text(tiny_kb.text(2, parts=1))
             base.add(note, other)
             assert talk.token_ids == tokens  # it is being had, and finds out with its next turn
-            "".join(base.say(talk, ASKED))
-            read = base.adapter.template.text(talk.token_ids)
+            "".join(base.send(talk, ASKED))
+            read = base.adapter.template.decode(talk.token_ids)
             assert "Note 2" in read
             assert "Note 0" not in read
         note.unlink()

@@ -18,14 +18,14 @@ def base(open_kb, documents):
 
 
 def corpus_of(base):
-    return ListedCorpus(base._records.shelf, base._parts.bank, base.encoder, base.adapter.template)
+    return ListedCorpus(base._state.documents, base._components.index, base.encoder, base.adapter.template)
 
 
 def chunks_of(base):
     """Of every listed document its chunks' ids, in reading order."""
     found = {}
-    rows = base._records.shelf.all_chunks()
-    texts = base._parts.bank.texts([row.row_id for row in rows])
+    rows = base._state.documents.all_chunks()
+    texts = base._components.index.texts([row.row_id for row in rows])
     for row in rows:
         found.setdefault(row.source, []).append(tuple(base.adapter.template.chunk_ids(texts[row.row_id])))
     return found
@@ -48,6 +48,6 @@ def test_a_chunk_of_a_document_that_another_process_removed_has_no_neighbours(ba
     base.remove(documents / "supper.md")
     assert not before.similar(supper[-1], 1)  # listed then, its text is gone
     after = corpus_of(base)
-    assert [after.similar(supper[-1], 1), after.before(supper[-1], 1)] == [[], []]
+    assert [after.similar(supper[-1], 1), after.previous(supper[-1], 1)] == [[], []]
     kept = chunks[str(documents / "badges.txt")]
     assert after.similar(kept[0], 1)

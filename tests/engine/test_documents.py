@@ -120,7 +120,7 @@ def test_in_a_full_store_new_documents_take_the_room_of_what_was_never_asked_for
 def test_what_was_asked_for_is_not_pushed_out_by_new_documents(open_kb, documents):
     base = open_kb(recipe="reuse", storage="exact", limit_bytes=1_800_000)
     base.add(documents)
-    base._records.database.execute("UPDATE entries SET uses = 1")  # as if each had been found once
+    base._state.database.execute("UPDATE entries SET uses = 1")  # as if each had been found once
     (documents / "new.txt").write_text(
         "The password of Plabry is needle. The sky was sunny that morning. " * 8
     )

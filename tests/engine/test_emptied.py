@@ -24,13 +24,13 @@ def is_whole(base):
 
 def test_what_is_added_right_behind_the_removal_keeps_its_index_and_kv(bases, tmp_path, monkeypatch):
     one, other = bases
-    forget = one._parts.forget
+    forget = one._components.forget
 
     def added_before():
         assert other.add(tmp_path / "1.txt").chunk_kv_computed > 0
         forget()
 
-    monkeypatch.setattr(one._parts, "forget", added_before)
+    monkeypatch.setattr(one._components, "forget", added_before)
     assert one.remove_all() == [str(tmp_path / "0.txt")]
     assert [document.source for document in other.documents()] == [str(tmp_path / "1.txt")]
     assert is_whole(other)
@@ -66,13 +66,13 @@ def test_what_is_added_while_entries_are_dropped_is_removed_as_well_or_whole(bas
 
 def test_vectors_that_went_with_the_index_are_not_listed(bases, tmp_path, monkeypatch):
     one, other = bases
-    write = other._parts.bank.add
+    write = other._components.index.add
 
     def emptied_behind(*written):
         write(*written)
         one.remove_all()
 
-    monkeypatch.setattr(other._parts.bank, "add", emptied_behind)
+    monkeypatch.setattr(other._components.index, "add", emptied_behind)
     with pytest.raises(StoreError, match="emptied"):
         other.add(tmp_path / "1.txt")
     assert other.documents() == []

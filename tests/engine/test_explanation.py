@@ -7,11 +7,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvweave.engine.ask import explain
+from kvweave.engine.explanation import explain
 from kvweave.engine.pipeline import Answered
 from kvweave.errors import InvalidRequest
+from kvweave.results import Answer, Plan, PlanSpan, Timing
 from kvweave.testing import tiny_adapter
-from kvweave.types import Answer, Plan, PlanSpan, Prompt, Span, Timing, TokenizedPrompt
+from kvweave.types import Prompt, Span, TokenizedPrompt
 
 
 def answered(ids, selected=()):
@@ -70,7 +71,7 @@ def test_the_texts_together_are_the_prompt(text):
 
 def test_bytes_that_never_make_a_character_are_shown_as_broken():
     adapter = tiny_adapter()
-    ids = [*adapter.template.text_ids("世")[:1], *adapter.template.text_ids("abc")]
+    ids = [*adapter.template.tokenize("世")[:1], *adapter.template.tokenize("abc")]
     tokens = explain(answered(ids), adapter.tokenizer)
     assert "".join(token.text for token in tokens) == "\ufffdabc"
 

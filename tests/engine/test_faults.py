@@ -17,7 +17,7 @@ from kvweave.errors import (
     StoreBusy,
     StoreError,
 )
-from kvweave.index import readers as reading
+from kvweave.index import readers
 
 GLORRIC = "What is the password of Glorric?"
 
@@ -126,7 +126,7 @@ def test_a_store_that_fails_does_not_take_the_answer_back(open_kb, documents, mo
 
     monkeypatch.setattr(base.store, "put", fail)
     assert base.ask(GLORRIC, recipe="prefix").text == "walnut"
-    assert "not kept: locked" in caplog.text
+    assert "not stored: locked" in caplog.text
 
 
 def test_a_lost_index_is_told_and_mended(open_kb, documents):
@@ -161,7 +161,7 @@ def test_a_file_that_cannot_be_opened_now_keeps_what_is_indexed_of_it(open_kb, d
             raise OSError(5, "Input/output error", str(path))
         return open_file(path, *args, **kwargs)
 
-    monkeypatch.setattr(reading, "open", failing, raising=False)
+    monkeypatch.setattr(readers, "open", failing, raising=False)
     report = base.add(documents)
     assert [skipped.path.name for skipped in report.skipped] == ["passwords.md"]
     assert report.removed == ()

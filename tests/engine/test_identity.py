@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import kvweave
+from kvweave.engine.indexing import IndexRun
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch
 from kvweave.index.vector_index import VectorIndex
 from kvweave.testing import tiny_model, tiny_tokenizer
@@ -98,10 +99,10 @@ def test_chunks_longer_than_the_context_are_refused_before_anything_is_settled(o
 
 def test_of_two_that_fill_a_new_knowledge_base_differently_the_second_is_told(open_kb, documents):
     one, other = open_kb(chunk_tokens=48), open_kb(chunk_tokens=96)
-    late = other._additions.indexer()  # made while nothing was settled yet
+    late = IndexRun(other._indexer, lambda *_: None)  # started while nothing was recorded yet
     one.add(documents / "passwords.md")
     with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens"):
-        late.add([documents / "supper.md"], lambda *_: None, settle=lambda: other._additions.settle(late))
+        late.add([documents / "supper.md"])
     assert len(one.documents()) == 1
 
 

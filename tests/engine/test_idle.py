@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from kvweave.engine.background import Requests
+from kvweave.engine.active_requests import ActiveRequests
 from kvweave.engine.background_jobs import Precomputer
 from kvweave.engine.question_prediction import QuestionPredictor
-from kvweave.files import alone
+from kvweave.files import try_lock
+from kvweave.results import Answer, Plan, Timing
 from kvweave.testing import tiny_model, tiny_tokenizer
-from kvweave.types import Answer, Plan, Timing
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
@@ -31,7 +31,7 @@ def base(open_kb, documents):
 
 
 @pytest.fixture
-def accepted_draft_tokens(monkeypatch):
+def predicted(monkeypatch):
     """Lets the model reply to predicting requests as a test says, in order; sums up by repeating. Returns the replies left."""
     replies = []
 
@@ -40,7 +40,7 @@ def accepted_draft_tokens(monkeypatch):
             return " ".join(notes)
         return replies.pop(0) if replies else ""
 
-    monkeypatch.setattr(QuestionPredictor, "said", say)
+    monkeypatch.setattr(QuestionPredictor, "reply", say)
     return replies
 
 
@@ -49,18 +49,18 @@ def is_banked(answer):
 
 
 def kept(base):
-    return base.predictions.ledger.totals().kept
+    return base.predictions.predicted.totals().kept
 
 
 # What users wait for
 
 
-def test_a_question_whose_answer_is_empty_is_computed_once(base, accepted_draft_tokens, monkeypatch):
+def test_a_question_whose_answer_is_empty_is_computed_once(base, predicted, monkeypatch):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     computed = []
 
-    def nothing(self, text, circumstances):
+    def nothing(self, text, answer_settings):
         computed.append(text)
         return Answer("", (), Plan("reuse", 0.0, ()), Timing())
 
@@ -68,22 +68,22 @@ def test_a_question_whose_answer_is_empty_is_computed_once(base, accepted_draft_
     base.idle()
     base.idle()
     assert computed == [AGAIN]
-    assert base.answers.waiting() == []
+    assert base.answers.pending() == []
     assert base.ask(AGAIN).plan.cache_hit.question == GLORRIC
 
 
-def test_a_question_that_got_anothers_answer_gets_its_own(base, accepted_draft_tokens):
+def test_a_question_that_got_anothers_answer_gets_its_own(base, predicted):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     report = base.idle()
-    assert report.steps["answers"] == 1
+    assert report.jobs["answers"] == 1
     assert report.flops > 0
-    assert base.answers.waiting() == []
+    assert base.answers.pending() == []
     assert base.ask(AGAIN).plan.cache_hit.question == AGAIN
 
 
 def test_answers_that_documents_have_overtaken_are_given_again_only_when_they_are_new(
-    base, documents, accepted_draft_tokens
+    base, documents, predicted
 ):
     base.ask(GLORRIC, top_k=1)
     base.ask("What did the guest order?", top_k=1)
@@ -96,7 +96,7 @@ def test_answers_that_documents_have_overtaken_are_given_again_only_when_they_ar
     assert is_banked(base.ask("What did the guest order?", top_k=1))
 
 
-def test_what_a_changed_document_took_along_is_answered_anew(base, documents, accepted_draft_tokens):
+def test_what_a_changed_document_took_along_is_answered_anew(base, documents, predicted):
     base.ask(GLORRIC)
     (documents / "passwords.md").write_text("The password of Glorric is needle.")
     base.add(documents)
@@ -109,25 +109,21 @@ def test_what_a_changed_document_took_along_is_answered_anew(base, documents, ac
 # Prediction
 
 
-def test_predicted_questions_are_answered_before_they_are_asked_and_earn_their_keep(
-    base, accepted_draft_tokens
-):
-    accepted_draft_tokens += [SENDBEL]
+def test_predicted_questions_are_answered_before_they_are_asked_and_earn_their_keep(base, predicted):
+    predicted += [SENDBEL]
     base.idle()
     assert kept(base) == 1
     answer = base.ask(SENDBEL)
     assert is_banked(answer)
-    assert answer.text == base.ask(SENDBEL, bank="ignore").text
-    totals = base.predictions.ledger.totals()
+    assert answer.text == base.ask(SENDBEL, cache="off").text
+    totals = base.predictions.predicted.totals()
     assert (totals.predicted, totals.served, totals.given) == ({"knowledge": 1}, 1, 1)
 
 
-def test_what_is_answered_ahead_is_decoded_as_the_settings_say(
-    open_kb, documents, accepted_draft_tokens, monkeypatch
-):
+def test_what_is_answered_ahead_is_decoded_as_the_settings_say(open_kb, documents, predicted, monkeypatch):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", kv_budget=1.0, resident_bytes=20_000_000)
     kb.add(documents)
-    accepted_draft_tokens.append(GLORRIC)
+    predicted.append(GLORRIC)
     answered, plain = [], Precomputer.answer
     monkeypatch.setattr(Precomputer, "answer", lambda *given: answered.append(plain(*given)) or answered[-1])
     kb.idle()
@@ -136,9 +132,9 @@ def test_what_is_answered_ahead_is_decoded_as_the_settings_say(
     assert is_banked(kb.ask(GLORRIC))
 
 
-def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, accepted_draft_tokens):
+def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, predicted):
     base.ask(GLORRIC)
-    accepted_draft_tokens += [
+    predicted += [
         GLORRIC,
         AGAIN,
         "What is the password of Zebulon?",
@@ -147,33 +143,29 @@ def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, a
         "Please tell me the password of Sendbel?",
     ]
     base.idle()
-    totals = base.predictions.ledger.totals()
+    totals = base.predictions.predicted.totals()
     assert (totals.kept, totals.dropped) == (1, 1)
     assert is_banked(base.ask(SENDBEL))
-    assert not base.predictions.ledger.knows(GLORRIC)
+    assert not base.predictions.predicted.contains(GLORRIC)
 
 
-def test_a_predicted_question_that_the_model_has_no_answer_to_is_dropped(
-    base, accepted_draft_tokens, monkeypatch
-):
-    accepted_draft_tokens += [SENDBEL]
-    monkeypatch.setattr("kvweave.engine.background_jobs.says_nothing", lambda answer: "lantern" in answer)
+def test_a_predicted_question_that_the_model_has_no_answer_to_is_dropped(base, predicted, monkeypatch):
+    predicted += [SENDBEL]
+    monkeypatch.setattr("kvweave.engine.background_jobs.is_non_answer", lambda answer: "lantern" in answer)
     base.idle()
-    totals = base.predictions.ledger.totals()
+    totals = base.predictions.predicted.totals()
     assert (totals.kept, totals.dropped) == (0, 1)
     assert base.answers.totals().questions == 0
 
 
-def test_no_more_than_the_stride_at_once(open_kb, documents, accepted_draft_tokens):
+def test_no_more_than_the_stride_at_once(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", prediction_stride=2)
     kb.add(documents)
     told = []
     names = [word for word in (documents / "passwords.md").read_text().split() if word[0].isupper()]
-    accepted_draft_tokens += [
-        f"What is the password of {name}?" for name in dict.fromkeys(names) if name != "The"
-    ]
-    put = kb.predictions.abstract.used
-    kb.predictions.abstract.used = lambda part: told.append(kept(kb)) or put(part)
+    predicted += [f"What is the password of {name}?" for name in dict.fromkeys(names) if name != "The"]
+    put = kb.predictions.summary.record_round
+    kb.predictions.summary.record_round = lambda part: told.append(kept(kb)) or put(part)
     kb.idle()
     assert len(told) >= 2
     assert all(later - earlier <= 2 for earlier, later in zip([0, *told], [*told, kept(kb)], strict=False))
@@ -188,7 +180,7 @@ def test_new_questions_lead_to_predictions_in_their_style_once(base, monkeypatch
         asked.append((notes, request))
         return ""
 
-    monkeypatch.setattr(QuestionPredictor, "said", say)
+    monkeypatch.setattr(QuestionPredictor, "reply", say)
     base.ask(GLORRIC)
     base.ask(SENDBEL)
     base.idle()
@@ -200,7 +192,7 @@ def test_new_questions_lead_to_predictions_in_their_style_once(base, monkeypatch
     asked.clear()
     base.idle()
     assert asked == []
-    base.ask("What did the guest order?", bank="ignore")
+    base.ask("What did the guest order?", cache="off")
     base.idle()
     assert asked == []
     base.ask("What did the guest order?")
@@ -208,24 +200,24 @@ def test_new_questions_lead_to_predictions_in_their_style_once(base, monkeypatch
     assert len(asked) == stride
 
 
-def test_a_removed_document_takes_along_what_was_predicted_from_it(base, documents, accepted_draft_tokens):
-    accepted_draft_tokens += [SENDBEL]
+def test_a_removed_document_takes_along_what_was_predicted_from_it(base, documents, predicted):
+    predicted += [SENDBEL]
     base.idle()
     assert kept(base) == 1
     base.remove(documents / "passwords.md")
     assert kept(base) == 0
     assert base.answers.totals().questions == 0
-    assert all("Sendbel" not in part.text for part in base.predictions.abstract.parts())
+    assert all("Sendbel" not in part.text for part in base.predictions.summary.parts())
     base.idle()
-    assert not base.predictions.ledger.knows(SENDBEL)
+    assert not base.predictions.predicted.contains(SENDBEL)
 
 
-def test_a_predicted_question_that_a_user_asked_stays_the_users(base, documents, accepted_draft_tokens):
-    accepted_draft_tokens += [SENDBEL]
+def test_a_predicted_question_that_a_user_asked_stays_the_users(base, documents, predicted):
+    predicted += [SENDBEL]
     base.idle()
     base.ask(SENDBEL)
     base.remove(documents / "passwords.md")
-    assert [waiting.question for waiting in base.answers.waiting()] == [SENDBEL]
+    assert [waiting.question for waiting in base.answers.pending()] == [SENDBEL]
 
 
 def test_nothing_is_kept_of_a_prediction_from_a_document_that_goes_meanwhile(base, documents, monkeypatch):
@@ -237,7 +229,7 @@ def test_nothing_is_kept_of_a_prediction_from_a_document_that_goes_meanwhile(bas
             base.remove(documents / "passwords.md")
         return SENDBEL
 
-    monkeypatch.setattr(QuestionPredictor, "said", say)
+    monkeypatch.setattr(QuestionPredictor, "reply", say)
     base.idle()
     assert kept(base) == 0
     assert base.answers.totals().questions == 0
@@ -246,14 +238,14 @@ def test_nothing_is_kept_of_a_prediction_from_a_document_that_goes_meanwhile(bas
 def test_the_reference_model_predicts_questions_whose_answers_are_what_it_would_say(base):
     report = base.idle()
     assert report.ended == "nothing is left to do"
-    assert report.steps["abstract"] >= 1
-    assert report.steps["population"] == kept(base) >= 1
+    assert report.jobs["abstract"] >= 1
+    assert report.jobs["population"] == kept(base) >= 1
     again = base.idle()
-    assert again.steps == {}
+    assert again.jobs == {}
     assert again.flops == 0
-    for question, circumstances in base.answers.most_used():
-        assert base.ask(question).text == base.ask(question, bank="ignore").text
-        assert circumstances.recipe == "weave"
+    for question, answer_settings in base.answers.most_used():
+        assert base.ask(question).text == base.ask(question, cache="off").text
+        assert answer_settings.recipe == "weave"
 
 
 def test_any_other_model_gets_instructions_and_whatever_it_says_does_no_harm(open_kb, documents, tmp_path):
@@ -265,52 +257,50 @@ def test_any_other_model_gets_instructions_and_whatever_it_says_does_no_harm(ope
     kb.ask(GLORRIC)
     report = kb.idle()
     assert report.ended == "nothing is left to do"
-    assert report.steps["abstract"] > 1
+    assert report.jobs["abstract"] > 1
     assert report.flops > 0
-    listed = {chunk for (chunk,) in kb._records.database.query("SELECT row_id FROM document_chunks")}
-    covered = {chunk for (chunk,) in kb._records.database.query("SELECT chunk FROM abstract_chunks")}
+    listed = {chunk for (chunk,) in kb._state.database.query("SELECT row_id FROM document_chunks")}
+    covered = {chunk for (chunk,) in kb._state.database.query("SELECT chunk FROM abstract_chunks")}
     assert covered == listed
-    assert kb.idle().steps == {}
+    assert kb.idle().jobs == {}
 
 
 # The scheduler
 
 
 def test_above_the_cutoff_there_is_kv_and_no_answer_and_below_it_the_answer_follows(
-    open_kb, documents, accepted_draft_tokens
+    open_kb, documents, predicted
 ):
     settings = {"answer_limit_bytes": 10**7, "idle_power": "any", "recipe": "prefix"}
     high = open_kb(answer_threshold=0.9, **settings)
     high.add(documents)
-    accepted_draft_tokens += [SENDBEL]
+    predicted += [SENDBEL]
     report = high.idle()
-    assert report.steps["population"] == 1
-    assert [(one.question, one.why) for one in high.answers.waiting()] == [(SENDBEL, "prefilled")]
-    assert high.idle().steps == {}
+    assert report.jobs["population"] == 1
+    assert [(one.question, one.reason) for one in high.answers.pending()] == [(SENDBEL, "prefilled")]
+    assert high.idle().jobs == {}
     low = open_kb(answer_threshold=0.85, **settings)
     converted = low.idle()
-    assert converted.steps == {"conversion": 1}
+    assert converted.jobs == {"conversion": 1}
     assert (
-        0 < converted.flops < high.idle_record.totals()["population"].flops
+        0 < converted.flops < high.background_budget.totals()["population"].flops
     )  # its prompt is not computed again
     answer = low.ask(SENDBEL)
     assert is_banked(answer)
-    assert answer.text == low.ask(SENDBEL, bank="ignore").text
+    assert answer.text == low.ask(SENDBEL, cache="off").text
 
 
-def test_prefilling_ahead_leaves_the_question_alone_to_be_computed(open_kb, documents, accepted_draft_tokens):
+def test_prefilling_ahead_leaves_the_question_alone_to_be_computed(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", recipe="prefix", answer_threshold=0.9)
     kb.add(documents)
-    accepted_draft_tokens += [SENDBEL]
+    predicted += [SENDBEL]
     kb.idle()
     plan = kb.ask(SENDBEL).plan
     assert plan.cache_hit is None
     assert plan.fresh_tokens == plan.spans[-1].tokens
 
 
-def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(
-    open_kb, documents, accepted_draft_tokens
-):
+def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", recipe="prefix")
     kb.add(documents)
     kb.ask(SENDBEL)
@@ -319,15 +309,15 @@ def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(
     kb.store.set_limit(held // 2)
     kb.idle()
     assert kb.store.used_bytes <= held // 2
-    assert "restoration" not in kb.idle().steps
+    assert "restoration" not in kb.idle().jobs
     kb.store.set_limit(10 * held)
-    assert kb.idle().steps["restoration"] == 1
-    plan = kb.ask(SENDBEL, bank="renew").plan
+    assert kb.idle().jobs["restoration"] == 1
+    plan = kb.ask(SENDBEL, cache="refresh").plan
     assert plan.fresh_tokens == plan.spans[-1].tokens
-    assert "restoration" not in kb.idle().steps
+    assert "restoration" not in kb.idle().jobs
 
 
-def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, accepted_draft_tokens):
+def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
     kb.add(documents)
     kb.ask(SENDBEL)
@@ -335,34 +325,32 @@ def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, ac
     held = kb.store.used_bytes
     kb.store.set_limit(0)
     kb.idle()
-    assert kb.ask(SENDBEL, bank="renew").plan.reused_tokens == 0
+    assert kb.ask(SENDBEL, cache="refresh").plan.reused_tokens == 0
     kb.store.set_limit(10 * held)
     kb.idle()
-    plan = kb.ask(SENDBEL, bank="renew").plan
+    plan = kb.ask(SENDBEL, cache="refresh").plan
     assert plan.fresh_tokens == plan.spans[-1].tokens
 
 
 # When, and how much
 
 
-def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, accepted_draft_tokens):
-    accepted_draft_tokens += [SENDBEL]
+def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, predicted):
+    predicted += [SENDBEL]
     for limit in ({"idle_seconds_per_day": 1e-6}, {"idle_flops_per_day": 1.0}):
         kb = open_kb(str(*limit), answer_limit_bytes=10**7, idle_power="any", **limit)
         kb.add(documents)
         kb.ask(GLORRIC)
         kb.ask(AGAIN)
         kb.ask("Could you tell me the password of Glorric?")
-        assert len(kb.answers.waiting()) == 2
+        assert len(kb.answers.pending()) == 2
         report = kb.idle()
-        assert report.steps == {"answers": 1}  # the one that was begun
+        assert report.jobs == {"answers": 1}  # the one that was begun
         assert str(*limit) in report.ended
-        assert kb.idle().steps == {}
+        assert kb.idle().jobs == {}
 
 
-def test_on_battery_nothing_is_done_unless_that_is_allowed(
-    open_kb, documents, accepted_draft_tokens, monkeypatch
-):
+def test_on_battery_nothing_is_done_unless_that_is_allowed(open_kb, documents, predicted, monkeypatch):
     class Battery:
         power_plugged = False
 
@@ -372,13 +360,13 @@ def test_on_battery_nothing_is_done_unless_that_is_allowed(
     saving.ask(GLORRIC)
     saving.ask(AGAIN)
     report = saving.idle()
-    assert report.steps == {}
+    assert report.jobs == {}
     assert "battery" in report.ended
     spending = open_kb(answer_limit_bytes=10**7, idle_power="any")
-    assert spending.idle().steps["answers"] == 1
+    assert spending.idle().jobs["answers"] == 1
 
 
-def test_what_fails_is_logged_and_left_for_another_run(base, accepted_draft_tokens, monkeypatch, caplog):
+def test_what_fails_is_logged_and_left_for_another_run(base, predicted, monkeypatch, caplog):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     from kvweave.errors import StoreBusy
@@ -389,9 +377,9 @@ def test_what_fails_is_logged_and_left_for_another_run(base, accepted_draft_toke
             raise StoreBusy("locked")
 
         patch.setattr(Precomputer, "answer", fail)
-        assert base.idle().steps.get("answers", 0) == 0
-    assert "idle work left undone" in caplog.text
-    assert base.idle().steps["answers"] == 1
+        assert base.idle().jobs.get("answers", 0) == 0
+    assert "background work left undone" in caplog.text
+    assert base.idle().jobs["answers"] == 1
 
 
 def test_a_knowledge_base_without_documents_has_nothing_to_do(open_kb):
@@ -399,7 +387,7 @@ def test_a_knowledge_base_without_documents_has_nothing_to_do(open_kb):
     assert kb.idle().ended == "nothing is left to do"
 
 
-def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, accepted_draft_tokens, monkeypatch):
+def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, predicted, monkeypatch):
     base.ask(GLORRIC)
     base.idle()
     base.close()
@@ -418,98 +406,96 @@ def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, accepted_
 # Giving way
 
 
-def test_while_a_request_is_under_way_nothing_runs_and_afterwards_it_goes_on(base, accepted_draft_tokens):
+def test_while_a_request_is_under_way_nothing_runs_and_afterwards_it_goes_on(base, predicted):
     base.ask(GLORRIC)
     base.ask(AGAIN)
-    elsewhere = Requests(base.folder / "requests.lock")  # as another process sees it
-    arrival = elsewhere.arrive()
+    elsewhere = ActiveRequests(base.folder / "requests.lock")  # as another process sees it
+    arrival = elsewhere.start()
     reports = []
     working = threading.Thread(target=lambda: reports.append(base.idle()))
     working.start()
     time.sleep(0.5)
-    assert len(base.answers.waiting()) == 1
-    arrival.leave()
+    assert len(base.answers.pending()) == 1
+    arrival.close()
     working.join(timeout=60)
-    assert reports[0].steps["answers"] == 1
-    assert base.answers.waiting() == []
+    assert reports[0].jobs["answers"] == 1
+    assert base.answers.pending() == []
 
 
-def test_a_request_that_comes_in_the_middle_is_served_before_the_work_goes_on(
-    base, accepted_draft_tokens, monkeypatch
-):
+def test_a_request_that_comes_in_the_middle_is_served_before_the_work_goes_on(base, predicted, monkeypatch):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     served = []
     began = threading.Event()
-    check = Requests.under_way.fget
+    check = ActiveRequests.any_active.fget
 
     def noticing(self):
         began.set()
         return check(self)
 
-    monkeypatch.setattr(Requests, "under_way", property(noticing))
+    monkeypatch.setattr(ActiveRequests, "any_active", property(noticing))
     working = threading.Thread(target=base.idle)
     working.start()
     began.wait(timeout=60)
     served.append(base.ask("What did the guest order?").text)
     working.join(timeout=60)
-    assert served == [base.ask("What did the guest order?", bank="ignore").text]
-    assert base.answers.waiting() == []
+    assert served == [base.ask("What did the guest order?", cache="off").text]
+    assert base.answers.pending() == []
 
 
 def test_a_request_is_noticed_from_its_arrival_to_its_last_piece_or_its_failure(base):
-    seen = Requests(base.folder / "requests.lock")
-    assert not seen.under_way
+    seen = ActiveRequests(base.folder / "requests.lock")
+    assert not seen.any_active
     stream = base.stream(GLORRIC)
-    assert seen.under_way
+    assert seen.any_active
     pieces = iter(stream)
     next(pieces)
-    assert seen.under_way
+    assert seen.any_active
     "".join(pieces)
-    assert not seen.under_way
+    assert not seen.any_active
     with pytest.raises(ValueError, match="empty"):
         base.ask("  ")
-    assert not seen.under_way
+    assert not seen.any_active
     closed = iter(base.stream(SENDBEL))
     next(closed)
     closed.close()
-    assert not seen.under_way
-    assert 0 <= seen.quiet_s < 60
+    assert not seen.any_active
+    assert 0 <= seen.idle_s < 60
 
 
 def test_a_place_that_cannot_be_written_to_keeps_nobody_from_asking(tmp_path):
-    nowhere = Requests(tmp_path / "missing" / "requests.lock")
-    with nowhere.arrive():
-        assert not nowhere.under_way
-    assert nowhere.quiet_s == float("inf")
+    nowhere = ActiveRequests(tmp_path / "missing" / "requests.lock")
+    with nowhere.start():
+        assert not nowhere.any_active
+    assert nowhere.idle_s == float("inf")
 
 
 def test_a_killed_process_is_no_request_any_more(base):
     code = (
-        "import sys, time; from pathlib import Path; from kvweave.engine.background import Requests\n"
-        f"held = Requests(Path({str(base.folder / 'requests.lock')!r})).arrive(); print('here', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from kvweave.engine.active_requests import ActiveRequests\n"
+        f"held = ActiveRequests(Path({str(base.folder / 'requests.lock')!r})).start(); print('here', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"here\n"
-        seen = Requests(base.folder / "requests.lock")
-        assert seen.under_way
+        seen = ActiveRequests(base.folder / "requests.lock")
+        assert seen.any_active
         other.kill()
         other.wait()
-    assert not seen.under_way
+    assert not seen.any_active
 
 
-def test_one_process_works_at_a_time(base, accepted_draft_tokens):
+def test_one_process_works_at_a_time(base, predicted):
     base.ask(GLORRIC)
     base.ask(AGAIN)
-    with alone(base.folder / "idle.lock") as here:
+    with try_lock(base.folder / "idle.lock") as here:
         assert here
         report = base.idle()
-    assert report.steps == {}
+    assert report.jobs == {}
     assert "another process" in report.ended
-    assert base.idle().steps["answers"] == 1
+    assert base.idle().jobs["answers"] == 1
 
 
-def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents, accepted_draft_tokens):
+def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", idle_quiet_s=0.5)
     kb.add(documents)
     kb.ask(GLORRIC)
@@ -518,21 +504,21 @@ def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents
     stop = threading.Event()
     watching = threading.Thread(target=kb.watch_idle, args=(stop,))
     watching.start()
-    while kb.answers.waiting() and time.monotonic() - asked < 60:
+    while kb.answers.pending() and time.monotonic() - asked < 60:
         time.sleep(0.05)
     answered = time.monotonic()
     stop.set()
     watching.join(timeout=30)
     assert not watching.is_alive()
-    assert kb.answers.waiting() == []
+    assert kb.answers.pending() == []
     assert answered - asked >= 0.5
 
 
-def test_a_killed_run_is_gone_on_with(base, accepted_draft_tokens, tmp_path):
+def test_a_killed_run_is_gone_on_with(base, predicted, tmp_path):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     base.ask("Could you tell me the password of Glorric?")
-    assert len(base.answers.waiting()) == 2
+    assert len(base.answers.pending()) == 2
     code = (
         "import os, signal, kvweave\n"
         f"kb = kvweave.open('notes', home={str(tmp_path / 'home')!r}, answer_limit_bytes=10**7, idle_power='any')\n"
@@ -542,7 +528,7 @@ def test_a_killed_run_is_gone_on_with(base, accepted_draft_tokens, tmp_path):
     )
     killed = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False, timeout=120)
     assert killed.returncode == -signal.SIGKILL
-    assert len(base.answers.waiting()) == 1
+    assert len(base.answers.pending()) == 1
     base.idle()
-    assert base.answers.waiting() == []
+    assert base.answers.pending() == []
     assert base.store.verify().sound

@@ -4,12 +4,12 @@ import pytest
 
 import kvweave
 from kvweave.database import Database
-from kvweave.engine import state as records
+from kvweave.engine import state
 from kvweave.errors import StoreBusy
 
 
 @pytest.mark.parametrize(
-    "part", ["records.ChunkStore", "records.Outlook", "engine.IdleRecord", "engine.Identity"]
+    "part", ["state.ChunkStore", "state.PredictionStore", "knowledge_base.BackgroundBudget", "knowledge_base.KBMetadata"]
 )
 def test_whatever_fails_on_the_way_no_database_stays_open(tmp_path, monkeypatch, part):
     opened = []
@@ -22,7 +22,7 @@ def test_whatever_fails_on_the_way_no_database_stays_open(tmp_path, monkeypatch,
         raise StoreBusy("locked by another process")
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "Database", noted)
+        patched.setattr(state, "Database", noted)
         patched.setattr(f"kvweave.engine.{part}", locked)
         with pytest.raises(StoreBusy):
             kvweave.open("notes", home=tmp_path)

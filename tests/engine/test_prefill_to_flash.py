@@ -12,21 +12,21 @@ from transformers import AutoModelForCausalLM
 
 import kvweave
 from kvweave.decode.disk.entry_format import EntryFormat
-from kvweave.decode.handoff import PromptOffloader, entered
+from kvweave.decode.handoff import PromptOffloader, offloaded_cache_of
 from kvweave.decode.settings import ClusterSettings, DiskSettings
 from kvweave.errors import InvalidRequest
-from kvweave.kvstore.header import VerifiedLayers
+from kvweave.kvstore.layers import VerifiedLayers
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import SharedLayerState
-from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import METHODS, recipe_named
+from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import run
 from kvweave.recipes.request import PrefillResult
 from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
 
 TEXTS = ("The lamp is in the hall. ", "The key is under the stone. ", "Rain fell on the tin roof. ")
 SYSTEM, QUESTION = "Answer.", "Where is the key?"
-SMALL = {"window": 8, "clusters": ClusterSettings(8, 16), "flash": DiskSettings(page_bytes=512)}
+SMALL = {"window": 8, "clusters": ClusterSettings(8, 16), "disk": DiskSettings(page_bytes=512)}
 WHOLE = kvweave.OffloadSettings(1.0, **SMALL)
 TOLERANCE = 5e-4  # on logits of magnitude 5, float32, summed portion by portion
 CAUSAL = sorted(set(METHODS) - {"ape", "cacheclip", "cacheclip-refill"})  # those two load a second model
@@ -57,7 +57,7 @@ def prepared(adapter: Adapter, store: kvweave.ChunkStore, recipe: str = "reuse")
 
 def decoded(adapter: Adapter, result: PrefillResult, steps: int = 12) -> torch.Tensor:
     """Logits of the prompt's last position and of some steps, (steps + 1, vocab)."""
-    retrieved = entered(result.kv_cache)
+    retrieved = offloaded_cache_of(result.kv_cache)
     held = result.kv_cache if retrieved is None else retrieved  # neither is true, see `AppendableCache`
     found = [result.logits]
     for token in range(10, 10 + steps):
@@ -69,7 +69,7 @@ def decoded(adapter: Adapter, result: PrefillResult, steps: int = 12) -> torch.T
 def test_every_recipe_gives_what_it_gives_on_a_kv_cache(recipe: str, store: kvweave.ChunkStore) -> None:
     adapter = tiny_adapter()
     prepared(adapter, store, recipe)
-    ratio = 0.3 if METHODS[recipe]().select.selects else None
+    ratio = 0.3 if METHODS[recipe]().select.selective else None
     tokens, sink = adapter.template.render(asked()), PromptOffloader(adapter.geometry, WHOLE)
     result = run(recipe_named(recipe), adapter, store, tokens, ratio=ratio, sink=sink)
     expected = run(recipe_named(recipe), adapter, store, tokens, ratio=ratio)
@@ -114,7 +114,7 @@ def test_damage_found_on_the_way_begins_anew(store: kvweave.ChunkStore, tmp_path
 def test_what_was_handed_over_is_for_retrieval_alone(store: kvweave.ChunkStore) -> None:
     adapter = tiny_adapter()
     result = kvweave.prefill(adapter, store, asked(), kv=WHOLE)
-    with pytest.raises(InvalidRequest, match="handed its KV over"):
+    with pytest.raises(InvalidRequest, match="streamed its KV to a sink"):
         adapter.model.generate(**result.generate_kwargs, max_new_tokens=2)
     result = kvweave.prefill(adapter, store, asked(), kv=WHOLE)
     with pytest.raises(InvalidRequest, match="name one"):
@@ -173,7 +173,7 @@ def test_the_prompt_never_stands_in_memory_as_a_whole(
             adapter, store, prompt, kv=kvweave.OffloadSettings(1.0, RESIDENT_BYTES, **SMALL), **chosen
         )
     assert result.plan.reused_tokens > tokens / 2
-    held = entered(result.kv_cache)
+    held = offloaded_cache_of(result.kv_cache)
     assert held is not None
     assert held.counts.peak_resident_bytes <= RESIDENT_BYTES
     assert peak() < bound
@@ -194,10 +194,10 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     def look() -> None:
         found.append(sum(size for at, size in storages().items() if at not in before))
 
-    lay_out, encode = SharedLayerState.lay_out, EntryFormat.encode
+    materialize, encode = SharedLayerState.materialize, EntryFormat.encode
 
     def laid_out(self: SharedLayerState, layer: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        made = lay_out(self, layer, like)
+        made = materialize(self, layer, like)
         look()
         return made
 
@@ -207,7 +207,7 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(SharedLayerState, "lay_out", laid_out)
+        patch.setattr(SharedLayerState, "materialize", laid_out)
         patch.setattr(EntryFormat, "encode", encoded)
         yield lambda: max(found)
 

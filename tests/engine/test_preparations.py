@@ -19,7 +19,7 @@ def test_chunks_are_prepared_as_the_settings_say_and_found_again(open_kb, docume
     base.add(documents)
     plan = base.ask(GLORRIC, ratio=0.2).plan
     assert plan.recipe == "similar+prophetkv"
-    assert reasons(plan) == {"no KV behind exactly this text; stored to stand anywhere (similar-10-int8)"}
+    assert reasons(plan) == {"no KV after exactly this text; stored for any position (similar-10-int8)"}
     assert base.ask(GLORRIC, recipe="reuse").plan.recipe == "similar+reuse"
     assert base.ask(GLORRIC, recipe="full").plan.recipe == "full"  # which prepares nothing
     assert base.ask(GLORRIC, recipe="following+reuse").plan.recipe == "following+reuse"
@@ -31,12 +31,12 @@ def test_what_was_not_prepared_so_says_what_stands_in(open_kb, documents):
     base.add(documents)
     isolated = base.ask(GLORRIC, prepare="similar").plan
     assert reasons(isolated) == {
-        "no KV behind exactly this text, none made as similar-10-int8, similar-10; stored to stand anywhere (isolated-int8)"
+        "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)"
     }
     bare = base.ask(GLORRIC, recipe="direct").plan
-    assert reasons(bare) == {"nothing is stored to stand anywhere (bare-int8, bare)"}
+    assert reasons(bare) == {"nothing is stored for any position (bare-int8, bare)"}
     nothing = base.ask(GLORRIC, recipe="prefix").plan
-    assert reasons(nothing) <= {"no KV behind exactly this text, and no other will do"}
+    assert reasons(nothing) <= {"no KV after exactly this text, and this recipe accepts no other"}
 
 
 def test_what_was_prepared_beside_a_removed_document_is_isolated_until_it_is_prepared_again(
@@ -48,12 +48,12 @@ def test_what_was_prepared_beside_a_removed_document_is_isolated_until_it_is_pre
     assert base.missing_kv() > 0
     assert "similar-10-int8" not in base.store.stats().by_kind
     assert reasons(base.ask(GLORRIC).plan) == {
-        "no KV behind exactly this text, none made as similar-10-int8, similar-10; stored to stand anywhere (isolated-int8)"
+        "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)"
     }
     base.add(documents / "badges.txt")  # unchanged: only what is missing is made
     assert base.missing_kv() == 0
     assert reasons(base.ask(GLORRIC).plan) == {
-        "no KV behind exactly this text; stored to stand anywhere (similar-10-int8)"
+        "no KV after exactly this text; stored for any position (similar-10-int8)"
     }
 
 
@@ -79,7 +79,9 @@ def test_a_coverage_is_the_budget_and_the_plan_says_so(open_kb, documents):
 )
 def test_what_cannot_be_asked_is_said_before_the_model_is_loaded(open_kb, monkeypatch, asked, said):
     base = open_kb()
-    monkeypatch.setattr("kvweave.index.documents.Shelf.list", lambda _: [SimpleNamespace(chunks=1)])
+    monkeypatch.setattr(
+        "kvweave.index.documents.DocumentTable.all_documents", lambda _: [SimpleNamespace(chunks=1)]
+    )
     monkeypatch.setattr("kvweave.models.loading.load_model", None)
     with pytest.raises((InvalidRequest, UnknownRecipe), match=said):
         base.ask(GLORRIC, **asked)

@@ -4,7 +4,7 @@ import pytest
 
 import kvweave
 from kvweave.answer_cache.records import AnswerSettings
-from kvweave.types import Plan
+from kvweave.results import Plan
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
@@ -35,16 +35,16 @@ def test_the_same_question_is_answered_from_the_bank_and_says_so(base):
 
 def test_a_paraphrase_gets_the_answer_and_waits_for_its_own(base):
     base.ask(GLORRIC)
-    assert base.answers.waiting() == []
+    assert base.answers.pending() == []
     stream = base.stream(AGAIN)
     assert "".join(stream) == "walnut"
     assert 0.85 <= stream.answer.plan.cache_hit.similarity < 1
     assert stream.explain() == ()
-    (waiting,) = base.answers.waiting()
-    assert (waiting.question, waiting.why) == (AGAIN, "matched")
-    own = base.ask(AGAIN, bank="renew")
+    (waiting,) = base.answers.pending()
+    assert (waiting.question, waiting.reason) == (AGAIN, "matched")
+    own = base.ask(AGAIN, cache="refresh")
     assert not is_banked(own)
-    assert base.answers.waiting() == []
+    assert base.answers.pending() == []
     assert base.ask(AGAIN).plan.cache_hit.question == AGAIN
 
 
@@ -53,7 +53,7 @@ def test_an_answer_that_may_not_be_given_is_a_draft_of_the_same_one(open_kb, doc
     base.add(documents)
     first = base.ask(GLORRIC)
     other = "Which password was noted for Glorric?"
-    alone = base.ask(other, bank="ignore")
+    alone = base.ask(other, cache="off")
     assert alone.timing.accepted_draft_tokens == 0
     answer = base.ask(other)
     assert not is_banked(answer)
@@ -99,9 +99,9 @@ def test_other_settings_and_sampling_do_not(base, open_kb):
 
 
 def test_what_is_to_be_ignored_is_neither_given_nor_kept(base):
-    base.ask(GLORRIC, bank="ignore")
+    base.ask(GLORRIC, cache="off")
     assert not is_banked(base.ask(GLORRIC))
-    assert not is_banked(base.ask(GLORRIC, bank="ignore"))
+    assert not is_banked(base.ask(GLORRIC, cache="off"))
 
 
 def test_what_depends_on_today_is_never_kept(base):
@@ -131,7 +131,7 @@ def test_a_banked_answer_needs_neither_model_nor_index_nor_vectors_for_the_same_
     monkeypatch.setattr("kvweave.models.loading.load_model", refuse)
     monkeypatch.setattr("kvweave.embedding.TextEncoder.load", refuse)
     monkeypatch.setattr("kvweave.embedding.TextEncoder.encode", refuse)
-    monkeypatch.setattr("kvweave.index.vector_index.ChunkBank.search", refuse)
+    monkeypatch.setattr("kvweave.index.vector_index.VectorIndex.search", refuse)
     assert again.ask(GLORRIC).text == "walnut"
 
 
@@ -150,11 +150,11 @@ def test_a_changed_document_takes_its_answers_along_in_the_same_commit(base, doc
     with pytest.raises(Stop):
         base.add(documents, progress=stop_after_the_commit)
     assert cache_hit(base) is None
-    assert [waiting.why for waiting in base.answers.waiting()] == ["changed"]
+    assert [waiting.reason for waiting in base.answers.pending()] == ["changed"]
     answer = base.ask(GLORRIC)
     assert not is_banked(answer)
     assert answer.text == "needle"
-    assert base.answers.waiting() == []
+    assert base.answers.pending() == []
 
 
 def test_a_removed_document_takes_its_answers_along(base, documents):
@@ -186,7 +186,7 @@ def test_new_chunks_elsewhere_leave_it_and_are_looked_at_once(base, documents, m
     (documents / "news.txt").write_text("The guest was Bertnis. She ordered the fig.")
     base.add(documents)
     assert is_banked(base.ask(GLORRIC, top_k=1))
-    monkeypatch.setattr("kvweave.index.vector_index.ChunkBank.search", None)
+    monkeypatch.setattr("kvweave.index.vector_index.VectorIndex.search", None)
     assert is_banked(base.ask(GLORRIC, top_k=1))
 
 
@@ -196,11 +196,11 @@ def test_refreshing_finds_what_was_overtaken_ahead_of_time(base, documents):
     (documents / "news.txt").write_text("What is the password of Glorric? The password of Glorric is needle.")
     base.add(documents)
     assert base.refresh_answers() == 1
-    assert [(one.question, one.why) for one in base.answers.waiting()] == [(GLORRIC, "stale")]
+    assert [(one.question, one.reason) for one in base.answers.pending()] == [(GLORRIC, "stale")]
     assert base.refresh_answers() == 0
-    waiting = base.answers.waiting()[0]
-    assert base.ask(waiting.question, top_k=waiting.circumstances.top_k).text == "needle"
-    assert base.answers.waiting() == []
+    waiting = base.answers.pending()[0]
+    assert base.ask(waiting.question, top_k=waiting.settings.top_k).text == "needle"
+    assert base.answers.pending() == []
 
 
 def test_an_answer_from_a_document_that_is_removed_meanwhile_is_not_kept(base, documents):
@@ -247,7 +247,7 @@ def test_a_bank_that_cannot_be_written_to_does_not_take_the_answer_back(base, mo
 
     monkeypatch.setattr(base.answers, "put", fail)
     assert base.ask(GLORRIC).text == "walnut"
-    assert "answer bank could not be written to: locked" in caplog.text
+    assert "answer cache could not be written to: locked" in caplog.text
 
 
 def test_two_open_knowledge_bases_share_the_bank(base, open_kb, documents):

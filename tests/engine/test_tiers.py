@@ -27,7 +27,7 @@ def test_kv_of_the_chunks_found_is_under_way_before_the_prompt_is_made(open_kb, 
     assert order == ["prefetch", "assemble"]
     assert len(asked) == len(answer.sources)
     assert (answer.text, answer.plan) == (expected.text, expected.plan)
-    assert base.store._parts.pins.in_use() == frozenset()
+    assert base.store._components.pins.in_use() == frozenset()
 
 
 def test_recipes_that_take_no_chunk_wherever_it_stands_load_nothing_ahead(open_kb, documents, monkeypatch):
@@ -44,14 +44,14 @@ def test_a_request_that_fails_lets_go_of_what_it_used(open_kb, documents, monkey
     used = []
 
     def fail(*given, **more):
-        used.append(base.store._parts.pins.in_use())
+        used.append(base.store._components.pins.in_use())
         raise ZeroDivisionError
 
     monkeypatch.setattr(pipeline, "run", fail)
     with pytest.raises(ZeroDivisionError):
         base.ask(GLORRIC)
     assert len(used[0]) > 0
-    assert base.store._parts.pins.in_use() == frozenset()
+    assert base.store._components.pins.in_use() == frozenset()
 
 
 def test_a_request_whose_kv_is_there_does_not_wait_for_one_whose_kv_is_still_loading(
@@ -60,7 +60,7 @@ def test_a_request_whose_kv_is_there_does_not_wait_for_one_whose_kv_is_still_loa
     base = open_kb()
     base.add(documents)
     base.ask(GLORRIC)
-    tiers, go_on = base.store._parts.tiers, threading.Event()
+    tiers, go_on = base.store._components.tiers, threading.Event()
     others = [
         tiers._reads.start(("disk", f"other {number}"), lambda _: go_on.wait(60) and None)
         for number in range(20)

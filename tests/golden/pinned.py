@@ -106,10 +106,12 @@ def entry_keys() -> dict[str, Any]:
 
 def _keys(adapter: Any, recipe: Any) -> dict[str, list[str]]:
     provenances = recipe.prepare.provenances(adapter, PREFIX, len(IDS))
-    records = dict.fromkeys((*recipe.prepare.records, *recipe.select.records))
+    extractors = dict.fromkeys((*recipe.prepare.extractors, *recipe.select.extractors))
     return {
         "kv": [_named(provenance, "kv") for provenance in provenances],
-        "notes": [_named(record.provenance(adapter, PREFIX, len(IDS)), "note") for record in records],
+        "notes": [
+            _named(extractor.provenance(adapter, PREFIX, len(IDS)), "note") for extractor in extractors
+        ],
     }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.kvstore.format import read_entry
+from kvweave.kvstore.format import check_entry, open_entry
 from kvweave.types import ChunkKV
 
 ARCHIVE = Path(__file__).parent / "knowledge_base.tar.xz"
@@ -24,7 +24,9 @@ def test_an_entry_written_earlier_is_read(name, tmp_path):
     key, content = pinned.contents()[name]
     path = tmp_path / "entry.safetensors"
     path.write_bytes(base64.b64decode(pinned.read("entry_files")[name]))
-    read = read_entry(path, key, content.token_ids)
+    entry = open_entry(path)
+    check_entry(entry, key, content.token_ids, path)
+    read = entry.content
     if isinstance(content, ChunkKV):
         assert torch.equal(read.kv, content.kv)
     else:
@@ -52,7 +54,7 @@ def test_a_knowledge_base_of_an_earlier_version_opens(earlier):
 @pytest.mark.parametrize(("top_k", "origin"), [(2, "exact"), (1, "reused")])
 def test_chunk_kv_of_an_earlier_version_is_reused(earlier, top_k, origin):
     with kvweave.open("default", home=earlier) as base:
-        answer = base.ask("What is the password of Glorric, please?", bank="ignore", top_k=top_k)
+        answer = base.ask("What is the password of Glorric, please?", cache="off", top_k=top_k)
         assert answer.text == "walnut"
         assert {span.origin for span in answer.plan.spans if span.kind == "chunk"} == {origin}
 
@@ -61,7 +63,7 @@ def test_a_conversation_of_an_earlier_version_goes_on(earlier):
     with kvweave.open("default", home=earlier) as base, base.conversation() as talk:
         before = len(talk.token_ids)
         assert before > 0
-        text = "".join(base.say(talk, "What is the password of Glorric?"))
+        text = "".join(base.send(talk, "What is the password of Glorric?"))
         assert "walnut" in text
         assert len(talk.token_ids) > before
 

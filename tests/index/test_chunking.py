@@ -1,4 +1,4 @@
-"""Cutting: nothing dropped, nothing too long, no control tokens."""
+"""Chunks: no text dropped, none too long, no control tokens."""
 
 import json
 from itertools import pairwise
@@ -138,13 +138,13 @@ def test_overlap_repeats_but_drops_nothing(text: str, overlap: int) -> None:
     assert reached == len(text)
 
 
-def test_overlap_happens() -> None:
+def test_chunks_overlap() -> None:
     text = "One sentence stands here. Another follows it. And a third one ends it. " * 10
     chunks = Chunker(TOKENIZERS["byte_level"], 40, 20).split(document(text))
     assert any(after.start < before.end for before, after in pairwise(chunks))
 
 
-def test_headings_are_kept_with_what_follows() -> None:
+def test_headings_are_in_the_chunk_of_their_section() -> None:
     sections = [f"# Part {n}\n\nSome words about the harbour and its ships.\n\n" for n in range(6)]
     chunks = Chunker(TOKENIZERS["byte_level"], 45).split(document("".join(sections), "a.md.gz"))
     assert [chunk.text for chunk in chunks] == sections
@@ -155,14 +155,14 @@ def test_a_text_without_tokens_has_no_chunks() -> None:
     assert Chunker(TOKENIZERS["byte_level"], 8).split(document("")) == []
 
 
-def test_white_space_never_stands_alone_for_a_tokenizer_that_drops_it() -> None:
+def test_white_space_is_no_chunk_of_its_own_for_a_tokenizer_that_drops_it() -> None:
     text = "\n" * 5000 + "Berlin" + "\n" * 5000 + "Paris" + " " * 5000
     chunks = Chunker(TOKENIZERS["reference"], 8).split(document(text))
     assert "".join(chunk.text for chunk in chunks) == text
     assert all(chunk.token_ids for chunk in chunks)
 
 
-def test_a_megabyte_without_a_break_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_megabyte_without_a_break_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunking, "BLOCK_CHARS", 10_000)
     text = "x" * 100_000
     for name in ("reference", "byte_level"):
@@ -204,14 +204,14 @@ def test_ordinary_text_keeps_the_models_own_ids(tokenizer: Any) -> None:
         )
 
 
-def test_the_models_tokenizer_is_left_as_it_was() -> None:
+def test_the_models_tokenizer_is_unchanged() -> None:
     tokenizer = byte_level()
     before = tokenizer("<bos>x<think>")["input_ids"]
     PlainTokenizer(tokenizer).ids("<bos>x<think>")
     assert tokenizer("<bos>x<think>")["input_ids"] == before
 
 
-def test_many_markers_in_the_vocabulary_are_no_trouble() -> None:
+def test_many_markers_in_the_vocabulary_are_tokenized() -> None:
     ids = PlainTokenizer(TOKENIZERS["unigram"]).ids("</s>" * 5000)
     assert 1 not in ids
     assert len(ids) >= 20_000

@@ -1,18 +1,17 @@
 from collections.abc import Iterator
 
 import pytest
-from arriving_samples import Slowly
-from memory_tier import MemoryTier
+from fake_remote_tier import FakeRemoteTier
+from streaming_samples import Slowly
 from tier_servers import Server, redis_server, s3_server
 
-from kvweave.kvstore import parts
-from kvweave.kvstore.tiers import circuit_breaker as guarded
-from kvweave.kvstore.tiers import replication as errands
+from kvweave.kvstore import assembly
+from kvweave.kvstore.tiers import circuit_breaker, replication
 
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real Redis or Valkey server; what tests put there is told apart by namespaces."""
+    """A real Redis or Valkey server; tests use namespaces of their own."""
     with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -25,18 +24,18 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def tier(monkeypatch: pytest.MonkeyPatch) -> MemoryTier:
-    """What the stores of the test share; failures are followed by short rests."""
-    tier = MemoryTier()
-    monkeypatch.setattr(parts, "open_shared", lambda url, namespace: tier)
-    monkeypatch.setattr(guarded, "FIRST_REST_S", 0.01)
-    monkeypatch.setattr(guarded, "LONGEST_REST_S", 0.05)
-    monkeypatch.setattr(errands, "LOOK_AGAIN_S", 0.01)
+def tier(monkeypatch: pytest.MonkeyPatch) -> FakeRemoteTier:
+    """The shared tier of the test's stores; failures are followed by short pauses."""
+    tier = FakeRemoteTier()
+    monkeypatch.setattr(assembly, "open_remote_tier", lambda url, namespace: tier)
+    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(replication, "RETRY_AFTER_S", 0.01)
     return tier
 
 
 @pytest.fixture
-def slowly(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slowly]:
+def slowly(tier: FakeRemoteTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slowly]:
     slowly = Slowly(tier, monkeypatch)
     yield slowly
     slowly.go_on.set()

@@ -1,15 +1,17 @@
 """Entries for the tests, made from a seed so that any process can make the same ones."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from kvweave.files import write_atomically
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.format import Content, EncodedEntry, OnDamage, check_entry, open_entry
+from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.ops.quantise import quantise
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint, Storage
 
@@ -49,7 +51,7 @@ def quantised_chunk(
 
 
 def feature(seed: int, tokens: int = 5) -> ChunkFeature:
-    """A note about `chunk(seed, tokens)`."""
+    """A feature of `chunk(seed, tokens)`."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         "kept": torch.arange(0, tokens, 2, dtype=torch.int32),
@@ -84,8 +86,8 @@ def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
 
 
 def all_queries(kv: ChunkKV) -> torch.Tensor:
-    """Of all layers, (L, H, S, D)."""
-    return torch.stack([kv.layer_queries(layer) for layer in range(kv.held.shape[0])])
+    """The queries of all layers, (L, H, S, D)."""
+    return torch.stack([kv.layer_queries(layer) for layer in range(kv.data.shape[0])])
 
 
 def put_feature(
@@ -94,11 +96,13 @@ def put_feature(
     return store.put_feature(MODEL, one, provenance, [digest_tokens(one.token_ids), *context_chunks])
 
 
-def get_note(store: ChunkStore, one: ChunkFeature, provenance: KVProvenance = DIGEST) -> ChunkFeature | None:
+def get_feature(
+    store: ChunkStore, one: ChunkFeature, provenance: KVProvenance = DIGEST
+) -> ChunkFeature | None:
     return store.find_features(MODEL, [(one.token_ids, provenance)])[0]
 
 
-def same_note(found: ChunkFeature | None, expected: ChunkFeature) -> bool:
+def same_feature(found: ChunkFeature | None, expected: ChunkFeature) -> bool:
     return (
         found is not None
         and found.token_ids == expected.token_ids
@@ -110,11 +114,24 @@ def same_note(found: ChunkFeature | None, expected: ChunkFeature) -> bool:
     )
 
 
+def write_entry(path: Path, entry: EncodedEntry) -> None:
+    write_atomically(path, entry.parts)
+
+
+def read_entry(
+    path: Path, key: EntryKey, token_ids: Sequence[int], on_damage: OnDamage = lambda reason: None
+) -> Content:
+    """The content of the entry at `path`, which must have this key and these tokens."""
+    entry = open_entry(path, on_damage)
+    check_entry(entry, key, token_ids, path)
+    return entry.content
+
+
 @contextmanager
 def statements(store: ChunkStore) -> Iterator[list[str]]:
     """The SQL statements that this thread sends inside the block."""
     sent: list[str] = []
-    connection = store._parts.database._session().connection
+    connection = store._components.database._session().connection
     connection.set_trace_callback(sent.append)
     yield sent
     connection.set_trace_callback(None)
@@ -125,7 +142,7 @@ def entry_files(folder: Path) -> list[Path]:
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
-    """Whether this holds at some moment from now on: for what is done in the background."""
+    """Whether this holds at some moment from now on: for work in the background."""
     deadline = time.monotonic() + within_s
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -133,7 +150,7 @@ def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
 
 
 def write_range(folder: str, seeds: list[int], limit_bytes: int) -> None:
-    """Put entries, reading and removing some on the way, as a second process beside others doing the same."""
+    """Put entries, read and remove some in between, while other processes do the same."""
     torch.set_num_threads(1)
     with ChunkStore(folder, limit_bytes=limit_bytes) as store:
         for seed in seeds:

@@ -8,7 +8,7 @@ from store_samples import MODEL, SYSTEM, chunk, get, put
 from kvweave.database import Database
 from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.eviction import HALF_LIFE_S, heat
+from kvweave.kvstore.eviction import HALF_LIFE_S, frequency
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.reports import KindTotals
 from kvweave.types import KVProvenance
@@ -20,7 +20,7 @@ KINDS = ("isolated", "observed", "similar-10", "attention")
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Database, Catalog]]:
-    """A catalogue of 100,000 entries, half of which were never asked for."""
+    """A catalogue of 100,000 entries, half of which were never retrieved."""
     database = Database(tmp_path_factory.mktemp("large") / "catalog.sqlite")
     catalog = Catalog(database)
     database.execute_many(
@@ -42,15 +42,15 @@ READS: dict[str, Callable[[Catalog], object]] = {
         "default", MODEL.digest, [f"{n:032x}" for n in range(10)]
     ),
     "the size of all": lambda c: c.total_bytes(),
-    "the size of what nobody asked for": lambda c: c.unasked_bytes(),
-    "whom to evict for one entry": lambda c: c.least_worth(6_000_000, frozenset(["0" * 32])),
-    "standings": lambda c: c.standings(f"{n:032x}" for n in range(10)),
+    "the size of what was never retrieved": lambda c: c.unused_bytes(),
+    "what to evict for one entry": lambda c: c.lowest_scores(6_000_000, frozenset(["0" * 32])),
+    "eviction scores": lambda c: c.scores(f"{n:032x}" for n in range(10)),
     "the time": lambda c: c.now_s(),
 }
 
 
 @pytest.mark.parametrize("read", READS)
-def test_reads_take_no_longer_in_a_large_catalogue(large: tuple[Database, Catalog], read: str) -> None:
+def test_queries_stay_fast_in_a_large_catalogue(large: tuple[Database, Catalog], read: str) -> None:
     _, catalog = large
     times = []
     for _ in range(50):
@@ -60,7 +60,7 @@ def test_reads_take_no_longer_in_a_large_catalogue(large: tuple[Database, Catalo
     assert min(times) < FAST_S
 
 
-def test_no_read_of_a_look_up_goes_through_the_table(large: tuple[Database, Catalog]) -> None:
+def test_no_query_of_a_look_up_scans_the_table(large: tuple[Database, Catalog]) -> None:
     database, catalog = large
     connection = database._session().connection
     sent: list[str] = []
@@ -75,10 +75,10 @@ def test_no_read_of_a_look_up_goes_through_the_table(large: tuple[Database, Cata
         assert not through_all, (statement, plan)
 
 
-def test_counters_are_what_the_rows_add_up_to(large: tuple[Database, Catalog]) -> None:
+def test_counters_equal_the_sums_over_the_rows(large: tuple[Database, Catalog]) -> None:
     database, catalog = large
     assert catalog.total_bytes() == MANY * 6_000_000
-    assert catalog.unasked_bytes() == MANY // 2 * 6_000_000
+    assert catalog.unused_bytes() == MANY // 2 * 6_000_000
     assert catalog.recount()
     assert database.query("SELECT tier, kind, entries FROM store_totals ORDER BY kind") == [
         ("disk", kind, MANY // 4) for kind in sorted(KINDS)
@@ -105,13 +105,13 @@ def test_counters_follow_every_change(tmp_path: Path) -> None:
     for seed in range(4):
         assert catalog.insert(entry(seed))
         assert not catalog.insert(entry(seed))
-    assert (catalog.total_bytes(), catalog.unasked_bytes()) == (4000, 4000)
+    assert (catalog.total_bytes(), catalog.unused_bytes()) == (4000, 4000)
     catalog.count_uses({entry(0).key.digest: 2, entry(1).key.digest: 1, "unknown": 3})
     catalog.count_uses({entry(0).key.digest: 1})
-    assert (catalog.total_bytes(), catalog.unasked_bytes()) == (4000, 2000)
+    assert (catalog.total_bytes(), catalog.unused_bytes()) == (4000, 2000)
     catalog.drop_file("file 0")
     catalog.drop([entry(2).key.digest])
-    assert (catalog.total_bytes(), catalog.unasked_bytes()) == (2000, 1000)
+    assert (catalog.total_bytes(), catalog.unused_bytes()) == (2000, 1000)
 
     def drop_and_fail() -> None:
         with database.transaction():
@@ -124,13 +124,13 @@ def test_counters_follow_every_change(tmp_path: Path) -> None:
     assert catalog.recount()
     database.execute("UPDATE store_totals SET bytes = 7")
     assert not catalog.recount()
-    assert (catalog.total_bytes(), catalog.unasked_bytes()) == (2000, 1000)
+    assert (catalog.total_bytes(), catalog.unused_bytes()) == (2000, 1000)
     catalog.drop_all()
     assert catalog.totals() == {}
     database.close()
 
 
-def test_heat_ages_and_old_favourites_give_way(tmp_path: Path) -> None:
+def test_frequencies_age_so_that_formerly_popular_entries_are_evicted(tmp_path: Path) -> None:
     clock = Clock(1.8e9)
     database = Database(tmp_path / "catalog.sqlite")
     catalog = Catalog(database, clock=clock)
@@ -140,13 +140,11 @@ def test_heat_ages_and_old_favourites_give_way(tmp_path: Path) -> None:
     assert catalog.totals() == {"similar-1": KindTotals(1, 10, 1000, pytest.approx(8.0, rel=1e-6))}
     clock.now_s += 2 * HALF_LIFE_S
     catalog.insert(entry(1))
-    assert [row.key for row in catalog.least_worth(1)] == [new, old]  # 1 against 8 halved twice
+    assert [row.key for row in catalog.lowest_scores(1)] == [new, old]  # 1 against 8 halved twice
     clock.now_s += 2 * HALF_LIFE_S
     catalog.count_uses({new: 1})
-    assert [row.key for row in catalog.least_worth(1)] == [
-        old,
-        new,
-    ]  # 8 halved four times against more than 1
+    # 8 halved four times against more than 1
+    assert [row.key for row in catalog.lowest_scores(1)] == [old, new]
     assert catalog.totals()["similar-1"].heat == pytest.approx(0.5 + 1.25, rel=1e-6)
     database.close()
 
@@ -163,16 +161,16 @@ def test_a_clock_that_jumps_back_is_harmless(tmp_path: Path, jump_s: float) -> N
     clock.now_s += jump_s
     catalog.count_uses({entry(1).key.digest: 3})
     catalog.insert(entry(3))
-    order = [row.key for row in catalog.least_worth(1)]
+    order = [row.key for row in catalog.lowest_scores(1)]
     assert order[2:] == [entry(0).key.digest, entry(1).key.digest]
     again = Catalog(database, clock=clock)  # another process, which has only seen the clock after the jump
     again.count_uses({entry(2).key.digest: 4})
-    assert again.least_worth(1)[-1].key == entry(2).key.digest
+    assert again.lowest_scores(1)[-1].key == entry(2).key.digest
     assert again.now_s() == 1.8e9
     database.close()
 
 
-def test_after_a_jump_forward_and_back_what_was_used_meanwhile_does_not_stay_for_ever(tmp_path: Path) -> None:
+def test_an_entry_used_while_the_clock_was_ahead_does_not_stay_for_ever(tmp_path: Path) -> None:
     clock = Clock(1.8e9)
     database = Database(tmp_path / "catalog.sqlite")
     catalog = Catalog(database, clock=clock)
@@ -182,7 +180,7 @@ def test_after_a_jump_forward_and_back_what_was_used_meanwhile_does_not_stay_for
     catalog.count_uses({entry(0).key.digest: 1})
     clock.now_s = 1.8e9
     catalog.count_uses({entry(1).key.digest: 2})
-    assert [row.key for row in catalog.least_worth(1)] == [entry(0).key.digest, entry(1).key.digest]
+    assert [row.key for row in catalog.lowest_scores(1)] == [entry(0).key.digest, entry(1).key.digest]
     database.close()
 
 
@@ -191,11 +189,11 @@ def test_costly_and_small_entries_outlive_cheap_and_large_ones(tmp_path: Path) -
     catalog = Catalog(database)
     for seed, size in enumerate((1000, 4000, 2000)):
         catalog.insert(entry(seed, size))
-    assert [row.bytes for row in catalog.least_worth(1)] == [4000, 2000, 1000]
+    assert [row.bytes for row in catalog.lowest_scores(1)] == [4000, 2000, 1000]
     catalog.count_uses({entry(1).key.digest: 4})
-    assert [row.bytes for row in catalog.least_worth(1)] == [2000, 1000, 4000]  # 5 / 4 against 1
-    at = {row.key: row.standing for row in catalog.least_worth(1)}
-    assert heat(at[entry(1).key.digest], 10, 4000, catalog.now_s()) == pytest.approx(5.0, rel=1e-3)
+    assert [row.bytes for row in catalog.lowest_scores(1)] == [2000, 1000, 4000]  # 5 / 4 against 1
+    at = {row.key: row.score for row in catalog.lowest_scores(1)}
+    assert frequency(at[entry(1).key.digest], 10, 4000, catalog.now_s()) == pytest.approx(5.0, rel=1e-3)
     database.close()
 
 
@@ -203,7 +201,7 @@ def test_a_look_up_writes_nothing(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         sent: list[str] = []
-        connection = store._parts.database._session().connection
+        connection = store._components.database._session().connection
         connection.set_trace_callback(sent.append)
         for _ in range(20):
             assert get(store, chunk(1)) is not None

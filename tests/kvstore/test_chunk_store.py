@@ -22,16 +22,16 @@ from store_samples import (
 
 from kvweave.database import Database
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
-from kvweave.kvstore import header, keys
-from kvweave.kvstore import usage as usage
+from kvweave.kvstore import header, keys, usage
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens, quantised
-from kvweave.kvstore.recent import RecentEntries
+from kvweave.kvstore.format import ParsedEntry
+from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
+from kvweave.kvstore.tiers.disk import EntryFiles
 from kvweave.types import ChunkKV, KVProvenance, Storage
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_was_put_is_found_here_and_by_the_next_process(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_stored_entry_is_found_in_this_process_and_the_next(tmp_path: Path, dtype: torch.dtype) -> None:
     kv = chunk(1, dtype=dtype)
     with ChunkStore(tmp_path) as store:
         assert get(store, kv) is None
@@ -41,7 +41,7 @@ def test_what_was_put_is_found_here_and_by_the_next_process(tmp_path: Path, dtyp
         assert same(get(store, kv), kv)
 
 
-def test_a_chunk_without_tokens_is_stored(tmp_path: Path) -> None:
+def test_a_chunk_without_tokens_can_be_stored(tmp_path: Path) -> None:
     empty = ChunkKV((), torch.zeros(2, 2, 1, 0, 4))
     with ChunkStore(tmp_path) as store:
         assert put(store, empty)
@@ -78,7 +78,7 @@ def test_the_best_provenance_that_can_be_read_is_found_and_counted_once(tmp_path
             assert absent is unasked is None
         assert (store.stats().hits, store.stats().misses) == (3, 3)
         store.forget_recent()
-        (good_file,) = store._parts.catalog.paths(
+        (good_file,) = store._components.catalog.paths(
             [store._key(MODEL, digest_tokens(kv.token_ids), good).digest]
         ).values()
         (tmp_path / good_file).write_bytes(b"damaged")
@@ -93,14 +93,14 @@ def test_the_best_provenance_that_can_be_read_is_found_and_counted_once(tmp_path
         assert (store.stats().hits, store.stats().misses) == (4, 4)
 
 
-def test_after_forgetting_the_kernel_is_asked_to_read_again(
+def test_forgetting_asks_the_kernel_to_drop_its_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         put(store, chunk(2))
-        get(store, chunk(1))  # what was only written is in the page cache as well
+        get(store, chunk(1))  # files that were only written are in the page cache as well
         monkeypatch.setattr(
             os, "posix_fadvise", lambda fd, *rest: asked.append(os.fstat(fd).st_ino), raising=False
         )
@@ -113,7 +113,7 @@ def test_after_forgetting_the_kernel_is_asked_to_read_again(
         store.forget_recent()
 
 
-def test_nothing_made_otherwise_is_ever_matched(tmp_path: Path) -> None:
+def test_an_entry_with_any_other_key_is_never_matched(tmp_path: Path) -> None:
     kv = chunk(1)
     with ChunkStore(tmp_path, namespace="one") as store, ChunkStore(tmp_path, namespace="two") as other:
         put(store, kv)
@@ -128,7 +128,7 @@ def test_nothing_made_otherwise_is_ever_matched(tmp_path: Path) -> None:
             KVProvenance("observed", (SYSTEM, "7" * 32)),
         ):
             assert get(store, kv, provenance) is None
-        assert same(get(store, kv, KVProvenance("observed", (SYSTEM,))), kv)  # the label is no difference
+        assert same(get(store, kv, KVProvenance("observed", (SYSTEM,))), kv)  # the label makes no difference
 
 
 def test_putting_twice_stores_once(tmp_path: Path) -> None:
@@ -143,19 +143,19 @@ def test_putting_twice_stores_once(tmp_path: Path) -> None:
         assert store.stats().entries == 1
 
 
-def test_the_slower_of_two_writers_takes_its_file_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_slower_of_two_writers_deletes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as slower:
-        monkeypatch.setattr(slower._parts.catalog, "paths", lambda _: {})  # it looked before the other listed
+        monkeypatch.setattr(
+            slower._components.catalog, "paths", lambda _: {}
+        )  # it looked before the other process listed the entry
         assert put(store, kv)
         assert put(slower, kv)
         assert len(entry_files(tmp_path)) == 1
         assert same(get(store, kv), kv)
 
 
-def test_a_damaged_file_is_a_counted_logged_miss_and_can_be_made_again(
+def test_a_damaged_file_is_a_counted_logged_miss_and_can_be_stored_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kv = chunk(1)
@@ -180,9 +180,9 @@ def test_a_lost_file_is_damage_but_one_removed_with_its_row_is_a_plain_miss(
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as other:
         put(store, kv)
-        paths = store._parts.catalog.paths
+        paths = store._components.catalog.paths
         with monkeypatch.context() as patch:
-            patch.setattr(store._parts.catalog, "paths", lambda keys: (paths(keys), other.clear())[0])
+            patch.setattr(store._components.catalog, "paths", lambda keys: (paths(keys), other.clear())[0])
             assert get(store, kv) is None
         assert store.stats().damaged == 0
         put(store, kv)
@@ -204,7 +204,7 @@ def test_a_newer_file_is_not_used_and_not_destroyed(tmp_path: Path, monkeypatch:
         assert len(entry_files(tmp_path)) == 1
 
 
-def test_entries_of_an_older_format_are_misses_and_go_when_the_store_is_verified(
+def test_entries_of_an_older_format_are_misses_and_verify_drops_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kv = chunk(1)
@@ -223,7 +223,7 @@ def test_entries_of_an_older_format_are_misses_and_go_when_the_store_is_verified
         assert same(get(store, kv), kv)
 
 
-def test_damage_that_shows_when_a_layer_is_asked_for_is_counted_once_and_never_found_again(
+def test_a_damaged_layer_is_counted_once_and_its_entry_never_found_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kv, other = chunk(1, layers=3), KVProvenance("bare", ())
@@ -253,7 +253,7 @@ def test_damage_that_shows_when_a_layer_is_asked_for_is_counted_once_and_never_f
         assert same(again[0], kv)
 
 
-def test_what_is_damaged_is_never_found_again_even_where_it_cannot_be_dropped(
+def test_a_damaged_entry_is_never_found_again_even_if_it_cannot_be_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_only(*_: object) -> None:
@@ -266,8 +266,8 @@ def test_what_is_damaged_is_never_found_again_even_where_it_cannot_be_dropped(
     altered = bytearray(file.read_bytes())
     altered[-3] ^= 16
     with ChunkStore(tmp_path) as store:
-        monkeypatch.setattr(store._parts.catalog, "drop_file", read_only)
-        monkeypatch.setattr(store._parts.folder, "delete", lambda names: None)
+        monkeypatch.setattr(store._components.catalog, "drop_file", read_only)
+        monkeypatch.setattr(store._components.tiers.disk.files, "delete", lambda names: None)
         file.write_bytes(altered)
         found = store.find(MODEL, [(kv.token_ids, [ISOLATED])])[0]
         assert found is not None
@@ -296,7 +296,7 @@ def test_quantised_kv_is_found_by_its_own_provenance_only(tmp_path: Path, storag
             put(store, kv, KVProvenance("bare", ()))
 
 
-def test_a_second_read_does_not_open_the_file_and_a_removed_entry_is_not_read_from_memory(
+def test_a_second_read_does_not_open_the_file_and_a_removed_entry_is_a_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kv = chunk(1)
@@ -304,32 +304,36 @@ def test_a_second_read_does_not_open_the_file_and_a_removed_entry_is_not_read_fr
         put(store, kv)
         first = get(store, kv)
         with monkeypatch.context() as patch:
-            patch.setattr(store._parts.folder, "get", None)
+            patch.setattr(store._components.tiers.disk.files, "open", None)
             assert get(store, kv) is first
         other.clear()
         assert get(store, kv) is None
         assert first is not None
-        assert same(first, kv)  # what was handed out stays valid
+        assert same(first, kv)  # found KV stays valid
 
 
-def test_recent_entries_are_bounded_by_number_and_bytes() -> None:
-    recent = RecentEntries(max_entries=3, max_bytes=2 * chunk(0).bytes)
+def test_recently_opened_entries_are_bounded_by_number_and_bytes(tmp_path: Path) -> None:
+    def opened(size_bytes: int = 100) -> ParsedEntry:
+        key = EntryKey("default", MODEL.digest, digest_tokens(chunk(0).token_ids), ISOLATED)
+        return ParsedEntry(key, "tiny", (), chunk(0), torch.zeros(size_bytes, dtype=torch.uint8))
+
+    files = EntryFiles(tmp_path, max_entries=3, max_bytes=200)
     for seed in range(3):
-        recent.put(str(seed), chunk(seed))
-    assert [recent.get(str(seed)) is None for seed in range(3)] == [True, False, False]
-    recent.get("1")
-    recent.put("3", chunk(3))
-    assert [recent.get(str(seed)) is None for seed in range(4)] == [True, False, True, False]
-    recent.put("large", chunk(4, tokens=500))
-    assert recent.get("large") is None
-    recent = RecentEntries(max_entries=1)
-    recent.put("a", chunk(1))
-    recent.put("b", chunk(2))
-    recent.drop(["b", "never"])
-    assert recent.get("a") is recent.get("b") is None
+        files.remember(str(seed), opened())
+    assert [files.recent(str(seed)) is None for seed in range(3)] == [True, False, False]
+    files.recent("1")
+    files.remember("3", opened())
+    assert [files.recent(str(seed)) is None for seed in range(4)] == [True, False, True, False]
+    files.remember("large", opened(size_bytes=500))
+    assert files.recent("large") is None
+    files = EntryFiles(tmp_path, max_entries=1)
+    files.remember("a", opened())
+    files.remember("b", opened())
+    files.forget(["b", "never"])
+    assert files.recent("a") is files.recent("b") is None
 
 
-def test_counts_gather_in_memory_and_are_written_together(
+def test_counts_are_collected_in_memory_and_written_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "FLUSH_AFTER", 10)
@@ -344,10 +348,10 @@ def test_counts_gather_in_memory_and_are_written_together(
         get(store, kv)
     with ChunkStore(tmp_path) as store:
         assert (store.stats().hits, store.stats().misses) == (10, 1)
-        assert store._parts.database.query("SELECT uses FROM entries") == [(10,)]
+        assert store._components.database.query("SELECT uses FROM entries") == [(10,)]
 
 
-def test_stats_name_what_is_stored(tmp_path: Path) -> None:
+def test_stats_count_what_is_stored(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         put(store, chunk(2), KVProvenance("bare", ()))
@@ -366,10 +370,10 @@ def test_clear_drops_everything_and_its_files(tmp_path: Path) -> None:
         assert store.clear() == 2
         assert get(store, chunk(1)) is None
         assert entry_files(tmp_path) == []
-        assert store._parts.database.query("SELECT * FROM entry_sources") == []
+        assert store._components.database.query("SELECT * FROM entry_sources") == []
 
 
-def test_verify_finds_damage_loss_and_a_file_under_anothers_name(tmp_path: Path) -> None:
+def test_verify_finds_damaged_lost_and_swapped_files(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         for seed in range(4):
             put(store, chunk(seed))
@@ -385,43 +389,43 @@ def test_verify_finds_damage_loss_and_a_file_under_anothers_name(tmp_path: Path)
         assert store.verify().sound
 
 
-def test_verify_leaves_what_cannot_be_opened_and_says_so(
+def test_verify_leaves_and_reports_files_that_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(name: str) -> None:
+    def refuse(name: str, *_: object) -> None:
         raise PermissionError(13, "Permission denied", name)
 
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         with monkeypatch.context() as patch:
-            patch.setattr(store._parts.folder, "open", refuse)
+            patch.setattr(store._components.tiers.disk.files, "open", refuse)
             report = store.verify()
         assert (report.checked, report.damaged, len(report.unopened), report.sound) == (0, (), 1, False)
         assert store.verify().sound
         assert same(get(store, chunk(1)), chunk(1))
 
 
-def test_a_lookup_never_fails_by_its_counters(
+def test_a_look_up_never_fails_because_of_its_counters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(usage, "FLUSH_AFTER", 1)
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        store._parts.database.execute("DROP TABLE store_counters")
+        store._components.database.execute("DROP TABLE store_counters")
         assert same(get(store, chunk(1)), chunk(1))
-        store._parts.database.script(usage._SCHEMA)
+        store._components.database.script(usage._SCHEMA)
 
         def look_up_and_fail() -> None:
-            with store._parts.database.transaction():
+            with store._components.database.transaction():
                 get(store, chunk(1))
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
             look_up_and_fail()
-        assert store.stats().hits == 2  # a rollback of others' work takes no counts along
+        assert store.stats().hits == 2  # a rollback loses no counts
 
 
-def test_a_stray_is_invisible_and_swept_only_when_old(tmp_path: Path) -> None:
+def test_an_orphaned_file_is_invisible_and_swept_only_when_old(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         (file,) = entry_files(tmp_path)
@@ -446,8 +450,8 @@ def test_a_stray_is_invisible_and_swept_only_when_old(tmp_path: Path) -> None:
         assert same(get(store, chunk(1)), chunk(1))
 
 
-def test_after_a_clock_that_jumped_back_strays_are_swept_and_entries_stay(tmp_path: Path) -> None:
-    """What was written before the jump seems to come from the future."""
+def test_after_the_clock_jumped_back_orphans_are_swept_and_entries_stay(tmp_path: Path) -> None:
+    """Files written before the jump seem to come from the future."""
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
     (file,) = entry_files(tmp_path)
@@ -458,12 +462,12 @@ def test_after_a_clock_that_jumped_back_strays_are_swept_and_entries_stay(tmp_pa
     to_come = time.time() + 365 * 86400.0
     for path in (file, stray, abandoned, tmp_path / ".swept"):
         os.utime(path, (to_come, to_come))
-    with ChunkStore(tmp_path) as store:  # the last sweep lies in the future, so another one is due
+    with ChunkStore(tmp_path) as store:  # the last sweep seems to be in the future, so another one is due
         assert list(file.parent.iterdir()) == [file]
         assert same(get(store, chunk(1)), chunk(1))
 
 
-def test_opening_sweeps_now_and_then(tmp_path: Path) -> None:
+def test_opening_sweeps_from_time_to_time(tmp_path: Path) -> None:
     stray = tmp_path / "ab" / f"{'ab' * 16}.00000000.safetensors"
     stray.parent.mkdir()
     stray.touch()
@@ -471,7 +475,7 @@ def test_opening_sweeps_now_and_then(tmp_path: Path) -> None:
     ChunkStore(tmp_path).close()
     assert stray.exists()  # there was no catalogue yet that could have listed it
     ChunkStore(tmp_path).close()
-    assert stray.exists()  # that counted as a sweep
+    assert stray.exists()  # creating the store counted as a sweep
     os.utime(tmp_path / ".swept", (0, 0))
     ChunkStore(tmp_path).close()
     assert not stray.exists()

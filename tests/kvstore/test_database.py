@@ -7,13 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from memory_tier import MemoryTier
+from fake_remote_tier import FakeRemoteTier
 from store_samples import chunk, entry_files, put
 
 from kvweave import database as module
 from kvweave.database import Database
 from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreTooNew
-from kvweave.kvstore import parts
+from kvweave.kvstore import assembly
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.chunk_store import ChunkStore
 
@@ -63,14 +63,14 @@ def test_a_catalogue_that_cannot_be_opened_leaves_no_connection(
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_store_that_cannot_be_opened_leaves_nothing_open_but_what_it_was_given(
+def test_a_store_that_cannot_be_opened_closes_everything_except_a_given_database(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     connections: list[sqlite3.Connection],
     given: bool,
 ) -> None:
-    tier = MemoryTier()
-    monkeypatch.setattr(parts, "open_shared", lambda url, namespace: tier)
+    tier = FakeRemoteTier()
+    monkeypatch.setattr(assembly, "open_remote_tier", lambda url, namespace: tier)
 
     def refused(*_: object) -> None:
         raise StoreFull("no space left")
@@ -85,7 +85,7 @@ def test_a_store_that_cannot_be_opened_leaves_nothing_open_but_what_it_was_given
         database.close()
 
 
-def test_damage_under_way_is_a_store_error_everywhere(tmp_path: Path) -> None:
+def test_a_damaged_database_raises_a_store_error_everywhere(tmp_path: Path) -> None:
     database = Database(tmp_path / "db")
     database.script(["CREATE TABLE t (x TEXT)", "CREATE INDEX i ON t (x)"])
     database.execute_many("INSERT INTO t VALUES (?)", [("text" * 100,)] * 500)
@@ -105,7 +105,7 @@ def test_damage_under_way_is_a_store_error_everywhere(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_lock_kept_too_long_and_a_full_disk_have_their_own_errors(
+def test_a_lock_held_too_long_and_a_full_disk_have_their_own_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BUSY_WAIT_S", 0.05)
@@ -133,7 +133,7 @@ def test_an_interrupt_while_waiting_for_the_lock_leaves_no_transaction(
     def hold_and_interrupt() -> None:
         with other.transaction():
             held.set()
-            time.sleep(0.3)  # by now the other one waits
+            time.sleep(0.3)  # by now the other thread waits
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)
 
@@ -144,14 +144,14 @@ def test_an_interrupt_while_waiting_for_the_lock_leaves_no_transaction(
         database.execute("INSERT INTO t VALUES (1)")
     holder.join()
     assert not database.in_transaction
-    other.execute("INSERT INTO t VALUES (2)")  # nobody holds the lock
+    other.execute("INSERT INTO t VALUES (2)")  # the lock is free
     database.execute("INSERT INTO t VALUES (3)")
     assert other.query("SELECT x FROM t") == [(2,), (3,)]
     database.close()
     other.close()
 
 
-def test_our_own_mistakes_are_not_dressed_up(tmp_path: Path) -> None:
+def test_programming_errors_are_not_translated(tmp_path: Path) -> None:
     database = Database(tmp_path / "db")
     database.script(["CREATE TABLE t (x PRIMARY KEY)"])
     with pytest.raises(sqlite3.IntegrityError):

@@ -42,7 +42,7 @@ def test_every_field_but_the_label_changes_the_key_of_exact_kv() -> None:
     assert replace(KEY, provenance=replace(made, kind="observed")).digest == KEY.digest
 
 
-def test_the_kind_tells_apart_what_its_context_does_not_settle() -> None:
+def test_the_kind_distinguishes_entries_that_their_context_does_not() -> None:
     kinds = ["isolated", "observed", "similar-10", "similar-5", "following-1"]
     tainted = [replace(KEY, provenance=replace(KEY.provenance, kind=kind, exact=False)) for kind in kinds]
     features = [replace(key, content="note") for key in tainted]
@@ -63,7 +63,7 @@ def test_kv_with_queries_is_another_entry() -> None:
     assert all(has_queries(m) and with_queries(m) == m and m.context == made.context for m in provenances)
     assert not has_queries(made)
     assert len({key.digest for key in (KEY, exact, tainted, replace(KEY, provenance=provenances[1]))}) == 4
-    # Beyond that its context settles it, as it does without.
+    # Apart from that, its context determines it, as without queries.
     assert replace(KEY, provenance=with_queries(replace(made, kind="observed"))).digest == exact.digest
 
 

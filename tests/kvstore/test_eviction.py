@@ -10,16 +10,16 @@ from kvweave.kvstore.eviction import (
     EvictionRow,
     after_retrievals,
     choose_victims,
-    heat,
-    score,
-    standing,
+    eviction_score,
+    frequency,
+    value_per_byte,
 )
 
 NOW_S = 1.8e9
 
 rows_of = st.lists(
     st.builds(
-        EvictionRow, key=st.text("abcdef", min_size=1), bytes=st.integers(0, 100), standing=st.floats(-5, 5)
+        EvictionRow, key=st.text("abcdef", min_size=1), bytes=st.integers(0, 100), score=st.floats(-5, 5)
     ),
     unique_by=lambda row: row.key,
 )
@@ -27,46 +27,51 @@ rows_of = st.lists(
 
 @settings(deadline=None)
 @given(rows_of, st.integers(-10, 2000))
-def test_victims_are_the_lowest_and_no_more_than_needed(rows: list[EvictionRow], needed: int) -> None:
+def test_victims_have_the_lowest_scores_and_are_no_more_than_needed(
+    rows: list[EvictionRow], needed: int
+) -> None:
     victims = choose_victims(rows, needed)
     kept = [row for row in rows if row not in victims]
     freed = sum(row.bytes for row in victims)
     assert freed >= needed or not kept
     assert not victims or freed - victims[-1].bytes < needed
-    assert all(out.standing <= stays.standing for out in victims for stays in kept)
+    assert all(out.score <= stays.score for out in victims for stays in kept)
 
 
-def test_heat_is_the_sum_of_retrievals_each_halved_with_every_half_life() -> None:
-    """The definition, written out: against what the standing tells after a random history."""
+def test_the_frequency_is_the_sum_of_retrievals_each_halved_with_every_half_life() -> None:
+    """The definition, written out: against the frequency that the score gives after a random history."""
     chance = random.Random(3)
     times = sorted(NOW_S - chance.uniform(0, 10) * HALF_LIFE_S for _ in range(30))
-    at = standing(1, 100, 5000, times[0])
+    at = eviction_score(1, 100, 5000, times[0])
     for time_s in times[1:]:
         at = after_retrievals(at, 1, 100, 5000, time_s)
     defined = sum(0.5 ** ((NOW_S - time_s) / HALF_LIFE_S) for time_s in times)
-    assert heat(at, 100, 5000, NOW_S) == pytest.approx(defined, rel=1e-6)
+    assert frequency(at, 100, 5000, NOW_S) == pytest.approx(defined, rel=1e-6)
 
 
-def test_more_retrievals_later_ones_costlier_and_smaller_entries_stand_higher() -> None:
-    plain = standing(2, 500, 10**6, NOW_S)
-    assert standing(3, 500, 10**6, NOW_S) > plain
-    assert standing(2, 500, 10**6, NOW_S + 1) > plain
-    assert standing(2, 600, 10**6, NOW_S) > plain
-    assert standing(2, 500, 10**6 // 2, NOW_S) > plain
-    assert score(2, 500, 10**6) > score(1, 500, 10**6) > score(1, 500, 2 * 10**6)
+def test_frequent_recent_costly_and_small_entries_score_higher() -> None:
+    plain = eviction_score(2, 500, 10**6, NOW_S)
+    assert eviction_score(3, 500, 10**6, NOW_S) > plain
+    assert eviction_score(2, 500, 10**6, NOW_S + 1) > plain
+    assert eviction_score(2, 600, 10**6, NOW_S) > plain
+    assert eviction_score(2, 500, 10**6 // 2, NOW_S) > plain
+    assert value_per_byte(2, 500, 10**6) > value_per_byte(1, 500, 10**6) > value_per_byte(1, 500, 2 * 10**6)
 
 
-def test_the_order_of_two_entries_does_not_change_as_time_goes_by() -> None:
-    old_but_hot, new = standing(8, 500, 10**6, NOW_S), standing(1, 500, 10**6, NOW_S + 2 * HALF_LIFE_S)
+def test_the_order_of_two_entries_does_not_change_with_time() -> None:
+    old_but_hot, new = (
+        eviction_score(8, 500, 10**6, NOW_S),
+        eviction_score(1, 500, 10**6, NOW_S + 2 * HALF_LIFE_S),
+    )
     assert old_but_hot > new  # 8 halved twice is 2
-    assert standing(1, 500, 10**6, NOW_S + 4 * HALF_LIFE_S) > old_but_hot
+    assert eviction_score(1, 500, 10**6, NOW_S + 4 * HALF_LIFE_S) > old_but_hot
 
 
 @settings(deadline=None)
 @given(st.floats(0, 1e6), st.integers(1, 10**6), st.integers(0, 10**5), st.integers(0, 10**12))
-def test_a_retrieval_never_lowers_the_standing_whatever_the_clock_says(
+def test_a_retrieval_never_lowers_the_score_whatever_the_clock_says(
     ago_s: float, count: int, tokens: int, size: int
 ) -> None:
-    before = standing(1, tokens, size, NOW_S)
+    before = eviction_score(1, tokens, size, NOW_S)
     assert after_retrievals(before, count, tokens, size, NOW_S - ago_s) >= before
     assert math.isfinite(after_retrievals(before, count, tokens, size, 0.0))

@@ -14,12 +14,12 @@ from store_samples import (
     entry_files,
     feature,
     get,
-    get_note,
+    get_feature,
     listed,
     put,
     put_feature,
     same,
-    same_note,
+    same_feature,
 )
 
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -28,14 +28,14 @@ from kvweave.types import KVProvenance
 
 
 def lose_catalog(folder: Path, age_s: float = 300.0) -> None:
-    """Delete it, so long after the last file was written."""
+    """Delete the catalogue, this long after the last file was written."""
     for file in folder.glob("catalog.sqlite*"):
         file.unlink()
     for file in entry_files(folder):
         os.utime(file, (time.time() - age_s,) * 2)
 
 
-def test_it_is_made_anew_from_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_catalogue_is_rebuilt_from_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     observed = KVProvenance("observed", (SYSTEM, "7" * 32))
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path, namespace="other") as other:
         put(store, chunk(1))
@@ -53,17 +53,17 @@ def test_it_is_made_anew_from_the_files(tmp_path: Path, caplog: pytest.LogCaptur
         }
         assert set(store.versions(MODEL, [chunk(1).token_ids])[0]) == set(versions[0])
         assert same(get(store, chunk(1), observed), chunk(1))
-        assert same_note(get_note(store, feature(2)), feature(2))
+        assert same_feature(get_feature(store, feature(2)), feature(2))
         assert get(store, chunk(3)) is None
         store.own("document", ["7" * 32])
-        assert store.disown("document") == 1  # what they were made from is known again
+        assert store.disown("document") == 1  # their sources are known again
         assert store.verify().sound
     caplog.clear()
     ChunkStore(tmp_path).close()
     assert caplog.text == ""
 
 
-def test_what_is_damaged_is_not_used_and_the_cap_holds(tmp_path: Path) -> None:
+def test_damaged_files_of_a_lost_catalogue_are_not_used_and_the_cap_holds(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         for seed in range(5):
             put(store, chunk(seed))
@@ -85,7 +85,7 @@ def test_what_is_damaged_is_not_used_and_the_cap_holds(tmp_path: Path) -> None:
         assert store.used_bytes <= 2 * size
 
 
-def test_a_file_that_was_written_a_moment_ago_is_left_to_its_writer(tmp_path: Path) -> None:
+def test_a_young_file_is_left_to_its_writer(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
     lose_catalog(tmp_path, age_s=1.0)
@@ -94,7 +94,7 @@ def test_a_file_that_was_written_a_moment_ago_is_left_to_its_writer(tmp_path: Pa
         assert len(entry_files(tmp_path)) == 1
 
 
-def test_files_wait_for_their_documents_where_only_owned_chunks_count(tmp_path: Path) -> None:
+def test_files_of_a_lost_catalogue_wait_for_their_documents_in_an_owned_only_store(tmp_path: Path) -> None:
     with ChunkStore(tmp_path, owned_only=True) as store:
         store.own("document", [digest_tokens(chunk(seed).token_ids) for seed in (1, 2)])
         put(store, chunk(1))
@@ -111,5 +111,5 @@ def test_files_wait_for_their_documents_where_only_owned_chunks_count(tmp_path: 
         assert same(get(store, chunk(1)), chunk(1))
     os.utime(tmp_path / ".swept", (0, 0))
     with ChunkStore(tmp_path, owned_only=True) as store:
-        assert len(entry_files(tmp_path)) == 1  # the other one's document did not come back
+        assert len(entry_files(tmp_path)) == 1  # the document of the other one was not added again
         assert same(get(store, chunk(1)), chunk(1))

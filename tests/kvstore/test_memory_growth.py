@@ -1,4 +1,4 @@
-"""What a process holds in memory does not grow with the number of entries that have come and gone."""
+"""A process's memory does not grow with the number of entries that have come and gone."""
 
 import gc
 import re
@@ -16,7 +16,7 @@ ENTRY_BYTES = chunk(0, tokens=TOKENS).kv.nbytes
 
 
 def private_bytes() -> int:
-    """Memory of this process alone: what is mapped from files the kernel can drop whenever it wants."""
+    """Memory of this process alone, without mapped files, whose pages the kernel can drop."""
     gc.collect()
     found = re.search(r"RssAnon:\s+(\d+) kB", STATUS.read_text())
     assert found
@@ -24,7 +24,7 @@ def private_bytes() -> int:
 
 
 def use(store: ChunkStore, number: int) -> None:
-    """Put, load ahead, find, keep in memory and evict entries that nobody has seen before."""
+    """Put, prefetch, find, promote and evict entries that were never used before."""
     for seed in range(number * ENTRIES, (number + 1) * ENTRIES):
         kv = chunk(seed, tokens=TOKENS)
         assert put(store, kv)
@@ -33,22 +33,22 @@ def use(store: ChunkStore, number: int) -> None:
             ((found, _),) = store.find(MODEL, [(kv.token_ids, [ISOLATED])], lease)  # type: ignore[misc]
             assert same(found, kv)
         assert get(store, chunk(10**6 + seed)) is None
-    tiers = store._parts.tiers
-    assert eventually(lambda: tiers._reads.under_way == 0)
+    tiers = store._components.tiers
+    assert eventually(lambda: tiers._reads.pending == 0)
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells how much memory is private")
-def test_memory_stays_where_it_is_while_entries_come_and_go(tmp_path: Path) -> None:
+def test_memory_does_not_grow_while_entries_come_and_go(tmp_path: Path) -> None:
     limit_bytes = ENTRIES * ENTRY_BYTES // 2
     with ChunkStore(tmp_path, limit_bytes=limit_bytes, host_bytes=limit_bytes) as store:
-        for number in range(2):  # until all is imported, and memory as full as it may be
+        for number in range(2):  # until all modules are imported and the memory tier is full
             use(store, number)
         before = private_bytes()
         for number in range(2, 2 + ROUNDS):
             use(store, number)
         grown = private_bytes() - before
-        parts = store._parts
-        assert parts.tiers.host.residents.used_bytes <= limit_bytes
-        assert len(parts.recent._held) <= ENTRIES
-        assert parts.pins.in_use() == frozenset()
+        components = store._components
+        assert components.tiers.host.used_bytes <= limit_bytes
+        assert len(components.tiers.disk.files._recent) <= ENTRIES
+        assert components.pins.in_use() == frozenset()
     assert grown < ROUNDS * ENTRIES * ENTRY_BYTES // 4

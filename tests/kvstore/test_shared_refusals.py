@@ -1,24 +1,24 @@
-"""A shared tier that gives and does not take: full, only to be read, or refusing some entries."""
+"""A shared tier that can be read but refuses writes: full, read-only, or refusing some entries."""
 
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from memory_tier import MemoryTier, refusing
+from fake_remote_tier import FakeRemoteTier, refusing
 from store_samples import ISOLATED, MODEL, chunk, eventually, get, put, same
 
 from kvweave.errors import StoreBusy
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import EntryKey, digest_tokens
-from kvweave.kvstore.tiers import circuit_breaker as guarded
+from kvweave.kvstore.tiers import circuit_breaker
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
 
 READS = ("get_many", "has_many", "sizes")
 
 
 @pytest.fixture
-def store(tier: MemoryTier, tmp_path: Path) -> Iterator[ChunkStore]:
+def store(tier: FakeRemoteTier, tmp_path: Path) -> Iterator[ChunkStore]:
     with ChunkStore(tmp_path / "one", shared="of the test") as store:
         yield store
 
@@ -36,8 +36,8 @@ def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.levelname for record in caplog.records if record.levelno >= logging.INFO]
 
 
-def test_a_tier_that_takes_nothing_is_read_on_and_costs_one_warning(
-    tier: MemoryTier, store: ChunkStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_tier_that_refuses_writes_is_still_read_and_costs_one_warning(
+    tier: FakeRemoteTier, store: ChunkStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ChunkStore(tmp_path / "other", shared="of the test") as other:
         put(other, chunk(9))
@@ -46,7 +46,7 @@ def test_a_tier_that_takes_nothing_is_read_on_and_costs_one_warning(
     tier.before = refusing("put", "delete")
     for seed in range(4):
         assert put(store, chunk(seed))
-    assert eventually(lambda: tier.calls.count("has_many") > 5)  # it was tried again and again
+    assert eventually(lambda: tier.calls.count("has_many") > 5)  # it was retried several times
     assert same(get(store, chunk(9)), chunk(9))
     assert store.stats().by_tier["shared"].hits == 1
     assert "refuses" in store.stats().by_tier["shared"].state
@@ -59,17 +59,17 @@ def test_a_tier_that_takes_nothing_is_read_on_and_costs_one_warning(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_entry_that_is_refused_keeps_no_other_one_waiting_and_is_left_out_in_the_end(
-    first: bool, tier: MemoryTier, store: ChunkStore, caplog: pytest.LogCaptureFixture
+def test_refused_entries_do_not_delay_others_and_are_skipped_in_the_end(
+    first: bool, tier: FakeRemoteTier, store: ChunkStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     in_order = sorted(range(40), key=key_of)
-    too_large = in_order[:20] if first else in_order[20:]  # more than are tried at once
+    too_large = in_order[:20] if first else in_order[20:]  # more than one batch
     tier.before = refusing("put", keys=[key_of(seed) for seed in too_large])
     for seed in in_order:
         put(store, chunk(seed))
     taken = {key_of(seed) for seed in in_order} - {key_of(seed) for seed in too_large}
     assert eventually(lambda: tier.held.keys() == taken)
-    # Each is left out once another one was taken since it was first refused.
+    # Each is skipped once another entry was accepted after its first refusal.
     assert any(
         put(store, chunk(seed)) and eventually(lambda: waiting(store) == 0, within_s=2)
         for seed in range(100, 140)
@@ -79,9 +79,7 @@ def test_an_entry_that_is_refused_keeps_no_other_one_waiting_and_is_left_out_in_
     assert all(same(get(store, chunk(seed)), chunk(seed)) for seed in too_large)
 
 
-def test_what_cannot_be_deleted_there_does_not_keep_new_entries_from_it(
-    tier: MemoryTier, store: ChunkStore
-) -> None:
+def test_refused_deletions_do_not_delay_puts(tier: FakeRemoteTier, store: ChunkStore) -> None:
     store.own("document", [digest_tokens(chunk(0).token_ids)])
     put(store, chunk(0))
     assert eventually(lambda: key_of(0) in tier.held)
@@ -89,22 +87,24 @@ def test_what_cannot_be_deleted_there_does_not_keep_new_entries_from_it(
     store.disown("document")
     put(store, chunk(1))
     assert eventually(lambda: key_of(1) in tier.held)
-    assert waiting(store) == 1
+    assert eventually(lambda: waiting(store) == 1)
     tier.before = refusing()
     assert eventually(lambda: tier.held.keys() == {key_of(1)})
 
 
-def test_each_kind_of_call_rests_by_itself_and_all_with_a_tier_that_does_not_answer(tier: MemoryTier) -> None:
+def test_puts_and_deletions_have_circuits_of_their_own_beside_that_of_the_tier(
+    tier: FakeRemoteTier,
+) -> None:
     now = [0.0]
     guard = CircuitBreaker(tier, clock=lambda: now[0])
     tier.before = refusing("put")
     assert not guard.put("a", b"a")
     assert guard.has_many(["a"]) == frozenset()
     assert guard.delete(["a"])
-    assert (guard.resting, guard.failing, guard.refusing) == (False, False, True)
+    assert (guard.is_open, guard.failing, guard.refusing) == (False, False, True)
     tier.before = refusing("put", *READS)
     assert guard.sizes() is None
-    assert guard.resting
+    assert guard.is_open
     assert not guard.delete(["a"])
     assert tier.calls == ["has_many", "delete"]
     now[0] = 1.0
@@ -115,11 +115,11 @@ def test_each_kind_of_call_rests_by_itself_and_all_with_a_tier_that_does_not_ans
 
 
 @pytest.mark.parametrize("too", [False, True])
-def test_a_call_that_began_before_a_failure_says_nothing_of_what_comes_after_it(
-    too: bool, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+def test_a_call_that_began_before_a_failure_does_not_change_the_circuit(
+    too: bool, tier: FakeRemoteTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded, "FIRST_REST_S", 1.0)
-    monkeypatch.setattr(guarded, "LONGEST_REST_S", 60.0)
+    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE_S", 60.0)
     now = [0.0]
     guard = CircuitBreaker(tier, clock=lambda: now[0])
 
@@ -130,19 +130,19 @@ def test_a_call_that_began_before_a_failure_says_nothing_of_what_comes_after_it(
 
     tier.before = meanwhile
     assert guard.has_many(["a"]) == frozenset()
-    assert guard.resting
-    now[0] = 1.0  # one failure's rest, though both may have failed
-    assert not guard.resting
+    assert guard.is_open
+    now[0] = 1.0  # the pause of one failure, though both calls may have failed
+    assert not guard.is_open
     tier.before = refusing()
     assert guard.sizes() == {}
     assert not guard.failing
 
 
-def test_refused_writes_are_tried_ever_more_seldom_whatever_is_read_meanwhile(
-    tier: MemoryTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_refused_writes_are_tried_ever_more_rarely_whatever_is_read_meanwhile(
+    tier: FakeRemoteTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guarded, "FIRST_REST_S", 1.0)
-    monkeypatch.setattr(guarded, "LONGEST_REST_S", 60.0)
+    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE_S", 60.0)
     now, tried = [0.0], list[float]()
     guard = CircuitBreaker(tier, clock=lambda: now[0])
 
@@ -156,24 +156,24 @@ def test_refused_writes_are_tried_ever_more_seldom_whatever_is_read_meanwhile(
         now[0] = tenth / 10
         guard.put("a", b"a")
         assert guard.has_many(["a"]) == frozenset()
-        assert not guard.resting
+        assert not guard.is_open
     assert tried == [0, 1, 3, 7, 15, 31, 63]
     assert len(caplog.records) == 1
 
 
-def test_a_catalogue_that_was_locked_is_looked_at_again_without_being_woken(
-    tier: MemoryTier, store: ChunkStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_locked_catalogue_is_retried_without_a_wake_up(
+    tier: FakeRemoteTier, store: ChunkStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shared = store._parts.tiers.shared
+    shared = store._components.tiers.shared
     assert shared is not None
-    work_off, refusals = shared.work_off, [StoreBusy("locked")]
+    process_queue, refusals = shared.process_queue, [StoreBusy("locked")]
 
     def locked_once() -> bool:
         if refusals:
             raise refusals.pop()
-        return work_off()
+        return process_queue()
 
-    monkeypatch.setattr(shared, "work_off", locked_once)
+    monkeypatch.setattr(shared, "process_queue", locked_once)
     put(store, chunk(1))
     assert eventually(lambda: waiting(store) == 0, within_s=10)
     assert "not kept in step for now: locked" in caplog.text

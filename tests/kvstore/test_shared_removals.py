@@ -1,11 +1,11 @@
-"""What is removed here does not stay in the shared tier, whatever came in between."""
+"""Entries removed on this machine do not stay in the shared tier, whatever happens in between."""
 
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from memory_tier import MemoryTier, refusing
+from fake_remote_tier import FakeRemoteTier, refusing
 from store_samples import chunk, eventually, put
 
 from kvweave.errors import StoreError
@@ -22,8 +22,8 @@ def opened(folder: Path) -> ChunkStore:
 
 
 @pytest.fixture
-def store(tier: MemoryTier, tmp_path: Path) -> Iterator[ChunkStore]:
-    """One whose only chunk is a document's, and published."""
+def store(tier: FakeRemoteTier, tmp_path: Path) -> Iterator[ChunkStore]:
+    """A store whose only chunk belongs to a document, and is published."""
     with opened(tmp_path) as store:
         store.own("document", [CHUNK])
         put(store, chunk(1))
@@ -37,10 +37,12 @@ def settled(store: ChunkStore) -> bool:
 
 
 def killed(*given: object) -> None:
-    raise StoreError("killed before it could say that it was put")
+    raise StoreError("killed before it could confirm the put")
 
 
-def test_what_was_made_again_and_evicted_while_the_tier_was_away(tier: MemoryTier, store: ChunkStore) -> None:
+def test_an_entry_recomputed_and_evicted_during_an_outage_can_still_be_withdrawn(
+    tier: FakeRemoteTier, store: ChunkStore
+) -> None:
     tier.before = AWAY
     store.clear()
     put(store, chunk(1))
@@ -54,7 +56,9 @@ def test_what_was_made_again_and_evicted_while_the_tier_was_away(tier: MemoryTie
     assert eventually(lambda: store.stats().by_tier["shared"].entries == 0)
 
 
-def test_what_another_process_published_while_the_tier_was_listed(tier: MemoryTier, tmp_path: Path) -> None:
+def test_an_entry_published_while_another_process_lists_the_tier_can_be_withdrawn(
+    tier: FakeRemoteTier, tmp_path: Path
+) -> None:
     with opened(tmp_path) as store, opened(tmp_path) as other:
         store.own("document", [CHUNK])
         listing, go_on = threading.Event(), threading.Event()
@@ -78,7 +82,9 @@ def test_what_another_process_published_while_the_tier_was_listed(tier: MemoryTi
         assert eventually(lambda: tier.held == {})
 
 
-def test_what_is_put_while_another_process_deletes_it(tier: MemoryTier, tmp_path: Path) -> None:
+def test_an_entry_put_while_another_process_deletes_it_is_deleted_in_the_end(
+    tier: FakeRemoteTier, tmp_path: Path
+) -> None:
     with opened(tmp_path) as store:
         store.own("document", [CHUNK])
         putting, go_on = threading.Event(), threading.Event()
@@ -93,7 +99,7 @@ def test_what_is_put_while_another_process_deletes_it(tier: MemoryTier, tmp_path
         assert putting.wait(60)
         with opened(tmp_path) as other:
             assert other.disown("document") == 1
-        assert "delete" in tier.calls  # before what is being put is there
+        assert "delete" in tier.calls  # before the put has ended
         go_on.set()
     assert tier.held == {}
     with opened(tmp_path) as store:
@@ -101,8 +107,8 @@ def test_what_is_put_while_another_process_deletes_it(tier: MemoryTier, tmp_path
         assert store.stats().by_tier["shared"].entries == 0
 
 
-def test_what_is_put_while_another_process_empties_the_tier_stays_and_can_still_be_withdrawn(
-    tier: MemoryTier, tmp_path: Path
+def test_an_entry_put_while_another_process_clears_the_tier_can_be_withdrawn(
+    tier: FakeRemoteTier, tmp_path: Path
 ) -> None:
     with opened(tmp_path) as store, opened(tmp_path) as other:
         store.own("document", [CHUNK])
@@ -124,8 +130,8 @@ def test_what_is_put_while_another_process_empties_the_tier_stays_and_can_still_
         assert eventually(lambda: tier.held == {})
 
 
-def test_what_a_killed_process_has_put_behind_the_deletion_of_another_is_deleted_in_the_end(
-    tier: MemoryTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_entry_put_by_a_killed_process_after_its_deletion_is_deleted_in_the_end(
+    tier: FakeRemoteTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     putting, go_on = threading.Event(), threading.Event()
 
@@ -137,7 +143,7 @@ def test_what_a_killed_process_has_put_behind_the_deletion_of_another_is_deleted
     tier.before = slow_put
     with opened(tmp_path) as store, opened(tmp_path) as other:
         store.own("document", [CHUNK])
-        monkeypatch.setattr(store._parts.tiers.shared.rows, "published", killed)  # type: ignore[union-attr]
+        monkeypatch.setattr(store._components.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
         put(store, chunk(1))
         assert putting.wait(60)
         assert other.disown("document") == 1
@@ -145,21 +151,21 @@ def test_what_a_killed_process_has_put_behind_the_deletion_of_another_is_deleted
         go_on.set()
         assert eventually(lambda: len(tier.held) == 1)
     opened(tmp_path).close()
-    assert len(tier.held) == 1  # it might still be under way
-    monkeypatch.setattr(shared_catalog, "PUT_WITHIN_S", 0.0)
+    assert len(tier.held) == 1  # the put might still be in progress
+    monkeypatch.setattr(shared_catalog, "PUT_TIMEOUT_S", 0.0)
     opened(tmp_path).close()
     assert tier.held == {}
     with opened(tmp_path) as store:
         assert settled(store)
 
 
-def test_what_a_killed_process_has_put_stays_while_its_document_does(
-    tier: MemoryTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_entry_put_by_a_killed_process_stays_with_its_document(
+    tier: FakeRemoteTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_catalog, "PUT_WITHIN_S", 0.0)
+    monkeypatch.setattr(shared_catalog, "PUT_TIMEOUT_S", 0.0)
     with opened(tmp_path) as store:
         store.own("document", [CHUNK])
-        monkeypatch.setattr(store._parts.tiers.shared.rows, "published", killed)  # type: ignore[union-attr]
+        monkeypatch.setattr(store._components.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
         put(store, chunk(1))
         assert eventually(lambda: len(tier.held) == 1)
     with opened(tmp_path) as store:

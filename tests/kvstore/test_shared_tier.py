@@ -1,4 +1,4 @@
-"""Several machines on one shared tier: each a store of its own with a catalogue of its own."""
+"""Several machines on one shared tier, each with a store and a catalogue of its own."""
 
 import logging
 import secrets
@@ -15,20 +15,20 @@ from store_samples import (
     feature,
     fingerprint,
     get,
-    get_note,
+    get_feature,
     listed,
     put,
     put_feature,
     same,
-    same_note,
+    same_feature,
 )
 from tier_servers import BUCKET, Server, make_bucket, redis_server, s3_environment, s3_server
 
 from kvweave.errors import InvalidRequest, MissingExtra
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.kvstore.tiers import circuit_breaker as guarded
-from kvweave.kvstore.tiers.factory import open_shared
+from kvweave.kvstore.tiers import circuit_breaker
+from kvweave.kvstore.tiers.factory import open_remote_tier
 from kvweave.types import KVProvenance
 
 
@@ -45,8 +45,8 @@ class Machines:
         return ChunkStore(self.folder / name, **settings)  # type: ignore[arg-type]
 
     def held(self) -> dict[str, int]:
-        """What the tier itself says it holds."""
-        tier = open_shared(self.url, self.namespace)
+        """What the tier itself reports."""
+        tier = open_remote_tier(self.url, self.namespace)
         sizes = dict(tier.sizes())
         tier.close()
         return sizes
@@ -64,11 +64,11 @@ def machines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Machines:
-    """Machines that share a folder: what does not depend on the server."""
+    """Machines that share a folder, for tests that do not depend on the server."""
     return Machines(tmp_path, f"file://{tmp_path}/shared")
 
 
-def test_what_one_machine_stores_another_finds_and_then_has_itself(machines: Machines) -> None:
+def test_an_entry_of_one_machine_is_found_and_stored_by_another(machines: Machines) -> None:
     kv, about = chunk(1, tokens=50), feature(2)
     with machines.store("first") as first:
         put(first, kv)
@@ -76,7 +76,7 @@ def test_what_one_machine_stores_another_finds_and_then_has_itself(machines: Mac
     with machines.store("second") as second:
         assert listed(second, kv) == [False]
         assert same(get(second, kv), kv)
-        assert same_note(get_note(second, about), about)
+        assert same_feature(get_feature(second, about), about)
         assert eventually(lambda: listed(second, kv) == [True])
         assert get(second, chunk(3)) is None
         second.forget_recent()
@@ -84,7 +84,7 @@ def test_what_one_machine_stores_another_finds_and_then_has_itself(machines: Mac
         by_tier = second.stats().by_tier
         assert (by_tier["shared"].hits, by_tier["disk"].hits) == (2, 1)
         assert (second.stats().hits, second.stats().misses) == (3, 1)
-        assert by_tier["shared"].waiting == 0  # what came from there is not sent back
+        assert by_tier["shared"].waiting == 0  # imported entries are not sent back
 
 
 def test_only_the_same_namespace_model_and_provenance_is_found(machines: Machines) -> None:
@@ -105,7 +105,7 @@ def test_damage_in_the_shared_tier_is_a_counted_logged_miss_and_is_replaced(
     with machines.store("first") as first:
         put(first, kv)
     ((key, size),) = machines.held().items()
-    tier = open_shared(machines.url, machines.namespace)
+    tier = open_remote_tier(machines.url, machines.namespace)
     altered = bytearray(tier.get_many([key])[key])
     altered[-3] ^= 16
     tier.put(key, altered)
@@ -122,12 +122,12 @@ def test_damage_in_the_shared_tier_is_a_counted_logged_miss_and_is_replaced(
     tier.close()
 
 
-def test_verifying_finds_damage_in_the_shared_tier_and_what_is_not_known_of_it(machines: Machines) -> None:
+def test_verify_finds_damaged_and_unknown_entries_in_the_shared_tier(machines: Machines) -> None:
     with machines.store("first") as first, machines.store("second") as second:
         for seed in range(3):
             put(first, chunk(seed))
         assert eventually(lambda: first.stats().by_tier["shared"].waiting == 0)
-        tier = open_shared(machines.url, machines.namespace)
+        tier = open_remote_tier(machines.url, machines.namespace)
         damaged = min(machines.held())
         tier.put(damaged, b"anything")
         report = second.verify()
@@ -140,7 +140,7 @@ def test_verifying_finds_damage_in_the_shared_tier_and_what_is_not_known_of_it(m
         tier.close()
 
 
-def test_the_cap_of_the_shared_tier_holds_and_the_hot_stay(machines: Machines) -> None:
+def test_the_cap_of_the_shared_tier_holds_and_frequently_used_entries_stay(machines: Machines) -> None:
     with machines.store("first") as first:
         put(first, chunk(0))
         assert eventually(lambda: first.stats().by_tier["shared"].entries == 1)
@@ -153,7 +153,7 @@ def test_the_cap_of_the_shared_tier_holds_and_the_hot_stay(machines: Machines) -
             put(first, chunk(seed))
             assert eventually(lambda: first.stats().by_tier["shared"].waiting == 0)
             assert sum(machines.held().values()) <= 3 * size + size // 2
-        found = first._parts.tiers.shared
+        found = first._components.tiers.shared
         assert found is not None
         assert first.stats().by_tier["shared"].entries == len(machines.held()) == 3
         hot = first._key(MODEL, digest_tokens(chunk(0).token_ids), ISOLATED).digest
@@ -168,7 +168,7 @@ def test_the_cap_of_the_shared_tier_holds_and_the_hot_stay(machines: Machines) -
 # Removal
 
 
-def test_what_was_made_from_a_removed_document_is_deleted_there_too(machines: Machines) -> None:
+def test_entries_made_from_a_removed_document_are_deleted_from_the_shared_tier(machines: Machines) -> None:
     a, b = (digest_tokens(chunk(seed).token_ids) for seed in (1, 2))
     with machines.store("first", owned_only=True) as first:
         first.own("one", [a])
@@ -177,7 +177,7 @@ def test_what_was_made_from_a_removed_document_is_deleted_there_too(machines: Ma
         put(first, chunk(2))
         put(
             first, chunk(2), KVProvenance("similar-10", (SYSTEM,), exact=False), a
-        )  # with a neighbour from "one"
+        )  # with a neighbour that belongs to "one"
         assert eventually(lambda: len(machines.held()) == 3)
         assert first.disown("one") == 2
         assert eventually(lambda: len(machines.held()) == 1)
@@ -185,7 +185,7 @@ def test_what_was_made_from_a_removed_document_is_deleted_there_too(machines: Ma
         assert get(first, chunk(1)) is None
 
 
-def test_nothing_made_from_what_this_machine_does_not_hold_is_used(folder: Machines) -> None:
+def test_entries_made_from_chunks_without_an_owner_here_are_not_used(folder: Machines) -> None:
     a, b = (digest_tokens(chunk(seed).token_ids) for seed in (1, 2))
     similar = KVProvenance("similar-10", (SYSTEM,), exact=False)
     with folder.store("first", owned_only=True) as first:
@@ -201,7 +201,7 @@ def test_nothing_made_from_what_this_machine_does_not_hold_is_used(folder: Machi
         assert same(get(second, chunk(2), similar), chunk(2))
 
 
-def test_a_removal_while_the_server_is_away_is_made_up_for(tmp_path: Path) -> None:
+def test_a_removal_while_the_server_is_down_is_replicated_later(tmp_path: Path) -> None:
     a = digest_tokens(chunk(1).token_ids)
     with redis_server(tmp_path / "server") as server:
         machines = Machines(tmp_path, f"redis://127.0.0.1:{server.port}/0")
@@ -218,10 +218,10 @@ def test_a_removal_while_the_server_is_away_is_made_up_for(tmp_path: Path) -> No
             assert eventually(lambda: first.stats().by_tier["shared"].entries == 0)
 
 
-# Adoption and tiers in between
+# Importing, and the tiers in between
 
 
-def test_adopting_brings_entries_to_this_disk_instead_of_computing_them(machines: Machines) -> None:
+def test_importing_copies_entries_to_this_disk(machines: Machines) -> None:
     with machines.store("first") as first:
         put(first, chunk(1))
     with machines.store("second") as second:
@@ -232,7 +232,7 @@ def test_adopting_brings_entries_to_this_disk_instead_of_computing_them(machines
         assert second.verify().sound
 
 
-def test_what_does_not_fit_on_the_disk_is_served_from_memory_once_it_was_fetched(folder: Machines) -> None:
+def test_a_fetched_entry_that_does_not_fit_on_the_disk_is_served_from_memory(folder: Machines) -> None:
     kv = chunk(1, tokens=100)
     with folder.store("first") as first:
         put(first, kv)
@@ -244,11 +244,11 @@ def test_what_does_not_fit_on_the_disk_is_served_from_memory_once_it_was_fetched
         assert second.stats().entries == 0
         with folder.store("first") as first:
             first.clear("shared")
-        assert get(second, kv) is None  # nobody lists it any more, so what memory holds does not count
+        assert get(second, kv) is None  # nothing lists it any more, so the copy in memory does not count
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_what_only_memory_and_the_shared_tier_have_goes_to_a_disk_that_has_room_by_now(
+def test_an_evicted_entry_of_the_shared_tier_is_stored_on_a_disk_that_has_room_by_now(
     folder: Machines, removed: bool
 ) -> None:
     kv = chunk(1, tokens=100)
@@ -265,31 +265,29 @@ def test_what_only_memory_and_the_shared_tier_have_goes_to_a_disk_that_has_room_
         assert listed(second, kv) == [not removed]
 
 
-def test_a_full_disk_is_one_warning_whether_entries_are_computed_or_fetched(
+def test_a_full_disk_is_one_warning_for_computed_and_fetched_entries_together(
     folder: Machines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with folder.store("first") as first:
         put(first, chunk(1))
     with folder.store("second") as second, caplog.at_level(logging.WARNING, "kvweave"):
-        monkeypatch.setattr(second._parts.capacity, "disk_has_room", lambda needed_bytes: False)
+        monkeypatch.setattr(second._components.capacity, "disk_has_room", lambda needed_bytes: False)
         assert not put(second, chunk(2))
         assert same(get(second, chunk(1)), chunk(1))
-        second._parts.tiers._fetches.close()  # waits for what was begun
+        second._components.tiers._fetcher.close()  # waits for background work
         assert listed(second, chunk(1)) == [False]
     assert [record.getMessage().count("the disk is full") for record in caplog.records] == [1]
 
 
-def test_what_is_fetched_ahead_is_not_fetched_again_when_it_is_asked_for(
-    folder: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefetched_entry_is_not_fetched_again(folder: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     with folder.store("first") as first:
         put(first, chunk(1))
     with folder.store("second") as second:
-        shared = second._parts.tiers.shared
+        shared = second._components.tiers.shared
         assert shared is not None
-        fetch, fetched = shared.fetch, []
+        fetch, fetched = shared.reader.fetch, []
         monkeypatch.setattr(
-            shared, "fetch", lambda *given, **more: (fetched.append(1), fetch(*given, **more))[1]
+            shared.reader, "fetch", lambda *given, **more: (fetched.append(1), fetch(*given, **more))[1]
         )
         with second.lease() as lease:
             second.prefetch(MODEL, [(digest_tokens(chunk(1).token_ids), [ISOLATED])], lease)
@@ -298,16 +296,16 @@ def test_what_is_fetched_ahead_is_not_fetched_again_when_it_is_asked_for(
             assert found is not None
             assert same(found[0], chunk(1))
             assert found[1] is ISOLATED
-        assert len(fetched) == 2  # the better making, which is nowhere, and this one
+        assert len(fetched) == 2  # the better provenance, which is stored nowhere, and this one
 
 
 # Outages
 
 
 @pytest.fixture
-def quick_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded, "FIRST_REST_S", 0.05)
-    monkeypatch.setattr(guarded, "LONGEST_REST_S", 0.2)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE_S", 0.2)
 
 
 @pytest.fixture(params=["redis", "s3"])
@@ -325,8 +323,8 @@ def mortal(
         yield server, Machines(tmp_path, f"s3://{BUCKET}/prefix")
 
 
-def test_a_server_that_dies_in_the_middle_costs_one_warning_and_is_used_again_when_it_is_back(
-    mortal: tuple[Server, Machines], quick_rest: None, caplog: pytest.LogCaptureFixture
+def test_a_server_that_dies_costs_one_warning_and_is_used_again_when_it_is_back(
+    mortal: tuple[Server, Machines], short_pauses: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, machines = mortal
     with caplog.at_level(logging.INFO, "kvweave"), machines.store("first") as first:
@@ -352,26 +350,26 @@ def test_a_server_that_dies_in_the_middle_costs_one_warning_and_is_used_again_wh
             assert same(get(second, chunk(4)), chunk(4))
 
 
-def test_a_dead_server_costs_hardly_any_time(
+def test_a_dead_server_is_tried_ever_more_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Told by how often it is tried: a rest follows every failure, twice as long as the one before."""
+    """Counts the attempts: each failure is followed by a pause twice as long as the one before."""
     now = [0.0]
-    tier = open_shared("redis://127.0.0.1:1/0", "default")
+    tier = open_remote_tier("redis://127.0.0.1:1/0", "default")
     tried: list[str] = []
     get_many = tier.get_many
     monkeypatch.setattr(tier, "get_many", lambda keys: (tried.append(keys), get_many(keys))[1])
-    guard = guarded.CircuitBreaker(tier, clock=lambda: now[0])
+    guard = circuit_breaker.CircuitBreaker(tier, clock=lambda: now[0])
     for tenth in range(1000):
         now[0] = tenth / 10
         assert guard.get_many(["a"]) == {}
-        assert not (guard.resting and guard.put("a", b"b"))
+        assert not (guard.is_open and guard.put("a", b"b"))
     assert len(tried) == 7  # at 0, 1, 3, 7, 15, 31 and 63 s
     assert len(caplog.records) == 1
     guard.close()
 
 
-def test_what_could_not_be_sent_is_sent_by_the_next_process(tmp_path: Path) -> None:
+def test_the_next_process_resumes_the_replication_queue(tmp_path: Path) -> None:
     with redis_server(tmp_path / "server") as server:
         machines = Machines(tmp_path, f"redis://127.0.0.1:{server.port}/0")
         server.kill()
@@ -383,7 +381,7 @@ def test_what_could_not_be_sent_is_sent_by_the_next_process(tmp_path: Path) -> N
         assert len(machines.held()) == 1
 
 
-def test_another_tier_than_before_gets_everything(folder: Machines) -> None:
+def test_a_new_shared_tier_gets_all_entries(folder: Machines) -> None:
     with folder.store("first", shared=None) as first:
         put(first, chunk(1))
         assert first.stats().by_tier["shared"].state == "none"

@@ -40,12 +40,12 @@ def test_the_cap_is_never_exceeded(
         assert store.stats().bytes == bytes_on_disk(folder) <= then
 
 
-def test_verifying_puts_right_what_is_counted_by_the_sizes_of_the_files(tmp_path: Path) -> None:
+def test_verify_corrects_the_counters_by_the_sizes_of_the_files(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         for seed in range(3):
             put(store, chunk(seed))
-        store._parts.database.execute("UPDATE entries SET bytes = bytes + 1000 WHERE id = 2")
-        store._parts.catalog.recount()
+        store._components.database.execute("UPDATE entries SET bytes = bytes + 1000 WHERE id = 2")
+        store._components.catalog.recount()
         assert store.used_bytes == bytes_on_disk(tmp_path) + 1000
         report = store.verify()
         assert (report.checked, report.damaged, report.miscounted, report.sound) == (3, (), True, False)
@@ -60,7 +60,7 @@ def test_room_is_made_before_the_file_is_written(tmp_path: Path, monkeypatch: py
         seen.append(bytes_on_disk(tmp_path))
         atomic_file.write_atomically(path, parts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("kvweave.kvstore.format.write_atomically", write)
+    monkeypatch.setattr("kvweave.kvstore.tiers.disk.write_atomically", write)
     with ChunkStore(tmp_path) as store:
         put(store, chunk(0))
         size = store.stats().bytes
@@ -71,7 +71,7 @@ def test_room_is_made_before_the_file_is_written(tmp_path: Path, monkeypatch: py
         assert store.stats().evicted == 3
 
 
-def test_the_least_retrieved_go_first(tmp_path: Path) -> None:
+def test_the_least_retrieved_entries_are_evicted_first(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         for seed in range(4):
             put(store, chunk(seed))
@@ -96,7 +96,7 @@ def test_a_new_entry_is_not_its_own_victim(tmp_path: Path) -> None:
         assert get(store, chunk(0)) is None
 
 
-def test_an_entry_over_the_cap_is_refused_with_one_warning_and_evicts_nobody(
+def test_an_entry_over_the_cap_is_refused_with_one_warning_and_evicts_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ChunkStore(tmp_path, limit_bytes=3000) as store, caplog.at_level(logging.WARNING, "kvweave"):
@@ -143,7 +143,7 @@ def test_a_full_disk_is_one_warning_and_leaves_nothing(
         assert put(store, chunk(1))
 
 
-def test_a_disk_too_full_for_an_entry_even_after_evictions_costs_nobody(
+def test_a_disk_too_full_even_after_evictions_evicts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChunkStore(tmp_path) as store:
@@ -152,7 +152,7 @@ def test_a_disk_too_full_for_an_entry_even_after_evictions_costs_nobody(
         usage = type("Usage", (), {"free": capacity.RESERVE_AT_MOST_BYTES, "total": 10**12})
         with monkeypatch.context() as patch:
             patch.setattr(capacity.shutil, "disk_usage", lambda _: usage)
-            assert not put(store, chunk(1, tokens=10))  # larger than what it would push out
+            assert not put(store, chunk(1, tokens=10))  # larger than the entry it would replace
             assert same(get(store, chunk(0)), chunk(0))
             usage.free += 2000  # type: ignore[attr-defined]
             assert put(store, chunk(1, tokens=10))
@@ -174,14 +174,14 @@ def test_another_write_error_is_raised_and_leaves_nothing(
         assert store.stats().entries == 0
 
 
-def test_a_row_that_cannot_be_written_takes_its_file_along(
+def test_a_file_whose_row_cannot_be_written_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> bool:
         raise RuntimeError("no row")
 
     with ChunkStore(tmp_path) as store:
-        monkeypatch.setattr(store._parts.catalog, "insert", fail)
+        monkeypatch.setattr(store._components.catalog, "insert", fail)
         with pytest.raises(RuntimeError, match="no row"):
             put(store, chunk(1))
         assert list(tmp_path.glob("??/*")) == []
@@ -205,7 +205,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("reserve", [0, capacity.RESERVE_AT_MOST_BYTES])
-def test_a_really_full_disk_degrades_to_computing(
+def test_a_full_file_system_degrades_to_computing(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reserve: int
 ) -> None:
     monkeypatch.setattr(capacity, "RESERVE_AT_MOST_BYTES", reserve)
@@ -226,7 +226,7 @@ def test_a_really_full_disk_degrades_to_computing(
 
 
 @pytest.mark.root
-def test_a_disk_filled_by_others_never_raises(small_disk: Path) -> None:
+def test_a_disk_filled_by_other_programs_never_raises(small_disk: Path) -> None:
     with ChunkStore(small_disk) as store:
         store.set_limit(10**9)
         assert put(store, chunk(0))

@@ -12,7 +12,7 @@ A, B, C = chunk(1), chunk(2), chunk(3)
 a, b, c = (digest_tokens(kv.token_ids) for kv in (A, B, C))
 
 
-def test_an_entry_goes_with_the_last_owner_of_its_chunk(tmp_path: Path) -> None:
+def test_an_entry_is_dropped_with_the_last_owner_of_its_chunk(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, A)
         put(store, B)
@@ -27,7 +27,7 @@ def test_an_entry_goes_with_the_last_owner_of_its_chunk(tmp_path: Path) -> None:
         assert entry_files(tmp_path) == []
 
 
-def test_an_entry_goes_with_any_chunk_of_its_context(tmp_path: Path) -> None:
+def test_an_entry_is_dropped_with_any_chunk_of_its_context(tmp_path: Path) -> None:
     after_a = KVProvenance("observed", (SYSTEM, a))
     after_c = KVProvenance("observed", (SYSTEM, c))
     with ChunkStore(tmp_path) as store:
@@ -60,7 +60,7 @@ def test_a_changed_document_keeps_what_its_versions_share(tmp_path: Path) -> Non
         put(store, C)
         store.own("version 1", [a, b])
         store.own("version 2", [b])
-        store.own("version 2", [c, c])  # beside what it has, and twice is once
+        store.own("version 2", [c, c])  # added to what it has; twice counts once
         assert store.disown("version 1") == 1
         assert [get(store, kv) is not None for kv in (A, B, C)] == [False, True, True]
 
@@ -75,7 +75,7 @@ def test_owners_of_another_namespace_change_nothing(tmp_path: Path) -> None:
         assert get(two, A) is not None
 
 
-def test_clearing_keeps_who_owns_what(tmp_path: Path) -> None:
+def test_clearing_keeps_ownership(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, A)
         store.own("document", [a])
@@ -84,7 +84,7 @@ def test_clearing_keeps_who_owns_what(tmp_path: Path) -> None:
         assert store.disown("document") == 1
 
 
-def test_in_a_shared_transaction_files_go_only_after_the_commit(tmp_path: Path) -> None:
+def test_in_a_shared_transaction_files_are_deleted_only_after_the_commit(tmp_path: Path) -> None:
     database = Database(tmp_path / "kb.sqlite")
     with ChunkStore(tmp_path, database=database) as store:
         put(store, A)
@@ -106,12 +106,12 @@ def test_in_a_shared_transaction_files_go_only_after_the_commit(tmp_path: Path) 
     database.close()
 
 
-def test_kv_of_a_document_removed_meanwhile_never_lands(
+def test_kv_of_a_document_removed_meanwhile_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     after_a = KVProvenance("observed", (SYSTEM, a))
     with ChunkStore(tmp_path, owned_only=True) as store, ChunkStore(tmp_path, namespace="two") as other:
-        assert store.put(MODEL, A, KVProvenance("bare", ()), [])  # the system prefix is nobody's
+        assert store.put(MODEL, A, KVProvenance("bare", ()), [])  # the system prefix has no owner
         other.own("document", [b])
         assert not put(store, B)
         store.own("document", [b])
@@ -119,14 +119,14 @@ def test_kv_of_a_document_removed_meanwhile_never_lands(
         assert not put(store, B, after_a, a)
         store.own("document of a", [a])
 
-        write = store._parts.folder.put
+        write = store._components.tiers.disk.files.write
 
         def removed_meanwhile(*args: object) -> str:
             name = write(*args)  # type: ignore[arg-type]
             other_process.disown("document of a")
             return name
 
-        monkeypatch.setattr(store._parts.folder, "put", removed_meanwhile)
+        monkeypatch.setattr(store._components.tiers.disk.files, "write", removed_meanwhile)
         with ChunkStore(tmp_path) as other_process:
             assert not put(store, B, after_a, a)
         assert store.stats().entries == len(entry_files(tmp_path)) == 2

@@ -15,11 +15,11 @@ KILLS = 50
 
 
 def nothing() -> None:
-    """All that putting takes is imported with this module."""
+    """Everything that `put` needs is imported with this module."""
 
 
 def put_forever(loaded: None, acknowledge: Acknowledge, folder: str, first: int, limit_bytes: int) -> None:
-    """Put entry after entry, acknowledging each seed once the store says that it is stored."""
+    """Put entry after entry, acknowledging each seed once `put` has returned True."""
     with ChunkStore(folder, limit_bytes=limit_bytes) as store:
         for seed in range(first, first + 100_000):
             if put(store, chunk(seed, tokens=200)):
@@ -30,8 +30,8 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     acknowledged: list[int] = []
     with victims(tmp_path, nothing, put_forever, seed=7) as writers:
         for kill in range(KILLS):
-            told = writers.killed_within(8, str(tmp_path / "kv"), kill * 100_000, 10**9)
-            acknowledged += map(int, told)
+            seeds = writers.killed_within(8, str(tmp_path / "kv"), kill * 100_000, 10**9)
+            acknowledged += map(int, seeds)
             with ChunkStore(tmp_path / "kv") as store:
                 assert all(listed(store, *(chunk(seed, tokens=200) for seed in acknowledged)))
     with ChunkStore(tmp_path / "kv") as store:
@@ -78,7 +78,7 @@ def _open(folder: str) -> None:
     ChunkStore(folder).close()
 
 
-def test_many_processes_may_make_the_same_store_at_once(tmp_path: Path) -> None:
+def test_many_processes_may_create_the_same_store_at_once(tmp_path: Path) -> None:
     context = child_processes()
     children = [context.Process(target=_open, args=(str(tmp_path / "store"),)) for _ in range(6)]
     for child in children:
@@ -88,7 +88,7 @@ def test_many_processes_may_make_the_same_store_at_once(tmp_path: Path) -> None:
         assert child.exitcode == 0
 
 
-def test_after_commit_runs_late_and_never_after_a_rollback(tmp_path: Path) -> None:
+def test_after_commit_runs_after_the_outermost_commit_and_never_after_a_rollback(tmp_path: Path) -> None:
     database = Database(tmp_path / "db")
     seen: list[str] = []
     database.after_commit(lambda: seen.append("outside"))
@@ -121,19 +121,19 @@ def test_a_store_serves_several_threads(tmp_path: Path) -> None:
 def test_an_interrupt_right_after_the_commit_leaves_the_entry_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C arrives while the commit is on its way to the disk, and is raised just behind it."""
+    """Ctrl-C arrives during the commit and is raised right after it."""
     with ChunkStore(tmp_path) as store:
-        commit = store._parts.database.transaction
+        commit = store._components.database.transaction
 
         @contextmanager
         def interrupted() -> Iterator[None]:
             with commit():
                 yield
-            if not store._parts.database.in_transaction:
+            if not store._components.database.in_transaction:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(store._parts.database, "transaction", interrupted)
+            patched.setattr(store._components.database, "transaction", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 put(store, chunk(1))
     with ChunkStore(tmp_path) as store:

@@ -1,4 +1,4 @@
-"""KV with queries in the store: an entry of its own, verified layer by layer, the same from every tier."""
+"""KV with queries in the store: a separate entry, verified layer by layer, the same from every tier."""
 
 from dataclasses import replace
 from hashlib import blake2b
@@ -16,12 +16,14 @@ from store_samples import (
     get,
     put,
     quantised_chunk,
+    read_entry,
     same,
+    write_entry,
 )
 
 from kvweave.errors import DamagedEntry, InvalidRequest
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.format import encode_entry, parse_entry, read_entry, write_entry
+from kvweave.kvstore.format import encode_entry, parse_entry
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_queries
 from kvweave.kvstore.tiers.memory import DeviceTier
 from kvweave.types import ChunkKV, KVProvenance
@@ -37,14 +39,14 @@ def data_of(kv: ChunkKV, provenance: KVProvenance = QKV) -> bytes:
     return b"".join(encode_entry(key(kv, provenance), "tiny", kv, ["source"]).parts)
 
 
-def test_an_entry_without_queries_is_byte_for_byte_what_it_was_before_there_were_any() -> None:
+def test_an_entry_without_queries_has_the_same_bytes_as_before_queries_existed() -> None:
     kv = ChunkKV((1, 2, 3), torch.arange(48, dtype=torch.float32).reshape(2, 2, 1, 3, 4))
     data = data_of(kv, ISOLATED)
     assert blake2b(data, digest_size=16).hexdigest() == "4626e48e42d5ba5af7a8c6b3fb8fd0bf"
     assert b"quer" not in data
 
 
-def test_the_file_is_that_of_the_kv_with_queries_behind_it(tmp_path: Path) -> None:
+def test_the_file_holds_the_kv_followed_by_the_queries(tmp_path: Path) -> None:
     kv = chunk_with_queries(1)
     path = tmp_path / "entry"
     path.write_bytes(data_of(kv))
@@ -61,25 +63,25 @@ def test_the_file_is_that_of_the_kv_with_queries_behind_it(tmp_path: Path) -> No
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
-def test_a_layer_of_queries_is_verified_when_it_is_first_asked_for() -> None:
+def test_a_layer_of_queries_is_verified_when_it_is_first_used() -> None:
     kv = chunk_with_queries(1, layers=3)
     data = bytearray(data_of(kv))
     data[-1] ^= 1  # in the last layer's queries
-    told: list[str] = []
-    found = parse_entry(torch.frombuffer(data, dtype=torch.uint8), "file", told.append).content
+    reasons: list[str] = []
+    found = parse_entry(torch.frombuffer(data, dtype=torch.uint8), "file", reasons.append).content
     assert isinstance(found, ChunkKV)
-    assert torch.equal(found.kv, kv.kv)  # whoever wants KV alone reads no queries
+    assert torch.equal(found.kv, kv.kv)  # reading only KV reads no queries
     assert torch.equal(found.layer_queries(1), kv.layer_queries(1))
-    assert told == []
+    assert reasons == []
     with pytest.raises(DamagedEntry, match="altered in layer 2"):
         found.layer_queries(2)
-    assert told == ["file is altered in layer 2"]
+    assert reasons == ["file is altered in layer 2"]
 
 
 def test_the_provenance_must_say_whether_there_are_queries() -> None:
-    with pytest.raises(InvalidRequest, match="kv with queries has the making isolated;"):
+    with pytest.raises(InvalidRequest, match="kv with queries has the provenance isolated;"):
         data_of(chunk_with_queries(1), ISOLATED)
-    with pytest.raises(InvalidRequest, match="kv without queries has the making isolated-qkv;"):
+    with pytest.raises(InvalidRequest, match="kv without queries has the provenance isolated-qkv;"):
         data_of(chunk(1))
 
 
@@ -92,17 +94,17 @@ def test_queries_of_another_shape_are_refused(queries: torch.Tensor) -> None:
         data_of(replace(chunk(1), queries=queries))
 
 
-def test_queries_stand_beside_exactly_stored_kv_of_their_dtype_only() -> None:
-    with pytest.raises(InvalidRequest, match="they must be of one"):
+def test_queries_are_stored_only_with_exact_kv_of_their_dtype() -> None:
+    with pytest.raises(InvalidRequest, match="both must have one dtype"):
         data_of(replace(chunk(1), queries=torch.zeros(2, 3, 5, 4, dtype=torch.bfloat16)))
     coded = replace(quantised_chunk(1, "int8"), queries=torch.zeros(2, 3, 5, 4))
-    with pytest.raises(InvalidRequest, match="kv is stored as int8, its making is isolated-qkv"):
+    with pytest.raises(InvalidRequest, match="kv is stored as int8, its provenance is isolated-qkv"):
         data_of(coded, QKV)
-    with pytest.raises(InvalidRequest, match="kv with queries has the making isolated-int8;"):
+    with pytest.raises(InvalidRequest, match="kv with queries has the provenance isolated-int8;"):
         data_of(coded, quantised(ISOLATED, "int8"))
 
 
-def test_the_store_tells_entries_with_queries_from_those_without(tmp_path: Path) -> None:
+def test_entries_with_queries_and_without_are_separate(tmp_path: Path) -> None:
     plain, kv = chunk(1), chunk_with_queries(1)
     with ChunkStore(tmp_path) as store:
         assert put(store, plain)
@@ -137,12 +139,12 @@ def test_memory_tiers_hold_queries_too(tmp_path: Path) -> None:
         for _ in range(3):
             assert same(get(store, kv, QKV), kv)
     tier = DeviceTier(torch.device("cpu"), kv.bytes)
-    read = parse_entry(torch.frombuffer(bytearray(data_of(kv)), dtype=torch.uint8), "file").content
-    assert isinstance(read, ChunkKV)
-    assert tier.admit("one", read, 1.0)
-    held = tier.content("one")
+    read = parse_entry(torch.frombuffer(bytearray(data_of(kv)), dtype=torch.uint8), "file")
+    assert isinstance(read.content, ChunkKV)
+    assert tier.admit(read, 1.0)
+    held = tier.peek(read.key.digest)
     assert same(held, kv)
     assert held is not None
     assert isinstance(held.queries, torch.Tensor)
-    assert tier.residents.used_bytes == kv.bytes
-    assert not DeviceTier(torch.device("cpu"), kv.bytes - 1).admit("one", kv, 1.0)
+    assert tier.used_bytes == kv.bytes
+    assert not DeviceTier(torch.device("cpu"), kv.bytes - 1).admit(read, 1.0)

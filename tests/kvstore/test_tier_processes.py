@@ -13,11 +13,11 @@ from tier_servers import Server
 
 from killed_processes import child_processes
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.tiers.factory import open_shared
+from kvweave.kvstore.tiers.factory import open_remote_tier
 
 KILLS = 8
 TIGHT_BYTES, TIGHT_SHARED_BYTES = 40_000, 60_000
-ROOMY_BYTES = 100_000_000  # where nothing has to go
+ROOMY_BYTES = 100_000_000  # where nothing is evicted
 
 
 def publish_forever(
@@ -50,7 +50,7 @@ def use_together(folder: str, namespace: str, url: str, seeds: list[int]) -> Non
 def acknowledged_until_killed(
     folder: Path, namespace: str, url: str, limits: tuple[int, int], first_seed: int, after_s: float
 ) -> list[int]:
-    """The seeds of what a process had stored when it was killed, some seconds after its first."""
+    """The seeds that a process had stored when it was killed, some seconds after its first."""
     context = child_processes()
     ours, theirs = context.Pipe(duplex=False)
     arguments = (str(folder), namespace, url, limits, first_seed, theirs)
@@ -69,15 +69,13 @@ def acknowledged_until_killed(
     return seeds
 
 
-def test_killed_at_any_moment_nothing_half_written_is_read_and_the_rest_is_made_up_for(
-    redis: Server, tmp_path: Path
-) -> None:
+def test_after_kills_no_partial_entry_is_read_and_the_queue_is_resumed(redis: Server, tmp_path: Path) -> None:
     namespace, url = secrets.token_hex(8), f"redis://127.0.0.1:{redis.port}/0"
     one, moments = tmp_path / "one", random.Random(5)
     tight = (TIGHT_BYTES, TIGHT_SHARED_BYTES)
     for kill in range(KILLS):
         seeds = acknowledged_until_killed(one, namespace, url, tight, kill * 100_000, moments.uniform(0, 0.2))
-        with ChunkStore(one) as store:  # the catalogue holds, whatever was under way
+        with ChunkStore(one) as store:  # the catalogue is sound, whatever was in progress
             assert store.verify().sound
             assert store.used_bytes <= TIGHT_BYTES
     with ChunkStore(tmp_path / "two", namespace=namespace, shared=url) as other:
@@ -86,10 +84,10 @@ def test_killed_at_any_moment_nothing_half_written_is_read_and_the_rest_is_made_
         assert report.shared_checked > 0
         found = [get(other, chunk(seed)) for seed in seeds]
         assert all(kv is None or same(kv, chunk(seed)) for seed, kv in zip(seeds, found, strict=True))
-    tier = open_shared(url, namespace)
+    tier = open_remote_tier(url, namespace)
     assert sum(tier.sizes().values()) <= TIGHT_SHARED_BYTES
     tier.close()
-    # Where nothing is evicted, everything that was acknowledged is there, and the next process sends what was not sent.
+    # Where nothing is evicted, everything acknowledged is there, and the next process resumes the queue.
     roomy = (ROOMY_BYTES, ROOMY_BYTES)
     seeds = acknowledged_until_killed(one, namespace, url, roomy, KILLS * 100_000, 0.1)
     with ChunkStore(one, namespace=namespace, shared=url) as store:
@@ -118,7 +116,7 @@ def test_two_processes_on_one_folder_and_one_tier_agree(redis: Server, tmp_path:
         known = store.stats().by_tier["shared"]
         assert report.shared_checked == known.entries
         assert known.waiting == 0
-        # What the disk had to let go of before it could be sent is lost, and nothing else.
+        # Entries that the disk evicted before they were sent are lost, and no others.
         found = [get(store, chunk(seed)) for seed in seeds]
         assert known.entries == sum(kv is not None for kv in found) > 20
         assert all(kv is None or same(kv, chunk(seed)) for seed, kv in zip(seeds, found, strict=True))

@@ -1,4 +1,4 @@
-"""The ways of an entry between device, host and disk, and what running requests use."""
+"""Promotion and demotion between device, host and disk, prefetching, and entries in use."""
 
 import logging
 import shutil
@@ -16,12 +16,12 @@ from store_samples import (
     eventually,
     feature,
     get,
-    get_note,
+    get_feature,
     listed,
     put,
     put_feature,
     same,
-    same_note,
+    same_feature,
 )
 
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -43,35 +43,35 @@ def hosted(store: ChunkStore) -> int:
 # Promotion and demotion
 
 
-def test_what_is_asked_for_goes_up_and_is_served_from_there(tmp_path: Path) -> None:
+def test_retrieved_entries_are_promoted_to_memory_and_served_from_there(tmp_path: Path) -> None:
     kv, about = chunk(1), feature(2)
     with ChunkStore(tmp_path, host_bytes=10**6) as store:
         put(store, kv)
         put_feature(store, about)
-        assert hosted(store) == 0  # asked for by nobody
+        assert hosted(store) == 0  # not retrieved yet
         assert same(get(store, kv), kv)
-        assert same_note(get_note(store, about), about)
+        assert same_feature(get_feature(store, about), about)
         assert eventually(lambda: hosted(store) == 2)
-        shutil.rmtree(entry_files(tmp_path)[0].parent)  # the disk is not needed for what is held in memory
+        shutil.rmtree(entry_files(tmp_path)[0].parent)  # the disk is not needed for entries in memory
         for file in entry_files(tmp_path):
             file.unlink()
-        store._parts.recent.clear()
+        store._components.tiers.disk.files.forget()
         assert same(get(store, kv), kv)
-        assert same_note(get_note(store, about), about)
+        assert same_feature(get_feature(store, about), about)
         by_tier = store.stats().by_tier
         assert (by_tier["host"].hits, by_tier["disk"].hits) == (2, 2)
         assert store.stats().hits == 4
 
 
-def test_memory_is_not_used_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_host_tier_is_off_by_default(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         get(store, chunk(1))
-        store._parts.tiers.close()
+        store._components.tiers.close()
         assert hosted(store) == 0
 
 
-def test_the_hotter_entry_takes_the_place_of_the_colder_one_and_not_the_other_way_round(
+def test_the_more_used_entry_replaces_the_less_used_one_in_memory_and_never_the_reverse(
     tmp_path: Path,
 ) -> None:
     with ChunkStore(tmp_path) as store:
@@ -85,9 +85,9 @@ def test_the_hotter_entry_takes_the_place_of_the_colder_one_and_not_the_other_wa
         get(store, chunk(1))
         assert eventually(lambda: hosted(store) == 1)
         get(store, chunk(2))
-        store._parts.tiers._reads.close()  # waits for what was begun
-        host = store._parts.tiers.host
-        assert host.content(store._key(MODEL, digest(chunk(1))[0], ISOLATED).digest) is not None
+        store._components.tiers._reads.close()  # waits for background work
+        host = store._components.tiers.host
+        assert host.peek(store._key(MODEL, digest(chunk(1))[0], ISOLATED).digest) is not None
         assert store.stats().by_tier["host"].bytes == size
 
 
@@ -106,10 +106,10 @@ def test_the_cap_in_memory_holds_and_can_be_lowered(tmp_path: Path) -> None:
         assert store.clear("host") == 1
         assert hosted(store) == 0
     with ChunkStore(tmp_path) as store:
-        assert store.stats().by_tier["host"].limit_bytes == size  # kept
+        assert store.stats().by_tier["host"].limit_bytes == size  # the cap is stored
 
 
-def test_what_was_removed_is_not_served_from_memory(tmp_path: Path) -> None:
+def test_removed_entries_are_not_served_from_memory(tmp_path: Path) -> None:
     with ChunkStore(tmp_path, host_bytes=10**6) as store, ChunkStore(tmp_path) as other:
         for seed in (1, 2):
             put(store, chunk(seed))
@@ -119,12 +119,12 @@ def test_what_was_removed_is_not_served_from_memory(tmp_path: Path) -> None:
         store.disown("document")
         assert get(store, chunk(1)) is None
         assert hosted(store) == 1
-        other.clear()  # another process: memory here still has it, and it does not count
+        other.clear()  # another process: the copy in memory here does not count
         assert get(store, chunk(2)) is None
 
 
 @pytest.mark.parametrize("drop", ["disown", "clear"])
-def test_what_another_process_dropped_does_not_come_back_out_of_memory(tmp_path: Path, drop: str) -> None:
+def test_an_entry_dropped_by_another_process_is_not_restored_from_memory(tmp_path: Path, drop: str) -> None:
     with ChunkStore(tmp_path, host_bytes=10**6) as store, ChunkStore(tmp_path) as other:
         put(store, chunk(1))
         get(store, chunk(1))
@@ -139,9 +139,7 @@ def test_what_another_process_dropped_does_not_come_back_out_of_memory(tmp_path:
         assert get(store, chunk(1)) is None
 
 
-def test_damage_on_the_disk_does_not_get_into_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_not_copied_into_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with ChunkStore(tmp_path, host_bytes=10**6) as store:
         put(store, chunk(1))
         (file,) = entry_files(tmp_path)
@@ -150,25 +148,25 @@ def test_damage_on_the_disk_does_not_get_into_memory(
         file.write_bytes(altered)
         with caplog.at_level(logging.DEBUG, "kvweave"):
             found = store.find(MODEL, [(chunk(1).token_ids, [ISOLATED])])[0]
-            assert found is not None  # its layers are verified when they are asked for
-            store._parts.tiers._reads.close()
+            assert found is not None  # its layers are verified when they are used
+            store._components.tiers._reads.close()
         assert hosted(store) == 0
         assert "not kept in memory" in caplog.text
 
 
 def test_kv_on_a_device_is_served_first_and_capped(tmp_path: Path) -> None:
-    """The device is the CPU here: where tensors lie makes no difference to who may stay."""
+    """The device is the CPU here, which makes no difference to eviction."""
     with ChunkStore(tmp_path) as store:
         for seed in range(3):
             put(store, chunk(seed))
         size = chunk(0).bytes
-        tiers = store._parts.tiers
-        tiers.attach(DeviceTier(torch.device("cpu"), 2 * size, store._parts.pins.in_use))
+        tiers = store._components.tiers
+        tiers.attach(DeviceTier(torch.device("cpu"), 2 * size, store._components.pins.in_use))
         for seed in range(3):
             assert same(get(store, chunk(seed)), chunk(seed))
         assert eventually(lambda: store.stats().by_tier["device"].entries == 2)
         assert store.stats().by_tier["device"].bytes == 2 * size
-        held = tiers.device.residents.sizes() if tiers.device is not None else {}
+        held = tiers.device.sizes() if tiers.device is not None else {}
         for seed in range(3):
             if store._key(MODEL, digest(chunk(seed))[0], ISOLATED).digest in held:
                 assert same(get(store, chunk(seed)), chunk(seed))
@@ -176,16 +174,16 @@ def test_kv_on_a_device_is_served_first_and_capped(tmp_path: Path) -> None:
         assert store.clear("device") == 2
 
 
-def test_a_cpu_is_no_device_of_its_own(tmp_path: Path) -> None:
+def test_a_cpu_is_not_attached_as_a_device(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         store.attach_device(torch.device("cpu"), 10**6)
-        assert store._parts.tiers.device is None
+        assert store._components.tiers.device is None
 
 
 def test_a_device_without_a_cap_is_used_once_it_has_one(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        store.attach_device(torch.device("meta"))  # any that is not the CPU
+        store.attach_device(torch.device("meta"))  # any device but the CPU
         get(store, chunk(1))
         store.set_limit(10**6, "device")
         assert store.stats().by_tier["device"].entries == 0
@@ -195,30 +193,28 @@ def test_a_device_without_a_cap_is_used_once_it_has_one(tmp_path: Path) -> None:
         assert store.stats().by_tier["device"].entries == 0
 
 
-# Loading ahead
+# Prefetching
 
 
-def test_what_was_loaded_ahead_is_there_when_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefetched_file_is_not_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kv = chunk(1)
     with ChunkStore(tmp_path) as store:
         put(store, kv)
         store.forget_recent()
         with store.lease() as lease:
             store.prefetch(MODEL, [digest(kv), digest(chunk(2))], lease)
-            files = store._parts.files
+            files = store._components.tiers.disk.files
             path = entry_files(tmp_path)[0].relative_to(tmp_path).as_posix()
-            assert eventually(lambda: files._recent.get(path) is not None)
-            monkeypatch.setattr(store._parts.folder, "get", None)  # the file is not opened again
+            assert eventually(lambda: files.recent(path) is not None)
+            monkeypatch.setattr(files, "open", None)  # the file is not opened again
             found = store.find(MODEL, [(kv.token_ids, [ISOLATED])], lease)[0]
             assert found is not None
             assert same(found[0], kv)
         assert (store.stats().hits, store.stats().misses) == (1, 0)
-        assert store._parts.tiers._reads.under_way == 0
+        assert store._components.tiers._reads.pending == 0
 
 
-def test_what_is_not_used_after_all_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_prefetches_are_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, begun = threading.Event(), threading.Event()
     opened: list[str] = []
     with ChunkStore(tmp_path) as store:
@@ -230,8 +226,9 @@ def test_what_is_not_used_after_all_is_cancelled(tmp_path: Path, monkeypatch: py
             opened.append(name)
             begun.set()
             assert go_on.wait(WITHIN_S)
+            raise OSError("not read after all")
 
-        monkeypatch.setattr(store._parts.files, "open_ahead", slow)
+        monkeypatch.setattr(store._components.tiers.disk.files, "open", slow)
 
         def fail() -> None:
             with store.lease() as lease:
@@ -242,12 +239,12 @@ def test_what_is_not_used_after_all_is_cancelled(tmp_path: Path, monkeypatch: py
         with pytest.raises(ZeroDivisionError):
             fail()
         go_on.set()
-        assert eventually(lambda: store._parts.tiers._reads.under_way == 0)
+        assert eventually(lambda: store._components.tiers._reads.pending == 0)
         assert len(opened) < 12
-        assert store._parts.pins.in_use() == frozenset()
+        assert store._components.pins.in_use() == frozenset()
 
 
-def test_damage_met_ahead_of_time_is_told_when_the_entry_is_asked_for(
+def test_damage_found_by_a_prefetch_is_reported_by_the_look_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ChunkStore(tmp_path) as store:
@@ -262,20 +259,22 @@ def test_damage_met_ahead_of_time_is_told_when_the_entry_is_asked_for(
         assert caplog.text.count("stored entry dropped") == 1
 
 
-def test_loading_ahead_takes_the_first_provenance_that_is_stored(tmp_path: Path) -> None:
+def test_prefetch_loads_the_first_provenance_that_is_stored(tmp_path: Path) -> None:
     kv = chunk(1)
     best, good = (KVProvenance("observed", (SYSTEM, digit * 32)) for digit in "78")
     with ChunkStore(tmp_path) as store:
         put(store, kv, good)
         with store.lease() as lease:
             store.prefetch(MODEL, [(digest_tokens(kv.token_ids), [best, good])], lease)
-            assert store._parts.pins.in_use() == {store._key(MODEL, digest_tokens(kv.token_ids), good).digest}
+            assert store._components.pins.in_use() == {
+                store._key(MODEL, digest_tokens(kv.token_ids), good).digest
+            }
 
 
-# What running requests use
+# Entries in use
 
 
-def test_what_a_request_uses_is_not_evicted_until_it_is_done(
+def test_entries_in_use_are_not_evicted_until_the_request_is_done(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ChunkStore(tmp_path) as store:
@@ -284,7 +283,7 @@ def test_what_a_request_uses_is_not_evicted_until_it_is_done(
         store.set_limit(2 * size + size // 2)
         put(store, chunk(1))
         for _ in range(3):
-            get(store, chunk(1))  # so that the other one would be the first to go
+            get(store, chunk(1))  # so that the other one would be evicted first
         with store.lease() as lease:
             store.find(MODEL, [(chunk(0).token_ids, [ISOLATED])], lease)
             assert put(store, chunk(2))
@@ -292,7 +291,7 @@ def test_what_a_request_uses_is_not_evicted_until_it_is_done(
             with store.lease() as another:
                 store.find(MODEL, [(chunk(2).token_ids, [ISOLATED])], another)
                 with caplog.at_level(logging.WARNING, "kvweave"):
-                    assert not put(store, chunk(3))  # all there is is in use
+                    assert not put(store, chunk(3))  # every entry is in use
                 assert "running requests use" in caplog.text
                 assert "full" not in caplog.text  # the disk is not
                 store.set_limit(size)
@@ -303,9 +302,9 @@ def test_what_a_request_uses_is_not_evicted_until_it_is_done(
         assert store.used_bytes == size
 
 
-def test_a_request_without_a_lease_holds_nothing(tmp_path: Path) -> None:
+def test_a_request_without_a_lease_pins_nothing(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(0))
         store.find(MODEL, [(chunk(0).token_ids, [ISOLATED])])
         get(store, chunk(0))
-        assert store._parts.pins.in_use() == frozenset()
+        assert store._components.pins.in_use() == frozenset()

@@ -58,7 +58,7 @@ def test_all_versions_of_several_chunks_are_listed_by_one_query(tmp_path: Path) 
             assert same(get(store, KV, provenance), KV)
 
 
-def test_inexact_kv_of_one_context_is_told_apart_by_its_kind(tmp_path: Path) -> None:
+def test_the_kind_distinguishes_inexact_kv_of_one_context(tmp_path: Path) -> None:
     similar, following = (
         KVProvenance(kind, (SYSTEM,), exact=False) for kind in ("similar-10", "following-1")
     )
@@ -81,13 +81,13 @@ def test_the_most_used_version_comes_first(tmp_path: Path) -> None:
         assert store.versions(MODEL, [KV.token_ids]) == [[PATHS[i] for i in (1, 3, 4, 0, 2)]]
 
 
-def test_beyond_the_most_the_least_used_version_goes_and_never_the_new_one(tmp_path: Path) -> None:
+def test_beyond_max_versions_the_least_used_version_is_dropped_and_never_the_new_one(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         for provenance, times in zip(PATHS[:3], (2, 1, 3), strict=True):
             assert capped(store, provenance, 3)
             for _ in range(times):
                 get(store, KV, provenance)
-        assert capped(store, PATHS[3], 3)  # the uses of this process count though nobody wrote them yet
+        assert capped(store, PATHS[3], 3)  # the uses of this process count though they are not written yet
         assert set(store.versions(MODEL, [KV.token_ids])[0]) == {PATHS[0], PATHS[2], PATHS[3]}
         assert capped(store, PATHS[4], 1)
         assert store.versions(MODEL, [KV.token_ids]) == [[PATHS[4]]]
@@ -97,7 +97,7 @@ def test_beyond_the_most_the_least_used_version_goes_and_never_the_new_one(tmp_p
         assert store.stats().entries == len(entry_files(tmp_path)) == 1
 
 
-def test_a_version_that_a_request_uses_is_not_dropped_as_one_too_many(tmp_path: Path) -> None:
+def test_a_version_that_a_request_uses_is_not_dropped_as_surplus(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store, store.lease() as lease:
         for provenance, times in zip(PATHS[:3], (1, 2, 3), strict=True):
             assert capped(store, provenance, 3)
@@ -120,7 +120,7 @@ def test_only_versions_of_the_same_chunk_and_kind_are_counted(tmp_path: Path) ->
         store.put(fingerprint("b" * 32), KV, PATHS[0], [])
         put_feature(store, feature(1), PATHS[0])
         assert capped(store, PATHS[0], 1)
-        assert capped(store, PATHS[0], 1)  # there already
+        assert capped(store, PATHS[0], 1)  # stored already
         assert store.stats().evicted == 0
         assert capped(store, PATHS[1], 1)
         assert store.stats().evicted == 1
@@ -136,7 +136,7 @@ def test_versions_are_dropped_in_the_transaction_that_lists_the_new_one(
     with ChunkStore(tmp_path) as store:
         capped(store, PATHS[0], 1)
         with monkeypatch.context() as patch:
-            patch.setattr(store._parts.capacity, "make_room", fail)  # the last step before the commit
+            patch.setattr(store._components.capacity, "make_room", fail)  # the last step before the commit
             with pytest.raises(RuntimeError, match="interrupted"):
                 capped(store, PATHS[1], 1)
         assert store.versions(MODEL, [KV.token_ids]) == [[PATHS[0]]]
@@ -146,12 +146,12 @@ def test_versions_are_dropped_in_the_transaction_that_lists_the_new_one(
 
 def test_less_than_one_version_is_refused(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
-        with pytest.raises(InvalidRequest, match="most_versions is 0"):
+        with pytest.raises(InvalidRequest, match="max_versions is 0"):
             capped(store, PATHS[0], 0)
         assert store.stats().entries == 0
 
 
-def test_a_catalogue_from_before_versions_were_listed_is_refused_when_opened(tmp_path: Path) -> None:
+def test_a_catalogue_that_lacks_a_column_is_refused_when_opened(tmp_path: Path) -> None:
     database = Database(tmp_path / "catalog.sqlite")
     columns = "namespace, kind, exact, tokens, bytes, path, model, model_name, made_at, last_used, uses"
     database.script([f"CREATE TABLE entries (id INTEGER PRIMARY KEY, key TEXT UNIQUE, {columns})"])

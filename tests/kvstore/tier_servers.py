@@ -1,4 +1,4 @@
-"""Real servers for the tests of shared tiers: each on a free port, stopped and started as a test wants."""
+"""Real servers for the tests of shared tiers, each on a free port, stopped and started by the tests."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ CREDENTIALS = {
 
 
 SHARED = ("redis", "s3", "folder")
-"""Every kind of place that machines share."""
+"""Every kind of shared tier."""
 
 
 class Server:
@@ -64,7 +64,7 @@ def free_port() -> int:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[Server]:
-    """A Redis or Valkey server that keeps what it has over a restart."""
+    """A Redis or Valkey server whose data survives a restart."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         pytest.skip(
@@ -83,7 +83,7 @@ def redis_server(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[Server]:
-    """An S3 server with one bucket; what it has is gone with the process."""
+    """An S3 server with one bucket; its data is lost with the process."""
     folder.mkdir(exist_ok=True)
     port = free_port()
     server = Server([sys.executable, "-m", "moto.server", "-p", str(port)], port, folder / "log")
@@ -103,7 +103,7 @@ def make_bucket(server: Server) -> None:
 
 
 def s3_environment(server: Server) -> dict[str, str]:
-    """What tells obstore where the server is."""
+    """The environment that tells obstore where the server is."""
     return {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}"}
 
 

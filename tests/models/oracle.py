@@ -1,4 +1,4 @@
-"""Plain transformers doing the same work: the stock sdpa or eager attention with explicit 4D masks."""
+"""The same computations in plain transformers: stock sdpa or eager attention with explicit 4D masks."""
 
 import torch
 from transformers import PreTrainedModel
@@ -8,24 +8,24 @@ from kvweave.models.rotary import Rotation
 
 
 class ScatterLayer(DynamicLayer):
-    """Writes the rows of a pass, or only those in `written`, into full-length tensors that were filled beforehand."""
+    """Writes the rows of a pass, or only those in `written`, into prefilled full-length tensors."""
 
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, written: torch.Tensor
     ) -> None:
         super().__init__()
         self.keys, self.values, self.rows = keys.clone(), values.clone(), rows
-        self.kept = torch.isin(rows, written)
+        self.is_written = torch.isin(rows, written)
         self.is_initialized = True
 
     def update(self, key_states, value_states, *args, **kwargs):
-        self.keys[:, :, self.rows[self.kept]] = key_states[:, :, self.kept]
-        self.values[:, :, self.rows[self.kept]] = value_states[:, :, self.kept]
+        self.keys[:, :, self.rows[self.is_written]] = key_states[:, :, self.is_written]
+        self.values[:, :, self.rows[self.is_written]] = value_states[:, :, self.is_written]
         return self.keys, self.values
 
 
 def stock(model: PreTrainedModel) -> PreTrainedModel:
-    """Switch to the library's own attention: eager where sdpa is refused (soft caps)."""
+    """Switch to the library's own attention: eager for models without sdpa support (soft caps)."""
     try:
         model.set_attn_implementation("sdpa")
     except ValueError:
@@ -38,7 +38,7 @@ def stock(model: PreTrainedModel) -> PreTrainedModel:
 def full_prefill(
     model: PreTrainedModel, ids: list[int], rotation: Rotation
 ) -> tuple[torch.Tensor, DynamicCache]:
-    """Last logits (1, vocab) and the cache of an ordinary prefill, all layers kept in full."""
+    """Return last logits (1, vocab) and the cache of an ordinary prefill, all layers in full."""
     rotation.reset_lengths()
     cache = DynamicCache()
     with torch.no_grad():
@@ -55,10 +55,10 @@ def partial_prefill(
     written: list[torch.Tensor] | None = None,
     rotary: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Last logits of a pass over `rows`, the other positions' rotated K,V given in `held`.
+    """Return the last logits of a pass over `rows`, with the other positions' rotated K,V in `held`.
 
-    `written` lists per layer the rows that replace what is held (all), `rotary` the positions of all tokens where
-    they are not their indices.
+    `written` lists per layer the rows that replace the held ones (by default all), `rotary` the positions of all tokens
+    if these are not their indices.
     """
     written = written or [rows] * len(held)
     window = getattr(model.config, "sliding_window", None)

@@ -1,4 +1,4 @@
-"""Prompts put together from stored KV, as recipes do it: at true positions, and at overlapping ones."""
+"""Prompts assembled from stored KV, as recipes do it: at true positions, and at overlapping ones."""
 
 import warnings
 from functools import partial
@@ -10,9 +10,9 @@ from kvweave.models.attention import GroupedPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.testing import tiny_adapter
 
-N = 60  # within the context that families with changing frequencies were trained to
+N = 60  # within the trained context of families with changing frequencies
 IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(1)).tolist()
-STORED = 40  # positions that have stored KV: stale from 20 on
+STORED = 40  # positions with stored KV: stale from 20 on
 
 PREFIX, CHUNK, CHUNKS, QUESTION = 10, 12, 3, 8
 CONTEXT = (PREFIX, PREFIX + CHUNKS * CHUNK)
@@ -22,34 +22,34 @@ APE_ROWS = torch.arange(CONTEXT[1], APE_N)
 
 
 def quiet_adapter(family: str) -> Adapter:
-    """A tiny model of a family, without the notices that configurations of tiny shapes draw from some."""
+    """Return a tiny model of a family; suppress the warnings that some families give for tiny configurations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tiny_adapter(family)
 
 
 def stale_kv_cache(adapter: Adapter) -> FusedCache:
-    """An exact prefix, a chunk prefilled on its own, and rows without stored KV."""
+    """Return a cache with an exact prefix, a chunk prefilled on its own, and rows without stored KV."""
     spans = [PlacedSpan(adapter.encode(IDS[:20]), 0, 0), PlacedSpan(adapter.encode(IDS[20:STORED]), 20, 20)]
     return adapter.new_cache(N, spans)
 
 
 def held(kv_cache: FusedCache, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What the canvas holds at every layer, keys rotated."""
+    """Return what the cache holds at every layer, keys rotated."""
     return [
         (layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone()) for layer in kv_cache.layers
     ]
 
 
 def ape_positions(tokens: int = APE_N) -> torch.Tensor:
-    """Chunks side by side behind the prefix, what follows behind the longest."""
+    """Return positions with all chunks directly after the prefix, and the rest after the longest chunk."""
     chunk = torch.arange(PREFIX, PREFIX + CHUNK)
-    behind = torch.arange(PREFIX + CHUNK, PREFIX + CHUNK + tokens - CONTEXT[1])
-    return torch.cat([torch.arange(PREFIX), chunk.repeat(CHUNKS), behind])
+    after = torch.arange(PREFIX + CHUNK, PREFIX + CHUNK + tokens - CONTEXT[1])
+    return torch.cat([torch.arange(PREFIX), chunk.repeat(CHUNKS), after])
 
 
 def ape_kv_cache(adapter: Adapter, tokens: int = APE_N) -> FusedCache:
-    """A prompt of chunks at overlapping positions; tokens behind the question have no stored KV either."""
+    """Return a cache of chunks at overlapping positions; question and later tokens have no stored KV."""
     prefix = adapter.encode(APE_IDS[:PREFIX])
     spans = [PlacedSpan(prefix, 0, 0)]
     for start in range(*CONTEXT, CHUNK):
@@ -62,7 +62,7 @@ def ape_plan(adapter: Adapter, rows: torch.Tensor, **options: float) -> GroupedP
 
 
 def computed_ape_kv_cache(adapter: Adapter) -> tuple[FusedCache, torch.Tensor]:
-    """The canvas with its question computed, continued as the question attends, and the question's logits."""
+    """Return the cache with its question computed and a continuation like the question's plan, and the logits."""
     kv_cache = ape_kv_cache(adapter)
     kv_cache.continuation = partial(ape_plan, adapter)
     return kv_cache, adapter.compute(kv_cache, APE_IDS, ape_plan(adapter, APE_ROWS))

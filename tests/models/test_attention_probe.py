@@ -1,4 +1,4 @@
-"""What a probe records, against the eager attention of plain transformers."""
+"""AttentionProbe against the eager attention of plain transformers."""
 
 import warnings
 
@@ -15,7 +15,7 @@ from kvweave.testing import tiny_adapter, tiny_model
 N = 60
 IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(1)).tolist()
 ROWS = torch.tensor([3, 20, 41, 58, 59])
-# Grouped heads; a window in some layers or in all; soft-capped logits; query scaling of its own; partial rotary.
+# Grouped heads; a window in some layers or in all; soft-capped logits; custom query scaling; partial rotary.
 EXACT_ON = ("llama", "qwen2-sliding", "mistral-sliding", "gemma2", "gemma3", "phi3-partial", "granite")
 
 
@@ -87,14 +87,14 @@ def test_a_pass_over_stored_kv_equals_eager_attention_over_the_same_keys():
     torch.testing.assert_close(probe.weights, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_watching_changes_no_bit_of_the_pass():
+def test_recording_changes_no_bit_of_the_pass():
     adapter = tiny_adapter("gemma2")
     assert torch.equal(
         probed(adapter, torch.arange(N)), probed(adapter, torch.arange(N), AttentionProbe(ROWS))
     )
 
 
-def test_only_the_layers_asked_for_are_recorded():
+def test_only_the_chosen_layers_are_recorded():
     adapter = tiny_adapter()
     every, last = AttentionProbe(ROWS), AttentionProbe(ROWS, layers={2})
     probed(adapter, torch.arange(N), every, last)
@@ -102,7 +102,7 @@ def test_only_the_layers_asked_for_are_recorded():
     assert torch.equal(last.weights, every.weights[2:])
 
 
-def test_many_rows_are_taken_in_blocks_with_the_same_result(monkeypatch):
+def test_many_rows_run_in_blocks_with_the_same_result(monkeypatch):
     adapter = tiny_adapter()
     whole = AttentionProbe(torch.arange(N))
     probed(adapter, torch.arange(N), whole)
@@ -119,7 +119,7 @@ def test_a_row_that_the_pass_does_not_compute_is_refused():
         probed(adapter, torch.arange(50, N), AttentionProbe(ROWS), spans=spans)
 
 
-def test_bfloat16_stays_within_its_own_noise():
+def test_bfloat16_stays_within_its_rounding_error():
     exact, coarse = AttentionProbe(ROWS), AttentionProbe(ROWS)
     probed(tiny_adapter("qwen2"), torch.arange(N), exact)
     probed(tiny_adapter("qwen2", dtype=torch.bfloat16), torch.arange(N), coarse)

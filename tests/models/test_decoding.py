@@ -1,4 +1,4 @@
-"""Decoding on a canvas, token by token, against plain transformers."""
+"""Decoding on a fused cache, token by token, against plain transformers."""
 
 import warnings
 
@@ -17,7 +17,7 @@ def prompt(tokens: int, seed: int = 1) -> list[int]:
     return torch.randint(3, 260, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def plainly(family: str, ids: list[int], count: int) -> list[int]:
+def plain_generation(family: str, ids: list[int], count: int) -> list[int]:
     given = torch.tensor([ids])
     out = stock(tiny_model(family)).generate(
         given, attention_mask=torch.ones_like(given), max_new_tokens=count, **SETTINGS
@@ -52,13 +52,13 @@ def test_steps_choose_the_tokens_of_plain_generation(family):
         warnings.simplefilter("ignore")
         adapter = tiny_adapter(family)
         ids = prompt(100)
-        assert by_steps(adapter, ids, 10) == plainly(family, ids, 10)
+        assert by_steps(adapter, ids, 10) == plain_generation(family, ids, 10)
 
 
 @pytest.mark.parametrize("lengths", [(40,), (30, 7, 51), (60, 58, 20)])
 @pytest.mark.parametrize("family", ["llama", "phi3-longrope"])
 def test_answers_together_are_those_of_each_alone(family, lengths):
-    """They end at different steps, and some outgrow the short frequencies (trained to 64) when others do not."""
+    """They end at different steps, and only some outgrow the short frequencies (trained to 64)."""
     adapter = tiny_adapter(family)
     prompts = [prompt(tokens, seed) for seed, tokens in enumerate(lengths)]
     alone = [by_steps(adapter, ids, 8) for ids in prompts]
@@ -74,16 +74,16 @@ def test_answers_together_are_those_of_each_alone(family, lengths):
     ]
 
 
-def test_an_answer_that_outgrows_the_short_frequencies_goes_on_as_plain_generation_does():
+def test_an_answer_that_outgrows_the_short_frequencies_equals_plain_generation():
     adapter = tiny_adapter("phi3-longrope")  # trained to 64
     ids = prompt(60)
-    assert by_steps(adapter, ids, 12) == plainly("phi3-longrope", ids, 12)
+    assert by_steps(adapter, ids, 12) == plain_generation("phi3-longrope", ids, 12)
 
 
 def test_two_requests_decoded_in_turn_do_not_share_their_frequencies():
     adapter = tiny_adapter("llama-dynamic")
     prompts = [prompt(200), prompt(70, seed=2)]
-    alone = [plainly("llama-dynamic", ids, 6) for ids in prompts]
+    alone = [plain_generation("llama-dynamic", ids, 6) for ids in prompts]
     kv_caches, chosen = [], [[], []]
     for number, ids in enumerate(prompts):
         kv_caches.append(adapter.new_cache(len(ids)))

@@ -1,4 +1,4 @@
-"""What stored KV depends on changes the digest; nothing else does."""
+"""The digest changes with everything that stored KV depends on, and with nothing else."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_a_setting_that_changes_what_the_model_computes_changes_the_digest(famil
     assert fingerprint(model, tiny_tokenizer(), "a").digest != before
 
 
-def test_what_changes_nothing_about_keys_and_values_does_not():
+def test_a_setting_without_effect_on_keys_and_values_does_not_change_it():
     model = tiny_model()
     before = fingerprint(model, tiny_tokenizer(), "a").digest
     model.config.transformers_version = "9.9"

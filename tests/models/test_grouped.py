@@ -1,4 +1,4 @@
-"""Chunks at overlapping positions, attended to in a group of their own, against the definition written out."""
+"""Chunks at overlapping positions with grouped attention (APE), against the definition written out."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ PROMPT = TokenizedPrompt(tuple(APE_IDS), (), (0, 0))
 
 
 def written_out(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
-    """Attention in groups as a model calls it, masked by a 4D mask, every group's softmax on its own."""
+    """Grouped attention as a model calls it, with a 4D mask and a separate softmax for every group."""
     heads = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(heads, dim=1) for x in (key, value))
     logits = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -65,7 +65,7 @@ def test_the_question_attends_as_defined(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_positions_of_their_own_without_a_group_equal_plain_transformers_at_those_positions(family):
+def test_overlapping_positions_without_a_group_equal_plain_transformers_at_those_positions(family):
     adapter = quiet_adapter(family)
     kv_cache = ape_kv_cache(adapter)
     got = adapter.compute(kv_cache, APE_IDS, adapter.rows(APE_ROWS))
@@ -83,7 +83,7 @@ def test_a_group_without_temperature_and_scale_makes_no_difference(adapter):
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_a_step_is_what_computing_the_longer_prompt_would_be(adapter):
+def test_a_step_equals_computing_the_longer_prompt(adapter):
     kv_cache, _ = computed_ape_kv_cache(adapter)
     got = [adapter.step(kv_cache, token) for token in (11, 12)]
     for number, logits in enumerate(got, 1):
@@ -115,7 +115,7 @@ def test_generate_continues_as_steps_do(adapter):
     assert generated(adapter, computed_ape_kv_cache(adapter)[0]) == expected
 
 
-def test_generate_continues_at_positions_of_their_own(adapter):
+def test_generate_continues_at_overlapping_positions(adapter):
     kv_caches = [ape_kv_cache(adapter), ape_kv_cache(adapter)]
     logits = [adapter.compute(kv_cache, APE_IDS, adapter.rows(APE_ROWS)) for kv_cache in kv_caches]
     assert generated(adapter, kv_caches[1]) == stepped(adapter, kv_caches[0], logits[0], 8)
@@ -129,15 +129,15 @@ def test_beams_continue_in_groups_too():
     kv_cache, logits = computed_ape_kv_cache(adapter)
     first = logits.log_softmax(-1)[0]
     scores = []
-    for token in first.topk(40).indices.tolist():  # the others cannot catch up: checked below
+    for token in first.topk(40).indices.tolist():  # the other tokens cannot win: checked below
         after = adapter.step(kv_cache, token).log_softmax(-1)[0]
-        kv_cache.hold(APE_N)
+        kv_cache.truncate_prompt(APE_N)
         scores.append((float(first[token] + after.max()), [token, int(after.argmax())]))
     assert max(scores)[0] > float(first.sort(descending=True).values[40])
     assert max(scores)[1] == best
 
 
-def test_rows_of_the_context_attend_as_the_model_does():
+def test_rows_of_the_context_attend_causally():
     adapter = quiet_adapter("gemma2")
     rows = torch.arange(N)
     grouped, plain = adapter.new_cache(N), adapter.new_cache(N)
@@ -159,7 +159,7 @@ def test_positions_that_the_answer_cannot_follow_are_refused():
 
 
 def outgrowing(adapter):
-    """A canvas 3 positions short of the 64 that the short frequencies were made for."""
+    """Return a cache 3 positions short of the 64 that the short frequencies are trained to."""
     ids = [*IDS, 5]
     kv_cache = adapter.new_cache(61)
     kv_cache.continuation = partial(GroupedPlan, dtype=adapter.geometry.dtype, columns=(20, 40))
@@ -167,7 +167,7 @@ def outgrowing(adapter):
     return kv_cache, adapter.compute(kv_cache, ids, plan), TokenizedPrompt(tuple(ids), (), (0, 0))
 
 
-def test_outgrowing_the_short_frequencies_is_refused_where_nothing_could_be_computed_anew():
+def test_outgrowing_the_short_frequencies_is_refused_if_the_cache_cannot_be_computed_again():
     adapter = quiet_adapter("phi3-longrope")
     kv_cache, logits, _ = outgrowing(adapter)
     expected = stepped(adapter, kv_cache, logits, 3)

@@ -1,4 +1,4 @@
-"""From names to models, and one clear reason when that fails."""
+"""Loading models by name, and clear errors when that fails."""
 
 import pytest
 import torch
@@ -26,14 +26,14 @@ def test_the_reference_model_is_the_default():
     assert kvweave.load_model().fingerprint.name == "reference"
 
 
-def test_the_model_for_longer_texts():
+def test_the_longer_model_comes_from_a_plugin():
     longer, reference = kvweave.load_model("longer"), kvweave.load_model()
     assert longer.geometry.context_tokens == 8704
     text = "The password of Glorric is walnut."
-    assert longer.template.text_ids(text) == reference.template.text_ids(text)
+    assert longer.template.tokenize(text) == reference.template.tokenize(text)
 
 
-def test_a_dtype_that_this_cpu_has_no_units_for_is_told_of_once_it_is_felt(tmp_path, monkeypatch, caplog):
+def test_a_dtype_that_is_slow_on_this_cpu_is_logged_for_models_of_some_size(tmp_path, monkeypatch, caplog):
     tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
@@ -41,7 +41,7 @@ def test_a_dtype_that_this_cpu_has_no_units_for_is_told_of_once_it_is_felt(tmp_p
     assert not caplog.records  # a tiny model
     monkeypatch.setattr(loading, "_SLOW_FROM", 0)
     kvweave.load_model(str(tmp_path), device="cpu", dtype="bfloat16")
-    assert not caplog.records  # asked for
+    assert not caplog.records  # the caller chose it
     kvweave.load_model(str(tmp_path), device="cpu")
     assert "is in bfloat16, for which this CPU has no units: dtype float32" in caplog.text
     caplog.clear()
@@ -56,7 +56,7 @@ def test_a_folder_without_weights(folder):
         kvweave.load_model(str(folder))
 
 
-def test_a_folder_that_is_no_model(tmp_path):
+def test_a_folder_without_a_model(tmp_path):
     with pytest.raises(ModelNotFound, match=r"config\.json"):
         kvweave.load_model(str(tmp_path))
 
@@ -89,7 +89,7 @@ def test_unknown_dtype_and_device():
 
 
 @pytest.mark.parametrize(("units", "dtype"), [({"amx_bf16": True}, torch.bfloat16), ({}, torch.float32)])
-def test_a_model_of_a_shape_is_in_what_this_cpu_computes_fast(monkeypatch, units, dtype):
+def test_a_model_of_a_shape_gets_a_dtype_that_is_fast_on_this_cpu(monkeypatch, units, dtype):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
     monkeypatch.setattr(shapes, "shape_config", lambda name: tiny_model().config)
     assert shapes.random_model("any").geometry.dtype == dtype

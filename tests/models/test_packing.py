@@ -1,4 +1,4 @@
-"""Several requests in one call of the model: a batch of N equals N alone."""
+"""Several requests packed in one call of the model: N together equal N alone."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ LONG = torch.randint(3, 260, (100,), generator=torch.Generator().manual_seed(3))
 
 
 def requests(adapter):
-    """Selected rows over stale KV, a full prefill, and chunks at overlapping positions: lengths and rows differ."""
+    """Return requests of different kinds: selected rows over stale KV, a full prefill, and overlapping chunks."""
     selected = torch.cat([torch.arange(20, 40, 3), torch.arange(40, N)])
     return [
         (stale_kv_cache(adapter), IDS, adapter.rows(selected)),
@@ -33,7 +33,7 @@ def requests(adapter):
 
 
 class Calls:
-    """Counts calls of a model and keeps the shape of what each was given."""
+    """Records the input shape of every call of a model."""
 
     def __init__(self, adapter):
         self.shapes = []
@@ -75,7 +75,7 @@ def test_packed_steps_equal_steps_alone(adapter):
 
 
 def test_hooks_see_their_own_request(adapter):
-    def watched():
+    def with_hooks():
         made = requests(adapter)
         hooks = [AttentionProbe(plan.rows[-3:]) for _, _, plan in made], UnrotatedQueries({0, 2})
         for (_, _, plan), probe in zip(made, hooks[0], strict=True):
@@ -83,10 +83,10 @@ def test_hooks_see_their_own_request(adapter):
         made[1][2].hooks.append(hooks[1])
         return made, *hooks
 
-    alone, probes_alone, queries_alone = watched()
+    alone, probes_alone, queries_alone = with_hooks()
     for request in alone:
         adapter.compute(*request)
-    packed, probes, queries = watched()
+    packed, probes, queries = with_hooks()
     adapter.compute_packed(packed)
     for one, other in zip(probes, probes_alone, strict=True):
         close(one.weights, other.weights)
@@ -94,7 +94,7 @@ def test_hooks_see_their_own_request(adapter):
         close(queries.of(layer), queries_alone.of(layer))
 
 
-def test_requests_of_any_number_take_one_call_without_padding():
+def test_any_number_of_requests_takes_one_call_without_padding():
     adapter = quiet_adapter("llama")
     packed = requests(adapter)
     calls = Calls(adapter)
@@ -105,7 +105,7 @@ def test_requests_of_any_number_take_one_call_without_padding():
 
 
 @pytest.mark.parametrize(("family", "calls_made"), [("llama", 1), ("llama-dynamic", 3), ("phi3-longrope", 2)])
-def test_requests_under_other_frequencies_run_apart(family, calls_made):
+def test_requests_with_other_frequencies_run_in_calls_of_their_own(family, calls_made):
     adapter = quiet_adapter(family)
     calls = Calls(adapter)
 
@@ -128,7 +128,7 @@ def test_a_kv_cache_that_appears_twice_is_refused_and_stays_usable():
     adapter = quiet_adapter("llama")
     kv_cache = stale_kv_cache(adapter)
     request = kv_cache, IDS, adapter.rows(torch.arange(40, N))
-    with pytest.raises(InvalidRequest, match="a canvas appears twice"):
+    with pytest.raises(InvalidRequest, match="a cache appears twice"):
         adapter.compute_packed([request, request])
     expected = adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(torch.arange(40, N)))
     assert torch.equal(adapter.compute(*request), expected)

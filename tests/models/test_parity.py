@@ -1,4 +1,4 @@
-"""Every family against plain transformers: the same numbers, whatever was computed and whatever was placed."""
+"""Every family against plain transformers: the same numbers for any mix of computed and placed KV."""
 
 import warnings
 
@@ -20,7 +20,7 @@ IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(1)).to
 @pytest.fixture(scope="module", params=FAMILIES)
 def pair(request):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # configurations of tiny shapes draw notices from some families
+        warnings.simplefilter("ignore")  # some families warn about tiny configurations
         return tiny_adapter(request.param), stock(tiny_model(request.param))
 
 
@@ -55,14 +55,14 @@ def test_exact_prefixes_give_the_logits_of_full_prefill(pair):
 def captured_at_full_length(adapter: Adapter) -> tuple[ChunkKV, ChunkKV]:
     kv_cache = adapter.new_cache(N)
     adapter.compute(kv_cache, IDS, everything(adapter), capture=True)
-    return adapter.captured(kv_cache, IDS, 0, 40), adapter.captured(kv_cache, IDS, 40, 70)
+    return adapter.extract_chunk_kv(kv_cache, IDS, 0, 40), adapter.extract_chunk_kv(kv_cache, IDS, 40, 70)
 
 
 def test_placed_keys_are_bit_identical_to_the_ones_the_model_cached(pair):
     adapter, _ = pair
     kv_cache = adapter.new_cache(N)
     adapter.compute(kv_cache, IDS, everything(adapter), capture=True)
-    whole = adapter.captured(kv_cache, IDS, 0, 90)
+    whole = adapter.extract_chunk_kv(kv_cache, IDS, 0, 90)
     again = adapter.new_cache(N, [PlacedSpan(whole, 0, 0)])
     adapter.compute(again, IDS, everything(adapter, 90))
     for made, placed in zip(kv_cache.layers, again.layers, strict=True):
@@ -70,8 +70,8 @@ def test_placed_keys_are_bit_identical_to_the_ones_the_model_cached(pair):
         assert torch.equal(made.values[:, :, :90], placed.values[:, :, :90])
 
 
-def test_keys_moved_far_are_rotated_as_the_model_itself_would(pair):
-    """Bare KV placed at 60 has, at the first layer, the very keys of the same tokens computed at 60."""
+def test_keys_moved_far_are_rotated_as_by_the_model_itself(pair):
+    """Bare KV placed at 60 has, at the first layer, the same keys as these tokens computed at 60."""
     adapter, _ = pair
     first = adapter.encode(IDS[:30])
     ids = [*IDS[:60], *IDS[:30], 5]
@@ -113,7 +113,7 @@ def test_generate_continues_on_the_kv_cache(pair):
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_what_cannot_work_is_refused_with_the_reason(family):
+def test_unsupported_models_are_refused_with_the_reason(family):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = tiny_model(family)
@@ -152,7 +152,7 @@ def test_beam_search_works_on_a_kv_cache():
     assert torch.equal(got, expected)
 
 
-def test_bfloat16_stays_within_its_own_noise():
+def test_bfloat16_stays_within_its_rounding_error():
     adapter = tiny_adapter("qwen2", dtype=torch.bfloat16)
     expected, _ = full_prefill(stock(tiny_model("qwen2", dtype=torch.bfloat16)), IDS, adapter.rotation)
     kv_cache = adapter.new_cache(N, [PlacedSpan(adapter.encode(IDS[:40]), 0, 0)])

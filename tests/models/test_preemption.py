@@ -1,4 +1,4 @@
-"""Passes of low priority: stopped between layers, resumed, and none the worse for it."""
+"""Passes of low priority: stopped between layers and resumed, with the same results."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.engine.generation import Decoded, generate
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.models.flops import PassCost
+from kvweave.models.pass_cost import PassCost
 from kvweave.models.preemption import BLOCK_TOKENS, Preempted
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
@@ -26,32 +26,32 @@ PROMPT = Prompt("When does the ferry leave?", CHUNKS)
 
 
 class Interrupting:
-    """Wants to interrupt at some of the checks, counted from 0; notes what it is told."""
+    """Requests a stop at some of the checks, counted from 0; counts all calls."""
 
     def __init__(self, at=()):
         self.at = set(at)
         self.checks = self.waits = self.flops = self.passes = 0
 
-    def wanted(self):
+    def stop_requested(self):
         self.checks += 1
         return self.checks - 1 in self.at
 
-    def give_way(self):
+    def wait_for_requests(self):
         self.waits += 1
 
-    def ran(self, flops):
+    def record_flops(self, flops):
         self.flops += flops
         self.passes += 1
 
 
 def computed(adapter, low=None, flash=None):
-    """Logits of the prompt, its KV before rotation, and a few generated tokens."""
+    """Return the prompt's logits, its KV before rotation, and a few generated tokens."""
     ids = adapter.template.render(PROMPT).token_ids
     kv_cache = adapter.new_cache(len(ids))
 
     def work():
         logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))), capture=True)
-        kv = adapter.captured(kv_cache, ids, 0, len(ids)).kv
+        kv = adapter.extract_chunk_kv(kv_cache, ids, 0, len(ids)).kv
         decoded = Decoded()
         text = "".join(generate(adapter, kv_cache, ids, logits, GenerationConfig(), 6, decoded, kv=flash))
         return logits, kv, text
@@ -63,10 +63,10 @@ def computed(adapter, low=None, flash=None):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "phi3-longrope", "llama-dynamic", "qwen3-moe"])
-def test_in_blocks_and_stopped_now_and_then_a_prompt_gives_what_it_gives_at_once(family):
+def test_a_prompt_in_blocks_with_stops_gives_what_one_pass_gives(family):
     adapter = tiny_adapter(family)
     logits, kv, text = computed(adapter)
-    # Every layer of the first passes, and some of the decoding steps, is where one of the stops falls.
+    # The stops fall on every layer of the first passes, and on some of the decoding steps.
     low = Interrupting(at=range(0, 400, 7))
     got, got_kv, got_text = computed(adapter, low)
     assert low.waits >= 3
@@ -75,7 +75,7 @@ def test_in_blocks_and_stopped_now_and_then_a_prompt_gives_what_it_gives_at_once
     assert got_text == text
 
 
-def test_rows_run_in_blocks_and_each_layer_of_each_block_asks():
+def test_rows_run_in_blocks_and_each_layer_of_each_block_checks_for_a_stop():
     adapter = tiny_adapter()
     tokens = adapter.template.render(PROMPT).tokens
     low = Interrupting()
@@ -86,15 +86,15 @@ def test_rows_run_in_blocks_and_each_layer_of_each_block_asks():
     assert low.checks == low.passes * adapter.geometry.layers
 
 
-def test_decoding_from_a_file_gives_way_between_tokens():
-    """What was appended there cannot be taken back, so no step is stopped inside."""
+def test_decoding_from_a_file_stops_between_tokens():
+    """Appended tokens cannot be removed from the file, so no step is stopped inside."""
     adapter = tiny_adapter()
     adapter.model.generation_config.eos_token_id = []
     flash = OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
     _, _, text = computed(adapter, flash=flash)
     free = Interrupting()
     computed(adapter, free, flash)
-    steps = 5  # behind six tokens, the first of which the prompt's logits gave
+    steps = 5  # for six tokens, the first of which the prompt's logits gave
     low = Interrupting(at=range(free.checks - steps, free.checks))
     _, _, got_text = computed(adapter, low, flash)
     assert got_text == text
@@ -102,7 +102,7 @@ def test_decoding_from_a_file_gives_way_between_tokens():
     assert (low.passes, low.flops) == (free.passes, free.flops)
 
 
-def test_only_the_thread_that_asked_for_low_priority_has_it():
+def test_low_priority_holds_for_one_thread_only():
     adapter = tiny_adapter()
     low = Interrupting(at=range(10_000))
     other = threading.Thread(target=computed, args=(adapter,))
@@ -114,7 +114,7 @@ def test_only_the_thread_that_asked_for_low_priority_has_it():
     assert low.checks == 0
 
 
-def test_what_giving_way_raises_ends_the_pass_and_the_model_works_as_before():
+def test_an_error_while_waiting_ends_the_pass_and_the_model_works_as_before():
     adapter = tiny_adapter()
     expected, *_ = computed(adapter)
 
@@ -122,7 +122,7 @@ def test_what_giving_way_raises_ends_the_pass_and_the_model_works_as_before():
         pass
 
     class Ending(Interrupting):
-        def give_way(self):
+        def wait_for_requests(self):
             raise GiveUp
 
     for at in (0, 1, 2, 4):
@@ -131,16 +131,16 @@ def test_what_giving_way_raises_ends_the_pass_and_the_model_works_as_before():
         torch.testing.assert_close(computed(adapter)[0], expected, rtol=0, atol=0)
 
 
-def test_a_pass_that_is_watched_runs_as_a_whole_and_begins_again_elsewhere(tmp_path):
+def test_a_pass_with_hooks_runs_in_one_piece_and_cannot_be_resumed(tmp_path):
     adapter = tiny_adapter()
     prompt = adapter.template.render(PROMPT)
     recipe = recipe_named("prophetkv")
     with ChunkStore(tmp_path) as store:
-        from kvweave.recipes.chunks_api import prepare
+        from kvweave.recipes.offline import prepare
 
         prepare(adapter, store, CHUNKS, recipe=recipe)
         expected = run(recipe, adapter, store, prompt, ratio=0.3)
-        # The first stops fall into the pass that looks where the question attends to.
+        # The first stop falls into the pass that records the attention of the question.
         with adapter.low_priority(Interrupting(at=[0])), pytest.raises(Preempted):
             run(recipe, adapter, store, prompt, ratio=0.3)
         with adapter.low_priority(Interrupting()):
@@ -149,14 +149,14 @@ def test_a_pass_that_is_watched_runs_as_a_whole_and_begins_again_elsewhere(tmp_p
     torch.testing.assert_close(got.logits, expected.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_another_thread_gets_the_model_while_a_pass_of_low_priority_waits():
+def test_another_thread_uses_the_model_while_a_pass_of_low_priority_waits():
     adapter = tiny_adapter()
     expected, *_ = computed(adapter)
     got = []
 
     class PendingQuestion(Interrupting):
-        def give_way(self):
-            super().give_way()
+        def wait_for_requests(self):
+            super().wait_for_requests()
             other = threading.Thread(target=lambda: got.append(computed(adapter)[0]))
             other.start()
             other.join(timeout=30)
@@ -171,16 +171,16 @@ def test_another_thread_gets_the_model_while_a_pass_of_low_priority_waits():
 
 def test_a_stop_is_noticed_within_one_layer_of_one_block():
     adapter = tiny_adapter()
-    wanted = threading.Event()
+    requested = threading.Event()
     noticed = []
 
     class Timed(Interrupting):
-        def wanted(self):
-            return wanted.is_set()
+        def stop_requested(self):
+            return requested.is_set()
 
-        def give_way(self):
+        def wait_for_requests(self):
             noticed.append(time.perf_counter())
-            wanted.clear()
+            requested.clear()
 
     asked = []
 
@@ -188,8 +188,8 @@ def test_a_stop_is_noticed_within_one_layer_of_one_block():
         for _ in range(5):
             time.sleep(0.02)
             asked.append(time.perf_counter())
-            wanted.set()
-            while wanted.is_set():
+            requested.set()
+            while requested.is_set():
                 time.sleep(0.001)
 
     asking = threading.Thread(target=ask)
@@ -203,7 +203,7 @@ def test_a_stop_is_noticed_within_one_layer_of_one_block():
     assert all(later > earlier for earlier, later in zip(asked, noticed, strict=True))
 
 
-def test_operations_are_counted_as_the_library_counts_its_matrix_products():
+def test_flops_equal_those_of_the_librarys_matrix_products():
     adapter = tiny_adapter("llama")
     ids = adapter.template.render(PROMPT).token_ids
     low = Interrupting()
@@ -219,13 +219,13 @@ def test_operations_are_counted_as_the_library_counts_its_matrix_products():
     layers, heads, width = 3, 4, 8
     attention = sum(4 * heads * width * (row + 1) for row in range(len(ids))) * layers
     assert low.flops == products + attention
-    assert cost.pass_over(torch.tensor([0]), 0) == cost.per_row + layers * cost.per_key
+    assert cost.flops(torch.tensor([0]), 0) == cost.per_row + layers * cost.per_key
 
 
-def test_windows_bound_the_keys_and_only_the_experts_a_row_goes_to_count():
+def test_windows_bound_the_keys_and_only_used_experts_count():
     windowed = PassCost.of(tiny_adapter("gemma3").model)
     assert windowed.windows == (16, None, 16)
-    far = windowed.pass_over(torch.tensor([99]), 0) - windowed.per_row
+    far = windowed.flops(torch.tensor([99]), 0) - windowed.per_row
     assert far == windowed.per_key * (16 + 100 + 16)
     mixture = tiny_adapter("mixtral").model  # 2 of 4 experts
     experts = sum(p.numel() for n, p in mixture.named_parameters() if ".experts." in n and p.dim() > 1)

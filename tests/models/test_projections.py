@@ -1,4 +1,4 @@
-"""Passes whose stored rows are not projected."""
+"""Passes that do not project rows with stored queries."""
 
 import threading
 from contextlib import contextmanager
@@ -20,17 +20,17 @@ FALLING_BACK = {"phi3": "qkv_proj", "gpt-neox": "query_key_value", "phi": "part 
 
 
 class Rotated:
-    """Keeps the queries that rows attend with."""
+    """Records the rotated queries of every layer."""
 
     def __init__(self):
         self.queries = {}
 
-    def see(self, queries):
+    def on_layer(self, queries):
         self.queries[queries.layer] = queries.query
 
 
 def whole(adapter, *hooks):
-    """Logits of a pass over the prompt, and its KV with queries."""
+    """Return the logits of a pass over the prompt, and its cache with captured queries."""
     kv_cache, plan = adapter.new_cache(N), adapter.rows(ALL)
     layers = range(adapter.geometry.layers)
     queries = UnrotatedQueries(layers)
@@ -41,9 +41,9 @@ def whole(adapter, *hooks):
 
 
 def placed(adapter, kv_cache, *edges):
-    """A canvas with the spans between these positions of a computed one."""
+    """Return a cache with the spans between these positions of a computed one."""
     spans = [
-        PlacedSpan(adapter.captured(kv_cache, IDS, start, end), start, start)
+        PlacedSpan(adapter.extract_chunk_kv(kv_cache, IDS, start, end), start, start)
         for start, end in pairwise(edges)
     ]
     return adapter.new_cache(N, spans)
@@ -53,7 +53,7 @@ def close(one, other):
     torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_stored_rows_need_no_projection_in_any_family_that_can_do_without(adapter):
+def test_rows_with_stored_queries_need_no_projection_in_supported_families(adapter):
     rotated = Rotated()
     logits, kv_cache = whole(adapter, rotated)
     held = placed(adapter, kv_cache, 0, 15, STORED)
@@ -72,11 +72,11 @@ def test_stored_rows_need_no_projection_in_any_family_that_can_do_without(adapte
 
 
 @pytest.mark.parametrize("family", FALLING_BACK)
-def test_what_a_family_makes_in_another_way_is_not_taken_for_projections(family):
+def test_families_without_separate_projections_are_recognised(family):
     assert quiet_adapter(family).projections is None
 
 
-def test_any_rows_may_be_projected_beside_stored_ones_and_are_what_is_captured():
+def test_any_rows_may_be_projected_and_are_captured():
     adapter = quiet_adapter("qwen3")
     logits, kv_cache = whole(adapter)
     held = placed(adapter, kv_cache, 0, 15, STORED)
@@ -87,7 +87,7 @@ def test_any_rows_may_be_projected_beside_stored_ones_and_are_what_is_captured()
 
 @contextmanager
 def last_layers_input(adapter):
-    """What the last layer gets of every row, which no logits depend on where keys and values are stored."""
+    """Record the last layer's input of every row; logits do not depend on that of rows with stored keys and values."""
     seen = []
     block = decoder_layers(adapter.model)[-1]
     hook = block.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -96,11 +96,11 @@ def last_layers_input(adapter):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_stored_rows_are_run_with_their_stored_queries(family):
+def test_rows_with_stored_queries_run_with_them(family):
     adapter = quiet_adapter(family)
     with last_layers_input(adapter) as seen:
         _, kv_cache = whole(adapter)
-        kv = adapter.captured(kv_cache, IDS, 0, STORED)
+        kv = adapter.extract_chunk_kv(kv_cache, IDS, 0, STORED)
         for queries in (kv.queries, -3 * kv.queries):
             held = adapter.new_cache(N, [PlacedSpan(replace(kv, queries=queries), 0, 0)])
             adapter.compute(held, IDS, adapter.rows(ALL), projected=ALL[STORED:])
@@ -110,23 +110,26 @@ def test_stored_rows_are_run_with_their_stored_queries(family):
     close(other[:, STORED:], expected[:, STORED:])
 
 
-def test_rows_without_queries_are_refused_by_their_number():
+def test_rows_without_queries_are_refused_with_their_number():
     adapter = quiet_adapter("llama")
     _, kv_cache = whole(adapter)
-    for spans in ([PlacedSpan(replace(adapter.captured(kv_cache, IDS, 0, STORED), queries=None), 0, 0)], []):
+    for spans in (
+        [PlacedSpan(replace(adapter.extract_chunk_kv(kv_cache, IDS, 0, STORED), queries=None), 0, 0)],
+        [],
+    ):
         with pytest.raises(InvalidRequest, match=f"{STORED} of {N} rows are neither projected nor stored"):
             adapter.compute(adapter.new_cache(N, spans), IDS, adapter.rows(ALL), projected=ALL[STORED:])
 
 
-def test_the_model_is_left_as_it_was_and_other_threads_do_not_notice():
+def test_the_model_is_left_as_it_was_and_other_threads_are_not_affected():
     adapter = quiet_adapter("llama")
     logits, kv_cache = whole(adapter)
     beside = []
 
     class Beside:
-        """Runs the model elsewhere, with as many rows, in the middle of the pass."""
+        """Runs the model in another thread, with as many rows, in the middle of the pass."""
 
-        def see(self, queries):
+        def on_layer(self, queries):
             thread = threading.Thread(target=lambda: beside.append(plain()))
             thread.start()
             thread.join()
@@ -143,7 +146,7 @@ def test_the_model_is_left_as_it_was_and_other_threads_do_not_notice():
         close(each, logits)
 
     class Broken:
-        def see(self, queries):
+        def on_layer(self, queries):
             raise RuntimeError("broken")
 
     plan = adapter.rows(ALL)

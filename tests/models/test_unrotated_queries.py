@@ -1,4 +1,4 @@
-"""Queries before rotation: rotating them gives those that attention uses."""
+"""UnrotatedQueries: rotating what it records gives the queries of attention."""
 
 import pytest
 import torch
@@ -11,16 +11,16 @@ ROWS = torch.cat([torch.arange(5, 15), torch.arange(30, N)])
 
 
 class Rotated:
-    """Keeps the queries that attention uses."""
+    """Records the rotated queries of every layer."""
 
     def __init__(self):
         self.queries = {}
 
-    def see(self, queries):
+    def on_layer(self, queries):
         self.queries[queries.layer] = queries.query
 
 
-def watched(adapter, *hooks, capture=False):
+def run_with(adapter, *hooks, capture=False):
     kv_cache, plan = stale_kv_cache(adapter), adapter.rows(ROWS)
     plan.hooks.extend(hooks)
     return kv_cache, adapter.compute(kv_cache, IDS, plan, capture=capture)
@@ -29,7 +29,7 @@ def watched(adapter, *hooks, capture=False):
 def test_rotating_them_with_the_models_own_function_gives_the_queries_of_attention(adapter):
     layers = range(adapter.geometry.layers)
     unrotated, rotated = UnrotatedQueries(layers), Rotated()
-    watched(adapter, unrotated, rotated)
+    run_with(adapter, unrotated, rotated)
     angles = adapter.rotation.angles(ROWS, N, torch.empty(0))
     for layer in layers:
         query = unrotated.of(layer)
@@ -39,22 +39,22 @@ def test_rotating_them_with_the_models_own_function_gives_the_queries_of_attenti
             assert not torch.equal(query, rotated.queries[layer])
 
 
-def test_watching_changes_no_bit_of_the_pass_and_goes_with_capturing(adapter):
-    _, plain = watched(adapter)
+def test_recording_changes_no_bit_of_the_pass_and_works_with_capture(adapter):
+    _, plain = run_with(adapter)
     unrotated = UnrotatedQueries({0, 2})
-    kv_cache, logits = watched(adapter, unrotated, capture=True)
-    alone, again = watched(adapter, capture=True)
+    kv_cache, logits = run_with(adapter, unrotated, capture=True)
+    alone, again = run_with(adapter, capture=True)
     assert torch.equal(plain, logits)
     assert torch.equal(plain, again)
-    kept = [adapter.captured(c, IDS, 30, N).kv for c in (kv_cache, alone)]
+    kept = [adapter.extract_chunk_kv(c, IDS, 30, N).kv for c in (kv_cache, alone)]
     assert torch.equal(kept[0], kept[1])
     only = UnrotatedQueries({2})
-    watched(adapter, only)
+    run_with(adapter, only)
     assert torch.equal(only.of(2), unrotated.of(2))
 
 
-def test_a_layer_that_was_not_looked_at_is_refused():
+def test_a_layer_that_was_not_recorded_is_refused():
     unrotated = UnrotatedQueries({2})
-    watched(quiet_adapter("llama"), unrotated)
-    with pytest.raises(InvalidRequest, match="layer 1 was not looked at"):
+    run_with(quiet_adapter("llama"), unrotated)
+    with pytest.raises(InvalidRequest, match="layer 1 was not recorded"):
         unrotated.of(1)

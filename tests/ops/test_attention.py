@@ -6,22 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvweave.ops import row_blocks
-from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference, merge
+from kvweave.ops.attention import AttentionInput, KVRows, attend_reference, merge_spans
 from kvweave.ops.row_blocks import RowBlocks, attend_rows
 
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
 
 
-def random_rows(positions: torch.Tensor, generator: torch.Generator) -> KeyRows:
+def random_rows(positions: torch.Tensor, generator: torch.Generator) -> KVRows:
     shape = (1, KV_HEADS, positions.numel(), WIDTH)
-    return KeyRows(
-        torch.randn(shape, generator=generator), torch.randn(shape, generator=generator), positions
-    )
+    return KVRows(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator), positions)
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[int], int]:
-    """Prompt length, shared spans, rows that are computed (all uncovered ones and some covered ones), seed."""
+    """Prompt length, shared spans, computed rows (all uncovered ones and some covered ones), seed."""
     cuts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
     length, spans, rows = 0, [], []
     for size in cuts:
@@ -31,7 +29,7 @@ def layouts(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[int], int
         else:
             rows += range(length, length + size)
         length += size
-    rows.append(length)  # the question: one row at least, the last one
+    rows.append(length)  # the question: at least one row, the last one
     return length + 1, spans, sorted(rows), draw(st.integers(0, 2**16))
 
 
@@ -52,8 +50,8 @@ def test_blocks_over_merged_keys_equal_the_definition(
     got = attend_rows(query, given, blocks, scaling=0.3, softcap=softcap)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
-    keys, values = merge(given, length)
-    merged = AttentionInput((), KeyRows(keys, values, torch.arange(length)), skip=positions[:0])
+    keys, values = merge_spans(given, length)
+    merged = AttentionInput((), KVRows(keys, values, torch.arange(length)), skip=positions[:0])
     again = attend_rows(query, merged, blocks, scaling=0.3, softcap=softcap)
     assert torch.equal(again, got)
 
@@ -63,7 +61,7 @@ def test_shared_spans_are_never_written_to() -> None:
     span = random_rows(torch.arange(0, 6), generator)
     before = span.keys.clone(), span.values.clone()
     private = random_rows(torch.tensor([2, 6]), generator)
-    keys, _ = merge(AttentionInput((span,), private, skip=torch.tensor([2])), 7)
+    keys, _ = merge_spans(AttentionInput((span,), private, skip=torch.tensor([2])), 7)
     keys += 1
     assert torch.equal(span.keys, before[0])
     assert torch.equal(span.values, before[1])
@@ -102,8 +100,8 @@ def test_no_rows_no_blocks() -> None:
     assert RowBlocks(torch.empty(0, dtype=torch.long), window=None, dtype=torch.float32).blocks == ()
 
 
-def test_rows_side_by_side_are_one_block() -> None:
-    """A question behind a long context sees nearly the same keys from every row; rows all over the prompt do not."""
+def test_adjacent_rows_are_one_block() -> None:
+    """All rows of a question after a long context see nearly the same keys; rows spread over the prompt do not."""
     generator = torch.Generator().manual_seed(0)
     stored = random_rows(torch.arange(700), generator)
     given = AttentionInput((), stored, torch.empty(0, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""Attention in two groups: the fast version against the definition, the definition against single numbers."""
+"""Grouped attention: the fast version against the definition, the definition against single numbers."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvweave.errors import InvalidRequest
 from kvweave.ops import logits
-from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference
+from kvweave.ops.attention import AttentionInput, KVRows, attend_reference
 from kvweave.ops.grouped_attention import ContextGroup, attend_grouped, attend_grouped_reference
 
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
@@ -21,7 +21,7 @@ def prompt(keys: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def stored(keys: torch.Tensor, values: torch.Tensor) -> AttentionInput:
     positions = torch.arange(keys.shape[2])
-    return AttentionInput((), KeyRows(keys, values, positions), skip=positions[:0])
+    return AttentionInput((), KVRows(keys, values, positions), skip=positions[:0])
 
 
 @st.composite
@@ -38,7 +38,7 @@ WINDOWS, CAPS = st.sampled_from([None, 1, 5, 1000]), st.sampled_from([None, 3.0]
 
 @settings(max_examples=150, deadline=None)
 @given(layouts(), WINDOWS, CAPS, st.sampled_from([0.5, 0.9, 2.0]), st.sampled_from([0.5, 0.9, 1.5]))
-def test_in_prompt_order_it_equals_the_definition(layout, window, softcap, temperature, scale):
+def test_the_fast_version_equals_the_definition(layout, window, softcap, temperature, scale):
     length, positions, columns, seed = layout
     rows, (keys, values) = torch.tensor(positions), prompt(length, seed)
     query = torch.randn(1, HEADS, len(rows), WIDTH, generator=torch.Generator().manual_seed(seed + 1))

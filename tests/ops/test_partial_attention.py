@@ -1,4 +1,4 @@
-"""Attention over portions against the softmax written out."""
+"""Attention over portions of the keys against the softmax written out."""
 
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ def written_out(query, keys, values, visible, scaling, softcap):
     cuts=st.lists(st.integers(0, 20), max_size=4),
     softcap=st.sampled_from([None, 3.0]),
 )
-def test_portions_in_any_number_give_the_whole(seed, rows, cuts, softcap):
+def test_any_number_of_portions_gives_the_whole_result(seed, rows, cuts, softcap):
     random = torch.Generator().manual_seed(seed)
     query = torch.randn(1, H, rows, D, generator=random)
     keys, values = torch.randn(2, G, 20, D, generator=random)
@@ -42,7 +42,7 @@ def test_portions_in_any_number_give_the_whole(seed, rows, cuts, softcap):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (G, 1), (1, 3), (G, 3)])
-def test_what_is_hidden_alike_for_heads_or_rows_is_given_once(shape):
+def test_a_mask_may_be_shared_by_heads_or_rows(shape):
     random = torch.Generator().manual_seed(1)
     query = torch.randn(1, H, 3, D, generator=random)
     keys, values = torch.randn(2, G, 9, D, generator=random)

@@ -1,4 +1,4 @@
-"""KV in fewer bits, against the definition in the module's docstring."""
+"""Quantised KV against the definition in the module's docstring."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.ops.quantise import BITS, coded_bytes, dequantise_reference, outlying_tokens, quantise
+from kvweave.ops.quantise import BITS, dequantise_reference, find_outliers, quantise, quantised_bytes
 from kvweave.types import ChunkKV, Storage
 
 STORAGES: list[Storage] = ["int8", "int4"]
@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def kv_of(
     layers: int = 2, heads: int = 2, tokens: int = 9, width: int = 6, seed: int = 0, spread: float = 1.0
 ) -> Tensor:
-    """(L, 2, G, S, D): every channel of the keys with a place and a spread of its own, as models have them."""
+    """Return (L, 2, G, S, D); every channel of the keys has its own mean and spread, as in real models."""
     generator = torch.Generator().manual_seed(seed)
     kv = torch.randn(layers, 2, heads, tokens, width, generator=generator)
     channels = torch.randn(layers, 1, heads, 1, width, generator=generator)
@@ -36,16 +36,16 @@ shapes = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(0, 140), st
     seed=st.integers(0, 99),
     spread=st.sampled_from([1e-3, 1.0, 100.0]),
 )
-def test_no_number_is_off_by_more_than_half_a_step_and_outliers_not_at_all(
+def test_errors_are_at_most_half_a_step_and_outliers_are_exact(
     shape: tuple[int, int, int, int], dtype: torch.dtype, storage: Storage, seed: int, spread: float
 ) -> None:
     kv = kv_of(*shape, seed=seed, spread=spread).to(dtype)
     packed = quantise(kv, storage)
-    decoded = packed.whole()
+    decoded = packed.all_layers()
     assert decoded.dtype == packed.dtype == dtype
     assert decoded.shape == packed.shape == kv.shape
     layers, parts, heads, tokens, width = kv.shape
-    assert packed.nbytes == coded_bytes((layers, parts, heads, tokens, width), dtype, storage)
+    assert packed.nbytes == quantised_bytes((layers, parts, heads, tokens, width), dtype, storage)
     steps = torch.stack(
         torch.broadcast_tensors(packed.key_step.expand(kv[:, 0].shape), packed.value_step.float()), dim=1
     )  # (L, 2, G, S, D)
@@ -57,7 +57,7 @@ def test_no_number_is_off_by_more_than_half_a_step_and_outliers_not_at_all(
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_steps_are_no_larger_than_the_ranges_ask_for(storage: Storage) -> None:
+def test_steps_are_no_larger_than_the_ranges_need(storage: Storage) -> None:
     kv = kv_of(tokens=200)
     packed = quantise(kv, storage)
     levels = 2 ** BITS[storage] - 1
@@ -83,32 +83,32 @@ def test_decoding_is_the_definition(
     shape: tuple[int, int, int, int], dtype: torch.dtype, storage: Storage
 ) -> None:
     packed = quantise(kv_of(*shape).to(dtype), storage)
-    whole = packed.whole()
+    whole = packed.all_layers()
     for layer in range(shape[0]):
         assert torch.equal(packed.layer(layer), whole[layer])
         torch.testing.assert_close(packed.layer(layer), dequantise_reference(packed, layer))
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_a_channel_that_never_changes_comes_back_as_it_is(storage: Storage) -> None:
+def test_a_constant_channel_is_decoded_exactly(storage: Storage) -> None:
     kv = kv_of(tokens=20)
     kv[:, 0, :, :, 2] = 0.1
     kv[:, 1, :, 3] = -3.0
-    decoded = quantise(kv, storage).whole()
+    decoded = quantise(kv, storage).all_layers()
     assert (decoded[:, 0, :, :, 2] == kv[0, 0, 0, 0, 2]).all()
     assert (decoded[:, 1, :, 3] == -3.0).all()
 
 
-def test_the_tokens_farthest_out_are_kept_as_they_are() -> None:
+def test_the_farthest_outliers_are_kept_exactly() -> None:
     kv = kv_of(layers=2, tokens=300)
     sinks = [[0, 17, 299], [5, 6, 250]]
     for layer, tokens in enumerate(sinks):
         kv[layer, 0, :, tokens] += 50 * kv[layer, 0].std(dim=1, keepdim=True)
-    assert outlying_tokens(kv).tolist() == sinks
-    decoded = quantise(kv, "int4").whole()
+    assert find_outliers(kv).tolist() == sinks
+    decoded = quantise(kv, "int4").all_layers()
     for layer, tokens in enumerate(sinks):
         others = [token for token in range(300) if token not in tokens]
-        keys = kv[layer, 0][:, others]  # (G, S, D): what takes part in the ranges
+        keys = kv[layer, 0][:, others]  # (G, S, D), those in the ranges
         half_step = (keys.amax(dim=1, keepdim=True) - keys.amin(dim=1, keepdim=True)) / 15 / 2
         assert ((decoded[layer, 0][:, others] - keys).abs() <= half_step * (1 + 1e-3)).all()
         assert torch.equal(decoded[layer, :, :, tokens], kv[layer, :, :, tokens])
@@ -132,7 +132,7 @@ def test_numbers_that_are_not_finite() -> None:
     kv = kv_of(tokens=20)
     kv[0, 0, 1, 7, 2] = torch.inf
     kv[1, 1, 0, 3, 0] = torch.nan
-    decoded = quantise(kv, "int8").whole()  # in the one token of each layer that is kept as it is
+    decoded = quantise(kv, "int8").all_layers()  # in the one token of each layer that is kept exactly
     assert torch.equal(decoded[0, :, :, 7], kv[0, :, :, 7])
     torch.testing.assert_close(decoded[1, :, :, 3], kv[1, :, :, 3], equal_nan=True)
     assert decoded.isfinite().sum() == kv.numel() - 2
@@ -141,17 +141,17 @@ def test_numbers_that_are_not_finite() -> None:
         quantise(kv, "int8")
 
 
-def test_only_what_is_coded_is_accepted() -> None:
+def test_other_storages_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="cannot be coded as exact; choose one of int8, int4"):
         quantise(kv_of(), "exact")
 
 
-def test_what_is_given_is_neither_changed_nor_kept() -> None:
+def test_the_input_is_neither_changed_nor_kept() -> None:
     kv = kv_of(tokens=20)
     before = kv.clone()
     packed = quantise(kv, "int8")
-    decoded = packed.whole()
+    decoded = packed.all_layers()
     assert torch.equal(kv, before)
     kv.zero_()
     decoded.zero_()
-    assert torch.equal(packed.whole(), quantise(before, "int8").whole())
+    assert torch.equal(packed.all_layers(), quantise(before, "int8").all_layers())

@@ -1,18 +1,18 @@
-"""Rows in fewer bits and back: the error is at most half a step of the group's scale."""
+"""Quantised rows: the error is at most half a step of the group's scale."""
 
 import pytest
 import torch
 
-from kvweave.ops.quantise import quantise_rows, restore_rows
+from kvweave.ops.quantise import dequantise_rows, quantise_rows
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])
-def test_rounding_errs_by_half_a_step_at_most(bits, size):
+def test_rounding_errors_are_at_most_half_a_step(bits, size):
     x = torch.randn(7, 3, 64, generator=torch.Generator().manual_seed(0)) * size
     codes, scales = quantise_rows(x, bits, 32)
     assert codes.shape == (7, 3, 64 * bits // 8)
-    back = restore_rows(codes, scales, bits, torch.float32)
+    back = dequantise_rows(codes, scales, bits, torch.float32)
     step = scales.float().repeat_interleave(32, -1)
     assert ((back - x).abs() <= step * 0.5001).all()
     assert (
@@ -24,13 +24,13 @@ def test_rounding_errs_by_half_a_step_at_most(bits, size):
 def test_zeros_stay_zeros():
     codes, scales = quantise_rows(torch.zeros(2, 32), 8, 32)
     assert torch.equal(
-        restore_rows(codes, scales, 8, torch.bfloat16), torch.zeros(2, 32, dtype=torch.bfloat16)
+        dequantise_rows(codes, scales, 8, torch.bfloat16), torch.zeros(2, 32, dtype=torch.bfloat16)
     )
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_row_is_coded_alone(bits):
-    """Which is why rows can be written one at a time."""
+def test_each_row_is_quantised_on_its_own(bits):
+    """So rows can be written one at a time."""
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)) * torch.tensor(
         [[1e-3], [1], [9], [50], [0]]
     )

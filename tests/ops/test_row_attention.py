@@ -1,6 +1,6 @@
 """Every implementation of attention over chosen rows against the definition, request by request.
 
-The kernel runs in Triton's interpreter where there is no GPU (see tests/conftest.py).
+Without a GPU the kernel runs in Triton's interpreter (see tests/conftest.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvweave.ops import row_blocks, split_attention
-from kvweave.ops.attention import AttentionInput, KeyRows, ReferenceAttention, RowAttention, attend_reference
-from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, paged
+from kvweave.ops.attention import AttentionInput, KVRows, ReferenceAttention, RowAttention, attend_reference
+from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, cut_pages
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave.ops.row_blocks import BlockedAttention
 from kvweave.ops.split_attention import SplitAttention
@@ -39,7 +39,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Sequence[Tensor]], RowAttention]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Requests as (rows that are queried, what they attend to), and a query for all of them."""
+    """The queried rows and the attention inputs of several requests, and a packed query for all."""
 
     rows: list[Tensor]
     given: list[AttentionInput]
@@ -48,15 +48,15 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Requests over a few chunks that they share, in any order, with rows of their own between and in place of them."""
+    """Requests over a few shared chunks, in any order, with private rows between them and in place of their rows."""
     kv_heads, group = draw(st.sampled_from([(2, 2), (1, 7), (3, 1)]))
     width = draw(st.sampled_from([8, 24]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
 
-    def rows_at(positions: Tensor) -> KeyRows:
+    def rows_at(positions: Tensor) -> KVRows:
         shape = (1, kv_heads, positions.numel(), width)
         keys, values = (torch.randn(shape, generator=generator).to(DEVICE) for _ in range(2))
-        return KeyRows(keys, values, positions.to(DEVICE))
+        return KVRows(keys, values, positions.to(DEVICE))
 
     sizes = draw(st.lists(st.sampled_from([0, 1, 3, 63, 64, 65, 100]), min_size=1, max_size=3))
     chunks = [rows_at(torch.arange(size)) for size in sizes]
@@ -65,7 +65,7 @@ def cases(draw: st.DrawFn) -> Case:
     for pieces in requests:
         shared, computed, stale, length = [], [], [], 0
         for piece in pieces:
-            if piece < 0:  # so many rows without stored KV
+            if piece < 0:  # -piece rows without stored KV
                 computed += range(length, length - piece)
                 length -= piece
                 continue
@@ -80,7 +80,7 @@ def cases(draw: st.DrawFn) -> Case:
             stale += sorted(again)
             length += size
         computed.append(length)
-        # Decoding asks for the last row alone, prefill for all that are computed.
+        # Decoding queries the last row alone, prefill all computed rows.
         asked = computed if draw(st.booleans()) else computed[-draw(st.integers(1, 3)) :]
         rows.append(torch.tensor(asked, device=DEVICE))
         skip = torch.tensor(stale, dtype=torch.long, device=DEVICE)
@@ -109,12 +109,12 @@ def test_every_implementation_does_what_the_definition_says(
 
 
 def three_chunks(seed: int, *, dtype: torch.dtype = torch.float32) -> Case:
-    """Two requests over the same three chunks, of which each recomputes rows of its own."""
+    """Two requests over the same three chunks, each of which recomputes its own rows."""
     generator = torch.Generator().manual_seed(seed)
 
-    def rows_at(positions: Tensor) -> KeyRows:
+    def rows_at(positions: Tensor) -> KVRows:
         keys, values = (torch.randn(1, 2, positions.numel(), 16, generator=generator) for _ in range(2))
-        return KeyRows(keys.to(DEVICE, dtype), values.to(DEVICE, dtype), positions.to(DEVICE))
+        return KVRows(keys.to(DEVICE, dtype), values.to(DEVICE, dtype), positions.to(DEVICE))
 
     shared = tuple(rows_at(torch.arange(start, start + 70)) for start in (0, 70, 140))
     chosen = [torch.tensor([3, 71, 100, 210, 211]), torch.tensor([0, 139, 140, 210])]
@@ -124,7 +124,7 @@ def three_chunks(seed: int, *, dtype: torch.dtype = torch.float32) -> Case:
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_the_next_layer_has_other_keys_at_the_same_places(name: str) -> None:
+def test_the_next_layer_has_other_keys_at_the_same_positions(name: str) -> None:
     first, second = three_chunks(0), three_chunks(1)
     attention = IMPLEMENTATIONS[name](first.rows)
     attention.attend(first.query, first.given, scaling=0.3)
@@ -134,7 +134,7 @@ def test_the_next_layer_has_other_keys_at_the_same_places(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_stale_copies_are_not_seen_and_nothing_is_written_to(name: str) -> None:
+def test_stale_copies_are_not_seen_and_inputs_are_not_changed(name: str) -> None:
     case = three_chunks(0)
     spans = [span for own in case.given for span in (*own.shared, own.private)]
     held = [span.keys.sum() for span in spans]
@@ -151,7 +151,7 @@ def test_stale_copies_are_not_seen_and_nothing_is_written_to(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["kernel", "split", "blocks"])
-def test_other_precisions_stay_near_the_definition(name: str, dtype: torch.dtype) -> None:
+def test_other_dtypes_stay_near_the_definition(name: str, dtype: torch.dtype) -> None:
     if name == "kernel" and dtype != torch.float16:
         pytest.skip("the interpreter has float16 and float32")
     case = three_chunks(0, dtype=dtype)
@@ -165,10 +165,10 @@ def test_other_precisions_stay_near_the_definition(name: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_views_of_stored_tensors_are_read_as_they_lie(name: str) -> None:
+def test_views_of_stored_tensors_are_read_in_place(name: str) -> None:
     case = three_chunks(0)
     stored = torch.randn(2, 2, 1, 2, 70, 16, device=DEVICE)[1]  # one layer of (L, 2, B, G, S, D)
-    shared = (KeyRows(stored[0], stored[1], torch.arange(70, device=DEVICE)), *case.given[0].shared[1:])
+    shared = (KVRows(stored[0], stored[1], torch.arange(70, device=DEVICE)), *case.given[0].shared[1:])
     transposed = case.given[0].private.keys.transpose(2, 3).contiguous().transpose(2, 3)
     private = replace(case.given[0].private, keys=transposed)
     given = [replace(case.given[0], shared=shared, private=private)]
@@ -179,20 +179,20 @@ def test_views_of_stored_tensors_are_read_as_they_lie(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["split", "blocks"])
-def test_a_whole_prompt_may_lie_in_any_layout(name: str) -> None:
-    """One head of its own for each, and nothing is copied on the way to the kernel."""
+def test_a_whole_prompt_may_have_any_memory_layout(name: str) -> None:
+    """With one query head per KV head, nothing is copied on the way to the kernel."""
     generator = torch.Generator().manual_seed(0)
     query, keys, values = (torch.randn(1, 2, 16, 90, generator=generator).transpose(2, 3) for _ in range(3))
     rows = [torch.tensor([4, 40, 89])]
-    given = [AttentionInput((), KeyRows(keys, values, torch.arange(90)), torch.empty(0))]
+    given = [AttentionInput((), KVRows(keys, values, torch.arange(90)), torch.empty(0))]
     got = IMPLEMENTATIONS[name](rows).attend(query[:, :, :3], given, scaling=0.3)
     expected = ReferenceAttention(rows).attend(query[:, :, :3], given, scaling=0.3)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
-def test_pages_show_each_position_of_a_request_once() -> None:
+def test_each_position_of_a_request_is_visible_in_one_page() -> None:
     case = three_chunks(0)
-    pages = paged(case.given)
+    pages = cut_pages(case.given)
     for request in range(2):
         own = slice(int(pages.edges[request]), int(pages.edges[request + 1]))
         shown = pages.positions[own][pages.positions[own] != HIDDEN]
@@ -203,18 +203,18 @@ def test_pages_show_each_position_of_a_request_once() -> None:
             assert (low, high) == (int(visible.min()), int(visible.max()))
 
 
-def test_pages_of_nothing_but_stale_rows_are_left_out() -> None:
+def test_pages_of_stale_rows_only_are_left_out() -> None:
     positions = torch.arange(3 * PAGE_ROWS)
     keys = torch.zeros(1, 1, 3 * PAGE_ROWS, 8)
     stale = positions[PAGE_ROWS : 2 * PAGE_ROWS]
-    private = KeyRows(keys[:, :, :PAGE_ROWS], keys[:, :, :PAGE_ROWS], stale)
-    pages = paged([AttentionInput((KeyRows(keys, keys, positions),), private, skip=stale)])
+    private = KVRows(keys[:, :, :PAGE_ROWS], keys[:, :, :PAGE_ROWS], stale)
+    pages = cut_pages([AttentionInput((KVRows(keys, keys, positions),), private, skip=stale)])
     assert pages.places.tolist() == [[0, 0], [0, 2 * PAGE_ROWS], [1, 0]]
 
 
 @pytest.fixture
 def two_rows_to_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or three where they are left over; three heads share keys."""
+    """Make blocks of two rows, or three at the end; three heads share keys."""
     for name, queries in (("LARGE", 6), ("LARGE_STEP", 1), ("SMALL", 6), ("SMALL_STEP", 1)):
         monkeypatch.setattr(split_attention, name, queries)
     monkeypatch.setattr(split_attention.torch, "get_num_threads", lambda: 1)
@@ -226,7 +226,7 @@ def two_rows_to_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("two_rows_to_a_block")
 def test_keys_that_all_rows_of_a_block_see_need_no_mask(window: int | None, unmasked: list[int]) -> None:
-    """With a window there are masked keys before the others and behind them, or masked ones alone."""
+    """With a window, masked keys lie on both sides of the others, or all keys are masked."""
     case = three_chunks(0)
     attention = SplitAttention(case.rows, torch.float32)
     got = attention.attend(case.query, case.given, scaling=0.3, window=window)
@@ -237,7 +237,7 @@ def test_keys_that_all_rows_of_a_block_see_need_no_mask(window: int | None, unma
 
 
 @pytest.mark.usefixtures("two_rows_to_a_block")
-def test_masks_that_are_very_large_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_large_masks_are_made_again_for_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     case, made = three_chunks(0), []
     make = split_attention._Blocks._make_mask
     monkeypatch.setattr(
@@ -252,19 +252,19 @@ def test_masks_that_are_very_large_are_made_again(monkeypatch: pytest.MonkeyPatc
         made.clear()
 
 
-def test_whole_steps_of_masked_keys_may_be_hidden() -> None:
-    """The kernel takes 512 keys at a time: the last row's window begins behind the first ones."""
+def test_a_whole_step_of_the_kernel_may_be_masked() -> None:
+    """The kernel takes 512 keys at a time; the last row's window starts after the first step."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.tensor([0, 5, 1300])]
     keys, values = (torch.randn(1, 1, 1400, 8, generator=generator) for _ in range(2))
     query = torch.randn(1, 2, 3, 8, generator=generator)
-    given = [AttentionInput((), KeyRows(keys, values, torch.arange(1400)), torch.empty(0))]
+    given = [AttentionInput((), KVRows(keys, values, torch.arange(1400)), torch.empty(0))]
     got = SplitAttention(rows, torch.float32).attend(query, given, scaling=0.3, window=700)
     expected = ReferenceAttention(rows).attend(query, given, scaling=0.3, window=700)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
-def test_a_cpu_takes_what_suits_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_gets_the_implementation_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     some, whole = torch.tensor([2, 5]), torch.arange(3)
     for dtype in (torch.bfloat16, torch.float32):
         assert isinstance(row_attention([whole, some], dtype), SplitAttention)
@@ -274,15 +274,15 @@ def test_a_cpu_takes_what_suits_the_rows(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_takes_the_kernel_where_triton_is() -> None:
+def test_a_gpu_gets_the_kernel_if_triton_is_installed() -> None:
     taken = row_attention([torch.arange(3, device="cuda")], torch.float32)
     assert isinstance(taken, BlockedAttention) != has_triton()
 
 
 @pytest.mark.parametrize("name", ["split", "blocks"])
-def test_a_request_without_rows_takes_no_room(name):
+def test_a_request_without_rows_adds_nothing(name):
     generator = torch.Generator().manual_seed(0)
-    held = KeyRows(*(torch.randn(1, 2, 9, 8, generator=generator) for _ in range(2)), torch.arange(9))
+    held = KVRows(*(torch.randn(1, 2, 9, 8, generator=generator) for _ in range(2)), torch.arange(9))
     rows = [torch.arange(5, 9), torch.empty(0, dtype=torch.long)]
     query, given = (
         torch.randn(1, 4, 4, 8, generator=generator),

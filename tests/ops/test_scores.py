@@ -1,4 +1,4 @@
-"""Scores of tokens against their definitions, written out."""
+"""Scores of tokens against their definitions written out."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvweave.ops import logits
-from kvweave.ops.attention import AttentionInput, KeyRows, attend_reference
+from kvweave.ops.attention import AttentionInput, KVRows, attend_reference
 from kvweave.ops.scores import (
     attention_shares,
     kv_deviation,
@@ -30,15 +30,15 @@ WIDTH, KV_HEADS, HEADS = 8, 2, 4
     st.sampled_from([None, 2.0]),
     st.integers(0, 2**16),
 )
-def test_mean_attention_is_the_weights_of_the_definition(layout, window, softcap, seed):
-    """With the unit vectors as values, attention's output is its weights."""
+def test_attention_scores_equal_the_weights_of_the_definition(layout, window, softcap, seed):
+    """With unit vectors as values, the attention output is its weights."""
     keys, positions = layout
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(1, HEADS, len(positions), WIDTH, generator=generator)
     key = torch.randn(1, KV_HEADS, keys, WIDTH, generator=generator)
     units = torch.eye(keys).expand(1, KV_HEADS, keys, keys)
     rows = torch.tensor(positions)
-    stored = AttentionInput((), KeyRows(key, units, torch.arange(keys)), rows[:0])
+    stored = AttentionInput((), KVRows(key, units, torch.arange(keys)), rows[:0])
     weights = attend_reference(query, rows, stored, scaling=0.3, window=window, softcap=softcap)
     got = mean_attention(query, rows, key, scaling=0.3, window=window, softcap=softcap)
     torch.testing.assert_close(got, weights.mean(dim=(1, 2)))
@@ -78,7 +78,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     torch.testing.assert_close(attention_shares(query, rows, keys, parts, scaling=1.0), shares)
 
 
-def test_top_tokens_are_as_many_as_asked_for_and_ties_go_to_the_first():
+def test_top_tokens_gives_count_tokens_and_ties_go_to_the_first():
     chosen = top_tokens(torch.tensor([[1.0, 3.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]), 2)
     assert chosen.tolist() == [[True, True, False, False], [True, True, False, False]]
     assert not top_tokens(torch.tensor([1.0, 2.0]), 0).any()

@@ -14,5 +14,5 @@ def database(tmp_path):
 
 @pytest.fixture
 def predictions(database):
-    """An outlook that knows nothing yet."""
+    """An empty prediction store."""
     return PredictionStore(database)

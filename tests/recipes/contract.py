@@ -1,23 +1,27 @@
-"""What the contract tests have in common: preparing without an embedding model, and what plain full attention gives."""
+"""Shared by the contract tests: preparation without an embedding model, and the results of plain full attention."""
 
 import hashlib
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from kvweave.recipes.context import ChunkList, PrepareContext
+from kvweave.recipes.features import attention_key
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import run
-from kvweave.recipes.simulated_requests import attention_key
+from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.state import PrefillState
+from kvweave.testing import tiny_model
 from kvweave.types import ChunkFeature
 
 TOLERANCE = 1e-4
-SELECTING = [name for name in METHODS if recipe_named(name).select.selects]
+SELECTING = [name for name in METHODS if recipe_named(name).select.selective]
 
 
 def plain_logits(adapter, prompt):
-    """(1, vocab), by an ordinary call of the model."""
+    """Return (1, vocab) from an ordinary call of the model."""
     tokens = adapter.template.render(prompt)
     adapter.rotation.reset_lengths()
     with torch.no_grad():
@@ -31,7 +35,7 @@ def close(a, b):
 
 
 def corpus_of(adapter, prompt):
-    """Likeness by length, so that no embedding model is needed."""
+    """A corpus in which similar texts have similar lengths, so that no embedding model is needed."""
     return ChunkList(
         [prompt.chunks],
         adapter.template.chunk_ids,
@@ -39,26 +43,79 @@ def corpus_of(adapter, prompt):
     )
 
 
-def shop_of(adapter, store, prompt):
+def ctx_of(adapter, store, prompt):
     return PrepareContext(
         adapter, store, adapter.template.prefix_ids(prompt.system), corpus_of(adapter, prompt)
     )
 
 
 def prepare(adapter, store, prompt, recipe, chunks=slice(None)):
-    """Some of a prompt's chunks for a recipe or a name."""
+    """Prepare some of a prompt's chunks for a recipe or a name."""
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
     ids = [adapter.template.chunk_ids(text) for text in prompt.chunks[chunks]]
-    return prepare_chunks(shop_of(adapter, store, prompt), ids, recipe)
+    return prepare_chunks(ctx_of(adapter, store, prompt), ids, recipe)
 
 
 def prefilled(adapter, store, prompt, name, **budget):
-    """Without storing what it leaves."""
+    """Prefill a prompt without storing new entries."""
     return run(recipe_named(name), adapter, store, adapter.template.render(prompt), **budget)
 
 
+def state_of(adapter, store, prompt, recipe):
+    """Return the placed prompt of a recipe or a name, with nothing computed yet."""
+    recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
+    request = PrefillRequest(adapter, store, adapter.template.render(prompt), Budget(0.2))
+    matched = recipe.match.find(request, recipe.prepare)
+    placed = recipe.place.place(request, matched)
+    kv_cache = adapter.new_cache(request.prompt.tokens, placed.spans, placed.positions)
+    return PrefillState(request, kv_cache, matched, recipe.attend)
+
+
+def second_layer_distances(adapter, state):
+    """Return full attention's keys and values in the second layer minus the stored ones, of stale rows."""
+    ids = state.request.prompt.token_ids
+    whole, stored = adapter.new_cache(len(ids)), adapter.new_cache(len(ids), state.kv_cache.spans)
+    adapter.compute(whole, ids, adapter.rows(torch.arange(len(ids))))
+    adapter.compute(stored, ids, adapter.rows(state.fresh))
+    pairs = zip(_second_layer(whole, len(ids)), _second_layer(stored, len(ids)), strict=True)
+    return [(new - stale)[:, state.stale] for new, stale in pairs]
+
+
+def _second_layer(kv_cache, tokens):
+    """Return keys and values, each (G, N, D)."""
+    layer = kv_cache.layers[1]
+    return layer.keys[0, :, :tokens], layer.values[0, :, :tokens]
+
+
+def eager_model():
+    """Return a tiny model that returns its attention weights."""
+    model = tiny_model()
+    model.set_attn_implementation("eager")
+    return model
+
+
+def question_attention(plain, adapter, store, prompt, name):
+    """The question's attention when an ordinary call continues from the stale KV, (L, H, question rows, N)."""
+    tokens = adapter.template.render(prompt)
+    kv_cache = prefilled(adapter, store, prompt, name, ratio=0.0).kv_cache
+    start, (first, end) = tokens.spans[-1].start, tokens.user_rows
+    held = DynamicCache()
+    for number, layer in enumerate(kv_cache.layers):
+        held.update(layer.keys[:, :, :start].clone(), layer.values[:, :, :start].clone(), number)
+    with torch.no_grad():
+        out = plain(torch.tensor([tokens.token_ids[start:]]), past_key_values=held, output_attentions=True)
+    return torch.stack([layer[0, :, first - start : end - start] for layer in out.attentions])
+
+
+def context_shares(weights, state):
+    """Attention to the chunks as shares of their sum, averaged over heads and rows, (L, context)."""
+    first, end = state.context
+    inside = weights[..., first:end]
+    return (inside / inside.sum(dim=-1, keepdim=True)).mean(dim=(1, 2))
+
+
 def entries(adapter, store, prompt):
-    """All KV of the system prefix and the chunks, by tokens and making, as the store hands it out."""
+    """Return all KV of the system prefix and the chunks as the store returns it, by tokens and provenance."""
     ids = [tuple(adapter.template.chunk_ids(text)) for text in prompt.chunks]
     ids.append(tuple(adapter.template.prefix_ids(prompt.system)))
     made = store.versions(adapter.fingerprint, ids)
@@ -70,7 +127,7 @@ def entries(adapter, store, prompt):
 
 
 def features(adapter, store, prompt, recipe):
-    """All notes that a recipe has about the chunks, by tokens, making and name."""
+    """Return all features of the chunks that a recipe uses, by tokens, provenance and tensor name."""
     prefix, found = adapter.template.prefix_ids(prompt.system), {}
     wanted = []
     for text in prompt.chunks:
@@ -93,7 +150,7 @@ def stale_rows(result):
 
 
 class Counted:
-    """A recompute slot that notes which rows each layer computes."""
+    """A recompute slot that records which rows each layer computes."""
 
     def __init__(self, inner):
         self.inner, self.rows = inner, []
@@ -101,7 +158,7 @@ class Counted:
     def run(self, state, rows, hooks, *, capture):
         return self.inner.run(state, rows, [*hooks, self], capture=capture)
 
-    def see(self, queries):
+    def on_layer(self, queries):
         self.rows.append(queries.rows.tolist())
 
 

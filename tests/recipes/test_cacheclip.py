@@ -1,4 +1,4 @@
-"""CacheClip against its definition: plain passes of the auxiliary model, windows and mapping written out."""
+"""CacheClip against its definition: plain passes of the auxiliary model, with windows and mapping spelled out."""
 
 import math
 import os
@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kvweave
-from kvweave.kvstore.header import VerifiedLayers
+from kvweave.kvstore.layers import VerifiedLayers
 from kvweave.models import loading
-from kvweave.recipes.auxiliary import Auxiliary, auxiliary_named
+from kvweave.recipes.auxiliary import AuxiliaryModel, load_auxiliary
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_model, tiny_tokenizer
@@ -33,7 +33,7 @@ def prompt():
 
 @pytest.fixture(scope="module")
 def small_auxiliary(tmp_path_factory):
-    """A folder with another auxiliary model, which has room for 64 tokens."""
+    """A folder with another auxiliary model, whose context is 64 tokens."""
     folder = tmp_path_factory.mktemp("auxiliary")
     model = tiny_model("llama", seed=7)
     model.config.max_position_embeddings = 64
@@ -49,7 +49,7 @@ def plain_model():
 
 @cache
 def plain_scores(chunk: str, question: str) -> tuple[list[float], list[tuple[int, int]]]:
-    """Attention in one ordinary forward pass of prefix ++ chunk ++ question; scores and characters of the chunk's tokens."""
+    """Return scores and characters of a chunk's tokens, by one ordinary pass over prefix ++ chunk ++ question."""
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
 
     def encode(part):
@@ -70,7 +70,7 @@ def plain_scores(chunk: str, question: str) -> tuple[list[float], list[tuple[int
 
 
 def kept(scores: list[list[float]], count: int, window: int, more_than: int) -> set[tuple[int, int]]:
-    """Chunk and number of what is selected and kept of the auxiliary's tokens (CacheClip §3.3)."""
+    """Return chunk and number of the auxiliary's tokens that are selected and kept (CacheClip §3.3)."""
     ranked = sorted(
         (-score, chunk, token) for chunk, part in enumerate(scores) for token, score in enumerate(part)
     )
@@ -87,7 +87,7 @@ def expected(adapter, prompt, ratio: float, *, refill: bool) -> list[int]:
     scores, characters = zip(*(plain_scores(each, prompt.question) for each in texts), strict=True)
     tokens = sum(map(len, scores))
     budget = math.ceil(ratio * sum(span.tokens for span in stale))
-    shared = {  # the auxiliary's tokens that each row has a character in common with
+    shared = {  # the auxiliary's tokens that share a character with each row
         span.start + number: {
             (chunk, token) for token, (a, b) in enumerate(characters[chunk]) if a < end and start < b
         }
@@ -116,7 +116,7 @@ def test_rows_are_those_of_the_definition(adapter, store, prompt, name):
         assert rows
 
 
-def test_a_refill_uses_the_budget_up(adapter, store, prompt):
+def test_refill_uses_the_whole_budget(adapter, store, prompt):
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
     stale = sum(len(adapter.template.chunk_ids(chunk)) for chunk in prompt.chunks[1:])
     for ratio in (0.01, 0.1, 0.5, 0.99):
@@ -125,64 +125,66 @@ def test_a_refill_uses_the_budget_up(adapter, store, prompt):
         )
 
 
-def test_what_was_read_at_indexing_time_is_not_read_again(adapter, store, prompt, monkeypatch):
+def test_chunks_encoded_at_indexing_time_are_not_encoded_again(adapter, store, prompt, monkeypatch):
     assert kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system) == 4
     assert kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system) == 0
     with monkeypatch.context() as patched:
-        patched.setattr(Auxiliary, "read", lambda *_: pytest.fail("a chunk is read again"))
+        patched.setattr(AuxiliaryModel, "encode", lambda *_: pytest.fail("a chunk is encoded again"))
         rows = selected(adapter, store, prompt, "cacheclip", ratio=0.5)
     assert rows
-    with kvweave.ChunkStore(store.folder / "bare") as other:  # nothing recorded: read for this request alone
+    with kvweave.ChunkStore(
+        store.folder / "bare"
+    ) as other:  # no features: the request encodes the chunks itself
         kvweave.prepare(adapter, other, prompt.chunks, recipe="reuse", system=prompt.system)
         assert selected(adapter, other, prompt, "cacheclip", ratio=0.5) == rows
 
 
-def test_the_auxiliary_reads_beside_the_loading(adapter, store, prompt, monkeypatch):
-    """The kernel has been asked for every file, and nothing waits for one, while the auxiliary model is at work."""
+def test_the_auxiliary_model_runs_while_kv_is_loading(adapter, store, prompt, monkeypatch):
+    """While the auxiliary model runs, the kernel has been asked for every file and no layer has been awaited."""
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
     seen = []
 
-    def told(owner, name, what):
+    def record(owner, name, what):
         plain = getattr(owner, name)
         monkeypatch.setattr(
             owner, name, lambda *given, **named: (seen.append(what), plain(*given, **named))[1]
         )
 
-    told(os, "posix_fadvise", "begins to load")
-    told(VerifiedLayers, "layer", "used")
-    told(Auxiliary, "attention", "auxiliary")
+    record(os, "posix_fadvise", "loading starts")
+    record(VerifiedLayers, "layer", "used")
+    record(AuxiliaryModel, "attention", "auxiliary")
     with kvweave.ChunkStore(store.folder) as reopened:
         assert selected(adapter, reopened, prompt, "cacheclip", ratio=0.5)
     at_work = seen.index("auxiliary")
-    assert seen[:at_work].count("begins to load") >= len(prompt.chunks) + 1  # the system prefix
+    assert seen[:at_work].count("loading starts") >= len(prompt.chunks) + 1  # the system prefix
     assert "used" not in seen[:at_work]
     assert seen[at_work:].count("used") >= adapter.geometry.layers * (len(prompt.chunks) + 1)
 
 
-def test_the_users_instruction_does_not_matter_to_the_auxiliary(adapter, store, prompt):
+def test_features_do_not_depend_on_the_users_instruction(adapter, store, prompt):
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system="Another.")
     features = store.stats().entries
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
-    assert store.stats().entries == features + 4 + 1  # the chunks' KV and the prefix's, and no more notes
+    assert store.stats().entries == features + 4 + 1  # the chunks' KV and the prefix's, and no more features
 
 
-def test_each_auxiliary_has_notes_of_its_own(adapter, store, prompt, small_auxiliary):
+def test_each_auxiliary_model_has_its_own_features(adapter, store, prompt, small_auxiliary):
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
     other = recipe_named("cacheclip", auxiliary=small_auxiliary)
     assert kvweave.prepare(adapter, store, prompt.chunks, recipe=other, system=prompt.system) == 4
     kinds = [kind for kind in store.stats().by_kind if kind.startswith("auxiliary-")]
     assert len(kinds) == 2
-    assert auxiliary_named(small_auxiliary) is auxiliary_named(small_auxiliary)
-    assert auxiliary_named(small_auxiliary).adapter.geometry.device.type == "cpu"
+    assert load_auxiliary(small_auxiliary) is load_auxiliary(small_auxiliary)
+    assert load_auxiliary(small_auxiliary).adapter.geometry.device.type == "cpu"
 
 
-def test_of_a_chunk_that_the_auxiliary_has_no_room_for_only_the_beginning_is_selected(
+def test_only_the_beginning_of_a_chunk_beyond_the_auxiliary_context_is_selected(
     adapter, store, prompt, small_auxiliary
 ):
     recipe = recipe_named("cacheclip", auxiliary=small_auxiliary)
     kvweave.prepare(adapter, store, prompt.chunks, recipe=recipe, system=prompt.system)
     rendered = adapter.template.render(prompt)
-    auxiliary = auxiliary_named(small_auxiliary)
+    auxiliary = load_auxiliary(small_auxiliary)
     seen = 64 - auxiliary.prefix.tokens  # both tokenizers are the same here
     assert 0 < seen < min(span.tokens for span in rendered.spans[2:5])
     rows = run(recipe, adapter, store, rendered, ratio=0.95).selected.tolist()
@@ -212,7 +214,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("chunk", ODD.values(), ids=ODD)
-def test_no_text_is_too_odd(adapter, store, chunk):
+def test_unusual_texts_are_accepted(adapter, store, chunk):
     for question in ("", "<eos> größer 🌧\x00?"):
         prompt = kvweave.Prompt(question, ("the inn", chunk, chunk, text(1)), system="Answer.")
         kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
@@ -221,7 +223,7 @@ def test_no_text_is_too_odd(adapter, store, chunk):
             assert result.logits.isfinite().all()
 
 
-def test_a_tokenizer_that_tells_no_characters_will_do(adapter, store, monkeypatch):
+def test_a_tokenizer_without_offsets_gives_the_same_rows(adapter, store, monkeypatch):
     letters = tuple(" ".join(f"kvw{n}j{m}pm" for m in range(9)) for n in range(4))  # a token each
     prompt = kvweave.Prompt("Where is kvw2?", letters, system="Answer.")
     kvweave.prepare(adapter, store, prompt.chunks, recipe="reuse", system=prompt.system)

@@ -1,4 +1,4 @@
-"""Cache-Craft against its definition: plain passes with eager attention, versions and scores written out."""
+"""Cache-Craft against its definition: plain passes with eager attention, versions and scores spelled out."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -13,7 +13,7 @@ from kvweave.recipes.attend import Causal
 from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.offline import lacking, prepare_chunks
+from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.recipes.simulated_requests import SimulatedRequests
@@ -32,7 +32,7 @@ def plain():
     return model
 
 
-def shop_of(adapter, store, prompt):
+def ctx_of(adapter, store, prompt):
     return PrepareContext(adapter, store, adapter.template.prefix_ids(prompt.system))
 
 
@@ -47,7 +47,7 @@ def observed(adapter, store, chunks):
 
 
 def shares(adapter, store, chunk, provenance):
-    """The note about a version, (P + 2, n)."""
+    """The attention feature of a version, (P + 2, n)."""
     (feature,) = store.find_features(adapter.fingerprint, [(chunk, replace(provenance, kind="attention"))])
     return feature.tensors["shares"]
 
@@ -64,9 +64,9 @@ def plain_shares(plain, parts):
     return torch.stack([part.sum(dim=1) for part in weights.split([len(part) for part in parts], dim=1)])
 
 
-class TestRehearsals:
-    def test_leave_exact_kv_and_the_attention_it_was_made_with(self, adapter, store, prompt, plain):
-        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+class TestSimulatedRequests:
+    def test_give_exact_kv_and_its_attention(self, adapter, store, prompt, plain):
+        ctx, chunks = ctx_of(adapter, store, prompt), ids_of(adapter, prompt)
         assert prepare_chunks(ctx, chunks, CRAFT) == len(chunks)
         by_digest = {digest_tokens(ids): ids for ids in chunks}
         for chunk, versions in zip(chunks, observed(adapter, store, chunks), strict=True):
@@ -79,12 +79,12 @@ class TestRehearsals:
                 whole = adapter.encode([token for part in parts for token in part])
                 kv = store.get(adapter.fingerprint, chunk, provenance).kv
                 torch.testing.assert_close(kv, whole.kv[:, :, :, -len(chunk) :], atol=1e-4, rtol=1e-4)
-                noted = shares(adapter, store, chunk, provenance)
-                torch.testing.assert_close(noted, plain_shares(plain, parts), atol=1e-5, rtol=1e-4)
-                torch.testing.assert_close(noted.sum(dim=0), torch.ones(len(chunk)))
+                recorded = shares(adapter, store, chunk, provenance)
+                torch.testing.assert_close(recorded, plain_shares(plain, parts), atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(recorded.sum(dim=0), torch.ones(len(chunk)))
 
-    def test_say_what_a_token_pays_to_one_earlier_chunk_on_the_mean(self, adapter, store, prompt):
-        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+    def test_give_the_mean_attention_to_one_earlier_chunk(self, adapter, store, prompt):
+        ctx, chunks = ctx_of(adapter, store, prompt), ids_of(adapter, prompt)
         prepare_chunks(ctx, chunks, CRAFT)
         for chunk, versions in zip(chunks, observed(adapter, store, chunks), strict=True):
             paid = torch.cat([shares(adapter, store, chunk, provenance)[1:-1] for provenance in versions])
@@ -92,84 +92,84 @@ class TestRehearsals:
             (feature,) = store.find_features(adapter.fingerprint, [(chunk, provenance)])
             torch.testing.assert_close(feature.tensors["inter"], paid.mean(dim=0))
 
-    def test_give_the_same_whatever_the_order_and_nothing_the_second_time(self, adapter, prompt, tmp_path):
-        chunks, kept = ids_of(adapter, prompt), []
+    def test_do_not_depend_on_the_order_and_run_once(self, adapter, prompt, tmp_path):
+        chunks, contents = ids_of(adapter, prompt), []
         for number, order in enumerate((chunks, chunks[::-1])):
             with kvweave.ChunkStore(tmp_path / str(number)) as store:
-                ctx = shop_of(adapter, store, prompt)
+                ctx = ctx_of(adapter, store, prompt)
                 prepare_chunks(ctx, order, CRAFT)
-                assert lacking(ctx, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
+                assert missing_bytes(ctx, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
                 assert prepare_chunks(ctx, order, CRAFT) == 0
                 versions = observed(adapter, store, chunks)
-                kept.append(
+                contents.append(
                     {
                         provenance: store.get(adapter.fingerprint, chunk, provenance).kv.clone()
                         for chunk, made in zip(chunks, versions, strict=True)
                         for provenance in made
                     }
                 )
-        assert kept[0].keys() == kept[1].keys()
-        assert all(torch.equal(kept[0][provenance], kept[1][provenance]) for provenance in kept[0])
+        assert contents[0].keys() == contents[1].keys()
+        assert all(
+            torch.equal(contents[0][provenance], contents[1][provenance]) for provenance in contents[0]
+        )
 
-    def test_wait_for_a_second_chunk_and_catch_up_after_another_recipe(self, adapter, store, prompt):
-        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)[:2]
+    def test_need_a_second_chunk_and_run_later_after_another_recipe(self, adapter, store, prompt):
+        ctx, chunks = ctx_of(adapter, store, prompt), ids_of(adapter, prompt)[:2]
         named = [(digest_tokens(ids), len(ids)) for ids in chunks]
         prepare_chunks(ctx, chunks[:1], CRAFT)
-        assert list(lacking(ctx, named, CRAFT)) == [0, 1]  # the first one stood behind nothing yet
+        assert list(missing_bytes(ctx, named, CRAFT)) == [0, 1]  # the first one came after no other yet
         prepare_chunks(ctx, chunks[1:], recipe_named("reuse"))
-        assert lacking(ctx, named, recipe_named("reuse")) == {}
+        assert missing_bytes(ctx, named, recipe_named("reuse")) == {}
         assert prepare_chunks(ctx, chunks, CRAFT) == 2
-        assert lacking(ctx, named, CRAFT) == {}
+        assert missing_bytes(ctx, named, CRAFT) == {}
         assert all(observed(adapter, store, chunks))
 
-    def test_of_few_chunks_take_place_in_company_of_those_that_are_there(self, adapter, store, prompt):
-        """A chunk added alone stands behind others as well; nothing is noted about these again."""
+    def test_of_few_chunks_are_filled_up_from_the_corpus(self, adapter, store, prompt):
+        """A chunk added alone comes after others too; these get no new features."""
         chunks = ids_of(adapter, prompt)
         corpus = ChunkList(
             [prompt.chunks], adapter.template.chunk_ids, lambda given: np.eye(4, dtype=np.float32)
         )
-        ctx = replace(shop_of(adapter, store, prompt), corpus=corpus)
+        ctx = replace(ctx_of(adapter, store, prompt), corpus=corpus)
         prepare_chunks(ctx, chunks[:3], CRAFT)
         before = store.stats().entries
         assert prepare_chunks(ctx, chunks[3:], CRAFT) == 1
-        assert lacking(ctx, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
+        assert missing_bytes(ctx, [(digest_tokens(ids), len(ids)) for ids in chunks], CRAFT) == {}
         (versions,) = observed(adapter, store, chunks[3:])
-        company = {digest for provenance in versions for digest in provenance.context[1:]}
-        assert company == {digest_tokens(ids) for ids in chunks[:3]}
-        # its isolated KV, how it leans on others, that versions are there, and these with a note each
+        preceding = {digest for provenance in versions for digest in provenance.context[1:]}
+        assert preceding == {digest_tokens(ids) for ids in chunks[:3]}
+        # its isolated KV, both features of its attention to others, and the versions with a feature each
         assert store.stats().entries == before + 3 + 2 * len(versions)
 
-    def test_that_kept_no_kv_are_repeated_for_those_who_want_it(self, adapter, store, prompt):
-        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+    def test_without_versions_are_repeated_for_a_recipe_with_versions(self, adapter, store, prompt):
+        ctx, chunks = ctx_of(adapter, store, prompt), ids_of(adapter, prompt)
         named = [(digest_tokens(ids), len(ids)) for ids in chunks]
         assert prepare_chunks(ctx, chunks, recipe_named("isolated+cachecraft")) == len(chunks)
         assert not any(observed(adapter, store, chunks))
-        assert list(lacking(ctx, named, CRAFT)) == [0, 1, 2, 3]
+        assert list(missing_bytes(ctx, named, CRAFT)) == [0, 1, 2, 3]
         assert prepare_chunks(ctx, chunks, CRAFT) == len(chunks)
         assert all(observed(adapter, store, chunks))
-        assert lacking(ctx, named, CRAFT) == {}
-        assert lacking(ctx, named, recipe_named("isolated+cachecraft")) == {}
+        assert missing_bytes(ctx, named, CRAFT) == {}
+        assert missing_bytes(ctx, named, recipe_named("isolated+cachecraft")) == {}
 
-    def test_take_at_most_so_many_chunks_and_no_more_than_the_model_has_room_for(
-        self, adapter, store, prompt
-    ):
-        ctx = shop_of(adapter, store, prompt)
+    def test_have_at_most_max_chunks_and_fit_the_context(self, adapter, store, prompt):
+        ctx = ctx_of(adapter, store, prompt)
         texts = [f"{number} {'the inn ' * words}" for number, words in enumerate((45, 45, 45, 2, 2))]
         chunks = [adapter.template.chunk_ids(text) for text in texts]
         assert len(ctx.prefix) + sum(map(len, chunks)) > adapter.geometry.context_tokens
         lengths = {digest_tokens(ids): len(ids) for ids in (ctx.prefix, *chunks)}
-        for kept in SimulatedRequests(most_chunks=3, max_versions=5).make(ctx, chunks):
-            if kept.provenance.kind == "observed":
-                assert len(kept.sources) <= 3
-                stood = sum(lengths[digest] for digest in kept.provenance.context) + len(
-                    kept.content.token_ids
+        for entry in SimulatedRequests(max_chunks=3, max_versions=5).extract(ctx, chunks):
+            if entry.provenance.kind == "observed":
+                assert len(entry.sources) <= 3
+                length = sum(lengths[digest] for digest in entry.provenance.context) + len(
+                    entry.content.token_ids
                 )
-                assert stood <= adapter.geometry.context_tokens
+                assert length <= adapter.geometry.context_tokens
 
 
-class TestTheBestVersion:
-    def test_is_the_one_whose_attention_went_to_chunks_that_are_here(self, adapter, store, prompt):
-        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+class TestBestVersion:
+    def test_is_the_one_whose_attention_went_to_chunks_in_the_prompt(self, adapter, store, prompt):
+        ctx, chunks = ctx_of(adapter, store, prompt), ids_of(adapter, prompt)
         prepare_chunks(ctx, chunks, CRAFT)
         prefix = digest_tokens(ctx.prefix)
         origins = set()
@@ -193,27 +193,27 @@ class TestTheBestVersion:
                 assert found.provenance.context == max(worth, key=lambda context: worth[context])
         assert origins == {"exact", "reused"}
 
-    def test_is_told_with_how_many_there_were(self, adapter, store, prompt):
-        prepare_chunks(shop_of(adapter, store, prompt), ids_of(adapter, prompt), CRAFT)
-        told = set()
+    def test_is_explained_with_the_number_of_versions(self, adapter, store, prompt):
+        prepare_chunks(ctx_of(adapter, store, prompt), ids_of(adapter, prompt), CRAFT)
+        reasons = set()
         for order in permutations(prompt.chunks):
             request = request_of(adapter, store, kvweave.Prompt(prompt.question, order, system=prompt.system))
             for number, found in enumerate(CRAFT.match.find(request, CRAFT.prepare)):
                 if found.origin != "reused":
                     continue
-                (provenances,) = CRAFT.prepare.accepted(request, [number])
+                (provenances,) = CRAFT.prepare.candidates(request, [number])
                 others = len(found.provenance.context) > 1  # beside the prefix
-                where = "behind other chunks (observed)" if others else "to stand anywhere (isolated)"
+                where = "after other chunks (observed)" if others else "for any position (isolated)"
                 assert len(provenances) > 1
                 assert found.reason == (
-                    f"no KV behind exactly this text; stored {where}, the best of {len(provenances)} versions"
+                    f"no KV after exactly this text; stored {where}, the best of {len(provenances)} versions"
                 )
-                told.add(where)
-        assert len(told) == 2
+                reasons.add(where)
+        assert len(reasons) == 2
 
     def test_serves_any_selector(self, adapter, store, prompt):
         recipe = recipe_named("prophetkv", "observed")
-        prepare_chunks(shop_of(adapter, store, prompt), ids_of(adapter, prompt), recipe)
+        prepare_chunks(ctx_of(adapter, store, prompt), ids_of(adapter, prompt), recipe)
         request = request_of(adapter, store, prompt)
         kinds = {
             found.provenance.kind for found in recipe.match.find(request, recipe.prepare) if found.provenance
@@ -221,9 +221,9 @@ class TestTheBestVersion:
         assert "observed" in kinds
         assert run(recipe, adapter, store, request.prompt, ratio=0.2).selected.numel() > 0
 
-    def test_is_none_of_another_instruction_nor_one_without_a_note(self, adapter, store, prompt):
+    def test_has_the_same_instruction_and_an_attention_feature(self, adapter, store, prompt):
         chunks = ids_of(adapter, prompt)
-        prepare_chunks(shop_of(adapter, store, prompt), chunks, CRAFT)
+        prepare_chunks(ctx_of(adapter, store, prompt), chunks, CRAFT)
         other = kvweave.Prompt(prompt.question, prompt.chunks, system="Be brief.")
         first = chunks[0]
         prefix = adapter.template.prefix_ids(other.system)
@@ -231,15 +231,17 @@ class TestTheBestVersion:
         assert store.put(adapter.fingerprint, adapter.encode(chunks[1]), unnoted, ())
         assert unnoted in store.versions(adapter.fingerprint, [chunks[1]])[0]
         request = request_of(adapter, store, other)
-        assert all(len(provenances) == 1 for provenances in RequestVersions().accepted(request, range(1, 5)))
-        assert RequestVersions().accepted(request, [2])[0][0].context == (digest_tokens(prefix),)
+        assert all(
+            len(provenances) == 1 for provenances in RequestVersions().candidates(request, range(1, 5))
+        )
+        assert RequestVersions().candidates(request, [2])[0][0].context == (digest_tokens(prefix),)
 
 
 class TestScores:
     @pytest.mark.parametrize("prepared", ["observed", "isolated"])
-    def test_are_the_attention_to_chunks_that_the_stored_kv_has_wrong(self, adapter, store, prompt, prepared):
+    def test_are_the_attention_to_chunks_that_differ(self, adapter, store, prompt, prepared):
         recipe = recipe_named("cachecraft", prepared)
-        ctx, chunks = shop_of(adapter, store, prompt), ids_of(adapter, prompt)
+        ctx, chunks = ctx_of(adapter, store, prompt), ids_of(adapter, prompt)
         prepare_chunks(ctx, chunks, recipe)
         assert any(observed(adapter, store, chunks)) == (prepared == "observed")
         for order in (prompt.chunks, prompt.chunks[::-1], prompt.chunks[1:]):
@@ -269,7 +271,7 @@ class TestScores:
             best = scores.argsort(descending=True, stable=True)[: result.selected.numel()]
             assert set(result.selected.tolist()) == set(state.stale[best].tolist())
 
-    def test_are_nothing_where_the_same_chunks_stand_before_in_another_order(self, adapter, store, prompt):
+    def test_are_zero_if_the_same_chunks_come_before_in_another_order(self, adapter, store, prompt):
         a, b, c, _ = prompt.chunks
         kvweave.prefill(adapter, store, kvweave.Prompt("?", (a, b, c), system=prompt.system), recipe=CRAFT)
         request = request_of(adapter, store, kvweave.Prompt("?", (b, a, c), system=prompt.system))
@@ -279,35 +281,39 @@ class TestScores:
         of_b, of_a, of_c = CRAFT.select.score.scores(state).split(
             [found.span.tokens for found in matched[1:4]]
         )
-        assert (of_b > 0).all()  # it was made behind a, which does not stand before it here
+        assert (of_b > 0).all()  # it was computed after a, which is not before it here
         assert not of_c.any()
-        # a lacks b, and nothing says what b would be to it: as much as an earlier chunk is to the other tokens
+        # a lacks b, whose share is unknown: it gets the mean that other tokens pay to an earlier chunk
         known = [
             shares(adapter, store, request.prompt.ids(matched[n].span), matched[n].provenance) for n in (1, 3)
         ]
-        usual = torch.cat([noted[1:-1].mean(dim=0) for noted in known]).mean()
+        usual = torch.cat([recorded[1:-1].mean(dim=0) for recorded in known]).mean()
         torch.testing.assert_close(of_a, usual.expand_as(of_a))
 
-    def test_of_chunks_about_which_nothing_is_known_are_positive_and_alike(self, adapter, store, prompt):
+    def test_of_chunks_without_features_are_positive_and_equal(self, adapter, store, prompt):
         kvweave.prepare(adapter, store, prompt.chunks, recipe="reuse", system=prompt.system)
         request = request_of(adapter, store, prompt)
         matched = CRAFT.match.find(request, CRAFT.prepare)
         state = PrefillState(request, adapter.new_cache(request.prompt.tokens), matched, Causal())
-        behind = [
+        preceding = [
             number for number, found in enumerate(matched[1:-1]) for _ in range(found.span.tokens) if number
         ]
-        assert CRAFT.select.score.scores(state).tolist() == behind  # so many chunks stand before each token
+        assert (
+            CRAFT.select.score.scores(state).tolist() == preceding
+        )  # the number of chunks before each token
 
 
 class TestRequests:
-    def test_leave_versions_with_notes_like_rehearsed_ones(self, adapter, store, prompt, plain):
+    def test_give_versions_with_features_like_simulated_ones(self, adapter, store, prompt, plain):
         tokens = adapter.template.render(prompt)
         result = run(CRAFT, adapter, store, tokens)
         parts = [tokens.ids(span) for span in tokens.spans[:-1]]
         features = {
-            kept.provenance: kept.content for kept in result.remembered if kept.provenance.kind == "attention"
+            entry.provenance: entry.content
+            for entry in result.new_entries
+            if entry.provenance.kind == "attention"
         }
-        kv = {kept.provenance: kept for kept in result.remembered if kept.provenance.kind != "attention"}
+        kv = {entry.provenance: entry for entry in result.new_entries if entry.provenance.kind != "attention"}
         assert len(features) == len(kv) - 1 == len(prompt.chunks)  # the prefix needs none
         for number in range(1, len(parts)):
             provenance = result.request.exact_provenance(number)
@@ -315,8 +321,8 @@ class TestRequests:
             found = features[replace(provenance, kind="attention")].tensors["shares"]
             torch.testing.assert_close(found, plain_shares(plain, parts[: number + 1]), atol=1e-5, rtol=1e-4)
 
-    def test_leave_at_most_so_many_versions(self, adapter, store, prompt):
-        recipe = Recipe("paths", prepare=RequestVersions(most=2), match=MatchExactPath())
+    def test_keep_at_most_limit_versions(self, adapter, store, prompt):
+        recipe = Recipe("paths", prepare=RequestVersions(limit=2), match=MatchExactPath())
         a, b, c, d = prompt.chunks
         for before in ((a, b), (b, c), (c, a), (a, c)):
             kvweave.prefill(
@@ -324,6 +330,6 @@ class TestRequests:
             )
         assert len(observed(adapter, store, [adapter.template.chunk_ids(d)])[0]) == 2
 
-    def test_of_recipes_that_keep_no_versions_leave_no_notes(self, adapter, store, prompt):
+    def test_of_recipes_without_versions_give_no_features(self, adapter, store, prompt):
         result = run(recipe_named("prefix"), adapter, store, adapter.template.render(prompt))
-        assert {kept.provenance.kind for kept in result.remembered} == {"observed"}
+        assert {entry.provenance.kind for entry in result.new_entries} == {"observed"}

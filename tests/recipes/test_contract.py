@@ -16,8 +16,8 @@ from kvweave.recipes.recipe import run
 
 
 def best_version(recipe, store, request, number):
-    """The first that is stored, of the exact path and what the preparation accepts in this prompt."""
-    provenances = [request.exact_provenance(number), *recipe.prepare.accepted(request, [number])[0]]
+    """Return the first stored KV of the exact path and the preparation's candidates in this prompt."""
+    provenances = [request.exact_provenance(number), *recipe.prepare.candidates(request, [number])[0]]
     ids = request.prompt.ids(request.prompt.spans[number])
     return next(
         kv for provenance in provenances if (kv := store.get(request.adapter.fingerprint, ids, provenance))
@@ -32,7 +32,7 @@ class TestEveryRecipe:
         close(result.logits, plain_logits(adapter, prompt))
         assert result.logits.shape == (1, adapter.model.config.vocab_size)
 
-    def test_what_the_prompt_tells_changes_no_answer(self, name, adapter, store, prompt):
+    def test_speculative_decoding_changes_no_answer(self, name, adapter, store, prompt):
         prepare(adapter, store, prompt, name)
         adapter.model.generation_config.eos_token_id = []
         plain, quoting = (
@@ -51,7 +51,7 @@ class TestEveryRecipe:
         close(result.logits, plain_logits(adapter, prompt))
         assert result.plan.fresh_tokens == result.plan.prompt_tokens
 
-    def test_ratio_zero_is_the_question_over_what_prepare_and_place_give(self, name, adapter, store, prompt):
+    def test_ratio_zero_runs_the_question_over_prepared_and_placed_kv(self, name, adapter, store, prompt):
         recipe = recipe_named(name)
         prepare(adapter, store, prompt, name)
         tokens = adapter.template.render(prompt)
@@ -63,10 +63,10 @@ class TestEveryRecipe:
             if not recipe.prepare.provenances(adapter, prefix, span.tokens):
                 rows.append(torch.arange(span.start, span.end))
                 continue
-            # Behind the prefix alone the first chunk's isolated KV is exact, and better than any other.
+            # After the prefix alone the first chunk's isolated KV is exact, and preferred.
             inexact = not recipe.prepare.provenances(adapter, prefix, span.tokens)[0].exact
             how = Isolated() if inexact and span.chunk == 0 else recipe.prepare
-            kv = how.make(ctx, tokens.ids(span)).kv
+            kv = how.compute(ctx, tokens.ids(span)).kv
             if recipe.prepare.max_versions is not None:
                 kv = best_version(recipe, store, result.request, span.chunk + 1)
             spans.append(PlacedSpan(kv, span.start, {"naive": 0, "ape": len(prefix)}.get(name, span.start)))
@@ -92,7 +92,7 @@ class TestEveryRecipe:
             assert [s.start for s in plan.spans[1:]] == [s.end for s in plan.spans[:-1]]
             assert all(s.reason for s in plan.spans)
 
-    def test_a_second_request_is_unharmed_by_the_first_ones_generation(self, name, adapter, store, prompt):
+    def test_generation_after_one_request_does_not_change_the_next(self, name, adapter, store, prompt):
         prepare(adapter, store, prompt, name)
         kvweave.prefill(adapter, store, prompt, recipe=name)
         first = kvweave.prefill(adapter, store, prompt, recipe=name)
@@ -146,8 +146,8 @@ def test_prefix_matches_up_to_the_first_difference(adapter, store, prompt):
     close(result.logits, plain_logits(adapter, swapped))
 
 
-def test_rows_computed_behind_stale_ones_are_not_remembered(adapter, store, prompt):
-    """Taint: only exact KV may become a node, though the request computed the later chunks freshly."""
+def test_rows_computed_after_stale_ones_are_not_stored(adapter, store, prompt):
+    """Only exact KV may become a node, although the request computed the later chunks freshly."""
     kvweave.prepare(adapter, store, prompt.chunks[1:2], system=prompt.system)
     tokens = adapter.template.render(prompt)
     result = run(recipe_named("reuse"), adapter, store, tokens)
@@ -159,21 +159,21 @@ def test_rows_computed_behind_stale_ones_are_not_remembered(adapter, store, prom
         "fresh",
         "fresh",
     ]
-    assert [kept.content.token_ids for kept in result.remembered] == [tokens.ids(tokens.spans[1])]
+    assert [entry.content.token_ids for entry in result.new_entries] == [tokens.ids(tokens.spans[1])]
     everything = run(recipe_named("reuse"), adapter, store, tokens, ratio=1.0)
-    assert len(everything.remembered) == 3
-    assert all(kept.provenance.exact for kept in everything.remembered)
+    assert len(everything.new_entries) == 3
+    assert all(entry.provenance.exact for entry in everything.new_entries)
 
 
-def test_remembered_kv_equals_what_full_attention_computes(adapter, store, prompt):
+def test_new_kv_equals_full_attention(adapter, store, prompt):
     tokens = adapter.template.render(prompt)
     result = run(recipe_named("prefix"), adapter, store, tokens)
     whole = adapter.encode(tokens.token_ids)
-    for kept, span in zip(result.remembered, tokens.spans[:-1], strict=True):
+    for entry, span in zip(result.new_entries, tokens.spans[:-1], strict=True):
         torch.testing.assert_close(
-            kept.content.kv, whole.kv[:, :, :, span.start : span.end], atol=1e-4, rtol=1e-4
+            entry.content.kv, whole.kv[:, :, :, span.start : span.end], atol=1e-4, rtol=1e-4
         )
-        assert kept.sources == tuple(digest_tokens(tokens.ids(s)) for s in tokens.spans[1 : span.chunk + 2])
+        assert entry.sources == tuple(digest_tokens(tokens.ids(s)) for s in tokens.spans[1 : span.chunk + 2])
 
 
 def test_the_first_chunk_of_reuse_is_exact(adapter, store, prompt):
@@ -187,7 +187,7 @@ def test_preparing_again_computes_nothing(adapter, store, prompt):
     assert kvweave.prepare(adapter, store, prompt.chunks) == 0
 
 
-def test_kv_behind_another_system_prompt_or_namespace_is_not_found(adapter, prompt, tmp_path):
+def test_kv_of_another_system_prompt_or_namespace_is_not_found(adapter, prompt, tmp_path):
     with kvweave.ChunkStore(tmp_path, namespace="a") as store:
         kvweave.prepare(adapter, store, prompt.chunks, system="Another.")
         assert (

@@ -1,4 +1,4 @@
-"""Every recipe: what several requests compute together is what each computes alone."""
+"""Every recipe: several requests computed together give what each gives alone."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ IN_ONE_PASS = [name for name in METHODS if recipe_named(name).recompute == Selec
 
 @pytest.fixture
 def prompts(prompt):
-    """Of different chunks, orders and lengths."""
+    """Prompts with different chunks, orders and lengths."""
     first, second, third, fourth = prompt.chunks
     return [
         prompt,
@@ -35,20 +35,20 @@ def store():
     return MemoryStore()
 
 
-class Held(Exception):
-    """Raised with the pass that a recipe was about to run."""
+class Intercepted(Exception):
+    """Carries the pass that a recipe was about to run."""
 
 
-class HoldBack:
+class Interceptor:
     """A recompute slot that runs nothing."""
 
     def run(self, state, rows, hooks, *, capture):
-        raise Held((state.kv_cache, state.request.prompt.token_ids, state.plan(rows)))
+        raise Intercepted((state.kv_cache, state.request.prompt.token_ids, state.plan(rows)))
 
 
 def held(recipe, adapter, store, prompt):
-    with pytest.raises(Held) as found:
-        run(replace(recipe, recompute=HoldBack()), adapter, store, adapter.template.render(prompt))
+    with pytest.raises(Intercepted) as found:
+        run(replace(recipe, recompute=Interceptor()), adapter, store, adapter.template.render(prompt))
     return found.value.args[0]
 
 
@@ -57,7 +57,7 @@ def held_keys(kv_cache):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_answers_decoded_together_are_those_of_each_alone(name, adapter, store, prompt, prompts):
+def test_answers_decoded_together_equal_those_decoded_alone(name, adapter, store, prompt, prompts):
     prepare(adapter, store, prompt, name)
 
     def answers(asked):
@@ -79,7 +79,7 @@ def test_answers_decoded_together_are_those_of_each_alone(name, adapter, store, 
 
 
 @pytest.mark.parametrize("name", IN_ONE_PASS)
-def test_rows_computed_in_a_packed_pass_are_those_of_each_alone(name, adapter, store, prompt, prompts):
+def test_rows_of_a_packed_pass_equal_those_computed_alone(name, adapter, store, prompt, prompts):
     recipe = recipe_named(name)
     prepare(adapter, store, prompt, name)
     together = adapter.compute_packed([held(recipe, adapter, store, each) for each in prompts])

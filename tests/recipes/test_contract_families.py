@@ -1,4 +1,4 @@
-"""Recipes on models with sliding windows, soft caps and frequencies that depend on the length: all of them, and a few closer."""
+"""Recipes on models with sliding windows, soft caps and frequencies that depend on the length."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ NAMES = ("reuse", "prophetkv", "cacheblend-gradual", "kvshare", "cachecraft", "q
 
 @pytest.fixture(scope="module", params=["mistral-sliding", "gemma2", "phi3-longrope"])
 def adapter(request):
-    """Windows of 16 tokens in all layers or in some, there with a soft cap; long frequencies from 64 tokens on."""
+    """Windows of 16 tokens in all layers, or in some with a soft cap; long frequencies from 64 tokens on."""
     return tiny_adapter(request.param)
 
 
@@ -36,17 +36,17 @@ def test_ratio_one_equals_full_attention(name, adapter, store, prompt):
 
 @pytest.mark.parametrize("name", NAMES)
 class TestRecipes:
-    def test_a_cold_store_gives_full_attention_and_leaves_it(self, name, adapter, store, prompt):
+    def test_a_cold_store_gives_full_attention_and_exact_entries(self, name, adapter, store, prompt):
         result = prefilled(adapter, store, prompt, name)
         close(result.logits, plain_logits(adapter, prompt))
         tokens = result.request.prompt
         whole = adapter.encode(tokens.token_ids).kv
-        remembered = [kept for kept in result.remembered if isinstance(kept.content, ChunkKV)]
-        for kept, span in zip(remembered, tokens.spans[:-1], strict=True):
-            close(kept.content.kv, whole[:, :, :, span.start : span.end])
+        entries = [entry for entry in result.new_entries if isinstance(entry.content, ChunkKV)]
+        for entry, span in zip(entries, tokens.spans[:-1], strict=True):
+            close(entry.content.kv, whole[:, :, :, span.start : span.end])
 
-    def test_stale_kv_is_really_used(self, name, adapter, store, prompt):
-        """Whether or not it reaches the last row, of which windows may see nothing stale."""
+    def test_stale_kv_is_used(self, name, adapter, store, prompt):
+        """Even if it does not reach the last row, whose windows may hold nothing stale."""
         prepare(adapter, store, prompt, name)
         result = prefilled(adapter, store, prompt, name, ratio=0.0)
         stale, tokens = stale_rows(result), result.request.prompt

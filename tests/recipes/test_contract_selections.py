@@ -1,4 +1,4 @@
-"""Every selective recipe: what it selects for every kind of budget and on every preparation."""
+"""Every selective recipe: what it selects with every kind of budget and on every preparation."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -13,10 +13,10 @@ from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import run
 from kvweave.recipes.request import CEILING, FLOOR
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import TopScores
 
-OF_SHARES = [name for name in METHODS if recipe_named(name).select.adds_up]
-RANKED = [name for name in OF_SHARES if isinstance(recipe_named(name).select, Highest)]
+OF_SHARES = [name for name in METHODS if recipe_named(name).select.supports_coverage]
+RANKED = [name for name in OF_SHARES if isinstance(recipe_named(name).select, TopScores)]
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def store():
 
 @pytest.fixture(scope="module")
 def prepared():
-    """A store for each preparation, which selectors join by what they record."""
+    """One store per preparation, to which each selector adds its features."""
     return {name: MemoryStore() for name in PREPARATIONS}
 
 
 def checked(adapter, store, prompt, recipe, **budget):
-    """A result whose selection is sorted, stale, and computed as often as it says on the mean over the layers."""
+    """Return a result after checking that its selection is sorted, stale, and computed once per layer on average."""
     counted = Counted(recipe.recompute)
     tokens = adapter.template.render(prompt)
     result = run(replace(recipe, recompute=counted), adapter, store, tokens, **budget)
@@ -52,7 +52,9 @@ def test_a_selection_is_sorted_stale_and_within_budget(name, ratio, adapter, sto
     prepare(adapter, store, prompt, name)
     result = checked(adapter, store, prompt, recipe, ratio=ratio)
     assert len(result.selected) <= math.ceil(ratio * len(stale_rows(result)))
-    assert len(result.selected) or name == "cacheclip"  # its windows may drop all that a small budget selects
+    assert (
+        len(result.selected) or name == "cacheclip"
+    )  # its windows may drop everything that a small budget selects
     again = run(recipe, adapter, store, adapter.template.render(prompt), ratio=ratio)
     assert again.selected.equal(result.selected)
     assert again.logits.equal(result.logits)
@@ -81,12 +83,12 @@ def test_a_coverage_stays_between_its_bounds_and_grows(name, adapter, store, pro
 
 
 @dataclass(frozen=True)
-class Noted:
-    """A score that is kept."""
+class RecordedScore:
+    """Keeps the scores of another score."""
 
     score: Any
     seen: list = field(default_factory=list)
-    adds_up = True
+    supports_coverage = True
 
     @property
     def extractors(self):
@@ -98,13 +100,13 @@ class Noted:
 
 
 @pytest.mark.parametrize("name", RANKED)
-def test_a_coverage_is_reached_with_as_few_rows_as_can_be(name, adapter, store, prompt):
-    """Unless that were fewer than the floor or more than the ceiling; scores of shares are never negative."""
+def test_a_coverage_is_reached_with_the_fewest_rows(name, adapter, store, prompt):
+    """Unless the floor or the ceiling applies; scores that are shares are never negative."""
     recipe, share = recipe_named(name), 0.3
     prepare(adapter, store, prompt, name)
-    noted = Noted(recipe.select.score)
-    result = checked(adapter, store, prompt, replace(recipe, select=Highest(noted)), coverage=share)
-    scores, stale = noted.seen[0], stale_rows(result)
+    recorded = RecordedScore(recipe.select.score)
+    result = checked(adapter, store, prompt, replace(recipe, select=TopScores(recorded)), coverage=share)
+    scores, stale = recorded.seen[0], stale_rows(result)
     assert (scores >= 0).all()
     assert scores.sum() > 0
     chosen = sorted((float(scores[stale.index(row)]) for row in result.selected.tolist()), reverse=True)
@@ -120,7 +122,7 @@ EVER_STALE = [name for name in METHODS if recipe_named(name).prepare != NotPrepa
 
 
 @pytest.mark.parametrize("name", [name for name in EVER_STALE if name not in OF_SHARES])
-def test_a_coverage_of_what_is_no_share_is_refused(name, adapter, store, prompt):
+def test_a_coverage_of_other_scores_is_refused(name, adapter, store, prompt):
     prepare(adapter, store, prompt, name)
     said = "no shares of a whole" if name in SELECTING else "recomputes nothing"
     with pytest.raises(InvalidRequest, match=said):

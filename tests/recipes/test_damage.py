@@ -1,4 +1,4 @@
-"""Stored KV that turns out damaged in the middle of a request: as if it had never been stored."""
+"""Stored KV that turns out damaged during a request gives the result without that entry."""
 
 from pathlib import Path
 
@@ -52,14 +52,14 @@ def origins(result: PrefillResult) -> list[str]:
     return [span.origin for span in result.plan.spans if span.kind == "chunk"]
 
 
-def test_a_request_that_meets_damage_answers_as_if_those_chunks_were_not_stored(tmp_path: Path) -> None:
+def test_a_request_with_damaged_chunks_gives_the_result_without_them(tmp_path: Path) -> None:
     adapter = tiny_adapter()
     with ChunkStore(tmp_path / "less") as store:
         prepared(adapter, store, (TEXTS[0], TEXTS[2]))
         expected = prefilled(adapter, store)
     with ChunkStore(tmp_path / "all") as store:
         prepared(adapter, store, TEXTS)
-    damage(tmp_path / "all", adapter, TEXTS[1], 1)  # in the last layer: when all others have been used
+    damage(tmp_path / "all", adapter, TEXTS[1], 1)  # in the last layer, after all others have been used
     damage(tmp_path / "all", adapter, TEXTS[3], 3)
     with ChunkStore(tmp_path / "all") as store:
         result = prefilled(adapter, store)
@@ -68,7 +68,7 @@ def test_a_request_that_meets_damage_answers_as_if_those_chunks_were_not_stored(
         assert store.stats().damaged == 2
 
 
-def test_all_damage_among_what_a_request_uses_is_found_by_one_attempt(tmp_path: Path) -> None:
+def test_one_attempt_finds_all_damaged_entries_of_a_request(tmp_path: Path) -> None:
     adapter = tiny_adapter()
     with ChunkStore(tmp_path) as store:
         prepared(adapter, store, TEXTS)
@@ -83,7 +83,7 @@ def test_all_damage_among_what_a_request_uses_is_found_by_one_attempt(tmp_path: 
     assert len(passes) == 2
 
 
-def test_damage_met_while_selecting_tokens_is_no_different(tmp_path: Path) -> None:
+def test_damage_found_during_selection_is_handled_alike(tmp_path: Path) -> None:
     adapter = tiny_adapter()
     with ChunkStore(tmp_path) as store:
         prepared(adapter, store, TEXTS)

@@ -12,11 +12,11 @@ from kvweave.testing import tiny_adapter
 
 KILLS = 170
 SYSTEM = "Answer."
-AMPLE, SCARCE = 10**9, 400_000  # bytes; under the second most of what is stored is evicted again
+AMPLE, SCARCE = 10**9, 400_000  # bytes; the second limit evicts most entries again
 
 
 def texts(number):
-    """Neighbouring numbers share chunks, so that paths and copies are found and not only made."""
+    """Neighbouring numbers share chunks, so that entries are found and not only stored."""
     return [f"{n} {'the river in the north ' * (1 + n % 3)}" for n in range(number // 2, number // 2 + 3)]
 
 
@@ -28,28 +28,30 @@ def prepare_and_ask(adapter, acknowledge, folder, limit_bytes, first):
     with kvweave.ChunkStore(folder, limit_bytes=limit_bytes) as store:
         for number in itertools.count(first):
             kvweave.prepare(adapter, store, texts(number)[:2], recipe="reuse", system=SYSTEM)
-            kvweave.prefill(adapter, store, question(number), recipe="prefix")  # and store what was computed
+            kvweave.prefill(
+                adapter, store, question(number), recipe="prefix"
+            )  # which stores what was computed
             acknowledge(str(number))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("limit_bytes", [AMPLE, SCARCE])
-def test_what_is_found_afterwards_is_what_full_attention_computes(tmp_path, limit_bytes):
-    """Every entry is whole, the cap holds, and the last prompt that was answered is as it would be without a store."""
+def test_entries_found_afterwards_give_full_attention(tmp_path, limit_bytes):
+    """Every entry is whole, the limit holds, and the last acknowledged prompt gives full attention's logits."""
     adapter, full, answered = tiny_adapter(), recipe_named("full"), 0
     with victims(tmp_path, tiny_adapter, prepare_and_ask, seed=limit_bytes) as requests:
         for kill in range(KILLS // 2):
             folder = tmp_path / f"kv-{kill // 10}"
-            told = requests.killed_within(4, str(folder), limit_bytes, kill * 1000)
-            answered += len(told)
+            acknowledged = requests.killed_within(4, str(folder), limit_bytes, kill * 1000)
+            answered += len(acknowledged)
             with kvweave.ChunkStore(folder) as store:
                 report = store.verify()
                 assert report.sound
                 assert report.checked == store.stats().entries
                 assert store.stats().bytes <= limit_bytes
-                prompt = question(int(told[-1]) if told else kill * 1000)
+                prompt = question(int(acknowledged[-1]) if acknowledged else kill * 1000)
                 found = kvweave.prefill(adapter, store, prompt, recipe="prefix")
-                if told and limit_bytes == AMPLE:  # nothing that was kept for it is lost
+                if acknowledged and limit_bytes == AMPLE:  # none of its entries is lost
                     assert [span.origin for span in found.plan.spans] == ["exact"] * 4 + ["fresh"]
                 expected = kvweave.prefill(adapter, store, prompt, recipe=full)
                 torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Which chunks others are prepared behind, and what KV comes of it."""
+"""Which chunks a chunk is prepared after, and the KV that results."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ DOCUMENTS = [["a", "bb", "cccc"], ["ccccc", "a"], [], ["bbb"]]
 
 
 def letters(texts):
-    """Alike is what has the same letter."""
+    """Vectors by which texts with the same first letter are similar."""
     return np.array([[text[0] == letter for letter in "abc"] for text in texts], dtype=np.float32)
 
 
@@ -41,11 +41,11 @@ def texts(ids):
         ("a", 1, []),
     ],
 )
-def test_before_a_chunk_stands_its_own_document_only(corpus, chunk, most, before):
-    assert texts(corpus.before(characters(chunk), most)) == before
+def test_previous_chunks_are_of_the_same_document(corpus, chunk, most, before):
+    assert texts(corpus.previous(characters(chunk), most)) == before
 
 
-def test_similar_chunks_come_from_all_documents_and_never_is_one_its_own(corpus):
+def test_similar_chunks_come_from_all_documents_without_the_chunk_itself(corpus):
     assert texts(corpus.similar(characters("bb"), 2)) == ["bbb", "a"]
     assert texts(corpus.similar(characters("cccc"), 1)) == ["ccccc"]
     assert len(corpus.similar(characters("a"), 9)) == 4  # the second "a" is the same chunk
@@ -60,7 +60,7 @@ def test_similar_chunks_come_from_all_documents_and_never_is_one_its_own(corpus)
         (
             SimilarAndPrevious(2, 1),
             ["bbb", "cccc", "a"],
-        ),  # what stands before it is not similar a second time
+        ),  # the previous chunk does not count as similar too
         (SimilarAndPrevious(0, 1), ["a"]),
         (SimilarAndPrevious(2, 0), ["bbb", "a"]),
     ],
@@ -69,22 +69,22 @@ def test_neighbours_of_a_chunk(corpus, prepare, neighbours):
     assert texts(prepare.neighbours(corpus, characters("bb"))) == neighbours
 
 
-def test_kv_behind_neighbours_is_that_of_a_pass_over_their_isolated_kv():
+def test_kv_after_neighbours_is_computed_over_their_isolated_kv():
     adapter = tiny_adapter()
     read = adapter.template.chunk_ids
     ctx = PrepareContext(
         adapter, MemoryStore(), adapter.template.prefix_ids(None), ChunkList(DOCUMENTS, read, letters)
     )
     chunk = tuple(read("bb"))
-    made = SimilarAndPrevious(1, 1).make(ctx, chunk)
-    alike, before = (isolated_kv(ctx, tuple(read(text))) for text in ("bbb", "a"))
-    wanted = adapter.encode(chunk, ctx.prefix_kv(), alike, before)
+    made = SimilarAndPrevious(1, 1).compute(ctx, chunk)
+    similar, before = (isolated_kv(ctx, tuple(read(text))) for text in ("bbb", "a"))
+    wanted = adapter.encode(chunk, ctx.prefix_kv(), similar, before)
     assert torch.equal(made.kv.kv, wanted.kv)
     assert not torch.allclose(made.kv.kv, isolated_kv(ctx, chunk).kv)
     assert len(made.sources) == 3
 
 
-def test_without_neighbours_one_pass_makes_both_entries(monkeypatch):
+def test_without_neighbours_one_pass_gives_both_entries(monkeypatch):
     adapter = tiny_adapter()
     read = adapter.template.chunk_ids
     ctx = PrepareContext(
@@ -95,7 +95,7 @@ def test_without_neighbours_one_pass_makes_both_entries(monkeypatch):
     passes = []
     encode = adapter.encode
     monkeypatch.setattr(adapter, "encode", lambda ids, *before: passes.append(ids) or encode(ids, *before))
-    made = Previous(1).make(ctx, chunk)
+    made = Previous(1).compute(ctx, chunk)
     assert torch.equal(made.kv.kv, wanted.kv)
     assert torch.equal(isolated_kv(ctx, chunk).kv, wanted.kv)
     assert passes == [chunk]

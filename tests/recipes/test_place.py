@@ -3,14 +3,15 @@
 import pytest
 
 import kvweave
-from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.place import AsStored, TruePositions
+from kvweave.recipes.methods import PREPARATIONS
+from kvweave.recipes.place import StoredPositions, TruePositions
+from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Budget, PrefillRequest
 
 
 def starts(adapter, store, prompt, place, prepare):
     """The first position of every stored chunk."""
-    recipe = recipe_named("naive", prepare)
+    recipe = Recipe("placed", prepare=PREPARATIONS[prepare]())
     kvweave.prepare(adapter, store, prompt.chunks, recipe=recipe, system=prompt.system)
     request = PrefillRequest(adapter, store, adapter.template.render(prompt), Budget())
     placed = place.place(request, recipe.match.find(request, recipe.prepare)).spans
@@ -22,10 +23,10 @@ def starts(adapter, store, prompt, place, prepare):
 
 
 @pytest.mark.parametrize(("prepare", "alone"), [("bare", True), ("isolated", False), ("observed", False)])
-def test_as_stored_is_where_a_chunk_stood_when_it_was_prepared(adapter, store, prompt, prepare, alone):
-    behind = len(adapter.template.prefix_ids(prompt.system))
-    found, _ = starts(adapter, store, prompt, AsStored(), prepare)
-    assert found == [0 if alone else behind] * 4
+def test_stored_positions_are_those_of_the_preparation(adapter, store, prompt, prepare, alone):
+    after_prefix = len(adapter.template.prefix_ids(prompt.system))
+    found, _ = starts(adapter, store, prompt, StoredPositions(), prepare)
+    assert found == [0 if alone else after_prefix] * 4
 
 
 def test_true_positions_are_those_in_the_prompt(adapter, store, prompt):

@@ -1,4 +1,4 @@
-"""QCFuse against its definition: digests, the probe behind them and its attention, written out."""
+"""QCFuse against its definition: digests, the probe after them and its attention, spelled out."""
 
 import json
 import math
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from contract import state_of
 
 import kvweave
 from kvweave.errors import StoreError
@@ -15,30 +16,20 @@ from kvweave.models.hooks import AttentionProbe
 from kvweave.models.loading import load_model
 from kvweave.recipes.attend import Causal
 from kvweave.recipes.context import PrepareContext
-from kvweave.recipes.features import Importance
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.methods.qcfuse import AttentionBehindDigests
+from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import Budget, PrefillRequest
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import TopScores
 from kvweave.recipes.state import PrefillState
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import ChunkKV
 
 
 def prepare(adapter, store, prompt, score, most=None):
-    recipe = Recipe("probe", select=Highest(score))
+    recipe = Recipe("probe", select=TopScores(score))
     ctx = PrepareContext(adapter, store, adapter.template.prefix_ids(prompt.system))
     prepare_chunks(ctx, [adapter.template.chunk_ids(chunk) for chunk in prompt.chunks[:most]], recipe)
-
-
-def scene_of(adapter, store, prompt):
-    recipe = recipe_named("qcfuse")
-    request = PrefillRequest(adapter, store, adapter.template.render(prompt), Budget(0.2))
-    matched = recipe.match.find(request, recipe.prepare)
-    placement = recipe.place.place(request, matched)
-    return PrefillState(request, adapter.new_cache(request.prompt.tokens, placement.spans), matched, Causal())
 
 
 def importance(adapter, store, state, found):
@@ -51,17 +42,17 @@ def importance(adapter, store, state, found):
 
 
 class Queries:
-    """What every layer of a pass attends with."""
+    """Records what every layer of a pass attends with."""
 
     def __init__(self) -> None:
         self.seen = []
 
-    def see(self, queries):
+    def on_layer(self, queries):
         self.seen.append(queries)
 
 
-def written_out(adapter, store, state, asked, share, layers):
-    """The probe with one stored span for each token, and the softmax over all keys before, as the docstring has it."""
+def spelled_out(adapter, store, state, asked, share, layers):
+    """The probe with one stored span per token, and the softmax over all earlier keys, as in the docstring."""
     prompt, rows, spans = state.request.prompt, [], []
     for found in state.matched:
         inside = list(range(found.span.tokens))
@@ -83,68 +74,68 @@ def written_out(adapter, store, state, asked, share, layers):
     adapter.compute(
         adapter.new_cache(len(rows), spans, positions), [prompt.token_ids[row] for row in rows], plan
     )
-    stored = scene_of(adapter, store, asked).kv_cache
+    stored = state_of(adapter, store, asked, "qcfuse").kv_cache
     found = []
     for layer in layers:
         seen = queries.seen[layer]
-        keys = stored.held_keys(layer, seen.keys).clone()
+        keys = stored.layer_keys(layer, seen.keys).clone()
         keys[:, :, state.fresh] = seen.keys[:, :, fresh]
-        query = seen.query[0, :, [fresh.index(rows.index(row)) for row in state.asked.tolist()]]
+        query = seen.query[0, :, [fresh.index(rows.index(row)) for row in state.question_rows.tolist()]]
         repeated = keys[0].repeat_interleave(query.shape[0] // keys.shape[1], dim=0)
         logits = query @ repeated.transpose(1, 2) * seen.scaling
-        visible = torch.arange(prompt.tokens)[None] <= state.asked[:, None]
+        visible = torch.arange(prompt.tokens)[None] <= state.question_rows[:, None]
         found.append(logits.masked_fill(~visible, float("-inf")).softmax(dim=-1).mean(dim=(0, 1)))
     return torch.stack(found).mean(dim=0)[state.stale]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("most", [4, 2])
-def test_scores_are_the_attention_of_queries_made_behind_digests(adapter, store, prompt, share, most):
-    """Of four chunks all are stored, or two, and the others computed in the probe."""
-    score = AttentionBehindDigests(share, layers=(0, -1))
+def test_scores_are_the_attention_of_queries_computed_after_digests(adapter, store, prompt, share, most):
+    """All four chunks are stored, or two, and the probe computes the others."""
+    score = DigestAttention(share, layers=(0, -1))
     prepare(adapter, store, prompt, score, most)
-    state = scene_of(adapter, store, prompt)
+    state = state_of(adapter, store, prompt, "qcfuse")
     assert state.stale.numel() > 0
-    expected = written_out(adapter, store, state, prompt, share, (0, 2))
+    expected = spelled_out(adapter, store, state, prompt, share, (0, 2))
     torch.testing.assert_close(score.scores(state), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_whole_chunks_and_all_layers_are_the_questions_attention_over_stale_kv(adapter, store, prompt):
-    score = AttentionBehindDigests(1.0, layers=(0, 1, 2))
+def test_whole_chunks_and_all_layers_give_the_questions_attention_over_stale_kv(adapter, store, prompt):
+    score = DigestAttention(1.0, layers=(0, 1, 2))
     prepare(adapter, store, prompt, score)
-    state = scene_of(adapter, store, prompt)
+    state = state_of(adapter, store, prompt, "qcfuse")
     scores = score.scores(state)
-    probe = AttentionProbe(state.asked)
-    state.run(state.fresh, probe)
+    probe = AttentionProbe(state.question_rows)
+    state.run_partial(state.fresh, probe)
     torch.testing.assert_close(scores, probe.weights.mean(dim=0)[state.stale], atol=1e-5, rtol=1e-4)
-    assert not score.extractors  # nothing has to be recorded for whole chunks
+    assert not score.extractors  # whole chunks need no feature
 
 
 class Read:
-    """A chunk's KV that notes which of its layers were read."""
+    """A chunk's KV that records which of its layers were read."""
 
-    awaited_s = 0.0
+    layer_wait_s = 0.0
 
     def __init__(self, kv, layers):
         self.kv, self.layers, self.shape, self.dtype, self.nbytes = kv, layers, kv.shape, kv.dtype, kv.nbytes
 
     def load(self, index):
-        pass  # ahead of a pass, which is no use of it yet
+        pass  # before a pass, which does not count as reading
 
     def layer(self, index):
         self.layers.add(index)
         return self.kv[index]
 
-    def whole(self):
+    def all_layers(self):
         self.layers.update(range(len(self.kv)))
         return self.kv
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_of_stored_chunks_no_layer_is_read_behind_the_chosen_ones(adapter, store, prompt, share):
-    score = AttentionBehindDigests(share, layers=(0, 1))
+def test_no_layer_of_stored_chunks_after_the_chosen_ones_is_read(adapter, store, prompt, share):
+    score = DigestAttention(share, layers=(0, 1))
     prepare(adapter, store, prompt, score)
-    state = scene_of(adapter, store, prompt)
+    state = state_of(adapter, store, prompt, "qcfuse")
     expected, layers = score.scores(state), set()
     matched = tuple(
         replace(found, kv=ChunkKV(found.kv.token_ids, Read(found.kv.kv, layers)))
@@ -153,18 +144,18 @@ def test_of_stored_chunks_no_layer_is_read_behind_the_chosen_ones(adapter, store
         for found in state.matched
     )
     spans = [PlacedSpan(found.kv, found.span.start, found.span.start) for found in matched if found.kv]
-    watched = PrefillState(
+    recorded_state = PrefillState(
         state.request, adapter.new_cache(state.request.prompt.tokens, spans), matched, Causal()
     )
-    torch.testing.assert_close(score.scores(watched), expected)
+    torch.testing.assert_close(score.scores(recorded_state), expected)
     assert layers == {0, 1}
 
 
-def test_a_digest_is_what_repeating_the_chunk_looks_at(adapter, store, prompt):
+def test_a_digest_is_what_the_repetition_attends_to(adapter, store, prompt):
     plain = tiny_model()
     plain.set_attn_implementation("eager")
-    prepare(adapter, store, prompt, AttentionBehindDigests())
-    state = scene_of(adapter, store, prompt)
+    prepare(adapter, store, prompt, DigestAttention())
+    state = state_of(adapter, store, prompt, "qcfuse")
     prefix = state.request.prompt.ids(state.request.prompt.spans[0])
     for found in state.matched[1:-1]:
         ids = state.request.prompt.ids(found.span)
@@ -175,23 +166,23 @@ def test_a_digest_is_what_repeating_the_chunk_looks_at(adapter, store, prompt):
         torch.testing.assert_close(importance(adapter, store, state, found), peak, atol=1e-5, rtol=1e-4)
 
 
-def test_a_chunk_whose_repetition_has_no_room_is_repeated_as_far_as_it_goes(store):
+def test_a_repetition_is_cut_to_the_context(store):
     adapter = tiny_adapter()
     ctx = PrepareContext(adapter, store, adapter.template.prefix_ids(None))
     room = adapter.geometry.context_tokens - len(ctx.prefix)
     long = tuple(3 + number % 200 for number in range(room - 5))
     full = tuple(3 + number % 200 for number in range(room))
-    some, none = (kept.content.tensors["importance"] for kept in Importance().make(ctx, [long, full]))
+    some, none = (entry.content.tensors["importance"] for entry in Importance().extract(ctx, [long, full]))
     assert some.shape == (room - 5,)
     assert (some > 0).all()
     assert not none.any()
 
 
-def test_a_chunk_whose_digest_is_gone_takes_part_whole(adapter, store, prompt):
-    kvweave.prepare(adapter, store, prompt.chunks, system=prompt.system)  # no notes
-    state = scene_of(adapter, store, prompt)
-    got = AttentionBehindDigests(0.1, layers=(1,)).scores(state)
-    torch.testing.assert_close(got, AttentionBehindDigests(1.0, layers=(1,)).scores(state))
+def test_a_chunk_without_a_digest_takes_part_whole(adapter, store, prompt):
+    kvweave.prepare(adapter, store, prompt.chunks, system=prompt.system)  # no features
+    state = state_of(adapter, store, prompt, "qcfuse")
+    got = DigestAttention(0.1, layers=(1,)).scores(state)
+    torch.testing.assert_close(got, DigestAttention(1.0, layers=(1,)).scores(state))
 
 
 def test_the_layers_are_the_models_critical_ones(store, prompt):
@@ -202,16 +193,16 @@ def test_the_layers_are_the_models_critical_ones(store, prompt):
     adapter.critical_layers = (1,)
     tokens = adapter.template.render(prompt)
     chosen = run(recipe, adapter, store, tokens, ratio=0.2).selected
-    scores = AttentionBehindDigests(layers=(1,)).scores(scene_of(adapter, store, prompt))
+    scores = DigestAttention(layers=(1,)).scores(state_of(adapter, store, prompt, "qcfuse"))
     best = scores.argsort(descending=True, stable=True)[: chosen.numel()]
-    assert set(chosen.tolist()) == set(scene_of(adapter, store, prompt).stale[best].tolist())
+    assert set(chosen.tolist()) == set(state_of(adapter, store, prompt, "qcfuse").stale[best].tolist())
 
 
 class TestCriticalLayers:
     @pytest.mark.parametrize(
         ("layers", "middle"), [(1, (0,)), (2, (0, 1)), (3, (0, 1, 2)), (8, (2, 3, 4)), (24, (10, 11, 12))]
     )
-    def test_are_in_the_middle_until_they_are_measured(self, layers, middle):
+    def test_are_the_middle_ones_until_measured(self, layers, middle):
         assert middle_layers(layers) == middle
 
     def test_are_read_when_the_model_is_loaded(self, tmp_path):
@@ -222,9 +213,7 @@ class TestCriticalLayers:
         assert list(path.parent.iterdir()) == [path]
 
     @pytest.mark.parametrize("content", ["{", "[]", '{"critical_layers": 3}', '{"critical_layers": [0, 9]}'])
-    def test_in_a_file_that_cannot_be_used_are_passed_over_with_a_word(
-        self, adapter, tmp_path, caplog, content
-    ):
+    def test_in_an_unusable_file_are_ignored_with_a_warning(self, adapter, tmp_path, caplog, content):
         path = write_layers(tmp_path, adapter.fingerprint, {})
         path.write_text(content)
         assert read_layers(tmp_path, adapter.fingerprint, 3) == (0, 1, 2)

@@ -1,4 +1,4 @@
-"""Chunk KV that is stored in fewer bits: what recipes do with it, and that nothing takes it for exact."""
+"""Chunk KV stored in fewer bits: how recipes use it, and that it never counts as exact."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import quantise
 from kvweave.recipes.context import ChunkList, PrepareContext, Vectors
-from kvweave.recipes.features import ContextSensitivity
-from kvweave.recipes.methods import METHODS, recipe_named, with_exact_storage
-from kvweave.recipes.offline import lacking, prepare_chunks
+from kvweave.recipes.methods import METHODS, exact_name, recipe_named
+from kvweave.recipes.methods.weave import ContextSensitivity
+from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.recipes.prepare import Isolated, NotPrepared
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.testing import tiny_adapter
@@ -31,7 +31,7 @@ def adapter() -> Adapter:
     return tiny_adapter()
 
 
-def shop_of(adapter: Adapter, store: ChunkStore) -> PrepareContext:
+def ctx_of(adapter: Adapter, store: ChunkStore) -> PrepareContext:
     def vectors(texts: Sequence[str]) -> Vectors:
         return torch.tensor([[len(text), 1.0] for text in texts]).numpy()
 
@@ -40,11 +40,11 @@ def shop_of(adapter: Adapter, store: ChunkStore) -> PrepareContext:
 
 
 def prepare(adapter: Adapter, store: ChunkStore, recipe: Recipe) -> int:
-    return prepare_chunks(shop_of(adapter, store), map(adapter.template.chunk_ids, TEXTS), recipe)
+    return prepare_chunks(ctx_of(adapter, store), map(adapter.template.chunk_ids, TEXTS), recipe)
 
 
 def placed(adapter: Adapter, store: ChunkStore, name: str) -> list[tuple[ChunkKV, KVProvenance]]:
-    """What a recipe takes for each chunk of the prompt."""
+    """Return the KV that a recipe uses for each chunk of the prompt."""
     result = run(recipe_named(name), adapter, store, adapter.template.render(PROMPT))
     found = recipe_named(name).match.find(result.request, recipe_named(name).prepare)
     return [
@@ -57,19 +57,19 @@ def kinds(found: list[tuple[ChunkKV, KVProvenance]]) -> list[str]:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_what_is_placed_is_the_preparations_kv_coded_and_decoded(
+def test_placed_kv_is_the_preparations_kv_quantised_and_dequantised(
     adapter: Adapter, tmp_path: Path, storage: Storage
 ) -> None:
     with ChunkStore(tmp_path) as store:
         recipe = recipe_named("reuse", storage=storage)
         assert prepare(adapter, store, recipe) == len(TEXTS)
         assert prepare(adapter, store, recipe) == 0
-        ctx = shop_of(adapter, store)
+        ctx = ctx_of(adapter, store)
         found = placed(adapter, store, recipe.name)
         assert len(found) == len(TEXTS)
         for text, (kv, provenance) in zip(TEXTS, found, strict=True):
-            plain = Isolated().make(ctx, adapter.template.chunk_ids(text)).kv
-            assert torch.equal(kv.kv, quantise(plain.kv, storage).whole())
+            plain = Isolated().compute(ctx, adapter.template.chunk_ids(text)).kv
+            assert torch.equal(kv.kv, quantise(plain.kv, storage).all_layers())
             assert not torch.equal(kv.kv, plain.kv)
             assert provenance.kind == f"isolated-{storage}"
             assert not provenance.exact
@@ -78,12 +78,10 @@ def test_what_is_placed_is_the_preparations_kv_coded_and_decoded(
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_what_is_computed_behind_it_is_not_remembered(
-    adapter: Adapter, tmp_path: Path, storage: Storage
-) -> None:
+def test_kv_computed_after_it_is_not_stored(adapter: Adapter, tmp_path: Path, storage: Storage) -> None:
     tokens = adapter.template.render(PROMPT)
     with ChunkStore(tmp_path) as store:
-        ctx = shop_of(adapter, store)
+        ctx = ctx_of(adapter, store)
         ctx.prefix_kv()
         recipe = recipe_named("cacheblend", storage=storage)
         chunks = [adapter.template.chunk_ids(text) for text in TEXTS]
@@ -91,52 +89,52 @@ def test_what_is_computed_behind_it_is_not_remembered(
         for method in (
             "prefix",
             "cacheblend",
-        ):  # the first finds the exact path, and isolated KV is its beginning
+        ):  # the first finds the exact path, which starts with isolated KV
             result = run(recipe_named(method, storage=storage), adapter, store, tokens)
             first, *others = (span for span in result.plan.spans if span.kind == "chunk")
             assert first.origin == ("fresh" if method == "prefix" else "reused")
             assert {span.origin for span in others} == {"fresh"}
             if method == "cacheblend":
-                assert result.remembered == ()
+                assert result.new_entries == ()
 
 
-def test_all_recomputed_is_full_attention_and_may_be_remembered(adapter: Adapter, tmp_path: Path) -> None:
-    """Of three chunks the last one is not stored: it is computed behind rows that are all computed again, so exactly."""
+def test_recomputing_all_gives_full_attention_and_exact_entries(adapter: Adapter, tmp_path: Path) -> None:
+    """The last of three chunks is not stored: it is exact, because all rows before it are recomputed."""
     tokens = adapter.template.render(PROMPT)
     with ChunkStore(tmp_path) as store:
         recipe = recipe_named("cacheblend", storage="int4")
-        prepare_chunks(shop_of(adapter, store), map(adapter.template.chunk_ids, TEXTS[:2]), recipe)
+        prepare_chunks(ctx_of(adapter, store), map(adapter.template.chunk_ids, TEXTS[:2]), recipe)
         result = run(recipe, adapter, store, tokens, ratio=1.0)
         with torch.no_grad():
             plain = adapter.model(torch.tensor([tokens.token_ids]), use_cache=False).logits[:, -1]
         torch.testing.assert_close(result.logits, plain, atol=1e-4, rtol=1e-4)
         assert remember(result) == 1
         span, ids = tokens.spans[3], tokens.ids(tokens.spans[3])
-        kept = store.get(adapter.fingerprint, ids, result.request.exact_provenance(3))
-        assert kept is not None
+        found = store.get(adapter.fingerprint, ids, result.request.exact_provenance(3))
+        assert found is not None
         whole = adapter.encode(tokens.token_ids[: span.end])
-        torch.testing.assert_close(kept.kv, whole.kv[:, :, :, span.start :], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found.kv, whole.kv[:, :, :, span.start :], atol=1e-4, rtol=1e-4)
         assert store.stats().by_kind.keys() == {"bare", "isolated-int4", "observed"}
 
 
-def test_two_settings_on_one_store_do_not_meet(adapter: Adapter, tmp_path: Path) -> None:
+def test_two_storages_in_one_store_are_separate(adapter: Adapter, tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as coded, ChunkStore(tmp_path) as exact:
         prepare(adapter, coded, recipe_named("reuse", storage="int8"))
         assert placed(adapter, exact, "reuse") == []
         ids = [adapter.template.chunk_ids(text) for text in TEXTS]
         named = [(digest_tokens(one), len(one)) for one in ids]
-        assert list(lacking(shop_of(adapter, exact), named, recipe_named("reuse"))) == [0, 1, 2]
+        assert list(missing_bytes(ctx_of(adapter, exact), named, recipe_named("reuse"))) == [0, 1, 2]
         prepare(adapter, exact, recipe_named("reuse"))
-        # The first chunk stands on the exact path now, which every recipe takes first.
+        # The first chunk is stored on the exact path now, which every recipe prefers.
         assert kinds(placed(adapter, exact, "reuse")) == ["observed", "isolated", "isolated"]
         found = placed(adapter, coded, "isolated-int8+reuse")
         assert kinds(found) == ["observed", "isolated-int8", "isolated-int8"]
-        # Exact KV serves whoever asks for coded KV that nobody has made.
+        # Exact KV is used where quantised KV is missing.
         found = placed(adapter, coded, "isolated-int4+reuse")
         assert kinds(found) == ["observed", "isolated", "isolated"]
 
 
-def test_neighbours_that_are_stored_on_the_way_are_coded_too(adapter: Adapter, tmp_path: Path) -> None:
+def test_neighbours_stored_on_the_way_are_quantised_too(adapter: Adapter, tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         recipe = recipe_named("similar-int8+reuse")
         prepare(adapter, store, recipe)
@@ -145,30 +143,30 @@ def test_neighbours_that_are_stored_on_the_way_are_coded_too(adapter: Adapter, t
             "similar-10-int8"
         }
         first, *others = (adapter.template.chunk_ids(text) for text in TEXTS)
-        corpus = shop_of(adapter, store).corpus
-        isolated = {ids: Isolated().make(shop_of(adapter, store), ids).kv for ids in others}
-        behind = [ChunkKV(ids, quantise(isolated[ids].kv, "int8")) for ids in corpus.similar(first, 10)]
-        expected = adapter.encode(first, shop_of(adapter, store).prefix_kv(), *behind)
+        corpus = ctx_of(adapter, store).corpus
+        isolated = {ids: Isolated().compute(ctx_of(adapter, store), ids).kv for ids in others}
+        neighbours = [ChunkKV(ids, quantise(isolated[ids].kv, "int8")) for ids in corpus.similar(first, 10)]
+        expected = adapter.encode(first, ctx_of(adapter, store).prefix_kv(), *neighbours)
         kv, _ = placed(adapter, store, recipe.name)[0]
-        assert torch.equal(kv.kv, quantise(expected.kv, "int8").whole())
+        assert torch.equal(kv.kv, quantise(expected.kv, "int8").all_layers())
         assert storage_of(kv) == "int8"
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_what_is_recorded_leaves_no_exact_copies_behind(
+def test_extracting_features_leaves_no_exact_copies(
     adapter: Adapter, tmp_path: Path, storage: Storage
 ) -> None:
-    """Movement is measured on KV as it is computed, behind neighbours as they are stored."""
+    """Context sensitivity compares KV as computed, after neighbours as stored."""
     with ChunkStore(tmp_path) as store:
         prepare(adapter, store, recipe_named("weave", storage=storage))
         made = {"bare", f"isolated-{storage}", f"following-1-{storage}", "moved-similar-10"}
         assert store.stats().by_kind.keys() == made
-        ctx = shop_of(adapter, store)
+        ctx = ctx_of(adapter, store)
         first, *others = (tuple(adapter.template.chunk_ids(text)) for text in TEXTS)
-        alone = {ids: Isolated().make(ctx, ids).kv for ids in (first, *others)}
+        alone = {ids: Isolated().compute(ctx, ids).kv for ids in (first, *others)}
         near = [ChunkKV(ids, quantise(alone[ids].kv, storage)) for ids in ctx.corpus.similar(first, 10)]
-        behind, plain = adapter.encode(first, ctx.prefix_kv(), *near).kv, alone[first].kv
-        off = (behind - plain).square().sum(dim=(2, 4)).sqrt() / plain.square().sum(dim=(2, 4)).sqrt()
+        moved, plain = adapter.encode(first, ctx.prefix_kv(), *near).kv, alone[first].kv
+        off = (moved - plain).square().sum(dim=(2, 4)).sqrt() / plain.square().sum(dim=(2, 4)).sqrt()
         provenance = ContextSensitivity().provenance(adapter, ctx.prefix, len(first))
         (feature,) = store.find_features(adapter.fingerprint, [(first, provenance)])
         assert feature is not None
@@ -178,7 +176,7 @@ def test_what_is_recorded_leaves_no_exact_copies_behind(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_recipe_that_prepares_kv_is_stored_in_fewer_bits_or_says_why_not(name: str) -> None:
+def test_every_preparation_is_quantised_or_refuses_with_a_reason(name: str) -> None:
     plain = recipe_named(name)
     if plain.prepare.max_versions is not None:
         with pytest.raises(InvalidRequest, match="keeps exact versions of chunks cannot be stored as int8"):
@@ -190,8 +188,8 @@ def test_every_recipe_that_prepares_kv_is_stored_in_fewer_bits_or_says_why_not(n
         return
     assert coded.name.endswith(f"int8+{name}")
     assert recipe_named(coded.name) == coded == recipe_named(f"int8+{name}")
-    assert with_exact_storage(coded.name) == (name, "int8")
-    assert with_exact_storage(name) == (name, "exact")
+    assert exact_name(coded.name) == (name, "int8")
+    assert exact_name(name) == (name, "exact")
 
 
 def test_names() -> None:
@@ -200,7 +198,7 @@ def test_names() -> None:
     assert recipe_named("prophetkv", "similar", storage="int8").name == "similar-int8+prophetkv"
     assert recipe_named("similar-int4+prophetkv", storage="int8").name == "similar-int4+prophetkv"
     assert recipe_named("isolated-exact+prophetkv", storage="int8").name == "prophetkv"
-    assert with_exact_storage("similar-int4+prophetkv") == ("similar+prophetkv", "int4")
+    assert exact_name("similar-int4+prophetkv") == ("similar+prophetkv", "int4")
     with pytest.raises(InvalidRequest, match="there is no storage 'int2'; choose one of exact, int8, int4"):
         recipe_named("reuse", storage="int2")
     with pytest.raises(UnknownRecipe, match="there is no preparation 'similar-int2'"):

@@ -1,12 +1,12 @@
-"""The pass that shows what a question attends to: which rows it computes, against one over everything that has no KV."""
+"""The pass for the question's attention: which rows it computes, compared with a pass over all fresh rows."""
 
 import torch
 
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.attend import Causal
-from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.offline import prepare
 from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.recipes.select import QuestionAttention
 from kvweave.recipes.state import PrefillState, rows_of
@@ -15,8 +15,8 @@ from kvweave.types import Prompt
 CHUNKS = ("the sky was sunny that morning", "Aaron lives in Berlin and reads", "Paris has a room number")
 
 
-def assembled(adapter, store) -> PrefillState:
-    """A prompt of three stored chunks, and nothing computed yet."""
+def placed_state(adapter, store) -> PrefillState:
+    """The placed prompt of three chunks, two of them stored, with nothing computed yet."""
     recipe = recipe_named("prophetkv")
     prepare(adapter, store, CHUNKS[:2], recipe=recipe)  # the last one has no KV
     tokens = adapter.template.render(Prompt("Where does Aaron live?", CHUNKS))
@@ -27,8 +27,8 @@ def assembled(adapter, store) -> PrefillState:
     return PrefillState(request, adapter.new_cache(tokens.tokens, spans), matched, Causal())
 
 
-def test_rows_behind_the_users_last_word_are_not_computed_and_change_no_score(adapter, store):
-    state, other = assembled(adapter, store), assembled(adapter, store)
+def test_rows_after_the_users_last_word_are_not_computed_and_change_no_score(adapter, store):
+    state, other = placed_state(adapter, store), placed_state(adapter, store)
     seen = []
     hook = adapter.model.get_input_embeddings().register_forward_pre_hook(
         lambda module, given: seen.append(given[0].shape[1])
@@ -36,12 +36,12 @@ def test_rows_behind_the_users_last_word_are_not_computed_and_change_no_score(ad
     scores = QuestionAttention().scores(state)
     hook.remove()
     start, end = state.request.prompt.user_rows
-    assert start < end < state.request.prompt.tokens  # the template goes on behind the question
+    assert start < end < state.request.prompt.tokens  # the template continues after the question
     chunk = rows_of([state.matched[3].span])
     assert state.matched[3].origin == "fresh"
     assert seen == [chunk.numel() + end - state.request.prompt.spans[-1].start]
 
     probe = AttentionProbe(torch.arange(start, end), columns=other.context)
-    other.run(other.fresh, probe)
+    other.run_partial(other.fresh, probe)
     expected = probe.weights.mean(dim=0)[other.stale - other.context[0]]
     torch.testing.assert_close(scores, expected, atol=1e-6, rtol=1e-5)

@@ -1,5 +1,6 @@
-"""Budgets, errors, and a recipe made outside the package."""
+"""Budgets, errors, and a recipe from outside the package."""
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -9,20 +10,21 @@ from hypothesis import strategies as st
 
 import kvweave
 from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
-from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Budget
 from kvweave.testing import tiny_adapter
 
 
 @dataclass(frozen=True)
 class EveryOther:
-    """A selector that the package does not know: alternate stale rows up to the budget."""
+    """A selector from outside the package: every other stale row up to the budget."""
 
-    selects = True
+    selective = True
     extractors = ()
 
     def choose(self, state):
-        return state.stale[::2][: state.request.budget.rows(state.stale.numel())]
+        return state.stale[::2][: state.request.budget.max_rows(state.stale.numel())]
 
 
 def test_a_new_method_needs_no_change_elsewhere(adapter, store, prompt):
@@ -30,7 +32,7 @@ def test_a_new_method_needs_no_change_elsewhere(adapter, store, prompt):
     kvweave.prepare(adapter, store, prompt.chunks, recipe=recipe, system=prompt.system)
     result = kvweave.prefill(adapter, store, prompt, recipe=recipe)
     stale = sum(s.tokens for s in result.plan.spans if s.origin == "reused")
-    assert result.plan.recomputed_tokens == result.selected.numel() == Budget(0.3).rows(stale) > 0
+    assert result.plan.recomputed_tokens == result.selected.numel() == Budget(0.3).max_rows(stale) > 0
     assert result.selected.tolist() == sorted(result.selected.tolist())
     none = kvweave.prefill(adapter, store, prompt, recipe=recipe, ratio=0.0)
     assert not torch.equal(result.logits, none.logits)
@@ -38,14 +40,14 @@ def test_a_new_method_needs_no_change_elsewhere(adapter, store, prompt):
 
 @given(st.floats(0, 1), st.integers(0, 10_000))
 def test_a_budget_never_exceeds_what_is_stale(ratio, stale):
-    assert 0 <= Budget(ratio).rows(stale) <= stale
+    assert 0 <= Budget(ratio).max_rows(stale) <= stale
 
 
 @pytest.mark.parametrize(
     ("ratio", "stale", "rows"), [(0.07, 100, 7), (0.14, 50, 7), (0.28, 25, 7), (0.1, 11, 2), (0, 5, 0)]
 )
 def test_a_budget_rounds_up_and_not_beyond(ratio, stale, rows):
-    assert Budget(ratio).rows(stale) == rows
+    assert Budget(ratio).max_rows(stale) == rows
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.5, float("nan")])
@@ -61,8 +63,41 @@ def test_a_ratio_that_cannot_be_spent_is_refused(adapter, store, prompt):
 
 
 def test_an_unknown_recipe_lists_the_known_ones(adapter, store, prompt):
-    with pytest.raises(UnknownRecipe, match="full, naive, direct, reuse"):
+    with pytest.raises(UnknownRecipe, match="full, direct, reuse, prefix"):
         kvweave.prefill(adapter, store, prompt, recipe="fastest")
+
+
+def test_preparation_and_storage_are_arguments_or_part_of_the_name(adapter, store, prompt):
+    kvweave.prepare(
+        adapter, store, prompt.chunks, recipe="reuse", prepare="bare", storage="int8", system=prompt.system
+    )
+    result = kvweave.prefill(adapter, store, prompt, recipe="reuse", prepare="bare", storage="int8")
+    named = kvweave.prefill(adapter, store, prompt, recipe="bare-int8+reuse")
+    assert result.plan.recipe == named.plan.recipe == "bare-int8+reuse"
+    assert result.plan.reused_tokens == named.plan.reused_tokens > 0
+    torch.testing.assert_close(result.logits, named.logits)
+    for other in ({"prepare": "bare"}, {"storage": "int8"}):
+        with pytest.raises(InvalidRequest, match="has its own preparation"):
+            kvweave.prefill(adapter, store, prompt, recipe=Recipe("mine"), **other)
+
+
+@pytest.mark.parametrize("recipe", ["full", "reuse", "weave", "cachecraft"])
+def test_four_functions_lead_from_run_to_the_model(recipe, adapter, store, prompt):
+    kvweave.prepare(adapter, store, prompt.chunks, recipe="reuse", system=prompt.system)
+    stacks = []
+
+    def record_stack(module, args, kwargs):
+        frame, names = sys._getframe(), []
+        while frame.f_code is not run.__code__:
+            frame = frame.f_back
+            if frame.f_globals["__name__"].startswith("kvweave."):
+                names.append(frame.f_code.co_qualname)
+        stacks.append(names[::-1])
+
+    hook = adapter.model.register_forward_pre_hook(record_stack, with_kwargs=True)
+    run(recipe_named(recipe), adapter, store, adapter.template.render(prompt))
+    hook.remove()
+    assert stacks[-1] == ["run", "SelectedRows.run", "Adapter.compute", "ModelRunner.run"]
 
 
 def test_a_prompt_beyond_the_context_says_by_how_much(adapter, store):
@@ -79,13 +114,13 @@ def test_chunks_given_as_one_string_are_an_error(adapter, store):
         kvweave.prepare(adapter, store, "the text")
 
 
-def test_a_chunk_that_is_there_twice_is_prepared_once(adapter, store):
+def test_equal_chunks_are_prepared_once(adapter, store):
     assert kvweave.prepare(adapter, store, ["the inn", "the inn", "the road"]) == 2
 
 
 @pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope"])
-def test_kv_from_another_frequency_regime_is_never_taken_for_exact(family, tmp_path):
-    """Prompts short and long run under other frequencies: the system prefix and first chunk of one do not fit the other."""
+def test_kv_of_another_frequency_regime_never_counts_as_exact(family, tmp_path):
+    """Short and long prompts run under different frequencies, so they share no system prefix and no first chunk."""
     adapter = tiny_adapter(family)
     short = kvweave.Prompt("a?", ("the inn",), system="S.")
     long = kvweave.Prompt("a?", ("the inn", "x" * 120), system="S.")

@@ -1,69 +1,57 @@
-"""weave against its definition: how far tokens move, and what attention makes of it."""
+"""weave against its definition: how far tokens move, times attention."""
 
 import pytest
 import torch
-from contract import SELECTING, corpus_of, prefilled, prepare
+from contract import SELECTING, corpus_of, prefilled, prepare, state_of
 
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.hooks import AttentionProbe
-from kvweave.recipes.attend import Causal
 from kvweave.recipes.context import NoCorpus, PrepareContext
-from kvweave.recipes.features import ContextSensitivity
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.methods.weave import AttendedMovement
+from kvweave.recipes.methods.weave import AttentionTimesSensitivity, ContextSensitivity
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prepare import Similar
-from kvweave.recipes.request import Budget, PrefillRequest
-from kvweave.recipes.state import PrefillState
 
 
-def scene_of(adapter, store, prompt):
-    recipe = recipe_named("weave")
-    request = PrefillRequest(adapter, store, adapter.template.render(prompt), Budget(0.2))
-    matched = recipe.match.find(request, recipe.prepare)
-    placement = recipe.place.place(request, matched)
-    return PrefillState(request, adapter.new_cache(request.prompt.tokens, placement.spans), matched, Causal())
-
-
-def shop_of(adapter, prompt, corpus=None):
+def ctx_of(adapter, prompt, corpus=None):
     prefix = adapter.template.prefix_ids(prompt.system)
     return PrepareContext(adapter, MemoryStore(), prefix, corpus or corpus_of(adapter, prompt))
 
 
-def test_movement_is_the_relative_distance_from_the_kv_that_ordinary_passes_make(adapter, prompt):
-    """Behind one neighbour, whose isolated KV equals that of a plain pass over S ++ neighbour ++ chunk."""
-    ctx = shop_of(adapter, prompt)
+def test_context_sensitivity_is_the_relative_distance_of_kv_from_ordinary_passes(adapter, prompt):
+    """After one neighbour, whose isolated KV equals that of a plain pass over S ++ neighbour ++ chunk."""
+    ctx = ctx_of(adapter, prompt)
     chunk = tuple(adapter.template.chunk_ids(prompt.chunks[1]))
     neighbour = ctx.corpus.similar(chunk, 1)[0]
     start = len(ctx.prefix)
     alone = adapter.encode((*ctx.prefix, *chunk)).kv[:, :, :, start:]
-    behind = adapter.encode((*ctx.prefix, *neighbour, *chunk)).kv[:, :, :, start + len(neighbour) :]
-    (kept,) = ContextSensitivity(Similar(1)).make(ctx, [chunk])
+    moved = adapter.encode((*ctx.prefix, *neighbour, *chunk)).kv[:, :, :, start + len(neighbour) :]
+    (entry,) = ContextSensitivity(Similar(1)).extract(ctx, [chunk])
     layers, two, groups, tokens, _ = alone.shape
     for token in range(tokens):
         shares = [
-            (behind - alone)[layer, kind, :, token].norm() / alone[layer, kind, :, token].norm()
+            (moved - alone)[layer, kind, :, token].norm() / alone[layer, kind, :, token].norm()
             for layer in range(layers)
             for kind in range(two)
         ]
         torch.testing.assert_close(
-            kept.content.tensors["moved"][token], torch.stack(shares).mean(), atol=1e-4, rtol=1e-3
+            entry.content.tensors["moved"][token], torch.stack(shares).mean(), atol=1e-4, rtol=1e-3
         )
     assert groups > 1
-    assert len(kept.sources) == 2
+    assert len(entry.sources) == 2
 
 
-def test_a_chunk_without_neighbours_gets_no_note(adapter, prompt):
-    ctx = shop_of(adapter, prompt, NoCorpus())
-    assert not list(ContextSensitivity().make(ctx, [tuple(adapter.template.chunk_ids(prompt.chunks[0]))]))
+def test_a_chunk_without_neighbours_gets_no_feature(adapter, prompt):
+    ctx = ctx_of(adapter, prompt, NoCorpus())
+    assert not list(ContextSensitivity().extract(ctx, [tuple(adapter.template.chunk_ids(prompt.chunks[0]))]))
 
 
-def test_scores_are_attention_times_movement(adapter, store, prompt):
+def test_scores_are_attention_times_context_sensitivity(adapter, store, prompt):
     prepare(adapter, store, prompt, "weave")
-    state = scene_of(adapter, store, prompt)
+    state = state_of(adapter, store, prompt, "weave")
     request, (first, _) = state.request, state.context
-    probe = AttentionProbe(state.asked, columns=state.context)
-    state.run(state.fresh, probe)
+    probe = AttentionProbe(state.question_rows, columns=state.context)
+    state.run_partial(state.fresh, probe)
     attention = probe.weights.mean(dim=0)
     expected = []
     for found in state.matched:
@@ -77,29 +65,31 @@ def test_scores_are_attention_times_movement(adapter, store, prompt):
         expected.append(
             attention[found.span.start - first : found.span.end - first] * feature.tensors["moved"]
         )
-    got = AttendedMovement().scores(scene_of(adapter, store, prompt))
+    got = AttentionTimesSensitivity().scores(state_of(adapter, store, prompt, "weave"))
     torch.testing.assert_close(got, torch.cat(expected))
     assert (got > 0).all()
 
 
-@pytest.mark.parametrize("noted", [0, 2])
-def test_where_nothing_is_recorded_attention_decides_alone(adapter, store, prompt, noted):
+@pytest.mark.parametrize("with_features", [0, 2])
+def test_without_features_attention_decides_alone(adapter, store, prompt, with_features):
     prepare(adapter, store, prompt, "following+prophetkv")
-    if noted:
+    if with_features:
         ctx = PrepareContext(
             adapter, store, adapter.template.prefix_ids(prompt.system), corpus_of(adapter, prompt)
         )
-        chunks = [adapter.template.chunk_ids(text) for text in prompt.chunks[:noted]]
+        chunks = [adapter.template.chunk_ids(text) for text in prompt.chunks[:with_features]]
         prepare_chunks(ctx, chunks, recipe_named("weave"))
-    state = scene_of(adapter, store, prompt)
-    without = [found.span.tokens for found in state.matched if found.origin == "reused"][noted:]
-    attention = AttendedMovement().attention.scores(scene_of(adapter, store, prompt))[-sum(without) :]
-    ratio = AttendedMovement().scores(state)[-sum(without) :] / attention
+    state = state_of(adapter, store, prompt, "weave")
+    without = [found.span.tokens for found in state.matched if found.origin == "reused"][with_features:]
+    attention = AttentionTimesSensitivity().attention.scores(state_of(adapter, store, prompt, "weave"))[
+        -sum(without) :
+    ]
+    ratio = AttentionTimesSensitivity().scores(state)[-sum(without) :] / attention
     torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
-    assert noted or ratio[0] == pytest.approx(1.0)
+    assert with_features or ratio[0] == pytest.approx(1.0)
 
 
-def test_weave_takes_no_more_passes_to_select_than_prophetkv(adapter, store, prompt, monkeypatch):
+def test_weave_selects_with_as_many_passes_as_prophetkv(adapter, store, prompt, monkeypatch):
     rows = {}
     for name in ("weave", "prophetkv"):
         prepare(adapter, store, prompt, name)

@@ -1,4 +1,4 @@
-"""What the papers saw, one file for each claim: what runs here to see it, and what the numbers then say."""
+"""Claims of papers, one file each: how a claim is measured, and what the numbers say about it."""
 
 from collections.abc import Mapping
 
@@ -9,4 +9,4 @@ CLAIMS: Mapping[str, Claim] = {
     module.CLAIM.name: module.CLAIM
     for module in (fragments, heads, crowding, neighbours, cacheclip_parts, fusionrag_parts, chunk_size)
 }
-"""By name, in the order of the page."""
+"""Claims by name, in the order of the page."""

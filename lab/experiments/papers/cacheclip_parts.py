@@ -1,4 +1,4 @@
-"""What each part of CacheClip is worth: windows, shared prefix, fine-tuning (CacheClip)."""
+"""The gain of each component of CacheClip: windows, shared prefix, fine-tuning (CacheClip)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.cacheclip import AuxiliaryWindows
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
-from kvweave_lab.eval.report.style import Theme
-from kvweave_lab.eval.results import FULL, REUSE
-from kvweave_lab.eval.summary import OVERALL
+from kvweave_lab.eval.outcomes import FULL, REUSE
+from kvweave_lab.eval.rows import OVERALL
+from kvweave_lab.report.figures import Theme
 from papers.claim import (
     SUITE,
     Claim,
@@ -19,16 +19,16 @@ from papers.claim import (
     Result,
     Setting,
     Verdict,
-    answered,
     better,
     estimate,
     gain_of,
     row_of,
+    score_numbers,
     score_table,
     tasks_of,
 )
-from papers.figures import bars
-from side_by_side import Grid
+from papers.plots import bars
+from recipe_grid import Grid
 
 RATIO = 0.2
 WHOLE = "cacheclip"
@@ -39,28 +39,28 @@ TUNED = "cacheclip, auxiliary fine-tuned"
 
 
 @dataclass(frozen=True)
-class Parts:
-    """CacheClip as it is, and with one part taken away; with a fine-tuned auxiliary model where there is one."""
+class Variants:
+    """CacheClip, CacheClip without each component, and with a fine-tuned auxiliary model if there is one."""
 
     tuned: str | None
 
     def __call__(self) -> Mapping[str, Recipe]:
-        """Recipes by name."""
+        """Return recipes by name."""
         whole = recipe_named(WHOLE)
-        made = {
+        recipes = {
             WHOLE: whole,
             FILLED: recipe_named(FILLED),
             NO_WINDOWS: replace(whole, select=AuxiliaryWindows(window=1, more_than=0, refill=True)),
             NO_PREFIX: replace(whole, prepare=Bare()),
         }
-        return made | ({TUNED: recipe_named(WHOLE, auxiliary=self.tuned)} if self.tuned else {})
+        return recipes | ({TUNED: recipe_named(WHOLE, auxiliary=self.tuned)} if self.tuned else {})
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
-    """Tasks on which plain reuse loses something; on single facts, as in the paper, it loses nothing here."""
+    """Return tasks on which plain reuse scores lower than full attention; on the paper's single facts it does not."""
     tasks = ("vartrack", "coref", "contradiction", "order")
     suite = replace(SUITE, tasks=tasks, ratios=(RATIO,), samples=setting.samples)
-    return {"": Grid(Parts(setting.tuned), suite, setting.split)}
+    return {"": Grid(Variants(setting.tuned), suite, setting.split)}
 
 
 _POINTS = {
@@ -69,35 +69,39 @@ _POINTS = {
         NO_WINDOWS,
     ),
     "It scores higher with windows than without when both recompute as many rows": (FILLED, NO_WINDOWS),
-    "It scores higher on chunks prepared behind the shared prefix than on chunks prepared alone": (
+    "It scores higher on chunks prepared after the shared prefix than on chunks prepared alone": (
         WHOLE,
         NO_PREFIX,
     ),
-    "It scores higher with the auxiliary model fine-tuned towards the answering one, and more rows left by its windows, than with the shipped one": (
+    "It scores higher with a fine-tuned auxiliary model, whose windows leave more rows, than with the shipped one": (
         TUNED,
         WHOLE,
     ),
 }
 
 
-def _pair(mine: str, theirs: str) -> Pair:
-    return Pair((mine, RATIO), (theirs, RATIO))
+def _pair(first: str, second: str) -> Pair:
+    return Pair((first, RATIO), (second, RATIO))
 
 
 def verdicts(result: Result) -> list[Verdict]:
-    """A point for each part that was measured."""
-    return [one for said, names in _POINTS.items() for one in better(said, gain_of(result, _pair(*names)))]
+    """Return a verdict for each measured component."""
+    return [
+        verdict
+        for statement, names in _POINTS.items()
+        for verdict in better(statement, gain_of(result, _pair(*names)))
+    ]
 
 
 def draw(result: Result, theme: Theme) -> Figure:
-    """A bar for each variant, a panel for the mean and for each task."""
-    names = [FULL, *Parts("any")(), REUSE]
-    at = {FULL: 1.0, REUSE: 0.0}
+    """Return a figure with a bar for each variant, and a panel for the mean and each task."""
+    names = [FULL, *Variants("any")(), REUSE]
+    ratios = {FULL: 1.0, REUSE: 0.0}
     panels = {
         task: {
             name: estimate(row, "score")
             for name in names
-            if (row := row_of(result, name, at.get(name, RATIO), task=task)) is not None
+            if (row := row_of(result, name, ratios.get(name, RATIO), task=task)) is not None
         }
         for task in [OVERALL, *tasks_of(result)]
     }
@@ -110,12 +114,12 @@ CLAIM = Claim(
     name="cacheclip-parts",
     title="CacheClip without its parts",
     paper="CacheClip §3.1 (shared prefix), §3.3 (windows), §3.5 (fine-tuning)",
-    says="Windows, a prefix that all chunks are prepared behind, and an auxiliary model fine-tuned towards the one that answers each"
+    finding="Windows, a shared prefix before every chunk, and an auxiliary model fine-tuned towards the one that answers each"
     " add to the score.",
-    tried=f"`cacheclip` at ratio {RATIO:g}, and the same with one part taken away. The shipped auxiliary model has already been trained to"
-    " look where a reference model looks; fine-tuning is what `kvweave train-selector` adds.",
+    setup=f"`cacheclip` at ratio {RATIO:g}, and the same without one component. The shipped auxiliary model was already trained to"
+    " attend like a reference model; fine-tuning is by `kvweave train-selector`.",
     grids=grids,
-    figures=lambda found: answered(found, [_pair(*names) for names in _POINTS.values()]),
+    numbers=lambda found: score_numbers(found, [_pair(*names) for names in _POINTS.values()]),
     verdicts=verdicts,
     table=score_table,
     draw=draw,

@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
-from kvweave_lab.eval.report.style import Theme
-from kvweave_lab.eval.results import FULL, REUSE, Outcome
-from kvweave_lab.eval.statistics import unpaired_over_tasks
+from kvweave_lab.eval.outcomes import FULL, REUSE, Outcome
+from kvweave_lab.report.figures import Theme
+from kvweave_lab.statistics import unpaired_over_tasks
 from papers.claim import (
     SUITE,
     Claim,
@@ -17,49 +17,49 @@ from papers.claim import (
     Result,
     Setting,
     Verdict,
-    answered,
     better,
     estimate,
+    estimate_json,
     gain_of,
     label,
-    plain,
+    score_numbers,
     score_of,
     score_table,
-    spoken,
+    with_interval,
 )
-from papers.figures import Curve, curves
-from side_by_side import Grid
+from papers.plots import Curve, curves
+from recipe_grid import Grid
 
 SIZES = (32, 64, 128)
 RATIO = 0.2
-MINE, OTHERS = "prophetkv", ("cacheblend", "kvshare", "epic")
+MAIN, OTHERS = "prophetkv", ("cacheblend", "kvshare", "epic")
 TASKS = ("multivalue", "vartrack")
 
 
 def variants() -> Mapping[str, Recipe]:
-    return {name: recipe_named(name) for name in (MINE, *OTHERS)}
+    return {name: recipe_named(name) for name in (MAIN, *OTHERS)}
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
-    """The paper's task and one on which plain reuse loses more; every size has prompts of its own."""
+    """Return the paper's task and one on which plain reuse loses more; every size has its own prompts."""
     suite = replace(SUITE, tasks=TASKS, ratios=(RATIO,), samples=setting.samples)
     return {str(size): Grid(variants, replace(suite, chunk_tokens=size), setting.split) for size in SIZES}
 
 
-def figures(found: Mapping[str, Sequence[Outcome]]) -> Result:
-    """Who is ahead at every size, prompt by prompt; and how much more each loses with the smallest chunks.
+def numbers(found: Mapping[str, Sequence[Outcome]]) -> Result:
+    """Return paired gains at every size, and how much more each recipe loses with the smallest chunks.
 
     The latter compares different prompts, since every size has its own.
     """
     smaller = []
-    for name in (MINE, *OTHERS):
+    for name in (MAIN, *OTHERS):
         small, large = (_losses(found[str(size)], name) for size in (SIZES[0], SIZES[-1]))
-        smaller.append({"recipe": name, **plain("more", unpaired_over_tasks(small, large))})
-    return {**answered(found, [_pair(other) for other in OTHERS]), "smaller": smaller}
+        smaller.append({"recipe": name, **estimate_json("more", unpaired_over_tasks(small, large))})
+    return {**score_numbers(found, [_pair(other) for other in OTHERS]), "smaller": smaller}
 
 
 def _losses(outcomes: Sequence[Outcome], name: str) -> list[list[float]]:
-    """What a recipe's score lacks to full attention's on each prompt, task by task."""
+    """Return full attention's score minus the recipe's on each prompt, task by task."""
     full = {(one.task, one.sample): one.score for one in outcomes if one.recipe == FULL}
     tasks: dict[str, list[float]] = {}
     for one in outcomes:
@@ -69,11 +69,11 @@ def _losses(outcomes: Sequence[Outcome], name: str) -> list[list[float]]:
 
 
 def _pair(other: str) -> Pair:
-    return Pair((MINE, RATIO), (other, RATIO))
+    return Pair((MAIN, RATIO), (other, RATIO))
 
 
 def verdicts(result: Result) -> list[Verdict]:
-    """The best of all at every size, and everybody's losses with the smallest chunks and with the largest."""
+    """Return whether ProphetKV is best at every size, and the losses with the smallest and largest chunks."""
     found = []
     for other in OTHERS:
         gains = {
@@ -83,30 +83,32 @@ def verdicts(result: Result) -> list[Verdict]:
         }
         held = True if all(g.low > 0 for g in gains.values()) else None
         held = False if any(g.high < 0 for g in gains.values()) else held
-        said = "; ".join(f"{size}: {spoken(gain, '+.3f')}" for size, gain in gains.items())
-        found.append(Verdict(held, f"`{MINE}` scores higher than `{other}` at every chunk size ({said})."))
-    for kept in result["smaller"]:
+        gains_text = "; ".join(f"{size}: {with_interval(gain, '+.3f')}" for size, gain in gains.items())
+        found.append(
+            Verdict(held, f"`{MAIN}` scores higher than `{other}` at every chunk size ({gains_text}).")
+        )
+    for row in result["smaller"]:
         small, large = (
-            score_of(result, kept["recipe"], RATIO, part=str(size), what="lost").value
+            score_of(result, row["recipe"], RATIO, part=str(size), what="lost").value
             for size in (SIZES[0], SIZES[-1])
         )
-        said = (
-            f"`{kept['recipe']}` loses more against full attention with smaller chunks ({small:.3f} with {SIZES[0]} tokens,"
+        statement = (
+            f"`{row['recipe']}` loses more against full attention with smaller chunks ({small:.3f} with {SIZES[0]} tokens,"
             f" {large:.3f} with {SIZES[-1]}; the difference is unpaired)"
         )
-        found += better(said, estimate(kept, "more"))
+        found += better(statement, estimate(row, "more"))
     return found
 
 
 def draw(result: Result, theme: Theme) -> Figure:
-    """Score by chunk size, a panel for each task."""
+    """Return a figure of the score by chunk size, with a panel for each task."""
     panels = {task: _curves_of(result, task) for task in TASKS}
     heading = (f"Chunk size, ratio {RATIO:g}", "512 tokens of context · bands: 95 % interval")
-    return curves(heading, panels, ("tokens in a chunk, at most", "score"), theme, scale="log")
+    return curves(heading, panels, ("maximal tokens per chunk", "score"), theme, scale="log")
 
 
 def _curves_of(result: Result, task: str) -> Mapping[str, Curve]:
-    runs = {FULL: 1.0, **dict.fromkeys((MINE, *OTHERS), RATIO), REUSE: 0.0}
+    runs = {FULL: 1.0, **dict.fromkeys((MAIN, *OTHERS), RATIO), REUSE: 0.0}
     return {
         name: {size: score_of(result, name, ratio, part=str(size), task=task) for size in SIZES}
         for name, ratio in runs.items()
@@ -117,10 +119,10 @@ CLAIM = Claim(
     name="chunk-size",
     title="Chunk size",
     paper="ProphetKV §5.4, fig. 10",
-    says="ProphetKV is the most accurate at every chunk size, and every method loses accuracy as chunks get smaller.",
-    tried=f"`{'` and `'.join(TASKS)}` at ratio {RATIO:g} with chunks of at most {', '.join(map(str, SIZES))} tokens in 512 tokens of context.",
+    finding="ProphetKV is the most accurate at every chunk size, and every method loses accuracy as chunks get smaller.",
+    setup=f"`{'` and `'.join(TASKS)}` at ratio {RATIO:g} with chunks of at most {', '.join(map(str, SIZES))} tokens in 512 tokens of context.",
     grids=grids,
-    figures=figures,
+    numbers=numbers,
     verdicts=verdicts,
     table=lambda result: score_table(result, parts={str(size): str(size) for size in SIZES}),
     draw=draw,

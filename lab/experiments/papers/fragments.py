@@ -1,4 +1,4 @@
-"""Values cut to pieces: half a number recomputed and half of it stale (CacheClip)."""
+"""Fragmented values: some tokens of a number are recomputed and others stale (CacheClip)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from kvweave.ops.scores import kept_from
+from kvweave.ops.scores import windowed_ranks
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.cacheblend import ValueDeviation
@@ -16,10 +16,11 @@ from kvweave.recipes.methods.cacheclip import AuxiliaryWindows
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import Score
 from kvweave.recipes.state import PrefillState
-from kvweave_lab.eval.comparison import mean_difference
-from kvweave_lab.eval.report.style import Theme
-from kvweave_lab.eval.results import REUSE, Estimate, Outcome
+from kvweave_lab.eval.comparisons import mean_difference
+from kvweave_lab.eval.outcomes import REUSE, Outcome
 from kvweave_lab.eval.samples import Sample
+from kvweave_lab.report.figures import Theme
+from kvweave_lab.statistics import Estimate
 from papers.claim import (
     SUITE,
     Claim,
@@ -27,50 +28,55 @@ from papers.claim import (
     Result,
     Setting,
     Verdict,
-    answered,
     baselines,
     better,
     estimate,
+    estimate_json,
     halved,
     label,
-    plain,
+    score_numbers,
     score_of,
     score_table,
-    spoken,
     tasks_of,
+    with_interval,
 )
-from papers.figures import curves
-from side_by_side import Grid
+from papers.plots import curves
+from recipe_grid import Grid
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
-BETWEEN = (0.3, 0.5, 0.7)  # where the paper's collapse lies
+BETWEEN = (0.3, 0.5, 0.7)  # the ratios of the paper's collapse
 BLEND, BLEND_WINDOWS = "cacheblend", "cacheblend in windows"
 CLIP, CLIP_ALONE = "cacheclip-refill", "cacheclip without windows"
 
 
 @dataclass(frozen=True)
 class InWindows:
-    """CacheClip's windows around any score: 8 tokens that are kept where more than 5 of them are chosen, budget used up."""
+    """CacheClip's windows for any score: 8 tokens are selected together if more than 5 of them rank high enough.
+
+    The whole budget is used.
+    """
 
     score: Score
     window: int = 8
     more_than: int = 5
-    selects: ClassVar[bool] = True
-    adds_up: ClassVar[bool] = False
-    records: ClassVar[tuple[FeatureExtractor, ...]] = ()
+    selective: ClassVar[bool] = True
+    supports_coverage: ClassVar[bool] = False
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def choose(self, state: PrefillState) -> Tensor:
-        """Stale rows in whole windows first, what stands in none at last."""
-        stale, count = state.stale, state.request.budget.rows(state.stale.numel())
+        """Return the selected stale rows: rows in complete windows come first."""
+        stale, count = state.stale, state.request.budget.max_rows(state.stale.numel())
         if not count:
             return torch.empty(0, dtype=torch.long)
         lengths = [m.span.tokens for m in state.matched if m.origin == "reused"]
-        needed = kept_from(self.score.scores(state), lengths, window=self.window, more_than=self.more_than)
+        needed = windowed_ranks(
+            self.score.scores(state), lengths, window=self.window, more_than=self.more_than
+        )
         return stale[needed.argsort(stable=True)[:count].sort().values]
 
 
 def variants() -> Mapping[str, Recipe]:
-    """CacheBlend's deviation and CacheClip's auxiliary attention, each with and without windows."""
+    """Return CacheBlend and CacheClip, each with and without windows."""
     blend, clip = recipe_named(BLEND), recipe_named("cacheclip")
     return {
         BLEND: blend,
@@ -81,13 +87,13 @@ def variants() -> Mapping[str, Recipe]:
 
 
 def kind(sample: Sample) -> str | None:
-    """Numbers and UUIDs; words are left out."""
+    """Return the kind of the answer, number or UUID; None for words, which are left out."""
     value = sample.answers[0]
     return "number" if value.isdigit() else "UUID" if value.count("-") == 4 else None
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
-    """A third of the needles are numbers and a third UUIDs; a few more are drawn, since the kinds vary in number."""
+    """Return more prompts than needed: about a third of the needles are numbers, and a third UUIDs."""
     suite = replace(
         SUITE, tasks=("single",), ratios=RATIOS, seeds=(0, 1), samples=halved(7 * setting.samples // 2)
     )
@@ -98,40 +104,40 @@ _WINDOWS = ((BLEND_WINDOWS, BLEND), (CLIP, CLIP_ALONE))
 _COMPARED = ((BLEND, REUSE), *_WINDOWS)
 
 
-def _pair(mine: str, theirs: str, ratio: float) -> Pair:
-    return Pair((mine, ratio), (theirs, 0.0 if theirs == REUSE else ratio))
+def _pair(first: str, second: str, ratio: float) -> Pair:
+    return Pair((first, ratio), (second, 0.0 if second == REUSE else ratio))
 
 
-def figures(found: Mapping[str, Sequence[Outcome]]) -> Result:
-    """Every ratio alone, and each kind's mean over the ratios between, prompt by prompt: none is picked afterwards."""
+def numbers(found: Mapping[str, Sequence[Outcome]]) -> Result:
+    """Return the gains at every ratio, and each kind's paired mean over BETWEEN, which is fixed beforehand."""
     pairs = [_pair(*names, ratio) for names in _COMPARED for ratio in RATIOS]
     between = []
     for task in dict.fromkeys(outcome.task for outcome in found[""]):
-        here = [outcome for outcome in found[""] if outcome.task == task]
-        for mine, theirs in _COMPARED:
-            runs = [_pair(mine, theirs, ratio) for ratio in BETWEEN]
-            gain = mean_difference(here, [(label(run.mine), label(run.theirs)) for run in runs])
+        of_task = [outcome for outcome in found[""] if outcome.task == task]
+        for first, second in _COMPARED:
+            runs = [_pair(first, second, ratio) for ratio in BETWEEN]
+            gain = mean_difference(of_task, [(label(run.first), label(run.second)) for run in runs])
             if gain is not None:
-                between.append({"task": task, "mine": mine, "theirs": theirs, **plain("gain", gain)})
-    return {**answered(found, pairs), "between": between}
+                between.append({"task": task, "mine": first, "theirs": second, **estimate_json("gain", gain)})
+    return {**score_numbers(found, pairs), "between": between}
 
 
-def _between(result: Result, task: str, mine: str, theirs: str) -> Estimate | None:
-    wanted = (task, mine, theirs)
-    kept = next((b for b in result["between"] if (b["task"], b["mine"], b["theirs"]) == wanted), None)
-    return estimate(kept, "gain") if kept else None
+def _between(result: Result, task: str, first: str, second: str) -> Estimate | None:
+    wanted = (task, first, second)
+    row = next((b for b in result["between"] if (b["task"], b["mine"], b["theirs"]) == wanted), None)
+    return estimate(row, "gain") if row else None
 
 
 def verdicts(result: Result) -> list[Verdict]:
-    """The fall below plain reuse for each kind, and what windows give there: on the mean over the ratios between."""
+    """Return for each kind whether scores fall below plain reuse, and the gain of windows, averaged over BETWEEN."""
     found = []
-    where = f"on the mean over {', '.join(f'{ratio:.0%}' for ratio in BETWEEN)}"
+    where = f"averaged over {', '.join(f'{ratio:.0%}' for ratio in BETWEEN)}"
     for task in tasks_of(result):
         fall = _between(result, task, BLEND, REUSE)
         if fall is not None:
             held = True if fall.high < 0 else False if fall.low > 0 else None
-            said = f"`cacheblend` falls below plain reuse on {task} needles: {where}, the difference is"
-            found.append(Verdict(held, f"{said} {spoken(fall, '+.3f')}."))
+            statement = f"`cacheblend` falls below plain reuse on {task} needles: {where}, the difference is"
+            found.append(Verdict(held, f"{statement} {with_interval(fall, '+.3f')}."))
         for with_windows, without in _WINDOWS:
             gain = _between(result, task, with_windows, without)
             found += better(f"Windows lift `{without}` on {task} needles, {where}", gain)
@@ -139,7 +145,7 @@ def verdicts(result: Result) -> list[Verdict]:
 
 
 def draw(result: Result, theme: Theme) -> Figure:
-    """Score by ratio, a panel for each kind of needle."""
+    """Return a figure of the score by ratio, with a panel for each kind of needle."""
     panels = {
         task: {
             name: {ratio: score_of(result, name, ratio, task=task) for ratio in RATIOS} for name in variants()
@@ -156,14 +162,14 @@ def draw(result: Result, theme: Theme) -> Figure:
 
 CLAIM = Claim(
     name="fragments",
-    title="Numbers cut to pieces",
+    title="Fragmented numbers",
     paper="CacheClip §4.2 and App. A (the tables of CacheBlend and CacheClip)",
-    says="CacheBlend recomputes some tokens of a number or UUID and leaves others stale: between ratios of 30 % and 80 % its score on"
-    " such needles falls far below what it is with little recomputed. CacheClip's windows keep values together and avoid it.",
-    tried="Single needles that are 7-digit numbers or UUIDs. `cacheblend` and `cacheclip`, each with windows and without; all use their"
-    " budget up, so that as many rows are recomputed on both sides.",
+    finding="CacheBlend recomputes some tokens of a number or UUID and leaves others stale: between ratios of 30 % and 80 %, its score on"
+    " such needles is far lower than at small ratios. CacheClip's windows keep values together and avoid it.",
+    setup="Single needles that are 7-digit numbers or UUIDs. `cacheblend` and `cacheclip`, each with windows and without; all use their"
+    " whole budget, so that compared recipes recompute equally many rows.",
     grids=grids,
-    figures=figures,
+    numbers=numbers,
     verdicts=verdicts,
     table=score_table,
     draw=draw,

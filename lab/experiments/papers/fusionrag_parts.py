@@ -1,4 +1,4 @@
-"""What each part of FusionRAG is worth: preparation and selection (FusionRAG)."""
+"""The gain of each component of FusionRAG: preparation and selection (FusionRAG)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
-from kvweave_lab.eval.report.style import Theme
-from kvweave_lab.eval.results import FULL, REUSE
-from kvweave_lab.eval.summary import OVERALL
+from kvweave_lab.eval.outcomes import FULL, REUSE
+from kvweave_lab.eval.rows import OVERALL
+from kvweave_lab.report.figures import Theme
 from papers.claim import (
     SUITE,
     Claim,
@@ -17,26 +17,26 @@ from papers.claim import (
     Result,
     Setting,
     Verdict,
-    answered,
     better,
     estimate,
     gain_of,
     row_of,
+    score_numbers,
     score_table,
-    spoken,
     tasks_of,
+    with_interval,
 )
-from papers.figures import bars
-from side_by_side import Grid
+from papers.plots import bars
+from recipe_grid import Grid
 
 RATIO = 0.15
 PREPARED, SELECTED, BOTH = "similar chunks alone", "selection alone", "fusionrag"
 RUNS = {FULL: 1.0, BOTH: RATIO, SELECTED: RATIO, PREPARED: 0.0, REUSE: 0.0}
-"""What the figure shows, each at its ratio."""
+"""The runs in the figure, with their ratios."""
 
 
 def variants() -> Mapping[str, Recipe]:
-    """One part at a time, and both; plain reuse runs anyway."""
+    """Return recipes with one component and with both; plain reuse always runs."""
     return {
         PREPARED: recipe_named(REUSE, "similar"),
         SELECTED: recipe_named(BOTH, "isolated"),
@@ -45,27 +45,31 @@ def variants() -> Mapping[str, Recipe]:
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
-    """Tasks on which plain reuse loses something that another chunk says."""
+    """Return tasks on which plain reuse lacks information from other chunks."""
     tasks = ("vartrack", "coref", "contradiction", "order")
     suite = replace(SUITE, tasks=tasks, ratios=(RATIO,), samples=setting.samples)
     return {"": Grid(variants, suite, setting.split)}
 
 
 _POINTS = {
-    "Preparing chunks behind similar ones scores higher than plain reuse": (PREPARED, REUSE),
+    "Preparing chunks after similar ones scores higher than plain reuse": (PREPARED, REUSE),
     "Selection alone scores higher than plain reuse": (SELECTED, REUSE),
     "Preparation adds to selection": (BOTH, SELECTED),
     "Selection adds to preparation": (BOTH, PREPARED),
 }
 
 
-def _pair(mine: str, theirs: str) -> Pair:
-    return Pair((mine, RUNS[mine]), (theirs, RUNS[theirs]))
+def _pair(first: str, second: str) -> Pair:
+    return Pair((first, RUNS[first]), (second, RUNS[second]))
 
 
 def verdicts(result: Result) -> list[Verdict]:
-    """Each step, and how much of full attention's gain both restore together."""
-    found = [one for said, names in _POINTS.items() for one in better(said, gain_of(result, _pair(*names)))]
+    """Return verdicts on each component, and on the share of full attention's gain that both restore."""
+    found = [
+        verdict
+        for statement, names in _POINTS.items()
+        for verdict in better(statement, gain_of(result, _pair(*names)))
+    ]
     both = row_of(result, BOTH, RATIO)
     if both is not None and both["normalised"] is not None:
         restored = estimate(both, "normalised")
@@ -73,14 +77,14 @@ def verdicts(result: Result) -> list[Verdict]:
         found.append(
             Verdict(
                 held,
-                f"Both together restore most of what full attention gains over reuse: {spoken(restored)}.",
+                f"Both together restore most of what full attention gains over reuse: {with_interval(restored)}.",
             )
         )
     return found
 
 
 def draw(result: Result, theme: Theme) -> Figure:
-    """A bar for each step, a panel for the mean and for each task."""
+    """Return a figure with a bar for each run, and a panel for the mean and each task."""
     panels = {
         task: {
             name: estimate(row, "score")
@@ -97,11 +101,11 @@ CLAIM = Claim(
     name="fusionrag-parts",
     title="FusionRAG component by component",
     paper="FusionRAG §5.3.3, fig. 18 (answer quality; its other parts are about time)",
-    says="Selection by the question alone restores 72 % of what full attention gains over full reuse, and preparation behind similar"
+    finding="Selection by the question alone restores 72 % of what full attention gains over full reuse, and preparation after similar"
     " chunks brings that to 99 %.",
-    tried=f"Plain reuse, preparation alone, selection alone at ratio {RATIO:g}, and both. Most is taken to be four fifths.",
+    setup=f"Plain reuse, preparation alone, selection alone at ratio {RATIO:g}, and both. Most means four fifths.",
     grids=grids,
-    figures=lambda found: answered(found, [_pair(*names) for names in _POINTS.values()]),
+    numbers=lambda found: score_numbers(found, [_pair(*names) for names in _POINTS.values()]),
     verdicts=verdicts,
     table=score_table,
     draw=draw,

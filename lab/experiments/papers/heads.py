@@ -1,4 +1,4 @@
-"""Selections that favour the heads of chunks and late chunks (FusionRAG)."""
+"""Selections prefer the beginnings of chunks and late chunks (FusionRAG)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,20 +8,30 @@ from matplotlib.figure import Figure
 
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
-from kvweave_lab.eval.report.style import Theme
-from kvweave_lab.eval.results import Estimate
+from kvweave_lab.report.figures import Theme
+from kvweave_lab.statistics import Estimate
 from papers import selected
-from papers.claim import SUITE, Claim, Result, Setting, Verdict, better, estimate, plain, spoken
-from papers.figures import curves
+from papers.claim import (
+    SUITE,
+    Claim,
+    Result,
+    Setting,
+    Verdict,
+    better,
+    estimate,
+    estimate_json,
+    with_interval,
+)
+from papers.plots import curves
 from papers.selected import FIFTHS, TENTHS, Selected
-from side_by_side import Grid
+from recipe_grid import Grid
 
 RATIO = 0.15
 BLEND, GUIDED, ALL_LAYERS = "cacheblend", "fusionrag, isolated chunks", "prophetkv"
 
 
 def variants() -> Mapping[str, Recipe]:
-    """All on the same stale KV, so that they differ in their selection alone."""
+    """Return recipes with the same stale KV, which differ only in their selection."""
     return {
         BLEND: recipe_named(BLEND),
         GUIDED: recipe_named("fusionrag", "isolated"),
@@ -30,29 +40,29 @@ def variants() -> Mapping[str, Recipe]:
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
-    """One fact among others, and two facts that belong together."""
+    """Return a task with one fact among others, and one with two facts that belong together."""
     suite = replace(SUITE, tasks=("multikey", "twohop"), ratios=(RATIO,), samples=setting.samples)
     return {"": Grid(variants, suite, setting.split)}
 
 
 def at_head(one: Selected) -> float | None:
-    """How many times as many rows as by chance lie in the first tenth of their chunk."""
-    return _times("tenths", 0, one)
+    """Return the share of rows in the first tenth of their chunk, relative to chance."""
+    return _relative_share("tenths", 0, one)
 
 
 def late(one: Selected) -> float | None:
-    """The same of the last fifth of the chunks."""
-    return _times("fifths", -1, one)
+    """Return the share of rows in the last fifth of the chunks, relative to chance."""
+    return _relative_share("fifths", -1, one)
 
 
-def _times(which: str, place: int, one: Selected) -> float | None:
-    """None where nothing could have been selected, as in some fifth of fewer than five stale chunks."""
-    by_chance = getattr(one, f"stale_{which}")[place]
-    return getattr(one, which)[place] / by_chance if by_chance else None
+def _relative_share(partition: str, index: int, one: Selected) -> float | None:
+    """Return a share relative to chance; None if that part has no stale rows, as with fewer than five chunks."""
+    by_chance = getattr(one, f"stale_{partition}")[index]
+    return getattr(one, partition)[index] / by_chance if by_chance else None
 
 
-def figures(found: Mapping[str, Sequence[Selected]]) -> Result:
-    """By recipe: times as many as by chance, by tenth and by fifth; and CacheBlend against the guided selection."""
+def numbers(found: Mapping[str, Sequence[Selected]]) -> Result:
+    """Return by recipe the relative shares of tenths and fifths, and CacheBlend's difference from the guided selection."""
     by_recipe: dict[str, list[Selected]] = {}
     for one in found[""]:
         by_recipe.setdefault(one.recipe, []).append(one)
@@ -62,7 +72,7 @@ def figures(found: Mapping[str, Sequence[Selected]]) -> Result:
             "samples": len(own),
             **{
                 which: [
-                    plain("times", selected.over_tasks(own, partial(_times, which, at)))
+                    estimate_json("times", selected.over_tasks(own, partial(_relative_share, which, at)))
                     for at in range(count)
                 ]
                 for which, count in (("tenths", TENTHS), ("fifths", FIFTHS))
@@ -72,7 +82,7 @@ def figures(found: Mapping[str, Sequence[Selected]]) -> Result:
     ]
     pair = by_recipe[BLEND], by_recipe[GUIDED]
     gains = {
-        name: plain("gain", selected.gain(*pair, value))
+        name: estimate_json("gain", selected.gain(*pair, value))
         for name, value in (("head", at_head), ("late", late))
     }
     return {"shares": shares, "gains": gains}
@@ -88,7 +98,7 @@ def _shares(result: Result) -> Mapping[str, Mapping[str, list[Estimate]]]:
 
 
 def verdicts(result: Result) -> list[Verdict]:
-    """CacheBlend's two biases, each against chance and against the guided selection."""
+    """Return verdicts on CacheBlend's two biases, each compared with chance and with the guided selection."""
     blend = _shares(result)[BLEND]
     found = []
     for place, where, which, at in (
@@ -97,8 +107,8 @@ def verdicts(result: Result) -> list[Verdict]:
     ):
         times = blend[which][at]
         held = True if times.low > 1 else False if times.high < 1 else None
-        said = f"`{BLEND}` selects more tokens than by chance {where}: {spoken(times, '.2f')} times as many."
-        found.append(Verdict(held, said))
+        statement = f"`{BLEND}` selects more tokens than by chance {where}: {with_interval(times, '.2f')} times as many."
+        found.append(Verdict(held, statement))
         gain = estimate(result["gains"][place], "gain")
         found += better(
             f"It does so more than FusionRAG's selection (difference in times by chance, {where})", gain
@@ -107,18 +117,20 @@ def verdicts(result: Result) -> list[Verdict]:
 
 
 def table(result: Result) -> list[str]:
-    """First tenth and last fifth."""
+    """Return a table of the first tenth and the last fifth."""
     lines = [
         "| recipe | first tenth of a chunk, times by chance | last fifth of the chunks, times by chance |"
     ]
     lines.append("|---|---|---|")
     for name, own in _shares(result).items():
-        lines.append(f"| `{name}` | {spoken(own['tenths'][0], '.2f')} | {spoken(own['fifths'][-1], '.2f')} |")
+        lines.append(
+            f"| `{name}` | {with_interval(own['tenths'][0], '.2f')} | {with_interval(own['fifths'][-1], '.2f')} |"
+        )
     return lines
 
 
 def draw(result: Result, theme: Theme) -> Figure:
-    """By tenth of the chunk, and by fifth of the chunks."""
+    """Return a figure by tenth of the chunk and by fifth of the chunks."""
     found = _shares(result)
     panels = {
         title: {name: dict(enumerate(own[which], 1)) for name, own in found.items()}
@@ -133,13 +145,13 @@ def draw(result: Result, theme: Theme) -> Figure:
 
 CLAIM = Claim(
     name="heads",
-    title="Heads of chunks and late chunks",
+    title="Beginnings of chunks and late chunks",
     paper="FusionRAG §3.2, fig. 8",
-    says="CacheBlend selects mostly at the heads of chunks and in late chunks; selection by the question spreads over the chunks, though"
-    " it too likes their beginnings a little.",
-    tried=f"Rows selected at ratio {RATIO:g} over isolated chunks, against what as many rows drawn by chance would be.",
+    finding="CacheBlend selects mostly at the beginnings of chunks and in late chunks; selection by the question spreads over chunks,"
+    " with a slight preference for their beginnings.",
+    setup=f"Rows selected at ratio {RATIO:g} over isolated chunks, compared with as many random rows.",
     grids=grids,
-    figures=figures,
+    numbers=numbers,
     verdicts=verdicts,
     table=table,
     draw=draw,

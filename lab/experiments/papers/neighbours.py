@@ -1,4 +1,4 @@
-"""How many similar chunks a chunk is prepared behind (FusionRAG)."""
+"""The number of similar chunks that precede a chunk in its preparation (FusionRAG)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated, Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave_lab.eval.report.style import Theme
+from kvweave_lab.report.figures import Theme
 from papers.claim import (
     SUITE,
     Claim,
@@ -16,16 +16,16 @@ from papers.claim import (
     Result,
     Setting,
     Verdict,
-    answered,
     baselines,
     better,
     gain_of,
+    score_numbers,
     score_of,
     score_table,
     tasks_of,
 )
-from papers.figures import curves
-from side_by_side import Grid
+from papers.plots import curves
+from recipe_grid import Grid
 
 COUNTS = (0, 5, 10, 15)
 RATIOS = (0.0, 0.05, 0.15)
@@ -36,13 +36,13 @@ def name(count: int) -> str:
 
 
 def variants() -> Mapping[str, Recipe]:
-    """FusionRAG's own selection on chunks prepared behind so many others; none is `isolated`."""
-    made = recipe_named("fusionrag")
-    return {name(n): replace(made, prepare=Similar(n) if n else Isolated()) for n in COUNTS}
+    """Return FusionRAG's selection on chunks prepared after 0 or more similar ones."""
+    fusionrag = recipe_named("fusionrag")
+    return {name(n): replace(fusionrag, prepare=Similar(n) if n else Isolated()) for n in COUNTS}
 
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
-    """Tasks on which plain reuse loses something that another chunk says."""
+    """Return tasks on which plain reuse lacks information from other chunks."""
     suite = replace(
         SUITE, tasks=("vartrack", "coref", "contradiction"), ratios=RATIOS, samples=setting.samples
     )
@@ -54,7 +54,7 @@ def _pair(many: int, few: int, ratio: float) -> Pair:
 
 
 def verdicts(result: Result) -> list[Verdict]:
-    """Ten against none at every ratio, and fifteen against ten at a small one."""
+    """Compare 10 neighbours with none at every ratio, and with 15 at a small one."""
     found = []
     for ratio in RATIOS:
         found += better(
@@ -65,7 +65,7 @@ def verdicts(result: Result) -> list[Verdict]:
 
 
 def draw(result: Result, theme: Theme) -> Figure:
-    """Score by neighbours, a curve for each ratio."""
+    """Return a figure of the score by number of neighbours, with a curve for each ratio."""
     panels = {
         task: {
             f"ratio {ratio:g}": {n: score_of(result, name(n), ratio, task=task) for n in COUNTS}
@@ -78,17 +78,19 @@ def draw(result: Result, theme: Theme) -> Figure:
         for task in panels
     }
     heading = ("FusionRAG by neighbours at preparation", "512 tokens of context · bands: 95 % interval")
-    return curves(heading, panels, ("similar chunks that a chunk is prepared behind", "score"), theme, lines)
+    return curves(
+        heading, panels, ("similar chunks before a chunk in its preparation", "score"), theme, lines
+    )
 
 
 CLAIM = Claim(
     name="neighbours",
     title="How many neighbours",
     paper="FusionRAG §5.3.2, fig. 17",
-    says="Preparing a chunk behind its ten most similar ones is best; with fifteen, the score falls again as soon as 5 % are recomputed.",
-    tried="`fusionrag` with 0, 5, 10 and 15 neighbours out of a knowledge base of 17 documents.",
+    finding="Preparing a chunk after its ten most similar ones is best; with fifteen, the score falls again as soon as 5 % are recomputed.",
+    setup="`fusionrag` with 0, 5, 10 and 15 neighbours out of a knowledge base of 17 documents.",
     grids=grids,
-    figures=lambda found: answered(
+    numbers=lambda found: score_numbers(
         found,
         [_pair(many, few, ratio) for ratio in RATIOS for many, few in ((5, 0), (10, 0), (10, 5), (10, 15))],
     ),

@@ -1,4 +1,4 @@
-"""The decode bench on a tiny model: its rows say what was asked and what was read."""
+"""The decode bench on a tiny model: its rows have the requested lengths and strategies, and count what was read."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from kvweave.models.fused_cache import FusedCache
 from kvweave.testing import tiny_adapter
 from kvweave_lab.bench import decode
 from kvweave_lab.bench.decode import bench_decode
-from kvweave_lab.eval.decoding.ablations import variant_named
+from kvweave_lab.eval.decoding.variants import variant_named
 
 KV = OffloadSettings(0.3, 300_000, window=8, clusters=ClusterSettings(8, 16))
 
@@ -41,12 +41,12 @@ def test_rows_for_every_length_and_strategy(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_growth_is_told_beside_dense_decodings_unless_that_is_lost_in_noise(tmp_path, monkeypatch):
+def test_growth_is_compared_with_dense_decodings_unless_that_does_not_grow(tmp_path, monkeypatch):
     adapter = tiny_adapter()
-    took = {(True, 200): 2.0, (True, 300): 4.0, (False, 200): 5.0, (False, 300): 6.0}
+    step_s = {(True, 200): 2.0, (True, 300): 4.0, (False, 200): 5.0, (False, 300): 6.0}
 
     def steps(_, text, tokens):
-        return [took[isinstance(text, FusedCache), text.positions.numel()]] * len(tokens)
+        return [step_s[isinstance(text, FusedCache), text.positions.numel()]] * len(tokens)
 
     monkeypatch.setattr(decode, "_steps", steps)
     rows = {
@@ -56,21 +56,21 @@ def test_growth_is_told_beside_dense_decodings_unless_that_is_lost_in_noise(tmp_
     assert rows["dynakv", 200].of_dense.median == 2.5
     assert rows["dynakv", 300].of_dense.median == 1.5
     assert rows["dynakv", 300].growth_of_dense.median == 0.5
-    took[True, 300] = 2.0
+    step_s[True, 300] = 2.0
     rows = bench_decode(adapter, tmp_path, [("dynakv", KV)], [200, 300], steps=3)
     assert [row.growth_of_dense for row in rows] == [None] * 4
 
 
-def test_dense_decoding_alone_and_others_without_it(tmp_path):
+def test_dense_decoding_may_run_alone_or_be_left_out(tmp_path):
     adapter = tiny_adapter()
-    (alone,) = bench_decode(adapter, tmp_path, [], [200], steps=3)
-    assert (alone.strategy, alone.decode_tokens) == ("dense", 200)
-    (without,) = bench_decode(adapter, tmp_path, [("dynakv", KV)], [200], steps=3, dense=False)
-    assert without.of_dense is None
-    assert without.resident_bound_bytes == 300_000
+    (dense,) = bench_decode(adapter, tmp_path, [], [200], steps=3)
+    assert (dense.strategy, dense.decode_tokens) == ("dense", 200)
+    (row,) = bench_decode(adapter, tmp_path, [("dynakv", KV)], [200], steps=3, dense=False)
+    assert row.of_dense is None
+    assert row.resident_bound_bytes == 300_000
 
 
-def test_every_scan_of_single_entries_reads_all_keys(tmp_path):
+def test_the_entries_strategy_reads_all_keys(tmp_path):
     adapter = tiny_adapter()
     (_, row) = bench_decode(adapter, tmp_path, [("entries", replace(KV, strategy="entries"))], [300], steps=3)
     g = adapter.geometry
@@ -79,6 +79,6 @@ def test_every_scan_of_single_entries_reads_all_keys(tmp_path):
 
 
 @pytest.mark.parametrize(("length", "steps", "kind"), [(100, 0, InvalidRequest), (510, 8, PromptTooLong)])
-def test_what_cannot_be_measured_is_refused(tmp_path, length, steps, kind):
+def test_impossible_measurements_are_refused(tmp_path, length, steps, kind):
     with pytest.raises(kind):
         list(bench_decode(tiny_adapter(), tmp_path, [("dynakv", KV)], [length], steps=steps))

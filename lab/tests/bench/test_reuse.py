@@ -1,4 +1,4 @@
-"""The simulation behind `kvweave bench reuse`: counted by hand, and against recipes that really run."""
+"""The simulation of `kvweave bench reuse`, compared with counts by hand and with recipes on a model."""
 
 import random
 from collections import Counter
@@ -12,20 +12,20 @@ from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
-from kvweave_lab.bench.queries import Query, Traffic, draw_queries
-from kvweave_lab.bench.reuse import RULES, Reuse, Rule, bench_reuse, count_reuse, sweep
+from kvweave_lab.bench.reuse import POLICIES, CachePolicy, ReuseCounts, bench_reuse, simulate_cache, sweep
+from kvweave_lab.bench.workload import Query, Traffic, draw_queries
 
-PREFIX, ORDERED, ANYWHERE, BOTH = RULES
+PREFIX, ORDERED, ANYWHERE, BOTH = POLICIES
 SMALL = Traffic(queries=40, chunks_per_query=4, known_chunks=20, shared_chunks=10)
 
 # Chunks 0, 1 and 2 are known, 5 comes with the third question.
 BY_HAND: list[Query] = [(0, 1), (1, 0), (0, 1, 5), (0, 2, 5)]
 
 
-def test_what_each_cache_does_with_four_questions() -> None:
-    """Written out in the comments: what is found, and what is computed, for the first time or again (!)."""
+def test_counts_of_each_cache_for_four_questions() -> None:
+    """The comments list the chunks that are found and computed; ! marks those computed again."""
     known = 3
-    assert count_reuse(PREFIX, BY_HAND, known) == Reuse(
+    assert simulate_cache(PREFIX, BY_HAND, known) == ReuseCounts(
         # 0 1 | 1! 0! | found: 0 1, computed: 5 | found: 0, computed: 2 5!
         cache="prefix",
         retrieved=10,
@@ -37,7 +37,7 @@ def test_what_each_cache_does_with_four_questions() -> None:
         again=3,
         stored=7,
     )
-    assert count_reuse(ORDERED, BY_HAND, known) == Reuse(
+    assert simulate_cache(ORDERED, BY_HAND, known) == ReuseCounts(
         # 0 1 | found: 0 1 | found: 0 1, computed: 5 | found: 0, computed: 5! 2
         cache="ordered prefix",
         retrieved=10,
@@ -49,7 +49,7 @@ def test_what_each_cache_does_with_four_questions() -> None:
         again=1,
         stored=5,
     )
-    assert count_reuse(ANYWHERE, BY_HAND, known) == Reuse(
+    assert simulate_cache(ANYWHERE, BY_HAND, known) == ReuseCounts(
         # All are found but 5 at first, which is prepared then; the first chunk of each question is exact.
         cache="anywhere",
         retrieved=10,
@@ -61,7 +61,7 @@ def test_what_each_cache_does_with_four_questions() -> None:
         again=0,
         stored=4,
     )
-    assert count_reuse(BOTH, BY_HAND, known) == Reuse(
+    assert simulate_cache(BOTH, BY_HAND, known) == ReuseCounts(
         # found: 0, extended by 1! | found: 0 1 | found: 0 1, extended by 5! | found: 0, extended by 5!, a copy of 2
         cache="both",
         retrieved=10,
@@ -75,17 +75,19 @@ def test_what_each_cache_does_with_four_questions() -> None:
     )
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("cap", [1, 3, 7, 30])
-def test_a_cap_holds_and_every_chunk_is_accounted_for(rule: Rule, cap: int) -> None:
-    free, capped = (count_reuse(rule, draw_queries(SMALL), SMALL.known_chunks, most) for most in (None, cap))
+def test_a_cap_holds_and_every_chunk_is_counted(policy: CachePolicy, cap: int) -> None:
+    free, capped = (
+        simulate_cache(policy, draw_queries(SMALL), SMALL.known_chunks, limit) for limit in (None, cap)
+    )
     assert capped.stored <= cap
     assert free.stored >= capped.stored
-    for counted in (free, capped):
-        assert counted.retrieved == SMALL.queries * SMALL.chunks_per_query
-        assert counted.exact + counted.stale <= counted.retrieved
-        assert counted.found + counted.computed <= counted.retrieved
-        assert counted.answering_share(1.0) == (counted.computed + counted.stale) / counted.retrieved
+    for counts in (free, capped):
+        assert counts.retrieved == SMALL.queries * SMALL.chunks_per_query
+        assert counts.exact + counts.stale <= counts.retrieved
+        assert counts.found + counts.computed <= counts.retrieved
+        assert counts.answering_share(1.0) == (counts.computed + counts.stale) / counts.retrieved
     assert free.computed <= capped.computed
 
 
@@ -99,7 +101,7 @@ def test_ordering_helps_a_prefix_cache_and_copies_save_all_repeated_work() -> No
     assert capped.cap == anywhere.stored == capped.caches[2].stored
 
 
-def test_a_sweep_changes_one_thing_at_a_time() -> None:
+def test_a_sweep_changes_one_setting_at_a_time() -> None:
     points = sweep(SMALL, chunks_per_query=[4, 2], exponents=[1.0, 2.0], shuffled=[0.0], repeated=[0.5])
     assert points == [
         SMALL,
@@ -110,7 +112,7 @@ def test_a_sweep_changes_one_thing_at_a_time() -> None:
     ]
 
 
-# The questions
+# Queries
 
 
 def test_chunks_come_from_the_groups_in_their_shares() -> None:
@@ -129,7 +131,7 @@ def test_chunks_come_from_the_groups_in_their_shares() -> None:
     assert drawn[0] > drawn[30] > drawn[900]  # popularity falls with the number
 
 
-def test_orders_and_repetitions_are_as_asked_for() -> None:
+def test_shuffled_and_repeated_shares_are_respected() -> None:
     sorted_queries = draw_queries(replace(SMALL, shuffled=0.0))
     assert all(query == tuple(sorted(query)) for query in sorted_queries)
     assert not all(query == tuple(sorted(query)) for query in draw_queries(SMALL))
@@ -141,7 +143,7 @@ def test_orders_and_repetitions_are_as_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "message"),
     [
         ({"known_share": 1.2}, "known_share is 1.2"),
         ({"known_share": 0.8, "shared_share": 0.3}, "more than 1 together"),
@@ -149,12 +151,12 @@ def test_orders_and_repetitions_are_as_asked_for() -> None:
         ({"chunks_per_query": 0}, "give 1 to 10"),
     ],
 )
-def test_impossible_traffic_is_refused(settings: dict[str, float], complaint: str) -> None:
-    with pytest.raises(InvalidRequest, match=complaint):
+def test_impossible_traffic_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         replace(SMALL, **settings)
 
 
-# Against recipes that run
+# Recipes on a model
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +164,10 @@ def adapter() -> Adapter:
     return tiny_adapter()
 
 
-def really_done(adapter: Adapter, folder: Path, recipe_name: str, queries: list[Query], known: int) -> Reuse:
-    """The same counts, of a model, a store and a recipe."""
+def run_recipe(
+    adapter: Adapter, folder: Path, recipe_name: str, queries: list[Query], known: int
+) -> ReuseCounts:
+    """Return the counts of a recipe that runs on a model with a store."""
     recipe, counts, seen = recipe_named(recipe_name), Counter[str](), set[int]()
     made: set[int] = set()
     prepares = recipe_name != "prefix"
@@ -196,15 +200,15 @@ def really_done(adapter: Adapter, folder: Path, recipe_name: str, queries: list[
                 made.update([chunk] if span.origin == "fresh" else [])
         stored = store.stats().entries - 1  # without the system prefix
     names = ("retrieved", "found", "exact", "stale", "prepared", "computed", "again")
-    return Reuse(recipe_name, **{name: counts[name] for name in names}, stored=stored)
+    return ReuseCounts(recipe_name, **{name: counts[name] for name in names}, stored=stored)
 
 
-@pytest.mark.parametrize(("rule", "recipe"), [(PREFIX, "prefix"), (ANYWHERE, "reuse")])
-def test_recipes_that_run_do_what_is_counted(
-    adapter: Adapter, tmp_path: Path, rule: Rule, recipe: str
+@pytest.mark.parametrize(("policy", "recipe"), [(PREFIX, "prefix"), (ANYWHERE, "reuse")])
+def test_the_simulation_counts_what_recipes_do(
+    adapter: Adapter, tmp_path: Path, policy: CachePolicy, recipe: str
 ) -> None:
     numbers = random.Random(3)
     queries = [tuple(numbers.sample(range(7), 3)) for _ in range(12)]
-    done = really_done(adapter, tmp_path, recipe, queries, known=4)
-    assert replace(count_reuse(rule, queries, 4), cache=recipe) == done
+    done = run_recipe(adapter, tmp_path, recipe, queries, known=4)
+    assert replace(simulate_cache(policy, queries, 4), cache=recipe) == done
     assert 0 < done.found < done.retrieved

@@ -1,4 +1,4 @@
-"""The steady measurement on a tiny model: what its rows say, how it goes on after an interruption, which limits count."""
+"""The steady measurement on a tiny model: its rows, resuming after an interruption, and memory limits."""
 
 from dataclasses import replace
 
@@ -7,11 +7,10 @@ import pytest
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.testing import tiny_adapter
 from kvweave_lab.bench import steady
-from kvweave_lab.bench.memory_limit import memory_limit_bytes
-from kvweave_lab.bench.queries import Traffic, draw_queries
-from kvweave_lab.bench.steady import bench_steady
-from kvweave_lab.bench.steady_plot import steady_plot
-from kvweave_lab.bench.steady_results import SteadyRow, SteadySettings, quarters, speedups
+from kvweave_lab.bench.environment import memory_limit_bytes
+from kvweave_lab.bench.plots import steady_plot
+from kvweave_lab.bench.steady import SteadyRow, SteadySettings, bench_steady, quarters, speedups
+from kvweave_lab.bench.workload import Traffic, draw_queries
 
 CHUNK_BYTES = 17_500  # a little more than a chunk of 32 tokens in a tiny model
 FEW = SteadySettings(
@@ -33,7 +32,7 @@ def done(adapter, tmp_path_factory):
     return bench_steady(adapter, "tiny", tmp_path_factory.mktemp("store"), FEW)
 
 
-def test_every_question_has_a_row_and_full_prefill_stands_beside_some(done):
+def test_every_question_has_a_row_and_some_have_a_full_prefill(done):
     assert [row.question for row in done.rows] == list(range(8))
     assert [row.question for row in done.rows if row.full_s is not None] == [0, 3, 6, 7]
     for row in done.rows:
@@ -41,7 +40,7 @@ def test_every_question_has_a_row_and_full_prefill_stands_beside_some(done):
         assert 0 < parts_s <= row.ttft_s
 
 
-def test_chunks_come_with_the_first_question_for_them(done):
+def test_new_chunks_are_prepared_with_the_first_question_for_them(done):
     seen = set(range(12))
     for row, query in zip(done.rows, draw_queries(FEW.traffic), strict=True):
         assert row.new_chunks == len(set(query) - seen)
@@ -52,14 +51,14 @@ def test_chunks_come_with_the_first_question_for_them(done):
     assert sizes[-1] > sizes[0]
 
 
-def test_nothing_but_the_question_is_computed_in_full(done):
-    """Every chunk is stored before its question: a quarter of all but the first is computed, and the question."""
+def test_only_the_question_and_selected_tokens_are_computed(done):
+    """Every chunk is stored before its question: only the question and a quarter of all chunks but the first are computed."""
     for row in done.rows:
         assert row.from_host + row.from_disk == 4  # the system prompt and three chunks
         assert row.computed_tokens < row.prompt_tokens / 2
 
 
-def test_memory_holds_what_it_may_and_the_store_is_larger(done):
+def test_memory_stays_within_its_limit_and_the_store_is_larger(done):
     assert all(row.host_bytes <= FEW.host_bytes for row in done.rows)
     assert done.rows[-1].stored_bytes > 3 * FEW.host_bytes
     assert any(row.from_disk for row in done.rows[4:])
@@ -74,55 +73,55 @@ def test_speedups_take_the_nearest_full_prefill(done):
     assert done.kept == done.quarters[3] / done.quarters[1]
 
 
-def test_the_plot_is_a_picture(done):
+def test_the_plot_is_a_png(done):
     assert steady_plot(done).startswith(b"\x89PNG")
 
 
-def test_an_interrupted_measurement_goes_on_where_it_stopped(adapter, tmp_path, monkeypatch):
+def test_an_interrupted_measurement_resumes(adapter, tmp_path, monkeypatch):
     store, output = tmp_path / "store", tmp_path / "out"
-    whole = steady._Asking.ask
+    original = steady._Asker.ask
 
     def interrupted(self, number, query, *, last) -> SteadyRow:
         if number == 5:
             raise KeyboardInterrupt
-        return whole(self, number, query, last=last)
+        return original(self, number, query, last=last)
 
-    monkeypatch.setattr(steady._Asking, "ask", interrupted)
+    monkeypatch.setattr(steady._Asker, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench_steady(adapter, "tiny", store, FEW, output)
-    monkeypatch.setattr(steady._Asking, "ask", whole)
-    with open(output / "steady.jsonl", "ab") as journal:
-        journal.write(b'{"question": 5, "prom')  # torn by a crash
+    monkeypatch.setattr(steady._Asker, "ask", original)
+    with open(output / "steady.jsonl", "ab") as log:
+        log.write(b'{"question": 5, "prom')  # an incomplete line, as a crash leaves it
     before = (output / "steady.jsonl").read_text().splitlines()[:-1]
     done = bench_steady(adapter, "tiny", store, FEW, output)
     assert done.started_at == (0, 5)
     assert [row.question for row in done.rows] == list(range(8))
     assert (output / "steady.jsonl").read_text().splitlines()[: len(before)] == before
-    monkeypatch.setattr(steady._Asking, "ask", interrupted)
-    assert bench_steady(adapter, "tiny", store, FEW, output) == done  # asks nothing any more
-    with pytest.raises(InvalidRequest, match="differs in ratio"):
+    monkeypatch.setattr(steady._Asker, "ask", interrupted)
+    assert bench_steady(adapter, "tiny", store, FEW, output) == done  # asks no question
+    with pytest.raises(InvalidRequest, match="differ in ratio"):
         bench_steady(adapter, "tiny", store, replace(FEW, ratio=0.5), output)
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "said"),
+    ("changes", "kind", "message"),
     [
         ({"recipe": "reuse"}, InvalidRequest, "selects no tokens"),
-        ({"recipe": "nothing"}, UnknownRecipe, "full, naive"),
+        ({"recipe": "nothing"}, UnknownRecipe, "full, direct"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(adapter, tmp_path, changes, kind, said):
-    with pytest.raises(kind, match=said):
+def test_impossible_measurements_are_refused_before_the_first(adapter, tmp_path, changes, kind, message):
+    with pytest.raises(kind, match=message):
         bench_steady(adapter, "tiny", tmp_path / "store", replace(FEW, **changes), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_that_give_no_quarters_are_refused():
+def test_too_few_questions_for_quarters_are_refused():
     with pytest.raises(InvalidRequest, match="no quarters"):
         SteadySettings(Traffic(queries=3))
 
 
-def test_the_smallest_limit_of_the_groups_around_a_process_counts(tmp_path):
+def test_the_memory_limit_is_the_smallest_of_all_enclosing_groups(tmp_path):
     own = tmp_path / "own"
 
     def limit(lines: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The measurements behind `kvweave bench store`: what they measure, not how fast this machine is."""
+"""The measurements of `kvweave bench store`: what they measure, not how fast this machine is."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.testing import tiny_adapter
 from kvweave.types import Storage
-from kvweave_lab.bench.spread import Spread, ratios
+from kvweave_lab.bench.measurement import MedianRange, paired_ratios
 from kvweave_lab.bench.store import StoreBench, bench_store
 
 STORAGES: list[Storage] = ["exact", "int8"]
@@ -23,12 +23,18 @@ def adapter() -> Adapter:
 
 
 def measured(adapter: Adapter, folder: Path, **changes: int) -> StoreBench:
-    """One round with KV in 4 bits, and nothing else but `changes`."""
-    asked = {"context_tokens": 32, "chunk_tokens": 32, "rounds": 1, "full_rounds": 0, "catalog_entries": 0}
-    return bench_store(adapter, folder, ["int4"], **{**asked, **changes})
+    """Measure one round with KV in 4 bits; `changes` replace arguments."""
+    arguments = {
+        "context_tokens": 32,
+        "chunk_tokens": 32,
+        "rounds": 1,
+        "full_rounds": 0,
+        "catalog_entries": 0,
+    }
+    return bench_store(adapter, folder, ["int4"], **{**arguments, **changes})
 
 
-def test_every_thing_is_measured_once_a_round(adapter: Adapter, tmp_path: Path) -> None:
+def test_every_measure_is_taken_once_a_round(adapter: Adapter, tmp_path: Path) -> None:
     done: list[tuple[str, int, int]] = []
     found = bench_store(
         adapter,
@@ -39,7 +45,7 @@ def test_every_thing_is_measured_once_a_round(adapter: Adapter, tmp_path: Path) 
         rounds=3,
         full_rounds=1,
         catalog_entries=200,
-        progress=lambda *said: done.append(said),
+        progress=lambda *reported: done.append(reported),
     )
     assert done == [*(("rounds", number, 3) for number in (1, 2, 3)), ("catalogue", 0, 200)]
     assert (found.context_tokens, found.chunk_tokens, found.rounds) == (96, 32, 3)
@@ -57,11 +63,11 @@ def test_every_thing_is_measured_once_a_round(adapter: Adapter, tmp_path: Path) 
         assert 0 < speed.first_layer_s.median <= speed.cold_s.median
         assert speed.of_prefill is not None
         assert speed.of_prefill.high >= (speed.cold_s.low + speed.place_s.low) / found.full_s.median
-        for spread in (speed.plain_cold_s, speed.plain_warm_s, speed.warm_s, speed.place_s):
-            assert 0 < spread.low <= spread.median <= spread.high
+        for times in (speed.plain_cold_s, speed.plain_warm_s, speed.warm_s, speed.place_s):
+            assert 0 < times.low <= times.median <= times.high
 
 
-def test_look_ups_are_timed_in_a_catalogue_of_as_many_entries(adapter: Adapter, tmp_path: Path) -> None:
+def test_look_ups_are_timed_in_a_catalogue_of_the_requested_size(adapter: Adapter, tmp_path: Path) -> None:
     found = measured(adapter, tmp_path, context_tokens=96, catalog_entries=200).catalog
     assert found is not None
     assert (found.entries, found.spans) == (200, 3)
@@ -84,10 +90,10 @@ def test_a_context_is_made_of_whole_chunks(adapter: Adapter, tmp_path: Path) -> 
             measured(adapter, tmp_path, context_tokens=tokens)
 
 
-def test_no_more_is_looked_up_than_there_is(adapter: Adapter, tmp_path: Path) -> None:
+def test_a_catalogue_smaller_than_a_look_up_is_refused(adapter: Adapter, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="2 entries does not have 3 to look up"):
         measured(adapter, tmp_path, context_tokens=96, catalog_entries=2)
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    assert ratios([1.0, 4.0, 3.0], [2.0, 2.0, 1.0]) == Spread(median=2.0, low=0.5, high=3.0)
+    assert paired_ratios([1.0, 4.0, 3.0], [2.0, 2.0, 1.0]) == MedianRange(median=2.0, low=0.5, high=3.0)

@@ -1,4 +1,4 @@
-"""The TTFT bench on a tiny model: what rows say, what work is counted, what is refused."""
+"""The TTFT bench on a tiny model: its rows, the counted work, and refused settings."""
 
 from contextlib import nullcontext
 from dataclasses import fields
@@ -8,17 +8,15 @@ import torch
 
 from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.models.partial_layers import StopAtLayer
+from kvweave.models.hooks import StopAtLayer
 from kvweave.testing import tiny_adapter
 from kvweave_lab.bench import ttft
-from kvweave_lab.bench.baseline import library_attention, prefill_in_blocks, stock_prefill
-from kvweave_lab.bench.limit import Rates
-from kvweave_lab.bench.peak import peak_bytes
-from kvweave_lab.bench.prompts import prompt_of_chunks
-from kvweave_lab.bench.ttft import _groups, around, bench_ttft
-from kvweave_lab.bench.ttft_plot import ttft_plot
-from kvweave_lab.bench.ttft_results import TtftRow, TtftSettings
-from kvweave_lab.bench.work import Work, WorkCount
+from kvweave_lab.bench.baselines import blockwise_prefill, stock_attention, transformers_prefill
+from kvweave_lab.bench.measurement import mean_of_neighbours, peak_memory_bytes
+from kvweave_lab.bench.plots import ttft_plot
+from kvweave_lab.bench.roofline import Rates, Work, WorkCounter
+from kvweave_lab.bench.ttft import TtftRow, TtftSettings, _group_cases, bench_ttft
+from kvweave_lab.bench.workload import prompt_of_chunks
 
 FEW = TtftSettings((128,), ("reuse", "prophetkv"), (0.0, 0.25, 1.0), chunk_tokens=64, rounds=2)
 
@@ -62,16 +60,16 @@ def test_every_recipe_has_a_row_at_every_ratio_that_applies_to_it(done):
 
 def test_a_request_is_compared_with_the_full_prefills_right_before_and_after_it():
     order = ["a", "b", 0, 1, "a", 1, 0, "a", 0]
-    assert around(order, 0, "a", [1.0, 2.0, 4.0]) == [1.5, 3.0, 4.0]
-    assert around(order, 1, "a", [1.0, 2.0, 4.0]) == [1.5, 3.0]
-    assert around(order, 0, "b", [7.0]) == [7.0, 7.0, 7.0]
-    assert around([0, "a", 0], 0, "a", [5.0]) == [5.0, 5.0]
+    assert mean_of_neighbours(order, 0, "a", [1.0, 2.0, 4.0]) == [1.5, 3.0, 4.0]
+    assert mean_of_neighbours(order, 1, "a", [1.0, 2.0, 4.0]) == [1.5, 3.0]
+    assert mean_of_neighbours(order, 0, "b", [7.0]) == [7.0, 7.0, 7.0]
+    assert mean_of_neighbours([0, "a", 0], 0, "a", [5.0]) == [5.0, 5.0]
 
 
-def test_no_more_than_about_one_full_prefill_is_computed_between_two():
-    assert _groups([0.0, 0.1, 0.15, 0.2, 0.3, 1.0, 0.0, 0.5, 0.5]) == [[0, 1, 2, 3, 4], [5, 6], [7, 8]]
-    assert _groups([1.0, 1.0]) == [[0], [1]]
-    assert _groups([0.0, 0.0]) == [[0, 1]]
+def test_cases_between_two_full_prefills_compute_at_most_about_one():
+    assert _group_cases([0.0, 0.1, 0.15, 0.2, 0.3, 1.0, 0.0, 0.5, 0.5]) == [[0, 1, 2, 3, 4], [5, 6], [7, 8]]
+    assert _group_cases([1.0, 1.0]) == [[0], [1]]
+    assert _group_cases([0.0, 0.0]) == [[0, 1]]
 
 
 def test_rows_count_what_is_computed(done, adapter):
@@ -79,25 +77,25 @@ def test_rows_count_what_is_computed(done, adapter):
     (full,) = done.full
     system = len(adapter.template.prefix_ids(None))
     assert rows["reuse", 1.0] == rows["prophetkv", 1.0] == full.prompt_tokens - system
-    # The first chunk behind the system prompt is exact: of the second, a quarter is computed again.
+    # The first chunk after the system prompt is exact; a quarter of the second is recomputed.
     stale = rows["reuse", 1.0] - rows["reuse", 0.0] - 64
     assert rows["prophetkv", 0.25] - rows["prophetkv", 0.0] == -(-stale // 4)
 
 
-def test_the_limit_of_computing_more_is_a_smaller_speedup(done):
+def test_the_speedup_limit_falls_with_the_ratio(done):
     limits = [row.limit_speedup for row in done.rows if row.recipe == "prophetkv"]
     assert limits == sorted(limits, reverse=True)
 
 
 def test_requests_find_stored_kv_in_memory_and_on_the_disk(adapter, tmp_path, monkeypatch):
-    """Every request from the disk, the untimed ones too, comes right after everything was put out of memory."""
-    happened, timed_run = [], ttft.run
-    forgetting = ChunkStore.forget_recent
+    """Memory is cleared right before every request from the disk, untimed ones too."""
+    events, timed_run = [], ttft.run
+    forget_recent = ChunkStore.forget_recent
     monkeypatch.setattr(
-        ChunkStore, "forget_recent", lambda store: happened.append("drop") or forgetting(store)
+        ChunkStore, "forget_recent", lambda store: events.append("drop") or forget_recent(store)
     )
     monkeypatch.setattr(
-        ttft, "run", lambda *given, **kw: happened.append(given[0].name) or timed_run(*given, **kw)
+        ttft, "run", lambda *given, **kw: events.append(given[0].name) or timed_run(*given, **kw)
     )
     settings = TtftSettings((64,), ("reuse",), (0.0,), chunk_tokens=64, rounds=1, kv_from=("memory", "disk"))
     found = bench_ttft(adapter, "tiny", tmp_path, settings)
@@ -106,24 +104,24 @@ def test_requests_find_stored_kv_in_memory_and_on_the_disk(adapter, tmp_path, mo
         == [spread.kv_from for spread in found.spreads]
         == ["memory", "disk"]
     )
-    requests = "".join({"reuse": "r", "drop": "d"}.get(name, "") for name in happened)
-    assert requests == "rdrrdrd"  # warming up, the round, and before the disk is read for the limit
+    requests = "".join({"reuse": "r", "drop": "d"}.get(name, "") for name in events)
+    assert requests == "rdrrdrd"  # warm-up, the round, and before the disk's bandwidth is measured
     assert min(found.full[0].read_bytes_per_s, found.full[0].disk_bytes_per_s) > 0
     assert ttft_plot(found).startswith(b"\x89PNG")
 
 
 def test_the_limit_counts_bytes_as_they_are_stored(adapter, tmp_path):
-    """Eight bits a number instead of float32's 32, and scales: read in less than half the time, all else being equal."""
+    """Eight bits a number and scales, instead of float32's 32 bits, are less than half the bytes."""
     settings = TtftSettings((128,), ("reuse", "int8+reuse"), (0.0,), chunk_tokens=64, rounds=1)
-    exact, fewer = _stored_bytes(adapter, tmp_path, settings)
+    exact, int8 = _stored_bytes(adapter, tmp_path, settings)
     prompt = adapter.template.render(prompt_of_chunks(adapter, 128, 64))
     system, question = (prompt.spans[place].tokens * adapter.geometry.token_bytes for place in (0, -1))
     assert exact == prompt.tokens * adapter.geometry.token_bytes - question
-    assert 0.25 * (exact - system) < fewer - system < 0.5 * (exact - system)  # the system prompt stays exact
+    assert 0.25 * (exact - system) < int8 - system < 0.5 * (exact - system)  # the system prompt stays exact
 
 
 def _stored_bytes(adapter, folder, settings):
-    """What the limit takes each case to read."""
+    """Return the stored bytes that each case's limit is computed with."""
     counted = []
     original = Rates.limit_s
     with pytest.MonkeyPatch.context() as patch:
@@ -136,14 +134,14 @@ def _stored_bytes(adapter, folder, settings):
     return counted
 
 
-def test_the_plot_is_a_picture(done):
+def test_the_plot_is_a_png(done):
     assert ttft_plot(done).startswith(b"\x89PNG")
 
 
-def test_work_is_that_of_the_computed_rows(adapter):
+def test_work_counts_the_computed_rows(adapter):
     config, rows = adapter.model.config, torch.tensor([3, 7, 9])
     ids = list(range(3, 13))
-    with WorkCount(adapter).counting() as works:
+    with WorkCounter(adapter).record() as works:
         adapter.compute(adapter.new_cache(10), ids, adapter.rows(rows))
         adapter.compute(adapter.new_cache(10), ids, adapter.rows(torch.arange(10)))
     hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
@@ -159,21 +157,21 @@ def test_work_is_that_of_the_computed_rows(adapter):
     assert {work.weight_bytes for work in works} == {4 * (linear + head)}
 
 
-def test_a_pass_that_is_ended_counts_the_layers_before(adapter):
+def test_a_partial_pass_counts_its_own_layers(adapter):
     config = adapter.model.config
     plan = adapter.rows(torch.arange(10))
     plan.hooks.append(StopAtLayer(config.num_hidden_layers - 1))
-    with WorkCount(adapter).counting() as works:
+    with WorkCounter(adapter).record() as works:
         adapter.compute(adapter.new_cache(10), range(3, 13), adapter.rows(torch.arange(10)))
-        adapter.look(adapter.new_cache(10), range(3, 13), plan)
-    whole, ended = works
+        adapter.run_partial(adapter.new_cache(10), range(3, 13), plan)
+    whole, partial = works
     head = config.hidden_size * config.vocab_size
     layers = config.num_hidden_layers
-    assert ended.flops == (whole.flops - 2 * head) / layers * (layers - 1)
-    assert ended.weight_bytes == (whole.weight_bytes - 4 * head) / layers * (layers - 1)
+    assert partial.flops == (whole.flops - 2 * head) / layers * (layers - 1)
+    assert partial.weight_bytes == (whole.weight_bytes - 4 * head) / layers * (layers - 1)
 
 
-def test_windows_and_experts_bound_the_work():
+def test_windows_and_experts_limit_the_work():
     wide, narrow = (_flops(family) for family in ("mistral", "mistral-sliding"))
     prefixes, inside = range(1, 33), [min(n, 16) for n in range(1, 33)]
     assert wide - narrow == 4 * 3 * 32 * (sum(prefixes) - sum(inside))
@@ -188,12 +186,12 @@ def test_windows_and_experts_bound_the_work():
 
 def _flops(family):
     adapter = tiny_adapter(family)
-    with WorkCount(adapter).counting() as works:
+    with WorkCounter(adapter).record() as works:
         adapter.compute(adapter.new_cache(32), range(3, 35), adapter.rows(torch.arange(32)))
     return works[0].flops
 
 
-def test_the_limit_takes_the_slower_of_computing_and_reading_weights():
+def test_the_limit_is_the_slower_of_computing_and_reading_weights():
     rates = Rates(flops=100.0, memory_bytes=10.0, read_bytes=5.0)
     assert rates.limit_s([Work(200, 0, 5), Work(100, 0, 30)], stored_bytes=20) == 2 + 3 + 4
 
@@ -202,38 +200,38 @@ def test_both_ways_of_full_prefill_give_full_attentions_logits(adapter):
     ids = torch.randint(3, 300, (1, 40), generator=torch.Generator().manual_seed(0))
     before = adapter.model.config._attn_implementation
     expected = adapter.compute(adapter.new_cache(40), ids[0].tolist(), adapter.rows(torch.arange(40)))
-    for surroundings in (nullcontext(), library_attention(adapter)):
-        with surroundings:
-            for logits in (stock_prefill(adapter, ids), prefill_in_blocks(adapter, ids, 16)):
+    for context in (nullcontext(), stock_attention(adapter)):
+        with context:
+            for logits in (transformers_prefill(adapter, ids), blockwise_prefill(adapter, ids, 16)):
                 torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     assert adapter.model.config._attn_implementation == before
 
 
-def test_the_peak_is_what_a_step_takes_on_top():
-    held = []
+def test_the_peak_is_the_memory_that_a_step_adds():
+    sums = []
 
     def step():
-        passing = torch.ones(2**24)  # 64 MiB, gone when the step ends
-        held.append(float(passing.sum()))
+        temporary = torch.ones(2**24)  # 64 MiB, freed when the step ends
+        sums.append(float(temporary.sum()))
 
-    peak = peak_bytes(step, torch.device("cpu"))
+    peak = peak_memory_bytes(step, torch.device("cpu"))
     if peak is None:
-        pytest.skip("this system does not tell what a process takes")
-    assert 0.9 * 2**26 < peak < 2**27  # a little of it may be memory that was free before
-    assert len(held) == 1
+        pytest.skip("this system does not report a process's peak memory")
+    assert 0.9 * 2**26 < peak < 2**27  # some of it may be memory that was free before
+    assert len(sums) == 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "said"),
+    ("changes", "kind", "message"),
     [
         ({"context_tokens": (100,)}, InvalidRequest, "not made of chunks of 64"),
         ({"recipes": ("reuse",), "ratios": (0.2,)}, InvalidRequest, "selects no tokens"),
-        ({"recipes": ("nothing",)}, UnknownRecipe, "full, naive"),
+        ({"recipes": ("nothing",)}, UnknownRecipe, "full, direct"),
         ({"context_tokens": (64, 640)}, PromptTooLong, "more than the 512"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(adapter, tmp_path, changes, kind, said):
-    asked = {name: getattr(FEW, name) for name in ("context_tokens", "recipes", "ratios", "chunk_tokens")}
-    with pytest.raises(kind, match=said):
-        bench_ttft(adapter, "tiny", tmp_path, TtftSettings(**{**asked, **changes}))
+def test_impossible_measurements_are_refused_before_the_first(adapter, tmp_path, changes, kind, message):
+    arguments = {name: getattr(FEW, name) for name in ("context_tokens", "recipes", "ratios", "chunk_tokens")}
+    with pytest.raises(kind, match=message):
+        bench_ttft(adapter, "tiny", tmp_path, TtftSettings(**{**arguments, **changes}))
     assert list(tmp_path.iterdir()) == []

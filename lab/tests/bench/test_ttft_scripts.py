@@ -1,4 +1,4 @@
-"""The scripts beside `kvweave bench ttft`, on a tiny model, and the tables that the documentation makes of what they find."""
+"""The experiments on TTFT, on a tiny model, and the documentation's tables of their results."""
 
 import dataclasses
 import json
@@ -9,21 +9,19 @@ import torch
 
 from kvweave.engine.facts import facts
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.recipes.chunks_api import prepare
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_adapter
 from kvweave.types import Prompt
-from kvweave_lab.bench.circumstances import circumstances
-from kvweave_lab.bench.masked_attention import Masked
-from kvweave_lab.bench.queries import Traffic
-from kvweave_lab.bench.steady import bench_steady
-from kvweave_lab.bench.steady_results import SteadySettings
-from kvweave_lab.bench.ttft import bench_ttft
-from kvweave_lab.bench.ttft_results import TtftSettings
+from kvweave_lab.bench.baselines import MaskAttend
+from kvweave_lab.bench.environment import current_environment
+from kvweave_lab.bench.steady import SteadySettings, bench_steady
+from kvweave_lab.bench.ttft import TtftSettings, bench_ttft
+from kvweave_lab.bench.workload import Traffic
 
 ROOT = Path(__file__).parents[3]
-TOLD = facts(circumstances("a command"))
+ENVIRONMENT = facts(current_environment("a command"))
 
 
 @pytest.fixture(scope="module")
@@ -32,76 +30,76 @@ def adapter():
 
 
 def test_every_variant_is_timed_from_memory_and_from_the_disk(script, adapter):
-    made = script("components").measure(adapter, "tiny", 128, 32, 0.25, rounds=1)
+    result = script("components").measure(adapter, "tiny", 128, 32, 0.25, rounds=1)
     names = [variant.name for variant in script("components").variants(0.25)]
-    assert [(one["variant"], one["from"]) for one in made["rows"]] == [
+    assert [(one["variant"], one["from"]) for one in result["rows"]] == [
         (name, place) for place in ("memory", "disk") for name in names
     ]
-    for one in made["rows"]:
+    for one in result["rows"]:
         parts_s = one["match_s"] + one["place_s"] + one["select_s"] + one["recompute_s"]
         assert 0 < parts_s <= one["ttft_s"][0]
-        assert one["speedup"][0] == pytest.approx(made["full_s"][0] / one["ttft_s"][0])
-    table = script("ttft_page").components({**made, **TOLD})
-    assert table.count("\n| ") == 1 + len(made["rows"])
+        assert one["speedup"][0] == pytest.approx(result["full_s"][0] / one["ttft_s"][0])
+    table = script("ttft_page").components({**result, **ENVIRONMENT})
+    assert table.count("\n| ") == 1 + len(result["rows"])
 
 
 def test_each_preparation_has_seconds_or_a_reason(script, adapter):
     offline = script("offline")
-    made = offline.measure(adapter, "tiny", 3, 24, rounds=1)
-    assert {one["preparation"] for one in made["rows"]} | set(made["left_out"]) == set(offline.RECIPES)
-    assert not set(made["left_out"]) & {"bare", "isolated", "isolated, 8 bits", "following"}
-    rows = {one["preparation"]: one for one in made["rows"]}
+    result = offline.measure(adapter, "tiny", 3, 24, rounds=1)
+    assert {one["preparation"] for one in result["rows"]} | set(result["left_out"]) == set(offline.RECIPES)
+    assert not set(result["left_out"]) & {"bare", "isolated", "isolated, 8 bits", "following"}
+    rows = {one["preparation"]: one for one in result["rows"]}
     assert all(one["s_per_chunk"][0] > 0 for one in rows.values())
     assert rows["isolated, 8 bits"]["bytes_per_token"] < rows["isolated"]["bytes_per_token"]
-    assert "| bare | " in script("ttft_page").offline({**made, **TOLD})
+    assert "| bare | " in script("ttft_page").offline({**result, **ENVIRONMENT})
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gemma2"])
-def test_a_mask_gives_what_the_operator_gives(family, tmp_path):
-    """Groups of heads, a window, and a soft cap."""
+def test_a_mask_and_the_operator_give_equal_logits(family, tmp_path):
+    """The families have grouped heads, a window, and a soft cap."""
     adapter, recipe = tiny_adapter(family), recipe_named("random")
-    words = ["the sky was sunny that morning", "Aaron lives in Berlin and reads", "Paris has a room number"]
-    asked = Prompt("Where does Aaron live?", tuple(words))
+    chunks = ["the sky was sunny that morning", "Aaron lives in Berlin and reads", "Paris has a room number"]
+    question = Prompt("Where does Aaron live?", tuple(chunks))
     with ChunkStore(tmp_path) as store:
-        prepare(adapter, store, words, recipe=recipe)
-        prompt = adapter.template.render(asked)
-        ours = run(recipe, adapter, store, prompt, ratio=0.5)
-        masked = run(dataclasses.replace(recipe, attend=Masked()), adapter, store, prompt, ratio=0.5)
-    assert torch.equal(ours.selected, masked.selected)
-    torch.testing.assert_close(masked.logits, ours.logits, atol=1e-4, rtol=1e-4)
+        prepare(adapter, store, chunks, recipe=recipe)
+        prompt = adapter.template.render(question)
+        own = run(recipe, adapter, store, prompt, ratio=0.5)
+        masked = run(dataclasses.replace(recipe, attend=MaskAttend()), adapter, store, prompt, ratio=0.5)
+    assert torch.equal(own.selected, masked.selected)
+    torch.testing.assert_close(masked.logits, own.logits, atol=1e-4, rtol=1e-4)
 
 
 def test_operations_add_up_to_a_request(script, adapter):
     profile = script("where_time_goes")
-    made = profile.measure(adapter, "tiny", "prophetkv", 0.25, 128, 32, rounds=2, top=5)
-    assert len(made["operations"]) == 6
-    assert sum(one["share"] for one in made["operations"]) == pytest.approx(1)
-    seconds = [one["seconds"] for one in made["operations"][:5]]
+    result = profile.measure(adapter, "tiny", "prophetkv", 0.25, 128, 32, rounds=2, top=5)
+    assert len(result["operations"]) == 6
+    assert sum(one["share"] for one in result["operations"]) == pytest.approx(1)
+    seconds = [one["seconds"] for one in result["operations"][:5]]
     assert seconds == sorted(seconds, reverse=True)
-    parts = made["parts"]
+    parts = result["parts"]
     assert 0 < parts["select_s"] < parts["ttft_s"]
-    attention, matrices = made["kinds"]
+    attention, matrices = result["kinds"]
     for kind in (attention, matrices):
         assert 0 < kind["flops"] < kind["full_flops"]
         assert min(kind["seconds"], kind["full_seconds"]) > 0
-    assert script("ttft_page").where_time_goes([{**made, **TOLD}, None]).count("\n| `") == 6
+    assert script("ttft_page").where_time_goes([{**result, **ENVIRONMENT}, None]).count("\n| `") == 6
 
 
 @pytest.mark.parametrize("ratio", [0, 0.2])
-def test_every_way_of_computing_some_rows_gives_the_same(script, ratio):
-    made = script("row_attention").measure("qwen2.5-0.5b", 256, ratio, "float32", "cpu", rounds=2)
-    assert made["computed_rows"] == round(ratio * 224) + 32
-    ways = {one["way"]: one for one in made["rows"]}
-    assert {"all rows", "a mask", made["chosen"]} < set(ways)
+def test_every_way_of_computing_some_rows_gives_equal_results(script, ratio):
+    result = script("row_attention").measure("qwen2.5-0.5b", 256, ratio, "float32", "cpu", rounds=2)
+    assert result["computed_rows"] == round(ratio * 224) + 32
+    ways = {one["way"]: one for one in result["rows"]}
+    assert {"all rows", "a mask", result["chosen"]} < set(ways)
     for one in ways.values():
         assert one["largest_difference"] < 1e-5
         assert one["seconds"][1] <= one["seconds"][0] <= one["seconds"][2]
     assert ways["a mask"]["of_mask"] == [1, 1, 1]
-    assert script("ttft_page").one_layer({**made, **TOLD}).count("\n| ") == 1 + len(ways)
+    assert script("ttft_page").one_layer({**result, **ENVIRONMENT}).count("\n| ") == 1 + len(ways)
 
 
-def test_peers_find_prefixes_alone(script):
-    """Drawn by hand: what an earlier question left, in its order or in the best one."""
+def test_peers_find_only_prefixes(script):
+    """Hits of written-out questions, in their own order and in the best one."""
     peers = script("peers")
     queries = [(0, 1, 2), (0, 1, 3), (1, 0, 2), (3, 1, 0)]
     assert peers.prefix_hits(queries, ordered=False) == [0, 2, 0, 0]
@@ -112,70 +110,72 @@ def test_peers_find_prefixes_alone(script):
 
 
 def test_every_peer_is_timed_or_left_out_with_a_reason(script, adapter):
-    made = script("peers").measure(adapter, "tiny", 96, 32, 0.25, rounds=1, queries=20)
-    ways = [one["way"] for one in made["rows"]]
+    result = script("peers").measure(adapter, "tiny", 96, 32, 0.25, rounds=1, queries=20)
+    ways = [one["way"] for one in result["rows"]]
     whole = ("full prefill", "prefix cache", "prefix cache, chunks reordered")
     assert {f"{of}, {way}" for of in ("transformers", "kvweave") for way in whole} < set(ways)
-    assert ("llama.cpp" in made["left_out"]) != any(way.startswith("llama.cpp") for way in ways)
-    assert made["chunks_found"]["prefix"] <= made["chunks_found"]["ordered"] <= 3
-    assert script("ttft_page").peers({**made, **TOLD}).count("×") == len(ways)
+    assert ("llama.cpp" in result["left_out"]) != any(way.startswith("llama.cpp") for way in ways)
+    assert result["chunks_found"]["prefix"] <= result["chunks_found"]["ordered"] <= 3
+    assert script("ttft_page").peers({**result, **ENVIRONMENT}).count("×") == len(ways)
 
 
-def test_llama_cpps_steps_take_turns_with_the_others(script, adapter, tmp_path):
-    """A stand-in for the binding: every step finds the prompt whole, and none is timed before all are there."""
+def test_llama_cpps_steps_alternate_with_the_others(script, adapter, tmp_path):
+    """A fake binding checks that every step finds the complete prompt of the last one."""
     peers = script("peers")
-    asked = peers.prompt_of_chunks(adapter, 96, 32)
-    prompt, order = adapter.template.render(asked), []
+    question = peers.prompt_of_chunks(adapter, 96, 32)
+    prompt, order = adapter.template.render(question), []
 
     class Llama:
-        held = 0
+        computed = 0
 
         def prefill(self, token_ids, kept_tokens=0):
-            assert kept_tokens <= self.held
-            self.held = len(token_ids)
+            assert kept_tokens <= self.computed
+            self.computed = len(token_ids)
             order.append("llama.cpp")
 
     compute = type(adapter).compute
 
-    def noted(*given, **named):
+    def recorded(*args, **kwargs):
         order.append("kvweave")
-        return compute(*given, **named)
+        return compute(*args, **kwargs)
 
     with ChunkStore(tmp_path) as store, pytest.MonkeyPatch.context() as patched:
-        prepare(adapter, store, asked.chunks)
-        cache = peers.OurPrefixCache(adapter, store, asked, 32)
-        patched.setattr(type(adapter), "compute", noted)
+        prepare(adapter, store, question.chunks)
+        cache = peers.KvweavePrefixCache(adapter, store, question, 32)
+        patched.setattr(type(adapter), "compute", recorded)
         times = peers.timings(adapter, store, prompt, 0.25, 2, cache, {"F16": Llama()})
-    assert {f"llama.cpp F16{behind}" for behind in ("", *(f" behind {n}" for n in peers.points(3)))} < set(
+    assert {f"llama.cpp F16{suffix}" for suffix in ("", *(f" behind {n}" for n in peers.points(3)))} < set(
         times
     )
     assert all(len(own) == 2 for own in times.values())
     turns = [one for place, one in enumerate(order) if not place or order[place - 1] != one]
-    assert turns == ["llama.cpp", "kvweave"] * 2  # every other round runs backwards
+    assert turns == ["llama.cpp", "kvweave"] * 2  # every other round runs in reverse order
 
 
 def test_a_prefix_cache_gives_full_attentions_logits(script, adapter):
-    """Cut where the second chunk begins, and gone on from, twice."""
+    """Two passes continue after the first 16 tokens."""
     peers, ids = script("peers"), torch.randint(3, 300, (1, 40), generator=torch.Generator().manual_seed(0))
-    cache, seen = peers.PrefixCache(adapter, ids), []
-    hook = adapter.model.register_forward_hook(lambda model, given, out: seen.append(out.logits[:, -1]))
+    cache, logits_of_passes = peers.PrefixCache(adapter, ids), []
+    hook = adapter.model.register_forward_hook(
+        lambda model, args, out: logits_of_passes.append(out.logits[:, -1])
+    )
     with torch.no_grad():
         expected = adapter.model(ids).logits[:, -1]
     for _ in range(2):
-        cache.behind(16)()
+        cache.after(16)()
     hook.remove()
-    for logits in seen[-2:]:
+    for logits in logits_of_passes[-2:]:
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_our_prefix_cache_finds_as_many_chunks_as_it_says(script, adapter, tmp_path):
-    """Every time again, since nothing that a step computes is kept; and the logits are full attention's."""
+def test_kvweaves_prefix_cache_finds_the_requested_number_of_chunks(script, adapter, tmp_path):
+    """Steps store nothing, so numbers may fall and rise; the logits are full attention's."""
     peers = script("peers")
-    asked = peers.prompt_of_chunks(adapter, 96, 32)
+    question = peers.prompt_of_chunks(adapter, 96, 32)
     with ChunkStore(tmp_path) as store:
-        cache = peers.OurPrefixCache(adapter, store, asked, 32)
+        cache = peers.KvweavePrefixCache(adapter, store, question, 32)
         for found in (0, 2, 3, 2, 0):
-            result = cache.behind(found)()
+            result = cache.after(found)()
             origins = [span.origin for span in result.plan.spans if span.kind == "chunk"]
             assert origins == ["exact"] * found + ["fresh"] * (3 - found)
             expected = adapter.model(torch.tensor([result.request.prompt.token_ids])).logits[:, -1]
@@ -183,15 +183,15 @@ def test_our_prefix_cache_finds_as_many_chunks_as_it_says(script, adapter, tmp_p
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_llama_cpp_has_the_same_model(script, family, tmp_path):
-    """Logits of a prompt that is computed whole, and of its end behind its beginning; llama.cpp holds KV in 16 bits."""
+def test_llama_cpp_runs_the_same_model(script, family, tmp_path):
+    """Logits agree for a complete prompt and after a kept prefix; llama.cpp stores KV in 16 bits."""
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
     peer, adapter = script("llama_cpp_peer"), tiny_adapter(family)
-    assert peer.why_not(adapter) is None
+    assert peer.unsupported_reason(adapter) is None
     ids = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     expected = adapter.compute(adapter.new_cache(40), ids, adapter.rows(torch.arange(40)))[0].log_softmax(-1)
-    with peer.opened(adapter, tmp_path, "F32", 64) as llama:
+    with peer.open_llama_cpp(adapter, tmp_path, "F32", 64) as llama:
         for kept in (0, 24):
             llama.prefill(ids, kept)
             torch.testing.assert_close(llama.logits.log_softmax(-1), expected, atol=0.06, rtol=0)
@@ -208,8 +208,8 @@ def test_every_weight_has_a_name_in_llama_cpp(script, adapter):
 def test_the_documentation_has_a_row_for_every_case(script, adapter, tmp_path):
     page = script("ttft_page")
     settings = TtftSettings((64,), ("reuse", "prophetkv"), (0.0, 0.25), chunk_tokens=32, rounds=1)
-    told = as_json(bench_ttft(adapter, "tiny", tmp_path / "ttft", settings))
-    assert page.limits([told, None, told]).count("\n| 64 |") == 6
+    measured = as_json(bench_ttft(adapter, "tiny", tmp_path / "ttft", settings))
+    assert page.limits([measured, None, measured]).count("\n| 64 |") == 6
     both = dataclasses.replace(settings, ratios=(0.0,), kv_from=("disk", "memory"))
     placed = as_json(bench_ttft(adapter, "tiny", tmp_path / "both", both))
     lines = [line.split(" | ") for line in page.lengths([placed, None]).splitlines() if "| 64 |" in line]
@@ -225,14 +225,14 @@ def test_the_documentation_has_a_row_for_every_case(script, adapter, tmp_path):
 
 
 def test_results_of_several_runs_become_one_figure(script, adapter, tmp_path, monkeypatch):
-    """Shorter contexts first, whichever file they are in."""
+    """Shorter contexts come first, regardless of the order of files."""
     figure, files = script("ttft_figure"), []
     for context_tokens in (96, 64):
         settings = TtftSettings((context_tokens,), ("reuse",), (0.0, 1.0), chunk_tokens=32, rounds=1)
         files.append(tmp_path / f"{context_tokens}.json")
         done = bench_ttft(adapter, "tiny", tmp_path / str(context_tokens), settings)
         files[-1].write_text(json.dumps(as_json(done)))
-    merged = figure.read([json.loads(file.read_text()) for file in files])
+    merged = figure.merge([json.loads(file.read_text()) for file in files])
     assert [row.context_tokens for row in merged.rows] == [64, 64, 96, 96]
     image = tmp_path / "ttft.png"
     monkeypatch.setattr("sys.argv", ["ttft_figure.py", *map(str, files), "--image", str(image)])
@@ -243,87 +243,19 @@ def test_results_of_several_runs_become_one_figure(script, adapter, tmp_path, mo
 @pytest.mark.parametrize(
     "name", ["components", "layerwise", "offline", "peers", "row_attention", "where_time_goes"]
 )
-def test_a_script_says_in_one_line_what_it_cannot_do(script, name, monkeypatch):
+def test_a_scripts_errors_are_one_line(script, name, monkeypatch):
     monkeypatch.setattr("sys.argv", [f"lab/experiments/{name}.py", "--shape", "nothing"])
     with pytest.raises(SystemExit) as ended:
-        script("measured").started(script(name).main)
+        script("experiment").run_script(script(name).main)
     assert str(ended.value).startswith(f"{name}.py: ")
     assert "qwen2.5-0.5b" in str(ended.value)
 
 
-def test_what_was_not_measured_is_said(script):
+def test_missing_measurements_are_reported(script):
     page = script("ttft_page")
     assert set(page.parts(dict.fromkeys(page.FILES)).values()) == {"Not measured yet."}
 
 
 def as_json(done):
-    """A measurement as its file has it."""
-    return json.loads(json.dumps({**facts(done), **TOLD}))
-
-
-def test_the_readmes_headline_is_of_one_recipe_at_its_ratio(script):
-    """The shortest context with the others behind it; other recipes' and ratios' rows stand for nothing."""
-
-    def told(context: int, faster: float, **facts: object) -> dict:
-        rows = [
-            {
-                "shape": "tiny",
-                "dtype": "float32",
-                "device": "cpu",
-                "context_tokens": context,
-                "recipe": recipe,
-                "ratio": ratio,
-                "full_s": 8.0,
-                "ttft_s": 8.0 / speedup,
-                "speedup": speedup,
-            }
-            for recipe, ratio, speedup in (
-                ("a", 0, 50.0),
-                ("a", 0.1, faster),
-                ("a", 0.2, 1.0),
-                ("b", 0.1, 99.0),
-                ("x-int8+a", 0.1, 3.0),
-                ("x-int8+a", 0.2, 1.5),
-            )
-        ]
-        spreads = [{"speedup": {"low": one["speedup"] - 1, "high": one["speedup"] + 1}} for one in rows]
-        return {
-            "rows": rows,
-            "spreads": spreads,
-            "settings": {"rounds": 5},
-            "machine": "x",
-            "threads": 2,
-            **facts,
-        }
-
-    of_tasks = {"recipe": "a", "ratio": 0.1, "score": 0.75, "full_score": 0.875, "reuse_score": 0.5}
-    of_tasks |= {"score_interval": [0.7, 0.8], "samples": 400, "context_tokens": 512}
-    scored = {
-        "date": "2026-11-02",
-        "rows": [{**of_tasks, "task": task} for task in ("one", "two", "overall")],
-    }
-    headline = script("ttft_page").headline
-    made = headline([told(4096, 4.0), told(8192, 5.0)], scored, "a", 0.1)
-    assert made.startswith(
-        "**4.0× faster to the first token** (3.0–5.0× over 5 interleaved rounds): 2.0 s instead of 8.0 s"
-    )
-    assert (
-        "with 10% recomputed of what stands behind the first chunk (`a`, the default recipe); 5.0× at 8,192 tokens."
-        in made
-    )
-    assert "2 CPU threads without matrix units" in made
-    assert (
-        "exact; as `kvweave add` stores it by default, in 8 bits, 3.0× at 4,096 and 3.0× at 8,192; the"
-        in made
-    )
-    assert (
-        "score 0.750 (0.700–0.800), full attention's 0.875, plain reuse's 0.500: the mean over 2 tasks with 400"
-        in made
-    )
-    assert "tokens (2026-11-02) on the" in made
-    alone = headline([told(4096, 4.0, machine="x, AMX")], None, "a", 0.1)
-    assert "recipe). The shape" in alone
-    assert "matrix units" not in alone
-    assert "score" not in alone
-    assert headline([told(4096, 4.0)], scored, "a", 0.3) == "Not measured yet."
-    assert headline([], scored, "a", 0.1) == "Not measured yet."
+    """Return a measurement as read from its file."""
+    return json.loads(json.dumps({**facts(done), **ENVIRONMENT}))

@@ -12,11 +12,11 @@ FEW = (
 )
 
 
-def test_a_folder_gets_rows_and_a_plot_and_keeps_no_kv(tmp_path):
+def test_an_output_folder_gets_rows_and_a_plot_but_no_kv(tmp_path):
     runner = CliRunner(env={"KVWEAVE_HOME": str(tmp_path / "home"), "COLUMNS": "200"})
-    told = runner.invoke(app, [*FEW, "--json", "--output", str(tmp_path / "out")])
-    assert told.exit_code == 0, told.exception
-    content = json.loads(told.stdout)
+    first = runner.invoke(app, [*FEW, "--json", "--output", str(tmp_path / "out")])
+    assert first.exit_code == 0, first.exception
+    content = json.loads(first.stdout)
     assert len(content["rows"]) == len(content["speedups"]) == 4
     assert content["kept"] == content["quarters"][3] / content["quarters"][1]
     assert {"command", "commit", "date", "machine", "threads"} <= set(content)

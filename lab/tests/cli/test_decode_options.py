@@ -5,12 +5,12 @@ import json
 from typer.testing import CliRunner
 
 from kvweave.cli.app import app
-from kvweave_lab.bench import memory_limit
+from kvweave_lab.bench import environment
 
 GLORRIC = "What is the password of Glorric?"
 
 
-def test_an_answer_is_decoded_from_a_file_within_the_bound(command, documents):
+def test_ask_decodes_with_kv_on_disk_within_the_memory_limit(command, documents):
     command("add", documents, "--quiet")
     dense = command.json("ask", GLORRIC)
     bounded = command.json("ask", GLORRIC, "--kv-budget", "1", "--resident-bytes", "20MB")
@@ -20,19 +20,19 @@ def test_an_answer_is_decoded_from_a_file_within_the_bound(command, documents):
     assert "of KV in memory" in command("ask", GLORRIC, "--kv-budget", "0.5").stdout
 
 
-def test_impossible_bounds_say_what_is_wrong(command, documents):
+def test_invalid_limits_are_explained(command, documents):
     command("add", documents, "--quiet")
     assert "'much' is not a size" in command("ask", GLORRIC, "--resident-bytes", "much", code=1).stderr
     assert "kv_budget is 1.5" in command("ask", GLORRIC, "--kv-budget", "1.5", code=1).stderr
-    few = command("ask", GLORRIC, "--resident-bytes", "20kB", "--fresh", code=1)
-    assert "resident_bytes" in few.stderr
+    too_small = command("ask", GLORRIC, "--resident-bytes", "20kB", "--fresh", code=1)
+    assert "resident_bytes" in too_small.stderr
 
 
-def test_the_bench_reports_by_the_names_of_all_reports(command):
+def test_bench_decode_reports_the_fields_of_all_decoding_reports(command):
     bench = ["bench", "decode", "--model", "reference", "--length", "300", "--steps", "2", "--budget", "0.3"]
-    told = command.json(*bench, "--resident-bytes", "20MB", "--strategy", "dynakv", "--strategy", "entries")
-    assert [row["strategy"] for row in told["rows"]] == ["dense", "dynakv", "entries"]
-    for row in told["rows"][1:]:
+    report = command.json(*bench, "--resident-bytes", "20MB", "--strategy", "dynakv", "--strategy", "entries")
+    assert [row["strategy"] for row in report["rows"]] == ["dense", "dynakv", "entries"]
+    for row in report["rows"][1:]:
         assert row["decode_tokens"] == 300
         assert row["budget"] == 0.3
         names = (
@@ -40,21 +40,21 @@ def test_the_bench_reports_by_the_names_of_all_reports(command):
         )
         assert set(names.split()) <= set(row)
         assert row["latency_s_per_token"]["median"] > 0
-    assert told["rows"][1]["resident_bound_bytes"] == 20_000_000
-    assert told["command"].startswith("kvweave bench decode")
-    alone = command.json(*bench, "--resident-bytes", "20MB", "--strategy", "dynakv", "--no-dense")
-    assert [row["strategy"] for row in alone["rows"]] == ["dynakv"]
+    assert report["rows"][1]["resident_bound_bytes"] == 20_000_000
+    assert report["command"].startswith("kvweave bench decode")
+    without_dense = command.json(*bench, "--resident-bytes", "20MB", "--strategy", "dynakv", "--no-dense")
+    assert [row["strategy"] for row in without_dense["rows"]] == ["dynakv"]
     assert [row["strategy"] for row in command.json(*bench, "--strategy", "dense")["rows"]] == ["dense"]
     unknown = command(*bench, "--strategy", "quest", code=1)
     assert "'quest'" in unknown.stderr
 
 
-def test_a_bench_under_a_memory_limit_says_so(monkeypatch):
+def test_bench_decode_reports_a_memory_limit(monkeypatch):
     runner = CliRunner(env={"COLUMNS": "200"})
     words = ["bench", "decode", "--model", "reference", "--length", "64", "--steps", "1", "--budget", "0.5"]
     words += ["--strategy", "window", "--resident-bytes", "20MB", "--quiet"]
-    monkeypatch.setattr(memory_limit, "memory_limit_bytes", lambda: 4 * 10**9)
+    monkeypatch.setattr(environment, "memory_limit_bytes", lambda: 4 * 10**9)
     assert json.loads(runner.invoke(app, [*words, "--json"]).stdout)["memory_limit_bytes"] == 4 * 10**9
     assert "under a memory limit of 4.0 GB" in runner.invoke(app, words).stdout
-    monkeypatch.setattr(memory_limit, "memory_limit_bytes", lambda: None)
+    monkeypatch.setattr(environment, "memory_limit_bytes", lambda: None)
     assert "memory limit" not in runner.invoke(app, words).stdout

@@ -17,14 +17,14 @@ HOTPOT = '{"dataset": "hotpotqa", "input": "Where is it?", "context": "It is her
 
 def test_every_recipe_and_task_has_a_row(command):
     recipes = ("full", "naive", "direct", "reuse")
-    asked = [word for recipe in recipes for word in ("--recipe", recipe)]
-    told = json.loads(command(*FEW, *asked, "--json").stdout)
-    rows = told["rows"]
+    options = [word for recipe in recipes for word in ("--recipe", recipe)]
+    result = json.loads(command(*FEW, *options, "--json").stdout)
+    rows = result["rows"]
     assert {(row["task"], row["recipe"]) for row in rows} == {
         (task, recipe) for task in ("single", "coref", "overall") for recipe in recipes
     }
-    assert told["about"]["samples"] == 2
-    assert told["matrices"] == []  # nothing ran on two preparations
+    assert result["about"]["samples"] == 2
+    assert result["matrices"] == []  # nothing ran on two preparations
     for row in rows:
         assert set(FIELDS) <= set(row)
     full = [row for row in rows if row["recipe"] == "full"]
@@ -40,10 +40,10 @@ def test_recomputing_everything_is_full_attention(command):
     assert all_rows["kl"] < 1e-9
 
 
-def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_goes_on_from_there(command, tmp_path):
+def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_resumes(command, tmp_path):
     folder = tmp_path / "results"
-    asked = (*FEW, "--recipe", "direct", "--recipe", "prophetkv", "--ratio", "0.2", "--output", folder)
-    first = command(*asked)
+    options = (*FEW, "--recipe", "direct", "--recipe", "prophetkv", "--ratio", "0.2", "--output", folder)
+    first = command(*options)
     assert "coref" in first.stdout
     page = (folder / "report.html").read_text("utf-8")
     assert "data:image/png;base64" in page
@@ -51,40 +51,40 @@ def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_goes_on_from_th
     outcomes = (folder / "outcomes.jsonl").read_text("utf-8")
 
     (folder / "outcomes.jsonl").write_text(outcomes[: len(outcomes) // 2], "utf-8")
-    command(*asked)
+    command(*options)
     again = (folder / "outcomes.jsonl").read_text("utf-8")
-    assert found_out(again) == found_out(outcomes)
+    assert without_times(again) == without_times(outcomes)
 
 
-def found_out(journal: str) -> list[str]:
-    """Its lines without the times, which no two runs share."""
-    lines = [json.loads(line) for line in journal.split("\n")[:-1]]
+def without_times(log: str) -> list[str]:
+    """Return a log's lines without the times, which differ between runs."""
+    lines = [json.loads(line) for line in log.split("\n")[:-1]]
     return sorted(json.dumps({name: line[name] for name in line if name != "took_s"}) for line in lines)
 
 
-def test_the_page_has_the_command_with_what_the_environment_said(command, tmp_path):
-    asked = (*FEW, "--recipe", "naive", "--output", tmp_path / "results")
-    command(*asked, KVWEAVE_DTYPE="float32", KVWEAVE_DEVICE="cpu")
+def test_the_page_has_the_command_with_options_from_the_environment(command, tmp_path):
+    options = (*FEW, "--recipe", "naive", "--output", tmp_path / "results")
+    command(*options, KVWEAVE_DTYPE="float32", KVWEAVE_DEVICE="cpu")
     rows = json.loads((tmp_path / "results" / "rows.json").read_text("utf-8"))
-    told = rows["about"]["command"]
-    assert told.startswith("kvweave eval --samples 2 --task single")
-    assert told.endswith("--dtype float32 --device cpu")
+    result = rows["about"]["command"]
+    assert result.startswith("kvweave eval --samples 2 --task single")
+    assert result.endswith("--dtype float32 --device cpu")
 
 
-def test_few_prompts_and_ratios_that_do_not_apply_are_said(command):
-    told = command(*FEW, "--recipe", "naive", "--ratio", "0", "--ratio", "0.3", "--json")
-    assert "Some figures rest on 2 prompts; below 200" in told.stderr
-    assert "--ratio 0.3 does not apply to naive, which select no tokens" in told.stderr
-    assert {row["ratio"] for row in json.loads(told.stdout)["rows"] if row["recipe"] == "naive"} == {0}
+def test_few_prompts_and_ratios_that_do_not_apply_are_reported(command):
+    result = command(*FEW, "--recipe", "naive", "--ratio", "0", "--ratio", "0.3", "--json")
+    assert "Some figures rest on 2 prompts; below 200" in result.stderr
+    assert "--ratio 0.3 does not apply to naive, which select no tokens" in result.stderr
+    assert {row["ratio"] for row in json.loads(result.stdout)["rows"] if row["recipe"] == "naive"} == {0}
 
 
 def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
     few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
     two = ("--matrix", "--recipe", "random", "--prepare", "bare", "--prepare", "isolated")
-    told = command(*few, *two, "--coverage", "0.5", "--output", tmp_path / "out")
-    assert "--coverage 0.5 does not apply to random: it takes scores that add up to a whole" in told.stderr
-    assert "gain over isolated" in told.stdout
-    assert "bare lifts" in told.stdout
+    result = command(*few, *two, "--coverage", "0.5", "--output", tmp_path / "out")
+    assert "--coverage 0.5 does not apply to random: it takes scores that add up to a whole" in result.stderr
+    assert "gain over isolated" in result.stdout
+    assert "bare lifts" in result.stdout
     assert (tmp_path / "out" / "matrix-0.15-256.png").exists()
     content = json.loads((tmp_path / "out" / "rows.json").read_text("utf-8"))
     (matrix,) = content["matrices"]
@@ -97,39 +97,39 @@ def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
 
 def test_storages_are_compared_prompt_by_prompt(command):
     few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
-    asked = (*few, "--recipe", "reuse", "--storage", "int8", "--storage", "int4")
-    told = json.loads(command(*asked, "--json").stdout)
-    assert told["matrices"] == []  # one preparation, stored in three ways
-    found = told["storages"]
+    options = (*few, "--recipe", "reuse", "--storage", "int8", "--storage", "int4")
+    result = json.loads(command(*options, "--json").stdout)
+    assert result["matrices"] == []  # one preparation in three storages
+    found = result["storages"]
     assert [(cost["recipe"], cost["storage"], cost["samples"]) for cost in found] == [
         ("reuse", "int8", 2),
         ("reuse", "int4", 2),
     ]
     for cost in found:
         assert cost["lost"] == cost["exact_score"] - cost["score"]
-    assert "chunk KV in fewer bits" in command(*asked).stdout
+    assert "chunk KV in fewer bits" in command(*options).stdout
 
 
-def test_prompts_that_are_too_long_are_left_out_and_said(command, tmp_path):
+def test_prompts_that_are_too_long_are_left_out_and_counted(command, tmp_path):
     (tmp_path / "data.jsonl").write_text(HOTPOT + HOTPOT.replace("It is here. ", "It is here. " * 9000))
-    told = command("eval", "--longbench", tmp_path / "data.jsonl", "--recipe", "reuse", "--quiet", "--json")
-    assert "1 of 2 prompts are left out" in told.stderr
-    assert {row["samples"] for row in json.loads(told.stdout)["rows"]} == {1}
+    result = command("eval", "--longbench", tmp_path / "data.jsonl", "--recipe", "reuse", "--quiet", "--json")
+    assert "1 of 2 prompts are left out" in result.stderr
+    assert {row["samples"] for row in json.loads(result.stdout)["rows"]} == {1}
 
 
 def test_selection_says_which_tokens_matter(command, tmp_path):
-    told = command(*SELECTION, "--output", tmp_path / "selection")
-    assert "auxiliary" in told.stdout
-    assert "Some figures rest on 1 prompt; below 200" in told.stderr
+    result = command(*SELECTION, "--output", tmp_path / "selection")
+    assert "auxiliary" in result.stdout
+    assert "Some figures rest on 1 prompt; below 200" in result.stderr
     assert (tmp_path / "selection" / "selection.json").exists()
     assert list((tmp_path / "selection").glob("*.png"))
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         (("--task", "nothing"), "single, multikey"),
-        (("--recipe", "nothing"), "full, naive"),
+        (("--recipe", "nothing"), "full, direct"),
         (("--prepare", "nothing"), "bare, isolated, similar"),
         (("--storage", "nothing"), "exact, int8, int4"),
         (("--storage", "int8", "--recipe", "cachecraft"), "keeps exact versions"),
@@ -150,12 +150,12 @@ def test_selection_says_which_tokens_matter(command, tmp_path):
         (("selection",), "--samples, --quiet: it would be ignored before `selection`"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said_with_what_could(command, flags, said):
+def test_errors_name_what_could_be_evaluated(command, flags, expected):
     refused = command("eval", "--samples", "1", "--quiet", *flags, code=1)
-    assert said in " ".join(refused.stderr.split())
+    assert expected in " ".join(refused.stderr.split())
 
 
-def test_processes_find_what_one_finds_auxiliary_model_and_all(command):
-    asked = (*FEW, "--recipe", "cacheclip", "--ratio", "0.2", "--json")
-    one, two = (json.loads(command(*asked, "--processes", count).stdout)["rows"] for count in ("1", "2"))
+def test_two_processes_compute_what_one_does_with_an_auxiliary_model(command):
+    options = (*FEW, "--recipe", "cacheclip", "--ratio", "0.2", "--json")
+    one, two = (json.loads(command(*options, "--processes", count).stdout)["rows"] for count in ("1", "2"))
     assert one == two

@@ -1,4 +1,4 @@
-"""The comparison of whole systems through the real command."""
+"""The comparison of whole systems by `kvweave eval personas`."""
 
 import json
 
@@ -6,36 +6,36 @@ FEW = ("eval", "personas", "--users", "1", "--questions", "2", "--seeds", "1", "
 QUICK = (*FEW, "--shape", "reference", "--repeats", "1", "--quiet")
 
 
-def test_every_system_is_in_both_tables_and_nothing_is_run_twice(command, tmp_path):
+def test_every_system_is_in_both_tables_and_a_second_run_adds_nothing(command, tmp_path):
     folder = tmp_path / "out"
-    told = command(*QUICK, "--output", folder, timeout_s=600).stdout
-    assert "A · projection reuse" in told
-    assert "RAGCache + Sleep-time" in told
-    plain = json.loads((folder / "personas.json").read_text("utf-8"))
-    assert plain["about"]["command"].startswith("kvweave eval personas --users 1")
-    assert {row["table"] for row in plain["systems"]} == {"A", "B"}
-    assert len(plain["systems"]) == 18  # kvweave token by token has no session of its own
-    assert len({row["trial"] for row in plain["systems"]}) == 9
-    assert len(plain["users"]) == 16
-    assert {row["system"] for row in plain["pairs"]} == {
+    text = command(*QUICK, "--output", folder, timeout_s=600).stdout
+    assert "A · projection reuse" in text
+    assert "RAGCache + Sleep-time" in text
+    content = json.loads((folder / "personas.json").read_text("utf-8"))
+    assert content["about"]["command"].startswith("kvweave eval personas --users 1")
+    assert {row["table"] for row in content["systems"]} == {"A", "B"}
+    assert len(content["systems"]) == 18  # kvweave token by token has no session of its own
+    assert len({row["trial"] for row in content["systems"]}) == 9
+    assert len(content["users"]) == 16
+    assert {row["system"] for row in content["pairs"]} == {
         "PerCache",
         "kvweave",
         "kvweave, token by token",
     }
-    assert all(row["questions"] == 2 for row in plain["systems"])
+    assert all(row["questions"] == 2 for row in content["systems"])
     assert (folder / "personas.png").read_bytes().startswith(b"\x89PNG")
 
-    journal = (folder / "sessions.jsonl").read_bytes()
+    log = (folder / "sessions.jsonl").read_bytes()
     command(*QUICK, "--output", folder, timeout_s=600)
-    assert (folder / "sessions.jsonl").read_bytes() == journal
+    assert (folder / "sessions.jsonl").read_bytes() == log
 
 
-def test_a_split_without_users_is_named(command):
+def test_a_split_without_users_is_refused(command):
     refused = command(*QUICK, "--split", "hidden", code=1)
     assert "choose one of dev, test" in " ".join(refused.stderr.split())
 
 
-def test_a_folder_of_other_users_is_refused(command, tmp_path):
+def test_a_folder_of_another_evaluation_is_refused(command, tmp_path):
     (tmp_path / "sessions.jsonl").write_text('{"journal": 1}\n')
     refused = command(*QUICK, "--output", tmp_path, code=1)
     assert "name another --output" in " ".join(refused.stderr.split())

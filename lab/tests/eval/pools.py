@@ -1,4 +1,4 @@
-"""Everything the tasks can say, found by looking at their modules."""
+"""Every phrase of the tasks, found in their modules."""
 
 import importlib
 import pkgutil
@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from string import Formatter
 
-from kvweave_lab.eval import attributes, tasks
-from kvweave_lab.eval.splits import SPLITS, Phrases
+from kvweave_lab.eval import tasks
+from kvweave_lab.eval.tasks import single
+from kvweave_lab.eval.world import SPLITS, Phrases
 
 TASK_MODULES = tuple(
     importlib.import_module(f"{tasks.__name__}.{found.name}")
@@ -16,9 +17,9 @@ TASK_MODULES = tuple(
 
 
 def all_phrases() -> dict[str, Phrases]:
-    """Every Phrases object that attributes.py or a task holds, however deep, under a name that says where."""
+    """Return every Phrases object in a task's module, at any depth, by a name that says where it is."""
     named: dict[int, tuple[str, Phrases]] = {}
-    for module in (attributes, *TASK_MODULES):
+    for module in (single, *TASK_MODULES):  # `single` first: other tasks import its phrases
         for name, value in vars(module).items():
             if not name.startswith("__"):
                 for where, phrases in _within(f"{module.__name__.rpartition('.')[2]}.{name}", value):
@@ -27,17 +28,17 @@ def all_phrases() -> dict[str, Phrases]:
 
 
 def placeholders(sentence: str) -> frozenset[str]:
-    """The names in braces."""
+    """Return the names in braces."""
     return frozenset(name for _, name, _, _ in Formatter().parse(sentence) if name is not None)
 
 
 def normalised(sentence: str) -> str:
-    """Lower case, words only, every placeholder alike."""
+    """Return a sentence in lower case, words only, with equal placeholders."""
     return " ".join(re.findall(r"\w+|{}", re.sub(r"{\w+}", "{}", sentence).lower()))
 
 
 def pattern(sentence: str) -> re.Pattern[str]:
-    """What a sentence with its placeholders filled looks like; groups are named after the placeholders."""
+    """Return a pattern of a sentence with its placeholders filled; groups are named after the placeholders."""
     parts: list[str] = []
     seen: set[str] = set()
     for text, name, _, _ in Formatter().parse(sentence):
@@ -49,7 +50,7 @@ def pattern(sentence: str) -> re.Pattern[str]:
 
 
 _WORD = r"[\w-]+"
-_ATTRIBUTES = "|".join((*attributes.NUMBERS, *attributes.IDENTIFIERS, *attributes.WORDS))
+_ATTRIBUTES = "|".join((*single.NUMBERS, *single.IDENTIFIERS, *single.WORDS))
 _FILLED = {"a": f"(?:{_ATTRIBUTES})", "w": r"[a-z, ]+"}
 
 

@@ -9,9 +9,7 @@ from typing import NamedTuple
 
 from pools import pattern
 
-from kvweave_lab.eval import attributes
 from kvweave_lab.eval.samples import Sample
-from kvweave_lab.eval.splits import Phrases
 from kvweave_lab.eval.tasks import (
     commonwords,
     contradiction,
@@ -20,13 +18,15 @@ from kvweave_lab.eval.tasks import (
     multiquery,
     multivalue,
     order,
+    single,
     twohop,
     vartrack,
 )
+from kvweave_lab.eval.world import Phrases
 
 
-class ConversationState(NamedTuple):
-    """A sentence of the context: in which chunk, where in it, and how its placeholders are filled."""
+class FoundSentence(NamedTuple):
+    """A sentence of the context: its chunk, its place in it, and the values of its placeholders."""
 
     chunk: int
     start: int
@@ -35,13 +35,13 @@ class ConversationState(NamedTuple):
     filled: Mapping[str, str]
 
 
-def said(sample: Sample, split: str, **kinds: Phrases) -> list[ConversationState]:
-    """All sentences of some kinds, in reading order; of two that end at the same place only the longer."""
-    found: dict[tuple[int, int], ConversationState] = {}
+def find_sentences(sample: Sample, split: str, **kinds: Phrases) -> list[FoundSentence]:
+    """Return all sentences of some kinds, in reading order; of two that end at the same place only the longer."""
+    found: dict[tuple[int, int], FoundSentence] = {}
     for chunk, text in enumerate(sample.chunks):
         for kind, phrases in kinds.items():
             for match in (match for phrase in phrases[split] for match in pattern(phrase).finditer(text)):
-                sentence = ConversationState(chunk, match.start(), match.end(), kind, match.groupdict())
+                sentence = FoundSentence(chunk, match.start(), match.end(), kind, match.groupdict())
                 longest = found.setdefault((chunk, match.end()), sentence)
                 if sentence.start < longest.start:
                     found[chunk, match.end()] = sentence
@@ -49,7 +49,7 @@ def said(sample: Sample, split: str, **kinds: Phrases) -> list[ConversationState
 
 
 def asked(sample: Sample, split: str, phrases: Phrases) -> Mapping[str, str]:
-    """How the placeholders of the question are filled."""
+    """Return the values of the question's placeholders."""
     (filled,) = {
         tuple(match.groupdict().items())
         for phrase in phrases[split]
@@ -59,15 +59,15 @@ def asked(sample: Sample, split: str, phrases: Phrases) -> Mapping[str, str]:
 
 
 def _stated(sample: Sample, split: str) -> dict[tuple[str, str], str]:
-    facts = [sentence.filled for sentence in said(sample, split, stated=attributes.STATED)]
+    facts = [sentence.filled for sentence in find_sentences(sample, split, stated=single.STATED)]
     values = {(fact["a"], fact["k"]): fact["v"] for fact in facts}
-    assert len(values) == len(facts), "a fact is told twice"
+    assert len(values) == len(facts), "a fact occurs twice"
     return values
 
 
 def needle(sample: Sample, split: str) -> tuple[str, ...]:
     """single, multikey: the one value of the attribute of the name."""
-    question = asked(sample, split, attributes.ASKED)
+    question = asked(sample, split, single.ASKED)
     return (_stated(sample, split)[question["a"], question["k"]],)
 
 
@@ -81,43 +81,43 @@ def two_needles(sample: Sample, split: str) -> tuple[str, ...]:
 def belongings(sample: Sample, split: str) -> tuple[str, ...]:
     """multivalue: every thing of the owner, in order of appearance."""
     owner = asked(sample, split, multivalue.ASKED)["k"]
-    owned = said(sample, split, owned=multivalue.OWNED)
+    owned = find_sentences(sample, split, owned=multivalue.OWNED)
     return tuple(sentence.filled["v"] for sentence in owned if sentence.filled["k"] == owner)
 
 
 def content(sample: Sample, split: str) -> tuple[str, ...]:
-    """vartrack: follow the copies back to the place whose content is told behind the cut."""
-    told = said(sample, split, named=vartrack.NAMED, holds=vartrack.HOLDS, copies=vartrack.COPIES)
+    """vartrack: follow the copies back to the place whose content follows the cut."""
+    found = find_sentences(sample, split, named=vartrack.NAMED, holds=vartrack.HOLDS, copies=vartrack.COPIES)
     name = asked(sample, split, vartrack.ASKED)["k"]
     later = len(sample.chunks)
-    while copies := [s for s in told if s.kind == "copies" and s.filled["k"] == name]:
+    while copies := [s for s in found if s.kind == "copies" and s.filled["k"] == name]:
         (copy,) = copies
         assert copy.chunk < later, "a link is no later than the one before"
         name, later = copy.filled["j"], copy.chunk
-    (at,) = (number for number, s in enumerate(told) if s.kind == "named" and s.filled["k"] == name)
-    assert told[at + 1].kind == "holds"
-    _check_cut(sample, told[at], told[at + 1])
-    return (told[at + 1].filled["v"],)
+    (at,) = (number for number, s in enumerate(found) if s.kind == "named" and s.filled["k"] == name)
+    assert found[at + 1].kind == "holds"
+    _check_cut(sample, found[at], found[at + 1])
+    return (found[at + 1].filled["v"],)
 
 
 def second_hop(sample: Sample, split: str) -> tuple[str, ...]:
-    """twohop: who is meant, then what that one keeps; the two stand in different chunks."""
+    """twohop: find the person, then what that person keeps; the two are in different chunks."""
     question = asked(sample, split, twohop.ASKED)
     (relation,) = (relation for relation in twohop.RELATIONS if relation.role == question["r"])
-    told = said(sample, split, link=relation.phrases, fact=twohop.COLLECTS)
-    (link,) = (s for s in told if s.kind == "link" and s.filled["q"] == question["q"])
-    (fact,) = (s for s in told if s.kind == "fact" and s.filled["p"] == link.filled["p"])
+    found = find_sentences(sample, split, link=relation.phrases, fact=twohop.COLLECTS)
+    (link,) = (s for s in found if s.kind == "link" and s.filled["q"] == question["q"])
+    (fact,) = (s for s in found if s.kind == "fact" and s.filled["p"] == link.filled["p"])
     assert link.chunk != fact.chunk
     return (fact.filled["v"],)
 
 
 def antecedent(sample: Sample, split: str) -> tuple[str, ...]:
-    """coref: what the sentence behind the cut says, which refers to the name before it."""
+    """coref: what the sentence after the cut says, which refers to the name before it."""
     for kind in (coref.GUEST, coref.TOWN):
         if any(pattern(phrase).fullmatch(sample.question) for phrase in kind.asked[split]):
             name = asked(sample, split, kind.asked)["k"]
             break
-    told = said(
+    found = find_sentences(
         sample,
         split,
         guest=coref.GUEST.named,
@@ -125,28 +125,28 @@ def antecedent(sample: Sample, split: str) -> tuple[str, ...]:
         he=coref.GUEST.referring,
         it=coref.TOWN.referring,
     )
-    told = [s for s in told if s.kind != "he" or s.filled["s"] in ("He", "She")]
-    (at,) = (number for number, s in enumerate(told) if s.filled.get("k") == name)
-    named, then = told[at : at + 2]
+    found = [s for s in found if s.kind != "he" or s.filled["s"] in ("He", "She")]
+    (at,) = (number for number, s in enumerate(found) if s.filled.get("k") == name)
+    named, then = found[at : at + 2]
     assert (named.kind, then.kind) in (("guest", "he"), ("town", "it")), "something stands between"
     _check_cut(sample, named, then)
     return (then.filled["v"],)
 
 
 def latest(sample: Sample, split: str) -> tuple[str, ...]:
-    """contradiction: facts as they stand after the last sentence."""
+    """contradiction: facts after the last sentence."""
     facts: dict[str, str] = {}
     chunks: dict[str, list[int]] = {}
-    told = said(sample, split, stated=attributes.STATED, corrected=contradiction.CORRECTED)
-    for at, s in enumerate(told):
+    found = find_sentences(sample, split, stated=single.STATED, corrected=contradiction.CORRECTED)
+    for at, s in enumerate(found):
         if s.kind == "stated":
             name = s.filled["k"]
         else:  # of the fact before it
-            name = told[at - 1].filled["k"]
-            _check_cut(sample, told[at - 1], s)
+            name = found[at - 1].filled["k"]
+            _check_cut(sample, found[at - 1], s)
         facts[name] = s.filled["v"]
         chunks.setdefault(name, []).append(s.chunk)
-    asked_for = asked(sample, split, attributes.ASKED)["k"]
+    asked_for = asked(sample, split, single.ASKED)["k"]
     assert len(set(chunks[asked_for])) == 2, "the two statements are not in two chunks"
     return (facts[asked_for],)
 
@@ -154,23 +154,23 @@ def latest(sample: Sample, split: str) -> tuple[str, ...]:
 def first(sample: Sample, split: str) -> tuple[str, ...]:
     """order: which of the two is mentioned first."""
     question = asked(sample, split, order.ASKED)
-    happened = [s.filled["v"] for s in said(sample, split, happened=order.HAPPENED)]
+    happened = [s.filled["v"] for s in find_sentences(sample, split, happened=order.HAPPENED)]
     return (min(question["x"], question["y"], key=happened.index),)
 
 
 def most_common(sample: Sample, split: str) -> tuple[str, ...]:
     """commonwords: three words that are more common than every other; in which order does not count."""
-    lists = said(sample, split, listed=commonwords.LISTED)
+    lists = find_sentences(sample, split, listed=commonwords.LISTED)
     return _top(Counter(word for s in lists for word in s.filled["w"].split(", ")), sample, in_order=False)
 
 
 def most_frequent(sample: Sample, split: str) -> tuple[str, ...]:
     """frequentwords: the three most frequent codes, the most frequent first."""
-    lines = said(sample, split, coded=frequentwords.CODED)
+    lines = find_sentences(sample, split, coded=frequentwords.CODED)
     return _top(Counter(word for s in lines for word in s.filled["w"].split()), sample, in_order=True)
 
 
-def _check_cut(sample: Sample, first: ConversationState, then: ConversationState) -> None:
+def _check_cut(sample: Sample, first: FoundSentence, then: FoundSentence) -> None:
     """A sentence ends its chunk, the other starts the next."""
     assert then.chunk == first.chunk + 1, "the cut lies elsewhere"
     between = (sample.chunks[first.chunk][first.end :], sample.chunks[then.chunk][: then.start])

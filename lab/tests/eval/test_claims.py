@@ -1,4 +1,4 @@
-"""What the papers saw becomes numbers, sentences, tables and figures; and nothing is said that was not measured."""
+"""Claims of papers: results become numbers, verdicts, tables and figures, without statements that were not measured."""
 
 import importlib
 import json
@@ -10,18 +10,16 @@ from types import SimpleNamespace
 import matplotlib
 import pytest
 import torch
-from test_journal import OUTCOME
+from test_outcomes import OUTCOME
 
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.request import Budget
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.grid import Case
-from kvweave_lab.eval.report.sheet import png
-from kvweave_lab.eval.report.style import LIGHT, settings
-from kvweave_lab.eval.results import Estimate
+from kvweave_lab.eval.grid import SUITES, Case
 from kvweave_lab.eval.samples import Sample
-from kvweave_lab.eval.suites import SUITES
+from kvweave_lab.report.figures import LIGHT, rc_params, to_png
+from kvweave_lab.statistics import Estimate
 
 ROOT = Path(__file__).parents[3]
 PROMPTS = 3
@@ -40,7 +38,7 @@ def setting():
 
 
 def answers(grid, score):
-    """Outcomes of a grid as a run would give them; `score` gets recipe, ratio and chunk size."""
+    """Return a grid's outcomes; `score` takes recipe, ratio and chunk size."""
     tasks = ("number", "UUID") if grid.kind else grid.suite.tasks
     labels = [("full", 1.0), *((each.recipe.name, each.ratio) for each in grid.candidates())]
     return [
@@ -60,7 +58,10 @@ def answers(grid, score):
 
 
 def selections(grid, evidence):
-    """Selections of a grid; `evidence` gets a recipe. All heads and late chunks for cacheblend, evenly for others."""
+    """Return a grid's selections: chunk starts and late chunks for cacheblend, even ones for others.
+
+    `evidence` takes a recipe.
+    """
     selected = importlib.import_module("papers.selected")
     even = {"tenths": [0.1] * 10, "fifths": [0.2] * 5}
     biased = {"tenths": [1.0] + [0.0] * 9, "fifths": [0.0] * 4 + [1.0]}
@@ -81,16 +82,16 @@ def selections(grid, evidence):
     ]
 
 
-def kept(claim, setting, value):
-    """A claim's numbers as they come back from the results file."""
-    selects = claim.measure is not importlib.import_module("side_by_side").run
-    made = selections if selects else answers
-    found = {part: made(grid, value) for part, grid in claim.grids(setting).items()}
-    return json.loads(json.dumps(claim.figures(found)))
+def numbers_of(claim, setting, value):
+    """Return a claim's numbers as read from the results file."""
+    selects = claim.measure is not importlib.import_module("recipe_grid").run
+    results = selections if selects else answers
+    found = {part: results(grid, value) for part, grid in claim.grids(setting).items()}
+    return json.loads(json.dumps(claim.numbers(found)))
 
 
-def anything(claim):
-    """Numbers that are all alike: every recipe as good as the others."""
+def equal_scores(claim):
+    """Return a function that gives every recipe the same score."""
     return lambda *run: 0.5
 
 
@@ -101,17 +102,17 @@ def held(claim, result):
 class TestEveryClaim:
     def test_its_numbers_make_verdicts_a_table_and_a_figure(self, claims, setting):
         for name, claim in claims.items():
-            result = kept(claim, setting, anything(claim))
+            result = numbers_of(claim, setting, equal_scores(claim))
             assert claim.verdicts(result), name
-            assert all(said.endswith(".") for _, said in claim.verdicts(result)), name
+            assert all(text.endswith(".") for _, text in claim.verdicts(result)), name
             widths = {line.count("|") for line in claim.table(result)}
             assert len(widths) == 1, name
-            with matplotlib.rc_context(settings(LIGHT)):
-                assert png(claim.draw(result, LIGHT)).startswith(b"\x89PNG"), name
+            with matplotlib.rc_context(rc_params(LIGHT)):
+                assert to_png(claim.draw(result, LIGHT)).startswith(b"\x89PNG"), name
 
-    def test_no_point_holds_where_all_recipes_score_alike(self, claims, setting):
+    def test_no_statement_holds_if_all_recipes_score_the_same(self, claims, setting):
         for name in ("fragments", "neighbours", "cacheclip-parts", "fusionrag-parts", "chunk-size"):
-            result = kept(claims[name], setting, anything(claims[name]))
+            result = numbers_of(claims[name], setting, equal_scores(claims[name]))
             assert set(held(claims[name], result)) == {None}, name
 
     def test_every_grid_can_be_sent_to_another_process(self, claims, setting):
@@ -135,49 +136,51 @@ class TestVerdicts:
             return 0.0 if recipe == "cacheblend" and ratio == 0.5 else 1.0
 
         claim = claims["fragments"]
-        found = claim.verdicts(kept(claim, setting, score))
+        found = claim.verdicts(numbers_of(claim, setting, score))
         # for each kind: the fall, windows around CacheBlend, windows in CacheClip, which never fell
         assert [verdict.held for verdict in found] == [True, True, None] * 2
-        assert "on the mean over 30%, 50%, 70%, the difference is -0.333 (-0.333 to -0.333)" in found[0].said
-        assert "number needles" in found[0].said
-        assert "UUID needles" in found[3].said
+        assert (
+            "averaged over 30%, 50%, 70%, the difference is -0.333 (-0.333 to -0.333)" in found[0].statement
+        )
+        assert "number needles" in found[0].statement
+        assert "UUID needles" in found[3].statement
 
     def test_no_ratio_is_picked_by_its_score(self, claims, setting):
-        """What one ratio loses and another gains is no collapse, however the prompts lie."""
+        """A loss at one ratio and an equal gain at another are no collapse."""
         claim = claims["fragments"]
         moved = {0.3: -0.5, 0.5: 0.5}
 
         def score(recipe, ratio, size):
             return 0.5 + (recipe == "cacheblend") * moved.get(ratio, 0.0)
 
-        assert held(claim, kept(claim, setting, score)) == [None] * 6
+        assert held(claim, numbers_of(claim, setting, score)) == [None] * 6
 
     def test_the_opposite_of_a_collapse(self, claims, setting):
         claim = claims["fragments"]
-        found = held(claim, kept(claim, setting, lambda recipe, ratio, size: recipe != "reuse"))
+        found = held(claim, numbers_of(claim, setting, lambda recipe, ratio, size: recipe != "reuse"))
         assert found == [False, None, None] * 2
 
     def test_prophetkv_ahead_at_every_chunk_size(self, claims, setting):
         claim = claims["chunk-size"]
-        result = kept(claim, setting, lambda recipe, ratio, size: recipe in ("full", "prophetkv"))
+        result = numbers_of(claim, setting, lambda recipe, ratio, size: recipe in ("full", "prophetkv"))
         assert held(claim, result)[:3] == [True] * 3
-        result = kept(
+        result = numbers_of(
             claim, setting, lambda recipe, ratio, size: recipe in ("full", "epic") or size == 32 != recipe
         )
         assert held(claim, result)[2] is False  # epic is ahead with chunks of some size
 
     def test_losses_grow_with_smaller_chunks(self, claims, setting):
         claim = claims["chunk-size"]
-        result = kept(claim, setting, lambda recipe, ratio, size: recipe == "full" or size > 32)
+        result = numbers_of(claim, setting, lambda recipe, ratio, size: recipe == "full" or size > 32)
         assert held(claim, result)[3:] == [True] * 4
 
     def test_losses_on_different_prompts_are_not_called_paired(self, claims, setting):
         claim = claims["chunk-size"]
-        result = kept(claim, setting, lambda recipe, ratio, size: recipe == "full" or size > 32)
-        said = [said for _, said in claim.verdicts(result)]
-        assert all("the difference is unpaired" in one for one in said[3:])
-        assert "(1.000 with 32 tokens, 0.000 with 128; the difference is unpaired): +1.000" in said[3]
-        assert not any("unpaired" in one for one in said[:3])
+        result = numbers_of(claim, setting, lambda recipe, ratio, size: recipe == "full" or size > 32)
+        statements = [text for _, text in claim.verdicts(result)]
+        assert all("the difference is unpaired" in one for one in statements[3:])
+        assert "(1.000 with 32 tokens, 0.000 with 128; the difference is unpaired): +1.000" in statements[3]
+        assert not any("unpaired" in one for one in statements[:3])
 
     def test_variants_that_are_compared_recompute_as_many_rows(self, claims, setting):
         for name in ("fragments", "cacheclip-parts"):
@@ -193,23 +196,23 @@ class TestVerdicts:
             "fusionrag": 1.0,
         }
         claim = claims["fusionrag-parts"]
-        found = claim.verdicts(kept(claim, setting, lambda recipe, ratio, size: scores[recipe]))
+        found = claim.verdicts(numbers_of(claim, setting, lambda recipe, ratio, size: scores[recipe]))
         assert [verdict.held for verdict in found] == [True] * 5
-        assert "+0.400 (+0.400 to +0.400)" in found[2].said  # what preparation adds to selection
+        assert "+0.400 (+0.400 to +0.400)" in found[2].statement  # what preparation adds to selection
 
-    def test_fine_tuning_is_left_out_where_it_was_not_measured(self, claims, setting):
+    def test_fine_tuning_is_left_out_if_it_was_not_measured(self, claims, setting):
         claim = claims["cacheclip-parts"]
-        with_it = claim.verdicts(kept(claim, setting, anything(claim)))
-        without = claim.verdicts(kept(claim, replace(setting, tuned=None), anything(claim)))
-        assert len(with_it) == len(without) + 1
-        assert not any("fine-tuned" in said for _, said in without)
+        tuned = claim.verdicts(numbers_of(claim, setting, equal_scores(claim)))
+        untuned = claim.verdicts(numbers_of(claim, replace(setting, tuned=None), equal_scores(claim)))
+        assert len(tuned) == len(untuned) + 1
+        assert not any("fine-tuned" in text for _, text in untuned)
 
     def test_heads_and_late_chunks(self, claims, setting):
         claim = claims["heads"]
-        found = claim.verdicts(kept(claim, setting, anything(claim)))
+        found = claim.verdicts(numbers_of(claim, setting, equal_scores(claim)))
         assert [verdict.held for verdict in found] == [True] * 4
-        assert "10.00 (10.00 to 10.00) times" in found[0].said
-        assert "5.00 (5.00 to 5.00) times" in found[2].said
+        assert "10.00 (10.00 to 10.00) times" in found[0].statement
+        assert "5.00 (5.00 to 5.00) times" in found[2].statement
 
     def test_fewer_than_five_stale_chunks_say_nothing_about_late_ones(self, claims, setting):
         claim = claims["heads"]
@@ -221,7 +224,7 @@ class TestVerdicts:
             )
             for one in made
         ]
-        shares, more = claim.figures({"": made}), claim.figures({"": [*made, *few]})
+        shares, more = claim.numbers({"": made}), claim.numbers({"": [*made, *few]})
         assert [one["fifths"][-1] for one in more["shares"]] == [
             one["fifths"][-1] for one in shares["shares"]
         ]
@@ -230,18 +233,18 @@ class TestVerdicts:
     def test_blind_selections_that_find_hardly_more_than_chance(self, claims, setting):
         claim = claims["crowding"]
         scores = {"prophetkv": 0.9, "random": 0.2, "epic": 0.4, "kvshare": 0.1}
-        found = claim.verdicts(kept(claim, setting, lambda name: scores.get(name, 0.2)))
+        found = claim.verdicts(numbers_of(claim, setting, lambda name: scores.get(name, 0.2)))
         assert [verdict.held for verdict in found] == [True] * 3 + [False, True, True]
-        assert "90% (90% to 90%) of what it selects is something else" in found[-1].said
+        assert "90% (90% to 90%) of its selection is no evidence" in found[-1].statement
 
     @pytest.mark.parametrize(
         ("low", "high", "wanted"), [(0.01, 0.2, True), (-0.2, -0.01, False), (-0.01, 0.2, None), (0, 0, None)]
     )
-    def test_better_is_said_only_where_the_interval_leaves_no_doubt(self, low, high, wanted):
+    def test_a_verdict_needs_an_interval_that_excludes_zero(self, low, high, wanted):
         claim = importlib.import_module("papers.claim")
-        ((found, said),) = claim.better("This is better", Estimate((low + high) / 2, low, high))
+        ((found, statement),) = claim.better("This is better", Estimate((low + high) / 2, low, high))
         assert found is wanted
-        assert said.startswith("This is better: ")
+        assert statement.startswith("This is better: ")
         assert claim.better("This is better", None) == []
 
 
@@ -254,8 +257,8 @@ class TestWindows:
             matched=[SimpleNamespace(origin="reused", span=SimpleNamespace(tokens=n)) for n in lengths],
             request=SimpleNamespace(budget=Budget(ratio)),
         )
-        given = SimpleNamespace(scores=lambda state: torch.tensor(scores, dtype=torch.float))
-        return fragments.InWindows(given, window=4, more_than=2).choose(state).tolist()
+        score = SimpleNamespace(scores=lambda state: torch.tensor(scores, dtype=torch.float))
+        return fragments.InWindows(score, window=4, more_than=2).choose(state).tolist()
 
     def test_a_window_comes_before_single_tokens_that_score_higher(self):
         # the third token of the second window is the sixth highest; the first window has the two highest alone
@@ -263,16 +266,16 @@ class TestWindows:
         assert self.chosen(scores, [8], 3 / 8) == [14, 15, 16]
         assert self.chosen(scores, [8], 5 / 8)[-3:] == [14, 15, 16]
 
-    def test_windows_begin_anew_with_every_chunk(self):
+    def test_every_chunk_begins_a_new_window(self):
         scores = [0, 0, 9, 8, 7, 0]
         assert self.chosen(scores, [2, 4], 0.5) == [12, 13, 14]
 
     def test_budget_is_used_up_and_never_exceeded(self):
         for ratio in (0.0, 0.3, 1.0):
-            assert len(self.chosen([3, 1, 2, 0], [4], ratio)) == Budget(ratio).rows(4)
+            assert len(self.chosen([3, 1, 2, 0], [4], ratio)) == Budget(ratio).max_rows(4)
 
 
-def test_numbers_and_uuids_are_told_from_words():
+def test_numbers_and_uuids_are_distinguished_from_words():
     fragments = importlib.import_module("papers.fragments")
     made = Sample("one", "single", (), "Which?", ("4711",), "exact_match", 4)
     values = {"1234567": "number", "0b9f-1-2-3-4": "UUID", "lantern": None, "well-made": None}
@@ -298,19 +301,19 @@ SAMPLE = Sample(
 class TestSelections:
     @pytest.fixture
     def selected(self, monkeypatch):
-        """On a tiny model and one prompt."""
+        """The module with a tiny model and one prompt."""
         module = importlib.import_module("papers.selected")
         adapter = tiny_adapter()
         monkeypatch.setattr(module, "model", lambda name: adapter)
         cases = [Case(SAMPLE, 512, 0)]
-        monkeypatch.setattr(importlib.import_module("side_by_side").Grid, "cases", lambda *grid: cases)
+        monkeypatch.setattr(importlib.import_module("recipe_grid").Grid, "cases", lambda *grid: cases)
         return module
 
     @staticmethod
     def grid(ratio=0.4):
         suite = replace(SUITES["quick"], tasks=("twohop",), ratios=(ratio,))
         variants = {"epic": recipe_named("epic", "isolated"), "random": recipe_named("random")}
-        return importlib.import_module("side_by_side").Grid(lambda: variants, suite, "dev")
+        return importlib.import_module("recipe_grid").Grid(lambda: variants, suite, "dev")
 
     def test_clues_are_names_of_the_question_and_words_of_the_answer(self, selected):
         assert selected.clues(SAMPLE) == {"Brenek", "compass", "Folddra"}
@@ -326,7 +329,7 @@ class TestSelections:
         )  # two fifths of each chunk, from its start
         assert first.tenths[6:] == [0.0] * 4
         assert max(first.stale_tenths) - min(first.stale_tenths) < 0.05
-        assert 0 < first.evidence < 1  # of two sentences, one stands at a head, the other at an end
+        assert 0 < first.evidence < 1  # one of two sentences is at the start of a chunk, the other at an end
         assert 0 < first.beside < 1
 
     def test_everything_selected_is_all_the_evidence(self, selected, tmp_path):
@@ -335,9 +338,7 @@ class TestSelections:
         assert everything.tenths == pytest.approx(everything.stale_tenths, abs=0.05)
         assert everything.fifths == pytest.approx(everything.stale_fifths, abs=0.05)
 
-    def test_run_again_nothing_is_computed_and_a_torn_line_is_made_good(
-        self, selected, tmp_path, monkeypatch
-    ):
+    def test_a_second_run_computes_only_an_incomplete_line(self, selected, tmp_path, monkeypatch):
         first = selected.run(self.grid(), tmp_path, 1)
         path = tmp_path / "twohop" / "selected.jsonl"
         path.write_bytes(path.read_bytes()[:-9])  # the last line is the last recipe's
@@ -347,26 +348,28 @@ class TestSelections:
 
     def test_another_ratio_or_version_needs_another_folder(self, selected, tmp_path, monkeypatch):
         selected.run(self.grid(0.4), tmp_path, 1)
-        with pytest.raises(InvalidRequest, match="differ in ratios; name another --work"):
+        with pytest.raises(InvalidRequest, match="differ in ratios; name another --output"):
             selected.run(self.grid(0.5), tmp_path, 1)
-        monkeypatch.setattr(selected, "JOURNAL_VERSION", 0)
-        with pytest.raises(InvalidRequest, match="differ in journal; name another --work"):
+        monkeypatch.setattr(selected, "OUTCOMES_VERSION", 0)
+        with pytest.raises(
+            InvalidRequest, match="is not a results log of this version of kvweave; name another --output"
+        ):
             selected.run(self.grid(0.4), tmp_path, 1)
 
     def test_gains_are_paired_and_leave_out_prompts_without_evidence(self, selected):
         def one(sample, evidence):
             return selected.Selected("a", sample, "x", [], [], [], [], evidence, 0.0)
 
-        mine = [one("p", 0.9), one("q", 0.5), one("r", None)]
-        theirs = [one("q", 0.4), one("p", 0.6), one("r", 0.1)]
-        found = selected.gain(mine, theirs, lambda each: each.evidence)
+        first = [one("p", 0.9), one("q", 0.5), one("r", None)]
+        second = [one("q", 0.4), one("p", 0.6), one("r", 0.1)]
+        found = selected.gain(first, second, lambda each: each.evidence)
         assert found.value == pytest.approx((0.3 + 0.1) / 2)
 
 
 class TestCommand:
     @pytest.fixture
     def command(self, monkeypatch, tmp_path):
-        """The script, on a model that answers at once and prompts that all score alike."""
+        """The script with a tiny model and equal scores."""
         module = importlib.import_module("claims")
         monkeypatch.setattr(module, "model", lambda name: tiny_adapter())
         papers = importlib.import_module("papers")
@@ -378,7 +381,7 @@ class TestCommand:
         monkeypatch.setattr(module, "CLAIMS", quick)
 
         def run(*words):
-            given = [
+            argv = [
                 "claims.py",
                 *words,
                 "--work",
@@ -386,22 +389,22 @@ class TestCommand:
                 "--output",
                 str(tmp_path / "claims.json"),
             ]
-            monkeypatch.setattr("sys.argv", given)
-            importlib.import_module("measured").started(module.main)
+            monkeypatch.setattr("sys.argv", argv)
+            importlib.import_module("experiment").run_script(module.main)
             return json.loads((tmp_path / "claims.json").read_text())
 
         return run
 
     def test_claims_are_measured_one_by_one_into_one_file(self, command, capsys, tmp_path):
         assert list(command("fusionrag-parts", "--split", "dev")["claims"]) == ["fusionrag-parts"]
-        said = capsys.readouterr()
-        assert "fusionrag-parts: 800 prompts × 5 = at most 4,000 runs" in said.err
+        output = capsys.readouterr()
+        assert "fusionrag-parts: 800 prompts × 5 = at most 4,000 runs" in output.err
         both = command("neighbours", "--images", str(tmp_path / "images"))
         assert list(both["claims"]) == ["neighbours", "fusionrag-parts"]  # in the order of the page
         assert both["claims"]["neighbours"]["prompts"] == PROMPTS
         assert [both["claims"][name]["split"] for name in both["claims"]] == ["test", "dev"]
-        pictures = sorted(path.name for path in (tmp_path / "images").iterdir())
-        assert pictures == ["claims-fusionrag-parts.png", "claims-neighbours.png"]
+        images = sorted(path.name for path in (tmp_path / "images").iterdir())
+        assert images == ["claims-fusionrag-parts.png", "claims-neighbours.png"]
         assert str(tmp_path) not in json.dumps(both)
 
     def test_another_models_numbers_are_not_mixed_in(self, command, tmp_path):
@@ -418,7 +421,7 @@ class TestPage:
         made = importlib.import_module("claims_page").claims_page
         return lambda measured, images=(): made(claims, measured, images)
 
-    def test_what_was_not_measured_says_so_and_nothing_else(self, page, claims):
+    def test_a_claim_without_results_has_no_statements(self, page, claims):
         text = page(None, ["claims-heads.png"])
         assert text.count("Not measured yet.") == len(claims)
         assert not re.search(r"\*(Held here|Not seen here|The opposite was seen here)\.\*", text)
@@ -435,8 +438,8 @@ class TestPage:
             "selection alone": 0.6,
             "fusionrag": 0.5,
         }
-        result = kept(claim, setting, lambda recipe, ratio, size: scores[recipe])
-        how = {
+        result = numbers_of(claim, setting, lambda recipe, ratio, size: scores[recipe])
+        facts = {
             "split": "test",
             "prompts": 200,
             "command": "measure it",
@@ -444,24 +447,24 @@ class TestPage:
             "commit": "abc",
             "minutes": 3.2,
         }
-        text = page({"claims": {"fusionrag-parts": result | how}}, ["claims-fusionrag-parts.png"])
+        text = page({"claims": {"fusionrag-parts": result | facts}}, ["claims-fusionrag-parts.png"])
         assert "- *Held here.* Selection alone scores higher than plain reuse: +0.600" in text
         assert "- *The opposite was seen here.* Preparation adds to selection: -0.100" in text
         assert "\nFull attention scores 1.000 (1.000 to 1.000), plain reuse 0.000 (0.000 to 0.000).\n" in text
         assert "![FusionRAG component by component](images/claims-fusionrag-parts.png)" in text
-        assert "`test` split, 200 prompts and more of each task" in text
+        assert "`test` split, at least 200 prompts of each task" in text
         assert "`measure it`, 2026-01-02, commit abc, 3 minutes." in text
         assert "first look" not in text
         assert "| [FusionRAG component by component](#fusionrag-component-by-component) | 3 | 0 | 2 |" in text
         assert text.count("Not measured yet.") == len(claims) - 1
-        alike = page({"claims": {"fusionrag-parts": kept(claim, setting, anything(claim)) | how}})
-        assert "plain reuse 0.500 (0.500 to 0.500): there is little to win back" in alike
-        few = page({"claims": {"fusionrag-parts": result | how | {"prompts": 20}}})
+        equal = page({"claims": {"fusionrag-parts": numbers_of(claim, setting, equal_scores(claim)) | facts}})
+        assert "plain reuse 0.500 (0.500 to 0.500): there is little to win back" in equal
+        few = page({"claims": {"fusionrag-parts": result | facts | {"prompts": 20}}})
         assert "Some figures rest on 20 prompts" in few
 
 
-class TestWhatIsKept:
-    def test_figures_on_the_page_are_there(self):
+class TestStoredPage:
+    def test_its_figures_exist(self):
         page = (ROOT / "lab" / "docs" / "claims.md").read_text()
         for name in re.findall(r"\]\(images/(.+?)\)", page):
             assert (ROOT / "lab" / "docs" / "images" / name).exists(), name

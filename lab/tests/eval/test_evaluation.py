@@ -8,10 +8,10 @@ import pytest
 
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval import subject
+from kvweave_lab import results_log
 from kvweave_lab.eval.evaluation import Request, _file_cases, run_evaluation
-from kvweave_lab.eval.samples import DOCUMENTS
-from kvweave_lab.eval.suites import SUITES
+from kvweave_lab.eval.grid import SUITES
+from kvweave_lab.eval.samples import OTHER_DOCUMENTS
 
 SUITE = replace(SUITES["quick"], recipes=(), ratios=(), samples=1)
 
@@ -45,7 +45,7 @@ def test_files_are_read_whole_unless_asked_otherwise(adapter, file):
     assert run_evaluation(adapter, asked(file, samples_per_file=1)).rows[0].samples == 1
 
 
-def test_what_does_not_fit_is_left_out_said_and_counted(adapter, file, tmp_path):
+def test_what_does_not_fit_is_left_out_reported_and_counted(adapter, file, tmp_path):
     said = []
     done = run_evaluation(adapter, asked(file, output=tmp_path / "out"), notice=said.append)
     (sentence,) = said
@@ -126,7 +126,7 @@ def test_other_documents_are_the_same_however_many_are_asked_for(adapter, tmp_pa
     assert [len(few), len(more), len(whole)] == [12, 40, 60]
     assert few == [*whole[:6], *whole[30:36]]
     assert more == [*whole[:20], *whole[30:50]]
-    assert [len(sample.others) for sample in few] == [4] * 5 + [DOCUMENTS] + [4] * 5 + [DOCUMENTS]
+    assert [len(sample.others) for sample in few] == [4] * 5 + [OTHER_DOCUMENTS] + [4] * 5 + [OTHER_DOCUMENTS]
 
 
 @pytest.mark.parametrize("changed", ["critical layers", "auxiliary", "embedding"])
@@ -140,8 +140,8 @@ def test_outcomes_of_other_parts_are_not_mixed_in(file, tmp_path, monkeypatch, c
     if changed == "critical layers":
         adapter.critical_layers = (2,)
     elif changed == "auxiliary":
-        monkeypatch.setattr(subject, "auxiliary_named", lambda name: other)
+        monkeypatch.setattr(results_log, "load_auxiliary", lambda name: other)
     else:
-        monkeypatch.setattr(subject, "TextEncoder", lambda: other)
+        monkeypatch.setattr(results_log, "TextEncoder", lambda: other)
     with pytest.raises(InvalidRequest, match=f"results that differ in {changed}; name another --output"):
         run_evaluation(adapter, asked(file, output=output))

@@ -1,18 +1,17 @@
-"""Recipe variants from a file run side by side, are kept by name, and are compared with a baseline."""
+"""Recipe variants from a file run on the same prompts, are stored by name, and are compared with a baseline."""
 
 import json
 from dataclasses import replace
 
 import pytest
-from test_journal import OUTCOME
+from test_outcomes import OUTCOME
 
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.grid import Case
+from kvweave_lab.eval.grid import SUITES, Case
+from kvweave_lab.eval.rows import summary_rows
 from kvweave_lab.eval.samples import Sample
-from kvweave_lab.eval.suites import SUITES
-from kvweave_lab.eval.summary import rows
 
 SUITE = replace(SUITES["quick"], tasks=("single", "twohop"), ratios=(0.5,), samples=1)
 SAMPLE = Sample(
@@ -27,9 +26,9 @@ SAMPLE = Sample(
 
 
 @pytest.fixture
-def side_by_side(script, monkeypatch):
-    """On a tiny model, one prompt for each task."""
-    module = script("side_by_side")
+def recipe_grid(script, monkeypatch):
+    """The module with a tiny model and one prompt for each task."""
+    module = script("recipe_grid")
     adapter = tiny_adapter()
     monkeypatch.setattr(module, "model", lambda name: adapter)
 
@@ -41,8 +40,8 @@ def side_by_side(script, monkeypatch):
     return module
 
 
-def grid_of(side_by_side, *names, **more):
-    return side_by_side.Grid(lambda: {name: recipe_named(name) for name in names}, SUITE, "dev", **more)
+def grid_of(recipe_grid, *names, **more):
+    return recipe_grid.Grid(lambda: {name: recipe_named(name) for name in names}, SUITE, "dev", **more)
 
 
 @pytest.fixture
@@ -63,35 +62,35 @@ def file(tmp_path):
 
 class TestVariantsOfAFile:
     def test_all_of_them_and_named_recipes(self, script, file):
-        made = script("experiments").FromFile(file, (), ("epic", "similar+prophetkv"))()
+        made = script("experiments").FileVariants(file, (), ("epic", "similar+prophetkv"))()
         assert list(made) == ["mine", "few neighbours", "epic", "similar+prophetkv"]
-        assert made["few neighbours"].prepare.most == 5
+        assert made["few neighbours"].prepare.count == 5
 
-    def test_only_those_that_were_chosen_and_the_baseline_among_the_files_own(self, script, file):
-        made = script("experiments").FromFile(file, ("few neighbours",), ("mine",))()
+    def test_the_chosen_ones_and_a_baseline_from_the_file(self, script, file):
+        made = script("experiments").FileVariants(file, ("few neighbours",), ("mine",))()
         assert list(made) == ["few neighbours", "mine"]
         assert made["mine"] == recipe_named("prophetkv")
 
-    def test_what_is_not_there_is_named(self, script, file, tmp_path):
+    def test_unknown_names_and_files_are_refused(self, script, file, tmp_path):
         experiments = script("experiments")
         with pytest.raises(InvalidRequest, match="has no variant 'other'; it has mine, few neighbours"):
-            experiments.FromFile(file, ("other",), ())()
+            experiments.FileVariants(file, ("other",), ())()
         with pytest.raises(UnknownRecipe, match="there is no recipe 'nothing'"):
-            experiments.FromFile(file, (), ("nothing",))()
+            experiments.FileVariants(file, (), ("nothing",))()
         with pytest.raises(InvalidRequest, match="is no Python file"):
-            experiments.FromFile(tmp_path / "absent.py", (), ())()
+            experiments.FileVariants(tmp_path / "absent.py", (), ())()
         empty = tmp_path / "empty.py"
         empty.write_text("")
         with pytest.raises(InvalidRequest, match="has no VARIANTS"):
-            experiments.FromFile(empty, (), ())()
+            experiments.FileVariants(empty, (), ())()
 
 
-class TestSideBySide:
-    def test_variants_run_under_their_own_names_beside_the_baselines(self, side_by_side, tmp_path):
-        grid = side_by_side.Grid(
+class TestRecipeGrid:
+    def test_variants_run_under_their_names_along_with_the_baselines(self, recipe_grid, tmp_path):
+        grid = recipe_grid.Grid(
             lambda: {"mine": recipe_named("random"), "plain": recipe_named("ape")}, SUITE, "dev"
         )
-        found = side_by_side.run(grid, tmp_path, 1)
+        found = recipe_grid.run(grid, tmp_path, 1)
         labels = [("full", 1.0), ("reuse", 0.0), ("mine", 0.5), ("plain", 0.0)]  # ape selects nothing
         assert [(one.task, one.recipe, one.ratio) for one in found] == [
             (task, *label) for task in SUITE.tasks for label in labels
@@ -99,67 +98,71 @@ class TestSideBySide:
         assert grid.prompts == 2
         assert grid.answers == len(found)
 
-    def test_every_task_and_seed_is_a_piece_with_a_folder_of_its_own(self, side_by_side, tmp_path):
-        grid = side_by_side.Grid(dict, replace(SUITE, seeds=(0, 3)), "dev")
+    def test_every_task_and_seed_is_a_piece_with_a_folder_of_its_own(self, recipe_grid, tmp_path):
+        grid = recipe_grid.Grid(dict, replace(SUITE, seeds=(0, 3)), "dev")
         assert grid.prompts == 4
-        found = side_by_side.run(grid, tmp_path, 1)
+        found = recipe_grid.run(grid, tmp_path, 1)
         places = ["single/0", "single/3", "twohop/0", "twohop/3"]
         assert list(dict.fromkeys(one.sample for one in found)) == places
         folders = sorted(path.parent.name for path in tmp_path.glob("*/outcomes.jsonl"))
         assert folders == ["single", "single-3", "twohop", "twohop-3"]
 
-    def test_run_again_only_what_is_new_is_computed(self, side_by_side, tmp_path, monkeypatch):
-        first = side_by_side.run(grid_of(side_by_side, "random"), tmp_path, 1)
+    def test_a_second_run_computes_only_new_outcomes(self, recipe_grid, tmp_path, monkeypatch):
+        first = recipe_grid.run(grid_of(recipe_grid, "random"), tmp_path, 1)
         ran = []
-        known = side_by_side.Runner._prefilled
+        original = recipe_grid.Runner._prefill
         monkeypatch.setattr(
-            side_by_side.Runner,
-            "_prefilled",
-            lambda self, candidate, *more: ran.append(candidate.recipe.name) or known(self, candidate, *more),
+            recipe_grid.Runner,
+            "_prefill",
+            lambda self, candidate, *more: (
+                ran.append(candidate.recipe.name) or original(self, candidate, *more)
+            ),
         )
-        assert side_by_side.run(grid_of(side_by_side, "random"), tmp_path, 1) == first
+        assert recipe_grid.run(grid_of(recipe_grid, "random"), tmp_path, 1) == first
         assert ran == []
-        more = side_by_side.run(grid_of(side_by_side, "random", "epic"), tmp_path, 1)
-        assert ran == ["full", "epic"] * 2  # what a new outcome is compared with runs again
+        more = recipe_grid.run(grid_of(recipe_grid, "random", "epic"), tmp_path, 1)
+        assert ran == ["full", "epic"] * 2  # full attention runs again, to compare new outcomes with
         assert [one for one in more if one.recipe != "epic"] == first
 
-    def test_outcomes_under_other_critical_layers_are_not_mixed_in(self, side_by_side, tmp_path):
-        grid = grid_of(side_by_side, "qcfuse")
-        side_by_side.run(grid, tmp_path, 1)
-        side_by_side.model(None).critical_layers = (2,)
+    def test_outcomes_under_other_critical_layers_are_not_mixed_in(self, recipe_grid, tmp_path):
+        grid = grid_of(recipe_grid, "qcfuse")
+        recipe_grid.run(grid, tmp_path, 1)
+        recipe_grid.model(None).critical_layers = (2,)
         with pytest.raises(InvalidRequest, match="differ in critical layers; name another"):
-            side_by_side.run(grid, tmp_path, 1)
+            recipe_grid.run(grid, tmp_path, 1)
 
-    def test_a_name_that_means_another_recipe_is_refused(self, side_by_side, tmp_path):
-        side_by_side.settle(tmp_path, [recipe_named("random")])
-        side_by_side.settle(tmp_path, [recipe_named("epic")])
+    def test_a_name_of_another_recipe_is_refused(self, recipe_grid, tmp_path):
+        recipe_grid.record_definitions(tmp_path, [recipe_named("random")])
+        recipe_grid.record_definitions(tmp_path, [recipe_named("epic")])
         assert set(json.loads((tmp_path / "definitions.json").read_text())) == {"random", "epic"}
         with pytest.raises(InvalidRequest, match="outcomes of another recipe under the name 'random'"):
-            side_by_side.settle(tmp_path, [replace(recipe_named("epic"), name="random")])
+            recipe_grid.record_definitions(tmp_path, [replace(recipe_named("epic"), name="random")])
 
-    def test_the_same_function_at_another_address_is_the_same_recipe(self, side_by_side, tmp_path):
+    def test_the_same_function_at_another_address_is_the_same_recipe(self, recipe_grid, tmp_path):
         for _ in range(2):
-            side_by_side.settle(tmp_path, [replace(recipe_named("random"), select=lambda state: state.stale)])
+            recipe_grid.record_definitions(
+                tmp_path, [replace(recipe_named("random"), select=lambda state: state.stale)]
+            )
         assert "lambda" in json.loads((tmp_path / "definitions.json").read_text())["random"]
 
-    def test_the_order_in_which_a_process_writes_a_set_does_not_matter(self, side_by_side, tmp_path):
-        side_by_side.settle(tmp_path, [recipe_named("prophetkv")])
+    def test_the_order_in_which_a_process_writes_a_set_does_not_matter(self, recipe_grid, tmp_path):
+        recipe_grid.record_definitions(tmp_path, [recipe_named("prophetkv")])
         file = tmp_path / "definitions.json"
         written = file.read_text()
         other = written.replace("{'chunk', 'system'}", "{'system', 'chunk'}")
         assert other != written
         file.write_text(other)
-        side_by_side.settle(tmp_path, [recipe_named("prophetkv")])
+        recipe_grid.record_definitions(tmp_path, [recipe_named("prophetkv")])
         assert file.read_text() == written
 
     @pytest.mark.parametrize("name", ["full", "reuse"])
-    def test_the_names_of_the_baselines_are_taken(self, side_by_side, name):
-        grid = side_by_side.Grid(lambda: {name: recipe_named("random")}, SUITE, "dev")
+    def test_the_names_of_the_baselines_are_reserved(self, recipe_grid, name):
+        grid = recipe_grid.Grid(lambda: {name: recipe_named("random")}, SUITE, "dev")
         with pytest.raises(InvalidRequest, match=f"a variant is called '{name}'"):
             grid.candidates()
 
-    def test_samples_count_as_what_a_grid_says(self, script):
-        module = script("side_by_side")
+    def test_samples_may_count_as_another_kind(self, script):
+        module = script("recipe_grid")
         suite = replace(SUITE, tasks=("single",), samples=12, context_tokens=(300,))
         adapter = tiny_adapter()
 
@@ -175,7 +178,7 @@ class TestSideBySide:
 
 
 def outcomes(scores):
-    """Two prompts of one task: scores by recipe and ratio."""
+    """Return the outcomes of two prompts of one task, with scores by recipe and ratio."""
     return [
         replace(
             OUTCOME, task="single", sample=str(number), recipe=recipe, ratio=ratio, coverage=None, score=score
@@ -198,7 +201,7 @@ class TestTables:
             ("mine", 0.2): (0.0, 1.0),
         }
         made = outcomes(FULL_AND_REUSE | scores)
-        _, _, *lines = experiments.overall(made, rows(made), "base")
+        _, _, *lines = experiments.overall(made, summary_rows(made), "base")
         cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
         assert [cell[:2] for cell in cells] == [
             ["`reuse`", "0"],
@@ -216,12 +219,12 @@ class TestTables:
     def test_a_baseline_without_ratios_is_compared_with_at_all_of_them(self, script):
         experiments = script("experiments")
         made = outcomes(FULL_AND_REUSE | {("mine", 0.1): (1.0, 0.5), ("mine", 0.2): (1.0, 1.0)})
-        lines = experiments.overall(made, rows(made), "reuse")
+        lines = experiments.overall(made, summary_rows(made), "reuse")
         gains = [line.split("|")[5].split()[0] for line in lines if "`mine`" in line]
         assert gains == ["+0.750", "+1.000"]
 
     def test_every_task_has_a_column(self, script):
         made = outcomes(FULL_AND_REUSE)
-        head, _, *lines = script("experiments").by_task(rows(made))
+        head, _, *lines = script("experiments").by_task(summary_rows(made))
         assert head == "| variant | ratio | single | overall |"
         assert lines == ["| `reuse` | 0 | 0.00 | 0.00 |", "| `full` | 1 | 1.00 | 1.00 |"]

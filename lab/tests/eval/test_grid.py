@@ -10,13 +10,22 @@ from kvweave.recipes.methods import METHODS, PREPARATIONS
 from kvweave.recipes.recipe import Recipe
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval import grid
-from kvweave_lab.eval.grid import Case, candidates, evaluate, generated_cases
-from kvweave_lab.eval.haystack import Haystack
-from kvweave_lab.eval.journal import Journal
+from kvweave_lab.eval.grid import (
+    SUITES,
+    Case,
+    Suite,
+    candidates_of,
+    evaluate,
+    generated_cases,
+    matrix_of,
+    selectors,
+    suite_named,
+)
+from kvweave_lab.eval.outcomes import OutcomeLog
 from kvweave_lab.eval.runner import Runner
 from kvweave_lab.eval.samples import Sample
-from kvweave_lab.eval.suites import SUITES, Suite, matrix_of, selectors, suite_named
 from kvweave_lab.eval.tasks import TASKS
+from kvweave_lab.eval.world import Haystack
 
 SUITE = Suite(
     tasks=("single", "order"),
@@ -39,7 +48,7 @@ def cases(suite=SUITE, split="dev"):
 
 
 def among(recipes, ratios, **more):
-    return candidates(replace(SUITE, recipes=tuple(recipes), ratios=tuple(ratios), **more))
+    return candidates_of(replace(SUITE, recipes=tuple(recipes), ratios=tuple(ratios), **more))
 
 
 def labels(recipes, ratios, **more):
@@ -52,11 +61,11 @@ def labels(recipes, ratios, **more):
 class SelectsSomething:
     """Stands for any selective recipe's third slot."""
 
-    selects = adds_up = True
-    records = ()
+    selective = supports_coverage = True
+    extractors = ()
 
     def choose(self, state):
-        return state.stale[: state.request.budget.rows(state.stale.numel())].to(torch.long)
+        return state.stale[: state.request.budget.max_rows(state.stale.numel())].to(torch.long)
 
 
 @pytest.fixture
@@ -140,7 +149,7 @@ class TestGeneratedCases:
             for _ in "ab"
         ]
 
-    def test_what_is_named_twice_counts_once(self):
+    def test_duplicates_count_once(self):
         twice = {name: getattr(SUITE, name) * 2 for name in ("tasks", "context_tokens", "seeds")}
         assert cases(replace(SUITE, **twice)) == cases()
 
@@ -165,7 +174,7 @@ class TestGeneratedCases:
 class TestEvaluate:
     @pytest.fixture
     def runner(self):
-        return Runner(tiny_adapter(), Journal(None, {}))
+        return Runner(tiny_adapter(), OutcomeLog(None, {}))
 
     @staticmethod
     def case(number: int, question: str = "Where?") -> Case:
@@ -201,7 +210,7 @@ class TestSuites:
         suite = suite_named(name)
         assert set(suite.tasks) <= set(TASKS)
         assert set(suite.recipes) <= set(METHODS)
-        assert candidates(suite)
+        assert candidates_of(suite)
         assert suite.samples * len(suite.seeds) >= 200  # behind every figure that is quoted
 
     def test_an_unknown_suite_is_refused(self):
@@ -211,7 +220,7 @@ class TestSuites:
     def test_a_matrix_is_every_selector_on_every_preparation_at_one_ratio(self):
         suite = matrix_of(SUITE)
         assert (suite.tasks, suite.samples) == (SUITE.tasks, SUITE.samples)
-        found = {candidate.label for candidate in candidates(suite)}
+        found = {candidate.label for candidate in candidates_of(suite)}
         pairs = {
             (selector, preparation, 0.0 if selector == "reuse" else 0.15)
             for selector in selectors()

@@ -10,7 +10,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.samples import Sample
-from kvweave_lab.eval.selection.layer_profile import profile_layers
+from kvweave_lab.eval.selection.layer_attention import profile_layers
 from kvweave_lab.eval.selection.observe import observe_full, observe_stale
 
 CHUNKS = ("1 the inn on the road was there when the rain began", "2 the river in the north ran near the inn")

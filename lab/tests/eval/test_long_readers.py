@@ -1,4 +1,4 @@
-"""Local files in the shapes of MMLU, ARC, WritingPrompts and ShareGPT."""
+"""Local files in the formats of MMLU, ARC, WritingPrompts and ShareGPT."""
 
 import json
 
@@ -40,20 +40,20 @@ def arc_columns(folder):
 
 
 @pytest.mark.parametrize("write", [mmlu_csv, mmlu_json, arc_stem, arc_columns])
-def test_options_end_in_a_letter_behind_what_the_model_writes(tmp_path, write):
+def test_the_answers_letter_follows_freely_decoded_tokens(tmp_path, write):
     kind, path = write(tmp_path)
     (text,) = read_long(kind, path, TEMPLATE, 5, 100)
-    prompt = TEMPLATE.text(text.token_ids[: text.prompt_tokens])
+    prompt = TEMPLATE.decode(text.token_ids[: text.prompt_tokens])
     assert STEM in prompt
     assert "B. Jupiter\nC. Venus" in prompt
     (reply,) = text.replies
-    assert TEMPLATE.text(text.token_ids[reply.judged : reply.end]) == " B"
+    assert TEMPLATE.decode(text.token_ids[reply.value_start : reply.end]) == " B"
     assert text.decode_tokens == 100
     assert text.free_tokens == 100 - (len(text.token_ids) - text.prompt_tokens)
-    assert TEMPLATE.text(text.token_ids[text.prompt_tokens : reply.start]) == "\n\nThe answer is"
+    assert TEMPLATE.decode(text.token_ids[text.prompt_tokens : reply.start]) == "\n\nThe answer is"
 
 
-def test_files_of_one_name_and_an_edited_file_give_texts_of_other_names(tmp_path):
+def test_texts_of_different_files_have_different_names(tmp_path):
     names = []
     for folder, largest in (("a", "Jupiter"), ("b", "Saturn"), ("a", "Jupiter"), ("a", "Neptune")):
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -69,22 +69,22 @@ def test_stories_are_read_with_their_prompts(tmp_path):
     (tmp_path / "valid.wp_source").write_text("[ WP ] A lamp talks .\n[ WP ] Two .\n")
     (tmp_path / "valid.wp_target").write_text("It began . <newline> Then more .\nOther .\n")
     (text,) = read_long("writingprompts", tmp_path / "valid.wp_source", TEMPLATE, 1, 10)
-    assert "A lamp talks" in TEMPLATE.text(text.token_ids[: text.prompt_tokens])
-    assert TEMPLATE.text(text.token_ids[text.prompt_tokens :]) == "It began . \n Then more ."
+    assert "A lamp talks" in TEMPLATE.decode(text.token_ids[: text.prompt_tokens])
+    assert TEMPLATE.decode(text.token_ids[text.prompt_tokens :]) == "It began . \n Then more ."
     assert text.replies == ()
 
 
 def test_conversations_begin_with_their_first_question(tmp_path):
     turns = [("gpt", "cut off"), ("human", "Who?"), ("gpt", "She."), ("human", "When?"), ("gpt", "Now.")]
-    item = {"id": "x", "conversations": [{"from": who, "value": said} for who, said in turns]}
+    item = {"id": "x", "conversations": [{"from": speaker, "value": text} for speaker, text in turns]}
     (tmp_path / "share.json").write_text(json.dumps([item]))
     (text,) = read_long("sharegpt", tmp_path / "share.json", TEMPLATE, 5, 10)
-    assert "Who?" in TEMPLATE.text(text.token_ids[: text.prompt_tokens])
-    assert TEMPLATE.text(text.token_ids[text.prompt_tokens :]) == " She.\n\nQuestion: When? Answer: Now."
+    assert "Who?" in TEMPLATE.decode(text.token_ids[: text.prompt_tokens])
+    assert TEMPLATE.decode(text.token_ids[text.prompt_tokens :]) == " She.\n\nQuestion: When? Answer: Now."
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "said"),
+    ("kind", "content", "message"),
     [
         ("mmlu", '{"question": "q", "choices": ["a", "b"], "answer": 2}', "none of 2 options"),
         ("arc", '{"question": "q", "answerKey": "A"}', "no question with choices"),
@@ -97,8 +97,8 @@ def test_conversations_begin_with_their_first_question(tmp_path):
         ("sharegpt", '{"id": 3}', "no conversation"),
     ],
 )
-def test_other_content_says_where_and_what(tmp_path, kind, content, said):
+def test_other_content_is_refused(tmp_path, kind, content, message):
     path = tmp_path / "given.jsonl"
     path.write_text(content + "\n")
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         read_long(kind, path, TEMPLATE, 5, 10)

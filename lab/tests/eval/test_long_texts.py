@@ -1,4 +1,4 @@
-"""Long texts: what is asked was said long before, and a text depends on its arguments alone."""
+"""Long texts: evidence comes long before its question, and a text depends on its arguments alone."""
 
 import random
 import re
@@ -8,18 +8,16 @@ import pytest
 from kvweave.models.loading import reference_tokenizer
 from kvweave.models.prompt import PromptTemplate
 from kvweave.testing import tiny_tokenizer
-from kvweave_lab.eval.haystack import Haystack
-from kvweave_lab.eval.longtext import LONG_TASKS
-from kvweave_lab.eval.longtext.telling import MIN_DISTANCE, LongText, long_text
-from kvweave_lab.eval.splits import DEV, TEST, split_of
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.longtext.tasks import LONG_TASKS
+from kvweave_lab.eval.longtext.text import MIN_DISTANCE, LongText, long_text
+from kvweave_lab.eval.world import DEV, TEST, Haystack, World, split_of
 
 HAYSTACK = Haystack.of_split(DEV)
 
 
 @pytest.fixture(scope="module", params=["reference", "tiny"])
 def template(request) -> PromptTemplate:
-    """A tokenizer that puts a space before every text, and one that does not."""
+    """Templates of a tokenizer that adds a space before every text, and of one that does not."""
     return PromptTemplate(reference_tokenizer() if request.param == "reference" else tiny_tokenizer())
 
 
@@ -29,8 +27,8 @@ def text_of(template, task, decode_tokens=900, seed=0) -> LongText:
 
 
 @pytest.mark.parametrize("task", LONG_TASKS)
-class TestALongText:
-    def test_has_the_length_asked_for_and_is_the_beginning_of_a_longer_one(self, template, task):
+class TestLongText:
+    def test_has_the_requested_length_and_is_the_beginning_of_a_longer_one(self, template, task):
         short, long = text_of(template, task, 500), text_of(template, task, 900)
         assert (short.decode_tokens, long.decode_tokens) == (500, 900)
         assert short.prompt_tokens == long.prompt_tokens >= 250
@@ -38,14 +36,14 @@ class TestALongText:
         assert short.replies == long.replies[: len(short.replies)]
         assert text_of(template, task, 500, seed=1).token_ids != short.token_ids
 
-    def test_says_what_it_asks_for_long_before(self, template, task):
+    def test_states_the_evidence_long_before_the_question(self, template, task):
         text = text_of(template, task)
-        far = [reply for reply in text.replies if reply.far]
+        far = [reply for reply in text.replies if reply.is_far]
         assert len(far) >= 3
         for reply in far:
-            value = template.text(text.token_ids[reply.judged : reply.end]).strip()
-            before = template.text(text.token_ids[: reply.start])
-            recent = template.text(text.token_ids[reply.start - MIN_DISTANCE : reply.start])
+            value = template.decode(text.token_ids[reply.value_start : reply.end]).strip()
+            before = template.decode(text.token_ids[: reply.start])
+            recent = template.decode(text.token_ids[reply.start - MIN_DISTANCE : reply.start])
             word = re.compile(rf"\b{re.escape(value)}\b")
             assert word.search(before)
             assert not word.search(recent)
@@ -59,14 +57,14 @@ class TestALongText:
         assert {split_of(value) for value in world.drawn} == {TEST}
 
 
-def test_a_chain_of_reasoning_builds_on_steps_before_it():
+def test_steps_of_reasoning_use_earlier_steps():
     script = LONG_TASKS["reasoning"](World(random.Random(3), DEV))
-    holds = {}
+    values = {}
     for turn in [next(script.turns) for _ in range(30)]:
         before, value = turn.reply.split(", ")
-        assert before in turn.told[0]
-        if before in holds:
-            assert holds[before] == value
+        assert before in turn.statements[0]
+        if before in values:
+            assert values[before] == value
         (name,) = set(re.findall(r"[A-Z][a-z]+", turn.lead[1:])) - {before}
-        holds[name] = value
-    assert len(holds) == 30
+        values[name] = value
+    assert len(values) == 30

@@ -10,7 +10,7 @@ from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
-from kvweave_lab.eval.preparing import prepare_sample
+from kvweave_lab.eval.preparation import prepare_sample
 from kvweave_lab.eval.samples import Sample
 
 BARE = KVProvenance("bare", ())
@@ -101,7 +101,7 @@ def test_what_comes_later_stays_apart(adapter):
 def test_every_recipe_computes_the_same_from_it(name, adapter, tmp_path):
     """Only what recipes ask of a store today is there; a recipe that asks for more fails here."""
     recipe, prompt = recipe_named(name), adapter.template.render(PROMPT)
-    ratio = 0.3 if recipe.select.selects else 0.0
+    ratio = 0.3 if recipe.select.selective else 0.0
     sample = Sample("here/0", "here", PROMPT.chunks, PROMPT.question, (), "f1", 4)
     results = []
     with kvweave.ChunkStore(tmp_path) as disk:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval import similarity
-from kvweave_lab.eval.metrics import METRICS, with_classes
+from kvweave_lab.eval import text_similarity as scoring
+from kvweave_lab.eval import text_similarity as similarity
+from kvweave_lab.eval.metrics import METRICS, ContainedFacts, facts, with_classes
+from kvweave_lab.eval.text_similarity import bleu
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def by_character(monkeypatch):
         ("red\tcar", ["red\ncar"], 1.0, 1.0),  # RULER turns control characters into line ends
     ],
 )
-def test_ruler_counts_the_references_that_stand_in_the_answer(prediction, references, all_of, part_of):
+def test_ruler_counts_the_references_that_the_answer_contains(prediction, references, all_of, part_of):
     assert METRICS["string_match_all"](prediction, references) == all_of
     assert METRICS["string_match_part"](prediction, references) == part_of
 
@@ -46,7 +48,7 @@ def test_ruler_counts_the_references_that_stand_in_the_answer(prediction, refere
         ("", ["kettle"], 0.0),
     ],
 )
-def test_references_that_stand_in_the_answer_as_whole_words(prediction, references, score):
+def test_references_that_the_answer_contains_as_whole_words(prediction, references, score):
     assert METRICS["words_match_all"](prediction, references) == score
 
 
@@ -155,7 +157,7 @@ def test_chinese_is_compared_by_character_without_jieba(by_character, metric, pr
     assert METRICS[metric](prediction, [reference]) == pytest.approx(score, abs=1e-7)
 
 
-def test_comparing_by_character_is_said_once(by_character, caplog):
+def test_comparing_by_character_is_reported_once(by_character, caplog):
     with caplog.at_level(logging.WARNING):
         METRICS["f1_zh"]("一二", ["三四"])
         METRICS["f1_zh"]("一二", ["三四"])
@@ -232,3 +234,65 @@ def test_code_similarity_compares_the_first_line_of_code(prediction, reference, 
 def test_a_reference_without_a_paragraph_is_refused():
     with pytest.raises(InvalidRequest, match="names no paragraph"):
         METRICS["retrieval"]("Paragraph 3", ["three"])
+
+
+@pytest.fixture
+def afresh():
+    scoring._scorer.cache_clear()
+    yield
+    scoring._scorer.cache_clear()
+
+
+def test_it_is_the_geometric_mean_of_what_is_common_in_every_order():
+    # 5 of 6 words, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples; both texts are as long.
+    expected = (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
+    assert bleu("the cat sat on the mat", ["the cat sat on a mat"]) == pytest.approx(expected)
+
+
+def test_orders_that_a_short_answer_has_none_of_are_left_out():
+    assert bleu("walnut", ["walnut"]) == pytest.approx(1)
+    assert bleu("fence, candle", ["fence, candle"]) == pytest.approx(1)
+    assert bleu("walnut", ["daisy"]) == bleu("", ["daisy"]) == 0
+
+
+def test_any_reference_may_have_it():
+    assert bleu("walnut", ["daisy", "walnut"]) == pytest.approx(1)
+
+
+def test_without_sacrebleu_there_is_none(monkeypatch, afresh):
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    assert bleu("walnut", ["walnut"]) is None
+
+
+CHUNKS = ("Brenek has the access code 4417.", "A lantern stands in box 9f1c-22ab.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "stated"),
+    [
+        ("lantern, Kettle", ("lantern", "kettle")),
+        ("Brenek 4417, Toulia 9023", ("brenek", "4417", "toulia", "9023")),
+        ("The access code of Brenek is 4417.", ("brenek", "4417")),
+        ("it is in the drawer", ("it", "is", "in", "the", "drawer")),
+        ("9f1c-22ab; 3.5", ("9f1c-22ab", "3.5")),
+        ("lantern, lantern", ("lantern",)),
+        (" .", ()),
+    ],
+)
+def test_facts_are_the_values_an_answer_states(answer, stated):
+    assert facts(answer) == stated
+
+
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        ("4417", 1.0),
+        ("441", 0.0),  # part of a value is another value
+        ("Lantern, kettle", 0.5),
+        ("9f1c-22ab, 9f1c-22ac, brenek, 4418", 0.5),
+        ("The code of Brenek is 9023.", 0.5),
+        ("", 0.0),
+    ],
+)
+def test_share_of_facts_that_the_context_contains(answer, share):
+    assert ContainedFacts().share(answer, CHUNKS) == share

@@ -1,4 +1,4 @@
-"""What a pass counts, what it costs, and how rows come of it."""
+"""Counts and prices of a pass, and the rows made from them."""
 
 from dataclasses import replace
 
@@ -6,14 +6,22 @@ import pytest
 import torch
 
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.personas.costs import Costs, between
-from kvweave_lab.eval.personas.passes import Pass
-from kvweave_lab.eval.personas.pricing import Prices, tail
-from kvweave_lab.eval.personas.served import Held, IdleSpell, Served, Session
-from kvweave_lab.eval.personas.shape import Shape
+from kvweave_lab.eval.personas.costs import Costs, interpolate
+from kvweave_lab.eval.personas.model import ModelPass
+from kvweave_lab.eval.personas.pricing import Prices, Shape, tail_latency
+from kvweave_lab.eval.personas.session import IdlePeriod, ServedQuestion, SessionRecord, StoredTotals
 from kvweave_lab.eval.personas.summary import kv_hit, pair_rows, system_rows, user_rows
-from kvweave_lab.eval.personas.systems import OURS, PERCACHE, RAGCACHE, SYSTEMS, TOKEN_BY_TOKEN, without
-from kvweave_lab.eval.personas.trials import MEASURED, Trial, comparison
+from kvweave_lab.eval.personas.systems import (
+    BUDGET_TRIAL,
+    OURS,
+    PERCACHE,
+    RAGCACHE,
+    SYSTEMS,
+    TOKEN_BY_TOKEN,
+    Trial,
+    comparison,
+    without,
+)
 
 COSTS = Costs(
     rows=(10, 100),
@@ -46,23 +54,23 @@ def prices(adapter):
     return Prices(COSTS, Shape.of(adapter))
 
 
-def test_rows_and_keys_are_those_of_a_pass_over_the_same_positions(adapter):
-    took = Pass(prompt=50, exact=20, decoded=4)
+def test_flops_equal_those_of_passes_over_the_same_positions(adapter):
+    model_pass = ModelPass(prompt=50, exact=20, decoded=4)
     cost = Shape.of(adapter).cost
-    prefill = cost.pass_over(torch.arange(20, 50), 1)
-    decoding = sum(cost.pass_over(torch.tensor([50 + step]), 1) for step in range(3))
-    assert took.rows == 30
-    assert Shape.of(adapter).flops(took) == prefill + decoding
+    prefill = cost.flops(torch.arange(20, 50), 1)
+    decoding = sum(cost.flops(torch.tensor([50 + step]), 1) for step in range(3))
+    assert model_pass.rows == 30
+    assert Shape.of(adapter).flops(model_pass) == prefill + decoding
 
 
-def test_recomputed_rows_attend_to_half_of_the_stale_ones_on_the_mean():
-    plain, selecting = Pass(prompt=60, exact=10, stale=40), Pass(60, 10, 40, recomputed=4)
+def test_recomputed_rows_attend_to_half_of_the_stale_tokens_on_average():
+    plain, selecting = ModelPass(prompt=60, exact=10, stale=40), ModelPass(60, 10, 40, recomputed=4)
     assert selecting.rows - plain.rows == 4
     assert selecting.keys - plain.keys == pytest.approx(4 * 30.5)  # positions 10 … 49 see 11 … 50 keys
-    assert plain.matched == 50
+    assert plain.reused == 50
 
 
-def test_projections_are_the_model_s_own(adapter):
+def test_projections_are_measured_on_the_model(adapter):
     shape = Shape.of(adapter)
     width, queries, keys = 32, 32, 16  # hidden size, 4 heads and 2 KV heads of 8
     assert shape.projected["KV"] == 3 * 2 * 2 * width * keys
@@ -72,30 +80,30 @@ def test_projections_are_the_model_s_own(adapter):
     assert shape.stored_bytes(10, "QKV") == 10 * (shape.token_bytes + shape.query_bytes)
 
 
-def test_projection_reuse_runs_every_row_and_skips_projections_of_stored_ones(adapter):
-    shape, took = Shape.of(adapter), Pass(prompt=50, exact=20)
-    everything = shape.flops(Pass(prompt=50))
-    assert shape.projection_reuse_flops(took, "KV") == everything - 20 * shape.projected["KV"]
-    assert shape.flops(took) < shape.projection_reuse_flops(took, "QKV") < everything
+def test_projection_reuse_skips_only_the_projections_of_stored_tokens(adapter):
+    shape, model_pass = Shape.of(adapter), ModelPass(prompt=50, exact=20)
+    everything = shape.flops(ModelPass(prompt=50))
+    assert shape.projection_reuse_flops(model_pass, "KV") == everything - 20 * shape.projected["KV"]
+    assert shape.flops(model_pass) < shape.projection_reuse_flops(model_pass, "QKV") < everything
 
 
 @pytest.mark.parametrize(
     ("at", "value"), [(0.5, 0.5), (0, 0), (1, 1), (1.5, 1.5), (3, 5.5), (4, 9), (5, 12.5)]
 )
-def test_between_places_values_lie_on_lines(at, value):
-    assert between((1, 2, 4), (1.0, 2.0, 9.0), at) == pytest.approx(value)
+def test_interpolation_is_linear(at, value):
+    assert interpolate((1, 2, 4), (1.0, 2.0, 9.0), at) == pytest.approx(value)
 
 
-def test_a_banked_answer_costs_a_look_up_and_nothing_else(prices):
-    cache_hit = Served("q", "a", 1.0, 1.0, None, cache_hit="other", similarity=0.9)
-    priced = prices.request(cache_hit, PERCACHE, "B")
+def test_a_cached_answer_costs_only_a_look_up(prices):
+    hit = ServedQuestion("q", "a", 1.0, 1.0, None, cached_question="other", similarity=0.9)
+    priced = prices.request(hit, PERCACHE, "B")
     assert priced.latency_s == pytest.approx(0.01 + 0.02)
     assert priced.flops == 0
 
 
-def test_a_request_costs_what_it_goes_through(prices):
-    took = Pass(prompt=110, exact=100, decoded=2)
-    served = Served("q", "a", 1.0, 1.0, took)
+def test_a_request_is_priced_by_its_parts(prices):
+    model_pass = ModelPass(prompt=110, exact=100, decoded=2)
+    served = ServedQuestion("q", "a", 1.0, 1.0, model_pass)
     load = 100 * prices.shape.token_bytes * 1e-6
     around = 0.01 + 0.02 + 0.03 + 0.04
     decode = 2 * (0.1 + (111 - 100) / 100 * 0.1)
@@ -108,76 +116,82 @@ def test_a_request_costs_what_it_goes_through(prices):
     assert only_kv == pytest.approx(around - 0.02 + load + 11.0 - 2.0 + decode)
 
 
-def test_selecting_stale_rows_is_paid_for(prices):
-    plain = Served("q", "a", 1.0, 1.0, Pass(110, stale=100, recomputed=0))
-    chosen = Served("q", "a", 1.0, 1.0, Pass(110, stale=100, recomputed=0, selecting=10))
+def test_selection_over_stale_kv_is_priced(prices):
+    plain = ServedQuestion("q", "a", 1.0, 1.0, ModelPass(110, stale=100, recomputed=0))
+    chosen = ServedQuestion("q", "a", 1.0, 1.0, ModelPass(110, stale=100, recomputed=0, selection_rows=10))
     more = prices.request(chosen, OURS, "B").latency_s - prices.request(plain, OURS, "B").latency_s
     assert more == pytest.approx(1.5)
 
 
-def test_a_draft_is_a_pass_and_saves_steps(prices):
-    plain = Pass(110, exact=100, decoded=3)
-    checked = Pass(110, exact=100, decoded=3, accepted_draft_tokens=1, checks=(5,))
+def test_a_draft_costs_one_pass_and_saves_steps(prices):
+    plain = ModelPass(110, exact=100, decoded=3)
+    checked = ModelPass(110, exact=100, decoded=3, accepted_draft_tokens=1, draft_passes=(5,))
     assert (plain.steps, checked.steps) == (2, 0)
     assert prices.decode_s(plain) == pytest.approx(3 * (0.1 + (111.5 - 100) / 100 * 0.1))
-    draft = 0.3 + 0.1 * 0.1 + (5 - 2) / (6 - 2) * 0.4  # five rows behind 110 tokens
+    draft = 0.3 + 0.1 * 0.1 + (5 - 2) / (6 - 2) * 0.4  # five rows after 110 tokens
     assert prices.decode_s(checked) == pytest.approx(draft + 0.1 + (112.5 - 100) / 100 * 0.1)
 
 
-def test_where_nothing_is_foretold_the_same_session_costs_every_token(prices):
-    took = Pass(110, exact=100, decoded=6, accepted_draft_tokens=4, checks=(5,))
-    served = Served("q", "a", 1.0, 1.0, took)
-    plain = replace(served, took=replace(took, accepted_draft_tokens=0, checks=()))
+def test_without_drafts_every_token_of_the_same_session_is_priced(prices):
+    model_pass = ModelPass(110, exact=100, decoded=6, accepted_draft_tokens=4, draft_passes=(5,))
+    served = ServedQuestion("q", "a", 1.0, 1.0, model_pass)
+    plain = replace(served, model_pass=replace(model_pass, accepted_draft_tokens=0, draft_passes=()))
     alone = [prices.request(each, TOKEN_BY_TOKEN, "B") for each in (served, plain)]
     assert alone[0] == alone[1] == prices.request(plain, OURS, "B")
     assert prices.request(served, OURS, "B").latency_s < alone[0].latency_s + 0.3
 
 
-def test_rows_of_a_draft_are_those_of_a_pass_over_the_same_positions(adapter):
+def test_flops_of_a_draft_equal_those_of_a_pass_over_the_same_positions(adapter):
     cost = Shape.of(adapter).cost
-    took = Pass(prompt=50, exact=20, decoded=4, accepted_draft_tokens=1, checks=(3,))
-    passes = [cost.pass_over(torch.arange(20, 50), 1), cost.pass_over(torch.arange(50, 53), 3)]
-    step = cost.pass_over(torch.tensor([52]), 1)
-    assert Shape.of(adapter).flops(took) == sum(passes) + step
+    model_pass = ModelPass(prompt=50, exact=20, decoded=4, accepted_draft_tokens=1, draft_passes=(3,))
+    passes = [cost.flops(torch.arange(20, 50), 1), cost.flops(torch.arange(50, 53), 3)]
+    step = cost.flops(torch.tensor([52]), 1)
+    assert Shape.of(adapter).flops(model_pass) == sum(passes) + step
 
 
-def test_the_tail_is_reached_by_one_in_twenty():
-    assert tail([float(number) for number in range(100)]) == 95.0
-    assert tail([3.0]) == 3.0
+def test_the_tail_latency_is_exceeded_by_one_request_in_twenty():
+    assert tail_latency([float(number) for number in range(100)]) == 95.0
+    assert tail_latency([3.0]) == 3.0
 
 
 def session(system, user, hits, tokens=100):
     served = [
-        Served("q", "a", 0.5, 0.0, None, cache_hit="p" if number % 2 else "q", foreseen=True)
+        ServedQuestion(
+            "q", "a", 0.5, 0.0, None, cached_question="p" if number % 2 else "q", was_predicted=True
+        )
         if number < hits
-        else Served("q", "b", 1.0, 1.0, Pass(tokens, decoded=1), context=80, found=40, found_ahead=20)
+        else ServedQuestion(
+            "q", "b", 1.0, 1.0, ModelPass(tokens, decoded=1), context=80, found=40, found_predicted=20
+        )
         for number in range(4)
     ]
-    idle = tuple(IdleSpell({"prediction": 1}, 1e9) for _ in range(5))
-    return Session(f"systems/{system.name}", user, tuple(served), idle, Held(4, 4, 2048, 100, 3))
+    idle = tuple(IdlePeriod({"prediction": 1}, 1e9) for _ in range(5))
+    return SessionRecord(
+        f"systems/{system.name}", user, tuple(served), idle, StoredTotals(4, 4, 2048, 100, 3)
+    )
 
 
 def test_rows_are_means_over_users_and_pairs_are_paired(prices):
-    lived = {
+    sessions = {
         f"systems/{system.name}": [
             session(system, "one", 2 if system is OURS else 0),
             session(system, "two", 1 if system is OURS else 0),
         ]
         for system in SYSTEMS
     }
-    rows = {(row.trial, row.table): row for row in system_rows(comparison(), lived, prices)}
+    rows = {(row.trial, row.table): row for row in system_rows(comparison(), sessions, prices)}
     assert len(rows) == 2 * len(SYSTEMS)
     ours = rows["kvweave", "B"]
     assert (ours.users, ours.questions) == (2, 8)
     assert ours.qa_hit.value == pytest.approx(3 / 8)
     assert ours.foreseen.value == pytest.approx(3 / 8)
-    assert ours.other_words.value == pytest.approx(1 / 8)  # the second user's one hit has the same words
+    assert ours.other_words.value == pytest.approx(1 / 8)  # the second user's only hit has the same words
     assert ours.kv_hit.value == pytest.approx(0.5)
     assert ours.kv_foreseen.value == pytest.approx(0.25)
     assert ours.bleu is None
     assert ours.rouge_l.value == pytest.approx((3 * 0.5 + 5) / 8)
     assert ours.idle_flops == pytest.approx(5e9)
-    pairs = {(row.system, row.other, row.table): row for row in pair_rows(SYSTEMS, lived, prices)}
+    pairs = {(row.system, row.other, row.table): row for row in pair_rows(SYSTEMS, sessions, prices)}
     against = pairs["kvweave", "PerCache", "B"]
     expected = 1 - ours.mean_s.value / rows["PerCache", "B"].mean_s.value
     assert against.faster.value == pytest.approx(expected)
@@ -186,11 +200,11 @@ def test_rows_are_means_over_users_and_pairs_are_paired(prices):
     assert against.exact_match.value == pytest.approx(-3 / 8)
 
 
-def test_a_user_has_every_number_that_all_users_have(prices):
+def test_a_user_row_has_the_columns_of_a_system_row(prices):
     trial = next(trial for trial in comparison() if trial.system is OURS)
-    lived = {trial.key: [session(OURS, "one", 2)]}
-    totals = {row.table: row for row in system_rows([trial], lived, prices)}
-    users = user_rows([OURS], lived, prices)
+    sessions = {trial.key: [session(OURS, "one", 2)]}
+    totals = {row.table: row for row in system_rows([trial], sessions, prices)}
+    users = user_rows([OURS], sessions, prices)
     assert [(row.table, row.system, row.user) for row in users] == [
         ("A", "kvweave", "one"),
         ("B", "kvweave", "one"),
@@ -203,14 +217,16 @@ def test_a_user_has_every_number_that_all_users_have(prices):
             assert getattr(row, name) == pytest.approx(getattr(whole, name)), name
 
 
-def test_kv_hits_are_reused_over_retrieved_tokens():
+def test_kv_hit_is_reused_over_retrieved_tokens():
     assert kv_hit(session(PERCACHE, "one", 2)) == pytest.approx(0.5)
     assert kv_hit(session(PERCACHE, "one", 4)) == 0
 
 
-def test_bleu_is_a_mean_where_every_answer_has_one(prices):
+def test_bleu_is_a_mean_if_every_answer_has_one(prices):
     one = session(RAGCACHE, "one", 2)
-    scored = replace(one, served=tuple(replace(s, bleu=0.25 if s.cache_hit else 0.75) for s in one.served))
+    scored = replace(
+        one, served=tuple(replace(s, bleu=0.25 if s.cached_question else 0.75) for s in one.served)
+    )
     trial = next(trial for trial in comparison() if trial.system is RAGCACHE)
     (row, _) = system_rows([trial], {trial.key: [scored, scored]}, prices)
     assert row.bleu.value == pytest.approx(0.5)
@@ -218,16 +234,16 @@ def test_bleu_is_a_mean_where_every_answer_has_one(prices):
     assert row.bleu is None
 
 
-def test_what_a_system_is_without_a_part():
+def test_a_system_without_one_part():
     assert without(PERCACHE, "answers").matching == "none"
     assert without(PERCACHE, "KV").kv == "none"
-    assert without(PERCACHE, "prediction").foresees == "nothing"
+    assert without(PERCACHE, "prediction").predicts_from == "nothing"
     assert without(PERCACHE, "prediction").fills_answers == {"asked"}
 
 
-def test_trials_have_names_of_their_own_and_the_measured_one_comes_first():
+def test_trials_have_distinct_names_and_the_one_that_sets_the_budget_comes_first():
     trials = comparison()
-    assert trials[0] == MEASURED
+    assert trials[0] == BUDGET_TRIAL
     assert len({trial.key for trial in trials}) == len(trials) == 8
     assert {trial.system.name for trial in trials if trial.shares_budget} == {
         "Sleep-time Compute",

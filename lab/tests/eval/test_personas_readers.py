@@ -1,12 +1,11 @@
-"""Users from local files that are shaped as EnronQA's and MISeD's are."""
+"""Users read from local files in the formats of EnronQA and MISeD."""
 
 import json
 
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.personas.enronqa import read_enronqa
-from kvweave_lab.eval.personas.mised import read_mised
+from kvweave_lab.eval.personas.users import read_enronqa, read_mised
 
 
 def written(path, *lines):
@@ -23,7 +22,7 @@ def email(user, text, *pairs):
     }
 
 
-def test_an_inbox_is_a_user_whose_questions_come_email_by_email(tmp_path):
+def test_an_inbox_is_a_user_with_questions_of_each_email_in_turn(tmp_path):
     path = written(
         tmp_path / "emails.jsonl",
         email("kay", "First.", ("one?", "1"), ("two?", "2")),
@@ -41,7 +40,7 @@ def test_an_inbox_is_a_user_whose_questions_come_email_by_email(tmp_path):
     assert len({asked.fact for asked in kay.questions}) == 3
 
 
-def test_no_more_is_read_than_was_asked_for(tmp_path):
+def test_no_more_users_and_questions_are_read_than_requested(tmp_path):
     lines = [email(user, f"Text {n}.", (f"{n}?", "a")) for user in "abc" for n in range(4)]
     users = read_enronqa(written(tmp_path / "emails.jsonl", *lines), users=2, questions=3)
     assert [user.name for user in users] == ["a", "b"]
@@ -56,7 +55,7 @@ def test_no_more_is_read_than_was_asked_for(tmp_path):
         ({"questions": []}, "'questions'"),
     ],
 )
-def test_a_line_that_is_no_email_is_named(tmp_path, change, said):
+def test_a_line_that_is_no_email_is_refused_with_its_number(tmp_path, change, said):
     path = written(tmp_path / "emails.jsonl", email("kay", "Text.", ("one?", "1")) | change)
     with pytest.raises(InvalidRequest, match=said) as caught:
         read_enronqa(path, users=1, questions=1)
@@ -70,7 +69,7 @@ def meeting(segments, turns):
     }
 
 
-def test_a_dialog_is_a_user_with_a_transcript_in_parts(tmp_path):
+def test_a_dialog_is_a_user_with_the_transcript_split_into_notes(tmp_path):
     spoken = [("Ann", f"Sentence {number}.") for number in range(45)]
     path = written(tmp_path / "dev.jsonl", meeting(spoken, [("Who spoke?", "Ann."), ("When?", "Now.")]))
     (user,) = read_mised(path, users=3, questions=1)
@@ -88,12 +87,12 @@ def test_a_dialog_is_a_user_with_a_transcript_in_parts(tmp_path):
         (meeting([("Ann", 3)], [("q", "r")]), "'text'"),
     ],
 )
-def test_a_line_that_is_no_dialog_is_named(tmp_path, line, said):
+def test_a_line_that_is_no_dialog_is_refused(tmp_path, line, said):
     with pytest.raises(InvalidRequest, match=said):
         read_mised(written(tmp_path / "dev.jsonl", line), users=1, questions=1)
 
 
-def test_a_file_without_lines_is_named(tmp_path):
+def test_an_empty_file_is_refused(tmp_path):
     empty = written(tmp_path / "empty.jsonl")
     for read in (read_enronqa, read_mised):
         with pytest.raises(InvalidRequest, match="holds no"):

@@ -1,4 +1,4 @@
-"""One user under one system: what is exact stays exact, layers hold what the system says, idle time keeps its protocol."""
+"""One user under one system: exact answers stay exact, caches hold what the system defines, idle time follows its protocol."""
 
 import gc
 import hashlib
@@ -17,16 +17,15 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import remember, run
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.journal import LineJournal
-from kvweave_lab.eval.personas import lives
-from kvweave_lab.eval.personas.comparison import _session
-from kvweave_lab.eval.personas.idle_time import BackgroundRunner
-from kvweave_lab.eval.personas.notebook import Notebook
-from kvweave_lab.eval.personas.passes import Pass
-from kvweave_lab.eval.personas.people import Asked, Note, User
-from kvweave_lab.eval.personas.reading import Read, Reader
-from kvweave_lab.eval.personas.shape import Shape
+from kvweave_lab.eval.personas import run as personas_run
+from kvweave_lab.eval.personas.background import BackgroundRunner
+from kvweave_lab.eval.personas.corpus import UserCorpus
+from kvweave_lab.eval.personas.model import MemoizedModel, ModelPass, Reply
+from kvweave_lab.eval.personas.pricing import Shape
+from kvweave_lab.eval.personas.run import parse_session
+from kvweave_lab.eval.personas.session import UserSession
 from kvweave_lab.eval.personas.systems import (
+    BUDGET_TRIAL,
     MEANCACHE,
     NO_CACHE,
     OURS,
@@ -35,9 +34,12 @@ from kvweave_lab.eval.personas.systems import (
     RAGCACHE_SLEEP_TIME,
     SLEEP_TIME,
     SYSTEMS,
+    Setting,
+    Trial,
+    comparison,
 )
-from kvweave_lab.eval.personas.trials import MEASURED, Setting, Trial, comparison
-from kvweave_lab.eval.personas.user_session import UserSession
+from kvweave_lab.eval.personas.users import Note, Question, User
+from kvweave_lab.results_log import ResultsLog
 
 NOTES = tuple(
     Note(f"note-{number}.txt", text)
@@ -57,12 +59,16 @@ USER = User(
     "tester",
     "email",
     NOTES,
-    (Asked(ANN, ("12",), "ann"), Asked(BEN, ("34",), "ben"), Asked("Which code has Ann?", ("12",), "ann")),
+    (
+        Question(ANN, ("12",), "ann"),
+        Question(BEN, ("34",), "ben"),
+        Question("Which code has Ann?", ("12",), "ann"),
+    ),
 )
 
 
 class Words:
-    """Vectors of words, so that questions with words in common are near."""
+    """Embeds texts by their words, so that questions with common words are near."""
 
     name, dimensions = "words", 16
 
@@ -85,28 +91,28 @@ def shape(adapter):
 
 
 @pytest.fixture
-def notebook(adapter, shape):
-    reader, recipe = Reader(adapter), recipe_named("reuse")
-    made = Notebook(USER, reader, Words(), recipe, shape.cost, chunk_tokens=40, top_k=3)
+def corpus(adapter, shape):
+    reader, recipe = MemoizedModel(adapter), recipe_named("reuse")
+    made = UserCorpus(USER, reader, Words(), recipe, shape.cost, chunk_tokens=40, top_k=3)
     with made:
         yield made
 
 
 def predicting(monkeypatch, *questions):
-    """The model says these questions, one after the other and then again, and sums nothing up but this."""
+    """Let the model predict these questions in turn, and summarise everything to one sentence."""
     left = list(questions)
 
-    def told(self, notes, request, draw, system):
+    def generate(self, notes, request, draw, system):
         if "key content" in request or "key facts" in request:
-            return Read("The code of Ann is 12.", Pass(10, decoded=1))
+            return Reply("The code of Ann is 12.", ModelPass(10, decoded=1))
         left.append(left.pop(0))
-        return Read(left[-1], Pass(20, decoded=2))
+        return Reply(left[-1], ModelPass(20, decoded=2))
 
-    monkeypatch.setattr(Reader, "told", told)
+    monkeypatch.setattr(MemoizedModel, "generate", generate)
 
 
 def plainly(adapter, prompt):
-    """Full attention's answer, as `kvweave ask --recipe full` gives it."""
+    """Return full attention's answer, as `kvweave ask --recipe full` gives it."""
     result = run(recipe_named("full"), adapter, MemoryStore(), prompt)
     decoded = Decoded()
     list(generate(adapter, result.kv_cache, prompt.token_ids, result.logits, GenerationConfig(), 32, decoded))
@@ -115,7 +121,7 @@ def plainly(adapter, prompt):
 
 @contextmanager
 def rows_of_passes(adapter):
-    """How many rows each call of the model has meanwhile."""
+    """Collect the number of rows of each call of the model."""
     rows = []
 
     def note(module, given, named):
@@ -125,36 +131,40 @@ def rows_of_passes(adapter):
         yield rows
 
 
-class TestReading:
-    def test_what_is_reused_exactly_answers_as_full_attention_does(self, adapter, notebook):
+class TestMemoizedModel:
+    def test_exact_reuse_answers_as_full_attention(self, adapter, corpus):
         store = MemoryStore()
         for question in (ANN, BEN, ANN):
-            prompt = notebook.prompt(question)
-            read = notebook.reader.answer(recipe_named("prefix"), store, prompt, keeps_kv=True)
-            assert (read.text, read.took.decoded) == plainly(adapter, prompt)
+            prompt = corpus.prompt(question)
+            read = corpus.model.answer(recipe_named("prefix"), store, prompt, store_kv=True)
+            assert (read.text, read.model_pass.decoded) == plainly(adapter, prompt)
 
-    def test_it_finds_and_leaves_what_a_pass_of_its_own_would(self, adapter, notebook):
+    def test_it_finds_and_stores_what_a_separate_pass_would(self, adapter, corpus):
         ours, own, recipe = MemoryStore(), MemoryStore(), recipe_named("prefix")
         for question in (ANN, BEN, ANN):
-            prompt = notebook.prompt(question)
-            read = notebook.reader.answer(recipe, ours, prompt, keeps_kv=True)
+            prompt = corpus.prompt(question)
+            read = corpus.model.answer(recipe, ours, prompt, store_kv=True)
             result = run(recipe, adapter, own, prompt)
             remember(result)
             exact = sum(span.tokens for span in result.plan.spans if span.origin == "exact")
-            assert (read.took.prompt, read.took.exact, read.took.stale) == (prompt.tokens, exact, 0)
+            assert (read.model_pass.prompt, read.model_pass.exact, read.model_pass.stale) == (
+                prompt.tokens,
+                exact,
+                0,
+            )
             assert ours.used_bytes == own.used_bytes
-            for kept in result.remembered:
+            for kept in result.new_entries:
                 (found,) = ours.find(adapter.fingerprint, [(kept.content.token_ids, [kept.provenance])])
                 torch.testing.assert_close(found[0].kv, kept.content.kv)
 
     @pytest.mark.parametrize("name", ["prefix", "reuse"])
     @pytest.mark.parametrize("ends", [False, True])
-    def test_what_is_foretold_counts_as_the_engine_has_it_checked(
-        self, adapter, notebook, name, ends, monkeypatch
+    def test_drafts_are_counted_as_speculative_decoding_verifies_them(
+        self, adapter, corpus, name, ends, monkeypatch
     ):
-        recipe, prompt = recipe_named(name), notebook.prompt(ANN)
-        if ends:  # within what is told
-            result = run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
+        recipe, prompt = recipe_named(name), corpus.prompt(ANN)
+        if ends:  # within a draft
+            result = run(recipe, adapter, MemoryStore(corpus.prepared), prompt)
             whole = Decoded()
             list(
                 generate(
@@ -162,195 +172,199 @@ class TestReading:
                 )
             )
             monkeypatch.setattr(adapter.model.generation_config, "eos_token_id", [whole.ids[5]])
-        plain = notebook.reader.answer(recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False)
-        result = run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
+        plain = corpus.model.answer(recipe, MemoryStore(corpus.prepared), prompt, store_kv=False)
+        result = run(recipe, adapter, MemoryStore(corpus.prepared), prompt)
         decoded = Decoded()
         generation = (prompt.token_ids, result.logits, GenerationConfig(), 32)
         list(generate(adapter, result.kv_cache, *generation, decoded))
         ids = decoded.ids
         for drafts in ([ids], [ids[:3]], [(*ids[:2], 5, 6)], [(7, 7), ids], [(7, 7)], []):
-            telling = PromptLookupDrafter(prompt.token_ids, drafts)
-            read = notebook.reader.answer(
-                recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=False, foretelling=telling
+            drafter = PromptLookupDrafter(prompt.token_ids, drafts)
+            read = corpus.model.answer(
+                recipe, MemoryStore(corpus.prepared), prompt, store_kv=False, drafter=drafter
             )
-            assert (read.text, read.took.decoded) == (plain.text, plain.took.decoded)
-            again, own = Decoded(), run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
+            assert (read.text, read.model_pass.decoded) == (plain.text, plain.model_pass.decoded)
+            again, own = Decoded(), run(recipe, adapter, MemoryStore(corpus.prepared), prompt)
             given = (prompt.token_ids, own.logits, GenerationConfig(), 32)
             with rows_of_passes(adapter) as passes:
                 list(generate(adapter, own.kv_cache, *given, again, drafts=drafts))
             assert again.ids == ids
-            assert read.took.accepted_draft_tokens == again.accepted_draft_tokens, drafts
-            assert [rows for rows in passes if rows > 1] == list(read.took.checks), drafts
+            assert read.model_pass.accepted_draft_tokens == again.accepted_draft_tokens, drafts
+            assert [rows for rows in passes if rows > 1] == list(read.model_pass.draft_passes), drafts
             singly = (
-                read.took.decoded - read.took.checked - (not ends)
-            )  # at the limit the last one is not fed back
-            assert len(passes) == singly + len(read.took.checks), drafts
+                read.model_pass.decoded - read.model_pass.draft_pass_tokens - (not ends)
+            )  # at the limit, the last token is not fed back
+            assert len(passes) == singly + len(read.model_pass.draft_passes), drafts
 
-    def test_without_keeping_the_store_stays_as_it_was(self, notebook):
+    def test_without_store_kv_the_store_does_not_change(self, corpus):
         store = MemoryStore()
-        notebook.reader.answer(recipe_named("prefix"), store, notebook.prompt(ANN), keeps_kv=False)
+        corpus.model.answer(recipe_named("prefix"), store, corpus.prompt(ANN), store_kv=False)
         assert store.used_bytes == 0
 
-    def test_over_stale_kv_the_answer_is_that_of_the_recipe(self, adapter, notebook):
+    def test_over_stale_kv_the_answer_is_the_recipes(self, adapter, corpus):
         recipe = recipe_named("reuse")
-        prompt = notebook.prompt(ANN)
-        read = notebook.reader.answer(recipe, MemoryStore(notebook.prepared), prompt, keeps_kv=True)
-        result = run(recipe, adapter, MemoryStore(notebook.prepared), prompt)
+        prompt = corpus.prompt(ANN)
+        read = corpus.model.answer(recipe, MemoryStore(corpus.prepared), prompt, store_kv=True)
+        result = run(recipe, adapter, MemoryStore(corpus.prepared), prompt)
         origins = {span.origin: span.tokens for span in result.plan.spans}
-        assert read.took.stale == sum(span.tokens for span in result.plan.spans if span.origin == "reused")
-        assert read.took.stale > 0, origins
+        assert read.model_pass.stale == sum(
+            span.tokens for span in result.plan.spans if span.origin == "reused"
+        )
+        assert read.model_pass.stale > 0, origins
         assert read.found == read.context > 0
 
-    def test_prefilling_leaves_kv_and_decodes_nothing(self, notebook):
+    def test_prefill_stores_kv_and_decodes_nothing(self, corpus):
         store = MemoryStore()
-        read = notebook.reader.prefill(recipe_named("prefix"), store, notebook.prompt(ANN))
-        assert (read.text, read.took.decoded) == ("", 0)
-        again = notebook.reader.answer(recipe_named("prefix"), store, notebook.prompt(ANN), keeps_kv=True)
+        read = corpus.model.prefill(recipe_named("prefix"), store, corpus.prompt(ANN))
+        assert (read.text, read.model_pass.decoded) == ("", 0)
+        again = corpus.model.answer(recipe_named("prefix"), store, corpus.prompt(ANN), store_kv=True)
         assert again.found == again.context
 
 
-class TestLayers:
+class TestCaches:
     @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
-    def test_a_question_leaves_what_the_system_says(self, notebook, system):
-        with UserSession(system, Setting(), notebook) as session:
-            before = session.held().kv_tokens
+    def test_a_question_fills_the_caches_that_the_system_defines(self, corpus, system):
+        with UserSession(system, Setting(), corpus) as session:
+            before = session.stored().kv_tokens
             session.ask(USER.questions[0])
-            held = session.held()
+            held = session.stored()
             assert (held.answered == 1) == ("asked" in system.fills_answers)
             if system.kv != "anywhere":
                 assert (held.kv_tokens > before) == ("asked" in system.fills_kv)
 
-    def test_near_questions_share_an_answer_whatever_they_say(self, notebook):
+    def test_near_matching_shares_answers_of_different_questions(self, corpus):
         near = Setting(threshold=0.7)
-        with UserSession(MEANCACHE, near, notebook) as session:
+        with UserSession(MEANCACHE, near, corpus) as session:
             first = session.ask(USER.questions[0])
             second = session.ask(USER.questions[1])
-        assert second.cache_hit == first.question
+        assert second.cached_question == first.question
         assert second.answer == first.answer
-        assert second.other_words
+        assert second.is_reworded_hit
         assert second.similarity >= 0.7
 
-    def test_ours_share_none_that_reads_differently(self, notebook):
-        with UserSession(OURS, Setting(threshold=0.0), notebook) as session:
+    def test_kvweave_shares_no_answer_of_a_different_question(self, corpus):
+        with UserSession(OURS, Setting(threshold=0.0), corpus) as session:
             session.ask(USER.questions[0])
-            assert session.ask(USER.questions[1]).cache_hit is None
+            assert session.ask(USER.questions[1]).cached_question is None
             again = session.ask(USER.questions[0])
-        assert again.cache_hit == again.question == ANN
-        assert not again.other_words
+        assert again.cached_question == again.question == ANN
+        assert not again.is_reworded_hit
 
-    def test_the_same_chunks_in_the_same_order_are_found_again(self, notebook):
-        with UserSession(RAGCACHE, Setting(), notebook) as session:
+    def test_the_same_chunks_in_the_same_order_are_reused(self, corpus):
+        with UserSession(RAGCACHE, Setting(), corpus) as session:
             first, again = session.ask(USER.questions[0]), session.ask(USER.questions[0])
         assert (first.found, again.found) == (0, again.context)
         assert again.answer == first.answer
 
-    def test_kv_that_users_left_or_notes_came_with_is_no_work_of_predictions(self, notebook):
-        with UserSession(RAGCACHE, Setting(), notebook) as session:
+    def test_kv_of_users_and_of_preparation_does_not_count_as_predicted(self, corpus):
+        with UserSession(RAGCACHE, Setting(), corpus) as session:
             session.ask(USER.questions[0])
             again = session.ask(USER.questions[0])
-        with UserSession(OURS, Setting(), notebook) as session:
+        with UserSession(OURS, Setting(), corpus) as session:
             prepared = session.ask(USER.questions[0])
         for served in (again, prepared):
             assert served.found > 0
-            assert served.found_ahead == 0
+            assert served.found_predicted == 0
 
 
 class TestIdleTime:
     def run_once(self, session, shape, budget=None):
         idle = BackgroundRunner(session, shape)
-        return idle, idle.spend(budget, first=True)
+        return idle, idle.run(budget, first=True)
 
-    def test_percache_fills_both_layers_ahead_and_serves_from_them(self, notebook, shape, monkeypatch):
+    def test_percache_fills_both_caches_ahead_and_serves_from_them(self, corpus, shape, monkeypatch):
         predicting(monkeypatch, ANN)
-        with UserSession(PERCACHE, Setting(stride=1), notebook) as session:
-            _, spell = self.run_once(session, shape)
-            assert spell.steps["population"] == 1
-            held = session.held()
+        with UserSession(PERCACHE, Setting(stride=1), corpus) as session:
+            _, period = self.run_once(session, shape)
+            assert period.steps["population"] == 1
+            held = session.stored()
             assert (held.answered, held.predicted) == (1, 1)
             assert held.kv_tokens > 0
             served = session.ask(USER.questions[0])
-        assert served.foreseen
-        assert served.took is None
+        assert served.was_predicted
+        assert served.model_pass is None
 
-    def test_kv_that_a_predicted_question_left_is_told_apart(self, notebook, shape, monkeypatch):
+    def test_kv_of_predicted_questions_is_counted_separately(self, corpus, shape, monkeypatch):
         predicting(monkeypatch, ANN)
-        for threshold in (0.9, 0.85):  # above the cutoff it is prefilled alone
-            with UserSession(PERCACHE, Setting(threshold=threshold, stride=1), notebook) as session:
+        for threshold in (0.9, 0.85):  # above the cutoff it is only prefilled
+            with UserSession(PERCACHE, Setting(threshold=threshold, stride=1), corpus) as session:
                 self.run_once(session, shape)
                 session.answers.clear()
                 asked = session.ask(USER.questions[0])
-            assert asked.found_ahead == asked.found == asked.context > 0
+            assert asked.found_predicted == asked.found == asked.context > 0
 
     @pytest.mark.parametrize("system", [SLEEP_TIME, RAGCACHE_SLEEP_TIME], ids=lambda system: system.name)
-    def test_sleep_time_fills_answers_only(self, notebook, shape, monkeypatch, system):
+    def test_sleep_time_fills_only_answers(self, corpus, shape, monkeypatch, system):
         predicting(monkeypatch, ANN)
-        with UserSession(system, Setting(stride=1), notebook) as session:
+        with UserSession(system, Setting(stride=1), corpus) as session:
             self.run_once(session, shape)
-            assert (session.held().answered, session.held().kv_tokens) == (1, 0)
+            assert (session.stored().answered, session.stored().kv_tokens) == (1, 0)
 
-    def test_what_does_not_predict_does_nothing(self, notebook, shape):
+    def test_systems_without_prediction_do_nothing_at_idle_time(self, corpus, shape):
         for system in (NO_CACHE, RAGCACHE, MEANCACHE):
-            with UserSession(system, Setting(), notebook) as session:
+            with UserSession(system, Setting(), corpus) as session:
                 assert self.run_once(session, shape)[1].steps == {}
 
-    def test_two_rounds_come_before_the_first_question_and_one_after_each(self, notebook, shape, monkeypatch):
+    def test_two_rounds_run_before_the_first_question_and_one_after_each(self, corpus, shape, monkeypatch):
         predicting(monkeypatch, ANN, BEN)
-        with UserSession(PERCACHE, Setting(stride=3), notebook) as session:
-            idle, spell = self.run_once(session, shape)
-            batches = len(session.predictions.abstract.parts())
-            assert spell.steps["prediction"] == batches + 2 * 3
+        with UserSession(PERCACHE, Setting(stride=3), corpus) as session:
+            idle, period = self.run_once(session, shape)
+            batches = len(session.predictions.summary.parts())
+            assert period.steps["prediction"] == batches + 2 * 3
             session.ask(USER.questions[2])
-            assert idle.spend(None, first=False).steps["prediction"] == 3
-            assert "prediction" not in idle.spend(None, first=False).steps
+            assert idle.run(None, first=False).steps["prediction"] == 3
+            assert "prediction" not in idle.run(None, first=False).steps
 
-    def test_above_the_cutoff_there_is_kv_alone_until_the_threshold_falls(self, notebook, shape, monkeypatch):
+    def test_above_the_cutoff_only_kv_is_precomputed_until_the_threshold_falls(
+        self, corpus, shape, monkeypatch
+    ):
         predicting(monkeypatch, ANN)
-        with UserSession(PERCACHE, Setting(threshold=0.9, stride=1), notebook) as session:
+        with UserSession(PERCACHE, Setting(threshold=0.9, stride=1), corpus) as session:
             idle, _ = self.run_once(session, shape)
-            assert (session.held().answered, session.held().kv_tokens > 0) == (0, True)
+            assert (session.stored().answered, session.stored().kv_tokens > 0) == (0, True)
             session.change(Setting(threshold=0.85, stride=1))
-            assert idle.spend(None, first=False).steps == {"conversion": 1}
-            assert session.held().answered == 1
+            assert idle.run(None, first=False).steps == {"conversion": 1}
+            assert session.stored().answered == 1
 
-    def test_without_the_scheduler_everything_is_decoded_at_once(self, notebook, shape, monkeypatch):
+    def test_without_the_scheduler_answers_are_precomputed_at_once(self, corpus, shape, monkeypatch):
         predicting(monkeypatch, ANN)
         setting = Setting(threshold=0.9, stride=1, schedules=False)
-        with UserSession(PERCACHE, setting, notebook) as session:
+        with UserSession(PERCACHE, setting, corpus) as session:
             self.run_once(session, shape)
-            assert session.held().answered == 1
+            assert session.stored().answered == 1
 
-    def test_evicted_kv_comes_back_when_the_limit_rises(self, notebook, shape, monkeypatch):
+    def test_evicted_kv_is_restored_when_the_limit_rises(self, corpus, shape, monkeypatch):
         predicting(monkeypatch, ANN, BEN, "What is the cat of Cleo?", "What is the hat of Eve?")
         few, many = Setting(stride=2, limit_tokens=64), Setting(stride=2, limit_tokens=4096)
-        with UserSession(PERCACHE, few, notebook) as session:
+        with UserSession(PERCACHE, few, corpus) as session:
             idle, _ = self.run_once(session, shape)
-            before = session.held().kv_tokens
+            before = session.stored().kv_tokens
             session.change(many)
-            assert idle.spend(None, first=False).steps["restoration"] >= 1
-            assert session.held().kv_tokens > before
-            assert "restoration" not in idle.spend(None, first=False).steps
+            assert idle.run(None, first=False).steps["restoration"] >= 1
+            assert session.stored().kv_tokens > before
+            assert "restoration" not in idle.run(None, first=False).steps
 
-    def test_a_budget_ends_the_work_and_what_went_beyond_it_comes_off_the_next(
-        self, notebook, shape, monkeypatch
+    def test_a_budget_ends_the_work_and_overspending_is_deducted_from_the_next(
+        self, corpus, shape, monkeypatch
     ):
         predicting(monkeypatch, ANN, BEN)
-        with UserSession(PERCACHE, Setting(stride=1), notebook) as session:
-            idle, spell = self.run_once(session, shape, budget=1.0)
-            assert spell.steps == {"prediction": 1}
-            assert idle.spend(spell.flops - 2.0, first=False).steps == {}
-            assert idle.spend(None, first=False).steps
+        with UserSession(PERCACHE, Setting(stride=1), corpus) as session:
+            idle, period = self.run_once(session, shape, budget=1.0)
+            assert period.steps == {"prediction": 1}
+            assert idle.run(period.flops - 2.0, first=False).steps == {}
+            assert idle.run(None, first=False).steps
 
-    def test_ours_pays_for_what_it_prepares(self, notebook, shape):
-        rows = sum(notebook.chunk_tokens)
-        with UserSession(OURS, Setting(), notebook) as session:
-            spell = BackgroundRunner(session, shape).spend(1.0, first=True)
-        assert spell.steps == {"preparation": 1}
-        assert spell.flops >= rows * shape.cost.per_row
+    def test_kvweave_is_charged_for_preparation(self, corpus, shape):
+        rows = sum(corpus.chunk_tokens)
+        with UserSession(OURS, Setting(), corpus) as session:
+            period = BackgroundRunner(session, shape).run(1.0, first=True)
+        assert period.steps == {"preparation": 1}
+        assert period.flops >= rows * shape.cost.per_row
 
-    def test_preparing_is_counted_at_the_shape_that_prices_are_for(self, adapter, shape):
+    def test_preparation_is_counted_at_the_priced_shape(self, adapter, shape):
         def counted(cost):
-            with Notebook(
-                USER, Reader(adapter), Words(), recipe_named("reuse"), cost, chunk_tokens=40
+            with UserCorpus(
+                USER, MemoizedModel(adapter), Words(), recipe_named("reuse"), cost, chunk_tokens=40
             ) as made:
                 return made.prepared_flops
 
@@ -361,19 +375,19 @@ class TestIdleTime:
         assert counted(wide) == 10**6 * rows + 10 * 24 * keys
 
 
-class TestLives:
-    def journal(self, folder):
-        return LineJournal(
-            folder, {}, file="sessions.jsonl", version=1, key=lambda one: one.key, read=_session
+class TestSessions:
+    def open_log(self, folder):
+        return ResultsLog(
+            folder, {}, file="sessions.jsonl", version=1, key=lambda one: one.key, parse=parse_session
         )
 
-    def lived(self, folder, adapter, shape, trials):
-        with self.journal(folder) as journal:
-            return lives.live(
-                [USER], {USER.name: trials}, journal, adapter, Words(), recipe_named("reuse"), shape
+    def run_trials(self, folder, adapter, shape, trials):
+        with self.open_log(folder) as log:
+            return personas_run.run_sessions(
+                [USER], {USER.name: trials}, log, adapter, Words(), recipe_named("reuse"), shape
             )
 
-    def test_a_users_stored_kv_does_not_stay_in_memory(self, adapter, shape, tmp_path, monkeypatch):
+    def test_a_users_stored_kv_is_freed(self, adapter, shape, tmp_path, monkeypatch):
         stores = []
 
         class Seen(UserSession):
@@ -381,39 +395,39 @@ class TestLives:
                 super().__init__(*given)
                 stores.append(weakref.ref(self.store))
 
-        monkeypatch.setattr(lives, "UserSession", Seen)
+        monkeypatch.setattr(personas_run, "UserSession", Seen)
         predicting(monkeypatch, ANN)
         trials = comparison()
-        gc.disable()  # the collector's own moment comes when it has counted enough objects, however large
+        gc.disable()  # automatic collection depends on the number of objects, not on their size
         try:
-            self.lived(tmp_path, adapter, shape, trials)
+            self.run_trials(tmp_path, adapter, shape, trials)
             assert [store() for store in stores] == [None] * len(trials)
         finally:
             gc.enable()
 
-    def test_a_session_that_is_there_is_not_run_again(self, adapter, shape, tmp_path, monkeypatch):
+    def test_a_logged_session_is_not_run_again(self, adapter, shape, tmp_path, monkeypatch):
         predicting(monkeypatch, ANN)
-        first = self.lived(tmp_path, adapter, shape, comparison())
+        first = self.run_trials(tmp_path, adapter, shape, comparison())
         assert [session.trial for session in first] == [trial.key for trial in comparison()]
         assert all(len(one.served) == 3 and len(one.idle) == 4 for one in first)
 
         def fails(*given):
-            raise AssertionError("nothing is to be run")
+            raise AssertionError("no session is missing")
 
-        monkeypatch.setattr(lives, "Notebook", fails)
-        assert self.lived(tmp_path, adapter, shape, comparison()) == first
+        monkeypatch.setattr(personas_run, "UserCorpus", fails)
+        assert self.run_trials(tmp_path, adapter, shape, comparison()) == first
 
-    def test_nobody_spends_more_than_percache_but_for_a_step_begun(
+    def test_no_system_spends_more_than_percache_except_for_the_last_step(
         self, adapter, shape, tmp_path, monkeypatch
     ):
         predicting(monkeypatch, ANN, BEN)
-        sessions = {one.trial: one for one in self.lived(None, adapter, shape, comparison())}
-        budget = sum(spell.flops for spell in sessions[MEASURED.key].idle)
+        sessions = {one.trial: one for one in self.run_trials(None, adapter, shape, comparison())}
+        budget = sum(period.flops for period in sessions[BUDGET_TRIAL.key].idle)
         for name in ("Sleep-time Compute", "RAGCache + Sleep-time"):
-            spent = [spell.flops for spell in sessions[f"systems/{name}"].idle]
+            spent = [period.flops for period in sessions[f"systems/{name}"].idle]
             assert sum(spent) <= budget + max(spent)
 
     def test_settings_change_at_the_middle_question(self, adapter, shape, tmp_path):
         trial = Trial("t", "n", MEANCACHE, Setting(threshold=1.0), Setting(threshold=0.0))
-        (session,) = self.lived(None, adapter, shape, [trial])
-        assert [served.cache_hit is not None for served in session.served] == [False, True, True]
+        (session,) = self.run_trials(None, adapter, shape, [trial])
+        assert [served.cached_question is not None for served in session.served] == [False, True, True]

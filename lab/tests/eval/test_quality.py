@@ -1,19 +1,20 @@
-"""Folders of evaluations are gathered into the figures that are kept, and nothing is mixed that must not be."""
+"""Folders of evaluations become one result; folders that must not be mixed are refused."""
 
 import json
 from dataclasses import asdict, replace
 
 import pytest
-from test_journal import OUTCOME, SUBJECT
+from test_outcomes import CONFIG, OUTCOME
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.loading import load_model
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.evaluation import Request, run_evaluation
-from kvweave_lab.eval.journal import Journal
-from kvweave_lab.eval.report import About, to_json
-from kvweave_lab.eval.suites import SUITES
-from kvweave_lab.eval.summary import rows
+from kvweave_lab.eval.grid import SUITES
+from kvweave_lab.eval.outcomes import OutcomeLog
+from kvweave_lab.eval.report import About
+from kvweave_lab.eval.report.tables import rows_json
+from kvweave_lab.eval.rows import summary_rows
 
 ABOUT = About(
     model="reference",
@@ -39,11 +40,11 @@ def quality(script):
 
 @pytest.fixture
 def read(quality):
-    return quality.read
+    return quality.read_folders
 
 
 def outcomes(task="single", context_tokens=512, recipes=("naive",), prompts=2, **changes):
-    """Every prompt under full attention, reuse and some recipes; full attention is right, reuse every other time."""
+    """Return outcomes under full attention, reuse and some recipes; all but full attention fail every other prompt."""
     return [
         replace(
             OUTCOME,
@@ -60,12 +61,12 @@ def outcomes(task="single", context_tokens=512, recipes=("naive",), prompts=2, *
     ]
 
 
-def evaluated(folder, reported, *, more=(), subject=SUBJECT, **about):
-    """A folder as `kvweave eval` leaves it; `more` stands in its journal and not in its report."""
-    with Journal(folder, subject) as journal:
+def evaluated(folder, reported, *, more=(), config=CONFIG, **about):
+    """Write a folder like `kvweave eval`; `more` is in its log and not in its report."""
+    with OutcomeLog(folder, config) as log:
         for outcome in (*reported, *more):
-            journal.add(outcome)
-    report = {"about": asdict(replace(ABOUT, **about)), "rows": to_json(rows(reported))}
+            log.add(outcome)
+    report = {"about": asdict(replace(ABOUT, **about)), "rows": rows_json(summary_rows(reported))}
     (folder / "rows.json").write_text(json.dumps(report))
     return folder
 
@@ -78,7 +79,7 @@ def test_rows_are_those_over_all_folders_together(quality, tmp_path):
         evaluated(tmp_path / "longer", longer),
     ]
     made = quality.gather(folders)
-    expected = to_json(rows([*single, *twohop, *longer]))
+    expected = rows_json(summary_rows([*single, *twohop, *longer]))
     assert [row | {"kl": pytest.approx(row["kl"])} for row in expected] == made["rows"]
     assert made["command"] == "lab/experiments/quality.py one two longer"
     assert made["evaluations"] == [
@@ -90,15 +91,15 @@ def test_rows_are_those_over_all_folders_together(quality, tmp_path):
     assert made["minutes"] == pytest.approx(len(single + twohop + longer) * OUTCOME.took_s / 60, abs=0.05)
 
 
-@pytest.mark.parametrize(("recipe", "read_with"), [("naive", False), ("similar+cacheclip", True)])
-def test_another_auxiliary_model_matters_where_one_was_read_with(read, tmp_path, recipe, read_with):
+@pytest.mark.parametrize(("recipe", "is_used"), [("naive", False), ("similar+cacheclip", True)])
+def test_the_auxiliary_model_matters_only_if_a_recipe_uses_it(read, tmp_path, recipe, is_used):
     folders = [
         evaluated(
-            tmp_path / task, outcomes(task, recipes=(recipe,)), subject={**SUBJECT, "auxiliary": auxiliary}
+            tmp_path / task, outcomes(task, recipes=(recipe,)), config={**CONFIG, "auxiliary": auxiliary}
         )
         for task, auxiliary in (("single", "one"), ("twohop", "other"))
     ]
-    if not read_with:
+    if not is_used:
         assert len(read(folders).outcomes) == 12
         return
     with pytest.raises(InvalidRequest, match="differ in auxiliary;"):
@@ -108,12 +109,12 @@ def test_another_auxiliary_model_matters_where_one_was_read_with(read, tmp_path,
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"subject": {**SUBJECT, "model": "other"}}, "model"),
+        ({"config": {**CONFIG, "model": "other"}}, "model"),
         ({"split": "dev"}, "split"),
         ({"chunk_tokens": 64, "device": "cuda"}, "chunk_tokens, device"),
     ],
 )
-def test_what_must_not_stand_in_one_table_is_refused(read, tmp_path, changes, named):
+def test_folders_that_must_not_be_mixed_are_refused(read, tmp_path, changes, named):
     folders = [
         evaluated(tmp_path / "one", outcomes()),
         evaluated(tmp_path / "two", outcomes("twohop"), **changes),
@@ -122,23 +123,23 @@ def test_what_must_not_stand_in_one_table_is_refused(read, tmp_path, changes, na
         read(folders)
 
 
-def test_of_a_journal_only_what_the_report_counts_is_taken(read, tmp_path):
+def test_only_outcomes_that_the_report_counts_are_read(read, tmp_path):
     folder = evaluated(tmp_path, outcomes(), more=outcomes("twohop"))
     assert read([folder]).outcomes == outcomes()
 
 
-def test_a_journal_with_other_prompts_than_the_report_is_refused(read, tmp_path):
+def test_a_log_with_other_prompts_than_the_report_is_refused(read, tmp_path):
     of_another_split = [replace(outcome, sample=f"dev/{outcome.sample}") for outcome in outcomes()]
     folder = evaluated(tmp_path, outcomes(), more=of_another_split)
     with pytest.raises(InvalidRequest, match="other prompts than its rows"):
         read([folder])
 
 
-def test_prompts_that_stand_in_two_folders_count_once(read, tmp_path):
+def test_prompts_in_two_folders_count_once(read, tmp_path):
     folders = [evaluated(tmp_path / recipe, outcomes(recipes=(recipe,))) for recipe in ("naive", "direct")]
     found = read(folders).outcomes
     assert len(found) == 2 * 4
-    assert {row.samples for row in rows(found)} == {2}
+    assert {row.samples for row in summary_rows(found)} == {2}
 
 
 def test_folders_that_disagree_on_an_answer_are_refused(read, tmp_path):
@@ -159,17 +160,17 @@ def test_a_folder_that_is_no_finished_evaluation_is_refused(read, tmp_path):
         read([folder])
 
 
-def test_what_an_evaluation_leaves_gives_its_own_rows_again(read, tmp_path):
+def test_a_folder_of_an_evaluation_gives_its_own_rows(read, tmp_path):
     file = tmp_path / "hotpotqa.jsonl"
     line = {"dataset": "hotpotqa", "input": "Where?", "context": "The inn is north.", "answers": ["north"]}
     file.write_text(json.dumps(line))
     suite = replace(SUITES["quick"], recipes=("naive",), ratios=())
     request = Request(suite, "dev", files=(("longbench", file),), output=tmp_path / "out")
     done = run_evaluation(tiny_adapter(), request)
-    assert rows(read([tmp_path / "out"]).outcomes) == done.rows
+    assert summary_rows(read([tmp_path / "out"]).outcomes) == done.rows
 
 
-def test_matrices_are_kept_and_the_figures_of_the_methods_page_drawn(quality, tmp_path):
+def test_matrices_are_stored_and_the_figures_of_the_methods_page_drawn(quality, tmp_path):
     found = outcomes(recipes=("similar+reuse",))
     folder = evaluated(tmp_path / "one", found)
     made = quality.gather([folder])
@@ -182,7 +183,7 @@ def test_matrices_are_kept_and_the_figures_of_the_methods_page_drawn(quality, tm
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
-def test_what_fewer_bits_cost_is_kept(quality, tmp_path):
+def test_the_cost_of_fewer_bits_is_stored(quality, tmp_path):
     exact, coded = outcomes(), outcomes(recipes=("isolated-int8+reuse",))
     made = quality.gather([evaluated(tmp_path / "one", exact), evaluated(tmp_path / "two", coded)])
     (cost,) = made["storages"]
@@ -200,7 +201,7 @@ def test_training_facts_are_given_for_the_shipped_model_only(quality):
         quality.reference(shipped | {"digest": "other"})
 
 
-def test_what_a_model_was_trained_in_all_counts_what_it_went_on_from(quality, tmp_path, monkeypatch):
+def test_training_facts_include_earlier_trainings(quality, tmp_path, monkeypatch):
     shipped = {"model": "reference", "dtype": "float32", "digest": load_model().fingerprint.digest}
     parts = ((10, 1.5, 2, "CPU"), (100, 0.25, 30, "CPU"), (1000, 6.0, 400, "GPU"))
     made: dict[str, object] = {}

@@ -8,7 +8,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.index.chunking import Chunker
 from kvweave.testing import tiny_tokenizer
 from kvweave_lab.eval.metrics import METRICS
-from kvweave_lab.eval.readers import READERS, longbench, ruler
+from kvweave_lab.eval.readers import DATA_SETS, READERS, read_longbench, read_ruler
 
 GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 VARIABLES = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
@@ -99,7 +99,7 @@ def line(task="niah_multiquery", **changes):
 @pytest.mark.parametrize("task", RULER)
 def test_a_ruler_line_is_split_into_context_and_question(task, tmp_path, chunker):
     before, question, prefix, metric, tokens = RULER[task]
-    (sample,) = ruler.read(written(tmp_path / f"{task}.jsonl", line(task)), chunker)
+    (sample,) = read_ruler(written(tmp_path / f"{task}.jsonl", line(task)), chunker)
     assert "".join(sample.chunks) == before
     assert sample.question == f"{question} {prefix.strip()}"
     assert sample.answers == ("4417123",)
@@ -110,7 +110,7 @@ def test_a_ruler_line_is_split_into_context_and_question(task, tmp_path, chunker
 def test_line_ends_may_have_been_replaced_and_the_prefix_left_in_the_input(task, tmp_path, chunker):
     before, question, prefix, *_ = RULER[task]
     flat = " ".join(f"{before} {question} {prefix}".split())
-    (sample,) = ruler.read(
+    (sample,) = read_ruler(
         written(tmp_path / "a.jsonl", {"index": 0, "input": flat, "outputs": ["x"]}), chunker
     )
     assert "".join(sample.chunks) == " ".join(before.split())
@@ -122,7 +122,7 @@ def test_the_context_is_cut_as_asked(tokens, overlap, tmp_path):
     chunker = Chunker(tiny_tokenizer(), tokens, overlap)
     text = f"A special magic number is hidden within the following text. {GRASS * 40}"
     file = written(tmp_path / "a.jsonl", line(input=f"{text}\n{ASKED}"))
-    (sample,) = ruler.read(file, chunker)
+    (sample,) = read_ruler(file, chunker)
     sizes = [len(tiny_tokenizer()(chunk, add_special_tokens=False)["input_ids"]) for chunk in sample.chunks]
     assert len(sizes) > 2
     assert max(sizes) <= tokens
@@ -134,17 +134,17 @@ def test_the_context_is_cut_as_asked(tokens, overlap, tmp_path):
 def test_a_task_is_named_by_its_folder_or_its_file(tmp_path, chunker):
     written(tmp_path / "niah_multiquery" / "validation.jsonl", line(), line())
     written(tmp_path / "vt.jsonl", line("vt"))
-    samples = list(ruler.read(tmp_path, chunker))
+    samples = list(read_ruler(tmp_path, chunker))
     assert [sample.task for sample in samples] == ["niah_multiquery", "niah_multiquery", "vt"]
     assert len({sample.name for sample in samples}) == 3
-    assert [sample.task for sample in ruler.read(tmp_path, chunker, 1)] == ["niah_multiquery", "vt"]
+    assert [sample.task for sample in read_ruler(tmp_path, chunker, 1)] == ["niah_multiquery", "vt"]
 
 
-def test_a_sample_has_its_name_wherever_the_file_lies_and_another_for_other_chunks(tmp_path, chunker):
-    (here,) = ruler.read(written(tmp_path / "here" / "vt.jsonl", line("vt")), chunker)
-    (there,) = ruler.read(written(tmp_path / "there" / "vt.jsonl", line("vt")), chunker)
-    (other,) = ruler.read(written(tmp_path / "vt.jsonl", line("vt", outputs=["x"])), chunker)
-    (cut,) = ruler.read(tmp_path / "vt.jsonl", Chunker(tiny_tokenizer(), 100))
+def test_a_sample_has_the_same_name_for_every_path_and_another_for_other_chunks(tmp_path, chunker):
+    (here,) = read_ruler(written(tmp_path / "here" / "vt.jsonl", line("vt")), chunker)
+    (there,) = read_ruler(written(tmp_path / "there" / "vt.jsonl", line("vt")), chunker)
+    (other,) = read_ruler(written(tmp_path / "vt.jsonl", line("vt", outputs=["x"])), chunker)
+    (cut,) = read_ruler(tmp_path / "vt.jsonl", Chunker(tiny_tokenizer(), 100))
     assert here.name == there.name
     assert len({here.name, other.name, cut.name}) == 3
 
@@ -166,7 +166,7 @@ def test_a_sample_has_its_name_wherever_the_file_lies_and_another_for_other_chun
 )
 def test_a_damaged_line_is_named(damaged, said, tmp_path, chunker):
     file = written(tmp_path / "niah.jsonl", line(), "", damaged)
-    samples = ruler.read(file, chunker)
+    samples = read_ruler(file, chunker)
     next(samples)
     with pytest.raises(InvalidRequest, match=said) as caught:
         next(samples)
@@ -177,7 +177,7 @@ def test_bytes_that_are_no_text_are_a_damaged_line(tmp_path, chunker):
     file = tmp_path / "niah.jsonl"
     file.write_bytes(b'{"input": "\xff\xfe"}\n')
     with pytest.raises(InvalidRequest, match="line 1: not JSON"):
-        list(ruler.read(file, chunker))
+        list(read_ruler(file, chunker))
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -214,7 +214,7 @@ def entry(dataset="hotpotqa", **changes):
 
 
 def test_all_data_sets_have_their_official_metric_and_length():
-    ours = [[name, d.metric, str(d.max_new_tokens)] for name, d in longbench.DATA_SETS.items()]
+    ours = [[name, d.metric, str(d.max_new_tokens)] for name, d in DATA_SETS.items()]
     assert sorted(ours) == sorted(TABLE)
     assert all(metric in METRICS for _, metric, _ in ours)
 
@@ -223,9 +223,9 @@ def test_all_data_sets_have_their_official_metric_and_length():
 def test_a_longbench_line_becomes_a_sample(dataset, tmp_path, chunker):
     classes = ["Ruth", "Bell"]
     file = written(tmp_path / f"{dataset}.jsonl", entry(dataset, all_classes=classes))
-    (sample,) = longbench.read(file, chunker)
+    (sample,) = read_longbench(file, chunker)
     assert "".join(sample.chunks) == f"Passage 1:\n{GRASS}"
-    assert (sample.task, sample.metric) == (dataset, longbench.DATA_SETS[dataset].metric)
+    assert (sample.task, sample.metric) == (dataset, DATA_SETS[dataset].metric)
     without_input = {"gov_report", "multi_news", "vcsum", "passage_count"}
     assert ("Who built {the} tower?" in sample.question) == (dataset not in without_input)
     assert sample.question.strip()
@@ -237,7 +237,7 @@ def test_a_class_is_scored_among_all_classes(tmp_path, chunker):
     file = written(
         tmp_path / "trec.jsonl", entry("trec", answers=["City"], all_classes=["Date", "City", "Food"])
     )
-    (sample,) = longbench.read(file, chunker)
+    (sample,) = read_longbench(file, chunker)
     score = METRICS[sample.metric]
     assert score("City\nType: Date", sample.answers) == 1.0
     assert score("City, Food", sample.answers) == 0.5
@@ -248,13 +248,13 @@ def test_longbench_e_counts_as_a_task_of_its_own(tmp_path, chunker):
     written(tmp_path / "hotpotqa.jsonl", entry())
     written(tmp_path / "hotpotqa_e.jsonl", entry())
     written(tmp_path / "trec_e.jsonl", entry("trec_e", all_classes=["Ruth"]))
-    samples = list(longbench.read(tmp_path, chunker))
+    samples = list(read_longbench(tmp_path, chunker))
     assert [sample.task for sample in samples] == ["hotpotqa", "hotpotqa_e", "trec_e"]
     assert len({sample.name for sample in samples}) == 3
 
 
 def test_empty_answers_are_left_out(tmp_path, chunker):
-    (sample,) = longbench.read(written(tmp_path / "a.jsonl", entry(answers=["", "Ruth"])), chunker)
+    (sample,) = read_longbench(written(tmp_path / "a.jsonl", entry(answers=["", "Ruth"])), chunker)
     assert sample.answers == ("Ruth",)
 
 
@@ -273,5 +273,5 @@ def test_empty_answers_are_left_out(tmp_path, chunker):
 def test_a_damaged_longbench_line_is_named(damaged, said, tmp_path, chunker):
     file = written(tmp_path / "a.jsonl", damaged)
     with pytest.raises(InvalidRequest, match=said) as caught:
-        list(longbench.read(file, chunker))
+        list(read_longbench(file, chunker))
     assert f"{file}, line 1: " in str(caught.value)

@@ -1,13 +1,13 @@
-"""The benchmark that replays an evaluation's traces on another model."""
+"""The experiment that replays an evaluation's traces on another model."""
 
 from dataclasses import replace
 
 import pytest
-from test_journal import OUTCOME
+from test_outcomes import OUTCOME
 from test_quality import evaluated, outcomes
 
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.results import Trace
+from kvweave_lab.eval.outcomes import Trace
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_traces_are_means_by_length_recipe_and_ratio(replay):
     }
 
 
-def test_what_is_kept_says_what_was_replayed_and_how(replay, tmp_path, monkeypatch):
+def test_the_result_has_rows_and_the_environment(replay, tmp_path, monkeypatch):
     monkeypatch.setattr(replay, "random_model", lambda shape: tiny_adapter(shape))
     trace = Trace(exact=10, stale=20, recomputed=5, fresh=7, decoded=2)
     folder = evaluated(tmp_path / "here", outcomes(trace=trace))
@@ -49,7 +49,7 @@ def test_what_is_kept_says_what_was_replayed_and_how(replay, tmp_path, monkeypat
     assert {"date", "commit", "machine", "threads"} <= set(made)
 
 
-def test_rows_are_computed_as_the_trace_says(replay, monkeypatch):
+def test_the_computed_rows_are_those_of_the_trace(replay, monkeypatch):
     adapter = tiny_adapter()
     computed = []
     compute = type(adapter).compute

@@ -12,16 +12,15 @@ import pytest
 from rich.console import Console
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.matrix import Cell, Matrix
-from kvweave_lab.eval.quantisation import StorageCost
-from kvweave_lab.eval.report import About, first_look, table, to_json, write_report
-from kvweave_lab.eval.report.baselines import baselines
-from kvweave_lab.eval.report.by_ratio import by_ratio
-from kvweave_lab.eval.report.heat_map import heat_map
-from kvweave_lab.eval.report.pareto import front, pareto
-from kvweave_lab.eval.report.sheet import png
-from kvweave_lab.eval.report.style import DARK, LIGHT, looks, settings
-from kvweave_lab.eval.results import Estimate, Row
+from kvweave_lab.eval.comparisons import Cell, Matrix, StorageCost
+from kvweave_lab.eval.report import About, write_report
+from kvweave_lab.eval.report.curves import pareto_front, score_by_cost, score_by_ratio
+from kvweave_lab.eval.report.figures import matrix_heat_map, score_per_task
+from kvweave_lab.eval.report.tables import rows_json, rows_table
+from kvweave_lab.eval.rows import Row
+from kvweave_lab.report.figures import DARK, LIGHT, rc_params, series_styles, to_png
+from kvweave_lab.report.tables import few_prompts_warning
+from kvweave_lab.statistics import Estimate
 
 ABOUT = About(
     model="tiny <model>",
@@ -102,8 +101,8 @@ def crossed(selectors, preparations, context_tokens=512):
 
 
 def drawn(draw, rows, theme=LIGHT):
-    with matplotlib.rc_context(settings(theme)):
-        figure = draw(rows, looks(list(dict.fromkeys(row.series for row in rows)), theme), theme)
+    with matplotlib.rc_context(rc_params(theme)):
+        figure = draw(rows, series_styles(list(dict.fromkeys(row.series for row in rows)), theme), theme)
         figure.draw_without_rendering()
     return figure
 
@@ -154,7 +153,7 @@ def page(report):
     return report[-1].read_text("utf-8")
 
 
-def test_the_folder_holds_rows_figures_and_the_page_and_nothing_else(report):
+def test_the_folder_contains_rows_figures_and_the_page_and_nothing_else(report):
     names = (
         "rows.json score-per-task-512.png score-by-ratio-512.png score-by-cost-512.png report.html".split()
     )
@@ -166,7 +165,7 @@ def test_the_folder_holds_rows_figures_and_the_page_and_nothing_else(report):
 def test_rows_json_says_what_was_run_and_holds_the_rows(report, rows):
     content = json.loads(report[0].read_text("utf-8"))
     assert content["about"]["seeds"] == [3, 4]
-    assert content["rows"] == to_json(rows)
+    assert content["rows"] == rows_json(rows)
     assert content["matrices"] == []
 
 
@@ -179,7 +178,7 @@ def test_the_page_needs_nothing_outside_itself(page):
     assert not re.search(r"https?:|@import|url\(", text)
 
 
-def test_every_row_stands_on_the_page(page, rows):
+def test_every_row_is_on_the_page(page, rows):
     found = Cells(page)
     assert sorted(found.heat) == sorted(f"{row.score.value:.2f}±.03" for row in rows)
     overall = [row for row in rows if row.task == "overall"]
@@ -203,11 +202,11 @@ def test_what_was_run_is_escaped_and_complete(page):
         assert said in page
 
 
-def test_few_prompts_are_said_to_be_few(tmp_path, page):
+def test_the_page_warns_of_few_prompts(tmp_path, page):
     few = write_report(tmp_path, made_up(("coref",), {"full": (1.0,), "reuse": (0.0,)}, samples=12), ABOUT)
-    assert first_look(12) in few[-1].read_text("utf-8")
-    assert "rest on 12 prompts; below 200" in first_look(12)
-    assert first_look(200) is None
+    assert few_prompts_warning(12) in few[-1].read_text("utf-8")
+    assert "rest on 12 prompts; below 200" in few_prompts_warning(12)
+    assert few_prompts_warning(200) is None
     assert "not to be quoted" not in page
 
 
@@ -242,7 +241,7 @@ def test_samples_from_a_file_have_no_seed_and_no_split(tmp_path):
     assert "as in the file" in page
 
 
-def test_figures_of_an_earlier_report_go_and_nothing_else_does(tmp_path):
+def test_only_figures_of_an_earlier_report_are_deleted(tmp_path):
     recipes = {"full": (1.0,), "reuse": (0.0,)}
     write_report(tmp_path, made_up(("coref",), BASELINES | SWEPT, context_tokens=2048), ABOUT)
     (tmp_path / "score-of-mine.png").write_bytes(b"mine")
@@ -250,7 +249,7 @@ def test_figures_of_an_earlier_report_go_and_nothing_else_does(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"score-of-mine.png", *(path.name for path in files)}
 
 
-def test_a_coverage_stands_apart_and_never_as_a_ratio(tmp_path, rows):
+def test_a_coverage_is_a_series_of_its_own_and_never_a_ratio(tmp_path, rows):
     files = write_report(tmp_path, [*rows, *by_coverage()], ABOUT)
     content = json.loads(files[0].read_text("utf-8"))
     found = [(one["recipe"], one["ratio"], one["coverage"]) for one in content["rows"][-3:]]
@@ -258,9 +257,9 @@ def test_a_coverage_stands_apart_and_never_as_a_ratio(tmp_path, rows):
     page = files[-1].read_text("utf-8")
     assert page.count("picky by coverage</th>") == 2  # overall, and task by task
     assert f"<td>{480 * 0.37:,.0f}<small>" in page
-    [axes] = visible(drawn(by_ratio, by_coverage(("coref",))))
+    [axes] = visible(drawn(score_by_ratio, by_coverage(("coref",))))
     assert [list(line.get_xdata()) for line in axes.get_lines() if line.get_marker() != "None"] == [[0.2]]
-    [axes] = visible(drawn(pareto, [one for one in by_coverage() if one.task == "overall"]))
+    [axes] = visible(drawn(score_by_cost, [one for one in by_coverage() if one.task == "overall"]))
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert {"picky", "picky by coverage"} <= set(labels)
 
@@ -282,8 +281,8 @@ def test_a_matrix_says_every_cell_within_its_figure(selectors):
     matrix = crossed(
         [f"selector-{n:09}" for n in range(selectors)], ["bare", "isolated", "similar", "following"]
     )
-    with matplotlib.rc_context(settings(LIGHT)):
-        figure = heat_map(matrix, LIGHT)
+    with matplotlib.rc_context(rc_params(LIGHT)):
+        figure = matrix_heat_map(matrix, LIGHT)
         figure.draw_without_rendering()
     [axes] = figure.axes
     assert len(axes.texts) == 7 * selectors  # of isolated chunks no gain
@@ -317,7 +316,7 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path):
 
 
 def test_json_has_numbers_under_the_names_of_the_fields(rows):
-    plain = to_json(rows)[0]
+    plain = rows_json(rows)[0]
     names = "task recipe ratio samples score full_score reuse_score normalised agreement kl rows selection".split()
     assert set(names) <= set(plain)
     assert plain["score"] == rows[0].score.value
@@ -326,12 +325,12 @@ def test_json_has_numbers_under_the_names_of_the_fields(rows):
     assert plain["lost_interval"] == [rows[0].lost.low, rows[0].lost.high]
     assert plain["normalised"] is plain["normalised_interval"] is None
     assert plain["selection"] is plain["selection_interval"] is None
-    assert json.loads(json.dumps(to_json(rows))) == to_json(rows)
+    assert json.loads(json.dumps(rows_json(rows))) == rows_json(rows)
 
 
 def test_the_table_fits_a_narrow_terminal_with_overall_last(rows):
     said = io.StringIO()
-    Console(file=said, width=80).print(table(rows))
+    Console(file=said, width=80).print(rows_table(rows))
     lines = said.getvalue().splitlines()
     assert "…" not in said.getvalue()
     assert [line.split()[0] for line in lines if line[:1].strip()][1:-1] == [
@@ -346,29 +345,31 @@ def test_the_table_fits_a_narrow_terminal_with_overall_last(rows):
 
 
 def test_the_only_task_has_the_only_panel():
-    figure = drawn(by_ratio, made_up(("coref",)))
+    figure = drawn(score_by_ratio, made_up(("coref",)))
     assert [axes.get_title(loc="left") for axes in visible(figure)] == ["coref"]
 
 
 def test_a_swept_recipe_is_a_line_with_a_band_and_a_single_ratio_a_marker():
-    [axes] = visible(drawn(by_ratio, made_up(("coref",), SWEPT | {"once": (0.25,), "ends": (0.0, 1.0)})))
+    [axes] = visible(
+        drawn(score_by_ratio, made_up(("coref",), SWEPT | {"once": (0.25,), "ends": (0.0, 1.0)}))
+    )
     assert len(axes.collections) == 1
     markers = [list(line.get_xdata()) for line in axes.get_lines() if line.get_marker() != "None"]
     assert markers == [[0.1, 0.3, 1.0], [0.25], [0.0], [1.0]]
 
 
 def test_markers_at_the_same_ratio_stand_apart():
-    [axes] = visible(drawn(by_ratio, made_up(("coref",), dict.fromkeys("abc", (0.2,)))))
+    [axes] = visible(drawn(score_by_ratio, made_up(("coref",), dict.fromkeys("abc", (0.2,)))))
     places = [line.get_xdata()[0] for line in axes.get_lines() if line.get_marker() != "None"]
     assert len(set(places)) == 3
     assert sum(places) / 3 == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("draw", [by_ratio, pareto, baselines])
+@pytest.mark.parametrize("draw", [score_by_ratio, score_by_cost, score_per_task])
 @pytest.mark.parametrize("tasks", [1, 11])
 def test_nothing_covers_data_or_leaves_the_figure(draw, tasks):
     rows = made_up([f"task{number:09}" for number in range(tasks)], FIFTEEN)
-    if draw is pareto:
+    if draw is score_by_cost:
         rows = [row for row in rows if row.task == "overall"]
     figure = drawn(draw, rows)
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
@@ -385,7 +386,7 @@ def test_nothing_covers_data_or_leaves_the_figure(draw, tasks):
 
 def test_names_at_the_front_cover_neither_points_nor_each_other():
     rows = [row for row in made_up((), FIFTEEN) if row.task == "overall"]
-    [axes] = visible(drawn(pareto, rows))
+    [axes] = visible(drawn(score_by_cost, rows))
     boxes = [text.get_window_extent() for text in axes.texts]
     points = axes.transData.transform(
         [(row.rows.value, row.score.value) for row in rows if row.recipe != "full"]
@@ -400,20 +401,20 @@ def test_the_front_keeps_what_nothing_beats_at_the_same_or_a_lower_cost():
         row("overall", "a", ratio, score) for ratio, score in ((0, 0.4), (0.2, 0.6), (0.5, 0.9))
     )
     beaten = [row("overall", "b", 0, 0.3), row("overall", "b", 0.3, 0.6), row("overall", "b", 1, 0.9)]
-    assert front([best, *beaten, better, free]) == [free, better, best]
+    assert pareto_front([best, *beaten, better, free]) == [free, better, best]
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_fifteen_recipes_look_different_and_always_the_same(theme):
-    chosen = looks(list(FIFTEEN), theme)
+    chosen = series_styles(list(FIFTEEN), theme)
     assert len(set(chosen.values())) == len(FIFTEEN) == 15
-    assert looks(list(FIFTEEN)[:7], theme).items() <= chosen.items()
+    assert series_styles(list(FIFTEEN)[:7], theme).items() <= chosen.items()
 
 
 def test_drawing_is_repeatable_and_leaves_matplotlib_as_it_was(rows):
     before = dict(matplotlib.rcParams)
-    with matplotlib.rc_context(settings(LIGHT)):
-        one, other = (png(baselines(rows, looks([], LIGHT), LIGHT)) for _ in range(2))
+    with matplotlib.rc_context(rc_params(LIGHT)):
+        one, other = (to_png(score_per_task(rows, series_styles([], LIGHT), LIGHT)) for _ in range(2))
     assert one == other
     assert dict(matplotlib.rcParams) == before
 

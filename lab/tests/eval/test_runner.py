@@ -10,7 +10,7 @@ from kvweave.errors import PromptTooLong
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.testing import tiny_adapter
 from kvweave.types import Prompt
-from kvweave_lab.eval.journal import Journal
+from kvweave_lab.eval.outcomes import OutcomeLog
 from kvweave_lab.eval.runner import Candidate, Runner
 from kvweave_lab.eval.samples import Sample
 
@@ -32,8 +32,8 @@ def adapter():
 
 @pytest.fixture
 def runner(adapter):
-    """A runner with a journal of its own, in memory."""
-    return Runner(adapter, Journal(None, {}))
+    """A runner with its own log in memory."""
+    return Runner(adapter, OutcomeLog(None, {}))
 
 
 def run(runner, *candidates, sample=SAMPLE):
@@ -68,7 +68,7 @@ class TestEveryRecipe:
         after_others = run(
             runner, *((other, 0.0) for other in METHODS if other not in ("full", name)), (name, 0.0)
         )
-        alone = Runner(adapter, Journal(None, {}))
+        alone = Runner(adapter, OutcomeLog(None, {}))
         assert run(alone, (name, 0.0))[name, 0.0] == after_others[name, 0.0]
 
 
@@ -107,8 +107,8 @@ def test_rows_are_the_context_tokens_that_were_computed(runner, adapter):
 class Chooses:
     """Selects given places among the stale rows."""
 
-    selects = adds_up = True
-    records = ()
+    selective = supports_coverage = True
+    extractors = ()
 
     def __init__(self, places):
         self._places = places
@@ -171,7 +171,7 @@ def test_answers_are_scored_and_judged(adapter):
             assert chunks == SAMPLE.chunks
             return 0.25
 
-    runner = Runner(adapter, Journal(None, {}), Doubtful())
+    runner = Runner(adapter, OutcomeLog(None, {}), Doubtful())
     answer = run(runner)["full", 1.0].answer
     for number, (answers, score) in enumerate([(("no", answer), 1.0), (("no",), 0.0)]):
         asked = replace(SAMPLE, name=f"here/1/{number}", metric="exact_match", answers=answers)
@@ -182,7 +182,7 @@ def test_answers_are_scored_and_judged(adapter):
 class TestResuming:
     CANDIDATES = (("reuse", 0.0), ("naive", 0.0), ("prefix", 0.0), ("reuse", 1.0))
 
-    def test_what_the_journal_holds_is_not_computed_again(self, runner, monkeypatch):
+    def test_outcomes_in_the_log_are_not_computed_again(self, runner, monkeypatch):
         first = run(runner, *self.CANDIDATES)
         monkeypatch.setattr(type(runner._adapter), "compute", _never)
         assert run(runner, *self.CANDIDATES) == first
@@ -193,21 +193,21 @@ class TestResuming:
     def test_a_resumed_run_gives_what_an_unbroken_one_gives(self, runner, adapter, tmp_path):
         unbroken = run(runner, *self.CANDIDATES)
         for number in range(len(self.CANDIDATES)):
-            with Journal(tmp_path / str(number), {}) as journal:
-                run(Runner(adapter, journal), *self.CANDIDATES[:number])
-            with Journal(tmp_path / str(number), {}) as journal:
-                assert run(Runner(adapter, journal), *self.CANDIDATES) == unbroken
+            with OutcomeLog(tmp_path / str(number), {}) as log:
+                run(Runner(adapter, log), *self.CANDIDATES[:number])
+            with OutcomeLog(tmp_path / str(number), {}) as log:
+                assert run(Runner(adapter, log), *self.CANDIDATES) == unbroken
 
     def test_stopping_in_the_middle_keeps_what_is_done(self, adapter, monkeypatch):
-        runner = Runner(adapter, Journal(None, {}), batch=2)
-        prefilled = runner._prefilled
+        runner = Runner(adapter, OutcomeLog(None, {}), batch=2)
+        prefilled = runner._prefill
 
         def stops(candidate, *others):
             if candidate.label == ("prefix", 0.0, None):  # the first of the second batch
                 raise KeyboardInterrupt
             return prefilled(candidate, *others)
 
-        monkeypatch.setattr(runner, "_prefilled", stops)
+        monkeypatch.setattr(runner, "_prefill", stops)
         with pytest.raises(KeyboardInterrupt):
             run(runner, *self.CANDIDATES)
         monkeypatch.setattr(type(adapter), "compute", _never)
@@ -215,7 +215,7 @@ class TestResuming:
 
     def test_a_batch_gives_what_one_by_one_gives(self, adapter):
         alone, together = (
-            run(Runner(adapter, Journal(None, {}), batch=batch), *self.CANDIDATES) for batch in (1, 3)
+            run(Runner(adapter, OutcomeLog(None, {}), batch=batch), *self.CANDIDATES) for batch in (1, 3)
         )
         assert together == alone
 
@@ -224,7 +224,7 @@ def test_nothing_is_warm_for_the_next_prompt(runner, adapter):
     second = replace(SAMPLE, name="here/1", chunks=(SAMPLE.chunks[0], SAMPLE.chunks[2]))
     run(runner, ("reuse", 0.0), ("prefix", 0.0))
     after = run(runner, ("prefix", 0.0), ("reuse", 0.0), sample=second)
-    fresh = Runner(adapter, Journal(None, {}))
+    fresh = Runner(adapter, OutcomeLog(None, {}))
     assert run(fresh, ("prefix", 0.0), ("reuse", 0.0), sample=second) == after
 
 
@@ -258,7 +258,7 @@ def _never(*args, **kwargs):
 def test_nothing_of_a_prompt_is_held_once_it_is_answered(runner):
     """Not even until Python looks for cycles, which it does the more rarely the larger the process is."""
     everything = [
-        (name, 0.2 if make().select.selects else 0.0) for name, make in METHODS.items() if name != "full"
+        (name, 0.2 if make().select.selective else 0.0) for name, make in METHODS.items() if name != "full"
     ]
     run(runner, *everything)  # what is kept for all prompts is made by now
     gc.collect()

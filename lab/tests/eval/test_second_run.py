@@ -1,11 +1,11 @@
-"""The benchmark that lays a second training beside the shipped model."""
+"""The experiment that compares a second training run with the shipped model."""
 
 import pytest
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.loading import load_model
 from kvweave_lab.eval.evaluation import Request, run_evaluation
-from kvweave_lab.eval.suites import Suite
+from kvweave_lab.eval.grid import Suite
 
 TASKS = ("multivalue", "vartrack")
 
@@ -17,7 +17,7 @@ def second_run(script):
 
 @pytest.fixture
 def quality():
-    """What the shipped model might score, on three prompts of each task."""
+    """Rows of the shipped model, on three prompts of each task."""
     full = [
         {
             "context_tokens": 512,
@@ -34,7 +34,7 @@ def quality():
 
 def test_tasks_without_scores_to_compare_with_are_refused(second_run, quality):
     with pytest.raises(InvalidRequest, match=r"quality\.json has no scores of coref; name other tasks"):
-        second_run.asked(quality, ["multivalue", "coref"])
+        second_run.full_rows(quality, ["multivalue", "coref"])
 
 
 def test_it_scores_as_the_evaluation_does(second_run, quality, monkeypatch, tmp_path):
@@ -42,10 +42,10 @@ def test_it_scores_as_the_evaluation_does(second_run, quality, monkeypatch, tmp_
     suite = Suite(TASKS, (512,), 96, ("full",), (0.0,), (0,), 3)
     rows = run_evaluation(adapter, Request(suite, "test")).rows
     expected = {row.task: row.score for row in rows if row.recipe == "full"}
-    found = list(second_run.compared(adapter, quality, second_run.asked(quality, TASKS), tmp_path))
+    found = list(second_run.compare(adapter, quality, second_run.full_rows(quality, TASKS), tmp_path))
     for row in found:
         one = expected[row["task"]]
         assert row["second"] == pytest.approx([one.value, one.low, one.high], abs=1e-6)
         assert row["first"] == [0.5, 0.4, 0.6]
-    monkeypatch.setattr(second_run, "answer", None)  # nothing is asked a second time
-    assert list(second_run.compared(adapter, quality, second_run.asked(quality, TASKS), tmp_path)) == found
+    monkeypatch.setattr(second_run, "plain_answer", None)  # all scores are in the folder
+    assert list(second_run.compare(adapter, quality, second_run.full_rows(quality, TASKS), tmp_path)) == found

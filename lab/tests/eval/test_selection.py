@@ -11,27 +11,26 @@ from rich.console import Console
 import kvweave
 from kvweave.engine.facts import facts
 from kvweave.errors import InvalidRequest, PromptTooLong
-from kvweave.ops.scores import carry
+from kvweave.ops.scores import transfer_scores
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import TopScores
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import Prompt
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.eval.selection.analysis import analyse
-from kvweave_lab.eval.selection.auxiliary import align
-from kvweave_lab.eval.selection.context import context_of
-from kvweave_lab.eval.selection.files import write_selection, write_sweep
-from kvweave_lab.eval.selection.idealised import Given
-from kvweave_lab.eval.selection.measures import (
+from kvweave_lab.eval.selection.figures import write_selection, write_sweep
+from kvweave_lab.eval.selection.idealised import KnownScores
+from kvweave_lab.eval.selection.layer_attention import align
+from kvweave_lab.eval.selection.measure import (
     attention_divergence,
     common_share,
     jaccard,
     rank_correlation,
     share_left,
 )
-from kvweave_lab.eval.selection.observe import observe_full, observe_stale
+from kvweave_lab.eval.selection.observe import context_of, observe_full, observe_stale
 from kvweave_lab.eval.selection.tables import sweep_table, tables
 
 CHUNKS = (
@@ -102,7 +101,7 @@ class TestObservations:
         torch.testing.assert_close(stale.attended.question, full.attended.question, atol=1e-5, rtol=1e-3)
         torch.testing.assert_close(stale.attended.mass, full.attended.mass, atol=1e-5, rtol=1e-3)
 
-    def test_the_context_knows_where_each_token_lies(self, adapter):
+    def test_the_context_knows_the_place_of_each_token(self, adapter):
         prompt = render(adapter, SAMPLES[0])
         context = context_of(prompt)
         for span in prompt.spans[1:-1]:
@@ -204,7 +203,7 @@ class TestReport:
         assert isolated.chunks[0].value == pytest.approx(0, abs=1e-6)
         assert bare.chunks[0].value > 1e-3
 
-    def test_layers_are_told_apart_and_compared_between_tasks(self, report, adapter):
+    def test_layers_are_separate_and_compared_between_tasks(self, report, adapter):
         layers = report.preparations[0].layers
         assert [(task.task, task.samples) for task in layers] == [
             ("overall", 4),
@@ -261,7 +260,9 @@ def test_what_cannot_be_analysed_is_refused(adapter, tmp_path, samples, options,
 def test_given_scores_choose_stale_rows_only(adapter, tmp_path):
     tokens = render(adapter, SAMPLES[0])
     first, second = tokens.spans[1:3]
-    recipe = replace(recipe_named("reuse"), select=Highest(Given(torch.arange(500.0), start=first.start)))
+    recipe = replace(
+        recipe_named("reuse"), select=TopScores(KnownScores(torch.arange(500.0), start=first.start))
+    )
     with kvweave.ChunkStore(tmp_path) as store:
         kvweave.prepare(adapter, store, SAMPLES[0].chunks)
         selected = run(recipe, adapter, store, tokens, ratio=0.1).selected.tolist()
@@ -278,7 +279,7 @@ class TestAuxiliary:
         assert offsets is not None
         assert len(offsets) == context_of(prompt).tokens
         scores = torch.rand(len(offsets), generator=torch.Generator().manual_seed(0))
-        carried = carry(scores, offsets, offsets, sum(len(text) + 2 for text in chunks))
+        carried = transfer_scores(scores, offsets, offsets, sum(len(text) + 2 for text in chunks))
         whole = torch.tensor([offsets.count(offset) == 1 for offset in offsets])
         torch.testing.assert_close(carried[whole], scores.double()[whole])
         assert carried.sum().item() == pytest.approx(scores.double().sum().item())
@@ -351,7 +352,7 @@ class TestOutput:
         assert list(json.loads(data.read_text())) == ["64", "128"]
         assert picture.read_bytes().startswith(b"\x89PNG")
 
-    def test_what_an_earlier_report_left_goes(self, report, tmp_path):
+    def test_files_of_an_earlier_report_are_deleted(self, report, tmp_path):
         write_sweep(tmp_path, {"64": report})
         write_selection(tmp_path, report)
         written = write_selection(tmp_path, replace(report, answers=None))
@@ -360,7 +361,7 @@ class TestOutput:
 
     def test_a_folder_that_is_a_file_is_refused(self, report, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(InvalidRequest, match="name another folder"):
+        with pytest.raises(InvalidRequest, match=r"cannot be written to .*; name another --output"):
             write_selection(tmp_path / "file", report)
 
 

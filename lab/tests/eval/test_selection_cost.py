@@ -1,10 +1,10 @@
-"""The benchmark of what selections cost, on a tiny shape."""
+"""The experiment that measures the cost of selections, on a tiny shape."""
 
 import pytest
 
 from kvweave.recipes.methods import METHODS
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.suites import selectors
+from kvweave_lab.eval.grid import selectors
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_every_selector_has_a_share_of_full_prefill(cost):
     assert (made["ratio"], made["repeats"], made["dtype"]) == (0.25, 2, "float32")
 
 
-def test_what_nothing_can_be_prepared_for_is_left_out_with_the_reason(cost, monkeypatch):
+def test_recipes_without_preparation_are_left_out_with_the_reason(cost, monkeypatch):
     def refuse(*args, recipe, **more):
         if recipe.name == "random":
             raise cost.KvweaveError("there is no room")
@@ -40,9 +40,9 @@ def test_what_nothing_can_be_prepared_for_is_left_out_with_the_reason(cost, monk
     assert made["left_out"] == {"random": "there is no room"}
 
 
-def test_recipes_that_prepare_alike_share_a_store(cost):
+def test_recipes_with_equal_preparations_share_a_store(cost):
     adapter = tiny_adapter()
     recipes = [METHODS[name]() for name in ("random", "prophetkv", "epic")]
-    stores, refused = cost.prepared(adapter, ["The inn is here.", "There is rain."], recipes)
+    stores, refused = cost.prepare_stores(adapter, ["The inn is here.", "There is rain."], recipes)
     assert refused == {}
     assert stores["random"] is stores["prophetkv"] is not stores["epic"]

@@ -26,32 +26,32 @@ def parts(script):
     return script("selection"), script("selection_page").selection_page
 
 
-def test_it_says_what_was_not_measured(parts):
+def test_a_page_without_results_says_so(parts):
     assert parts[1](None, []).endswith("Not measured yet.\n")
 
 
-def test_every_part_of_a_report_stands_on_it(parts, report):
+def test_every_part_of_a_report_is_on_the_page(parts, report):
     benchmark, page = parts
     plain = json.loads(json.dumps(facts(report)))
-    other = benchmark.compared(plain | {"context_tokens": 2048.0, "chunk_tokens": 191.0})
+    other = benchmark.setting_summary(plain | {"context_tokens": 2048.0, "chunk_tokens": 191.0})
     about = {"command": "select", "evaluations": ["evaluate a"], "date": "2026-01-02", "others": [other]}
     found = json.loads(json.dumps(benchmark.quoted(plain) | about))
     text = page(found, ["selection-places.png", "other.png"])
     assert text.count("](images/") == 1
     first = report.preparations[0]
     decoding, stale = report.selections.index("decoding"), report.selections.index("question_stale")
-    assert f"(ProphetKV eq. 7) | {_said(first.overlap[stale][decoding])} | " in text
+    assert f"(ProphetKV eq. 7) | {_text(first.overlap[stale][decoding])} | " in text
     near = report.ratios.index(0.2)
-    assert f" | {_said(first.selection_loss[stale][near])} |" in text
-    assert f"| `attention_change`: \\|ΔΦ\\| | {_said(first.factor_loss[1][0])} | " in text
+    assert f" | {_text(first.selection_loss[stale][near])} |" in text
+    assert f"| `attention_change`: \\|ΔΦ\\| | {_text(first.factor_loss[1][0])} | " in text
     for kind in report.preparations:
-        assert _said(kind.deviation.relative[-1]) in text
+        assert _text(kind.deviation.relative[-1]) in text
     assert (
         f"| {report.context_tokens:.0f} tokens in chunks of {report.chunk_tokens:.0f} | 2,048 tokens in chunks of 191 |"
         in text
     )
     assert (
-        f"(ProphetKV eq. 7) | {_said(first.overlap[stale][decoding])} | {_said(first.of_optimal[stale])} | "
+        f"(ProphetKV eq. 7) | {_text(first.overlap[stale][decoding])} | {_text(first.of_optimal[stale])} | "
         in text
     )
     row = first.depths[stale]
@@ -59,11 +59,11 @@ def test_every_part_of_a_report_stands_on_it(parts, report):
     widest = max((share.high - share.low) / 2 for share in row)
     assert f"| `question_stale` | {shares} | {widest:.3f} |" in text
     assert (
-        f"halves of one task's prompts by {_said(min((first.agreement[0][0], first.agreement[1][1]), key=_value))} to"
+        f"halves of one task's prompts by {_text(min((first.agreement[0][0], first.agreement[1][1]), key=_value))} to"
         in text
     )
-    assert f"| difference, paired | {_said(report.auxiliary.kl_difference)} | " in text
-    assert f"Full attention scores {_said(report.answers.full_score)}, " in text
+    assert f"| difference, paired | {_text(report.auxiliary.kl_difference)} | " in text
+    assert f"Full attention scores {_text(report.answers.full_score)}, " in text
     by_task = {task.task: values(task.curves[0]) for task in first.layers[1:]}
     best = {task: 1 + curve.index(max(curve)) for task, curve in by_task.items()}
     one, other = best["single"], best["twohop"]
@@ -72,7 +72,7 @@ def test_every_part_of_a_report_stands_on_it(parts, report):
     assert "evaluate a" in text.partition("## Commands")[2]
 
 
-def _said(estimate) -> str:
+def _text(estimate) -> str:
     low, high = sorted((estimate.low, estimate.high))
     return f"{estimate.value:.3f} ({low:.3f} to {high:.3f})"
 

@@ -1,12 +1,16 @@
 """Intervals: what they hold, that arrays stay paired, and that tasks are resampled apart."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 
-from kvweave_lab.eval.statistics import (
+from kvweave_lab.statistics import (
     Scores,
     interval_of_means,
     interval_over_tasks,
+    kl_divergence,
     ratio_over_tasks,
     unpaired_over_tasks,
 )
@@ -121,3 +125,14 @@ class TestUnpaired:
     def test_runs_may_have_different_numbers_of_prompts(self):
         found = unpaired_over_tasks([[1.0] * 3, [0.5]], [[0.25] * 7, [0.25] * 2])
         assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_divergence_is_zero_for_equal_distributions_whatever_their_offset():
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    assert kl_divergence(logits, logits + 3) == pytest.approx(0, abs=1e-12)
+
+
+def test_divergence_is_in_nats_from_the_first_to_the_second():
+    half, quarter = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    assert kl_divergence(half, quarter) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    assert kl_divergence(quarter, half) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5))

@@ -4,8 +4,8 @@ import pytest
 
 from kvweave.errors import InvalidRequest
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.selection import sweep
-from kvweave_lab.eval.selection.sweep import Sweep, run_sweep
+from kvweave_lab.eval.selection import analysis as sweep
+from kvweave_lab.eval.selection.analysis import Sweep, run_sweep
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_every_length_is_analysed_with_every_chunk_size(analysed):
         ]
 
 
-def test_what_is_named_twice_counts_once(analysed):
+def test_duplicates_count_once(analysed):
     run_sweep(tiny_adapter(), None, asked())
     once = list(analysed)
     analysed.clear()
@@ -56,6 +56,6 @@ def test_what_is_named_twice_counts_once(analysed):
     assert analysed == once
 
 
-def test_a_task_that_there_is_not_is_refused():
+def test_an_unknown_task_is_refused():
     with pytest.raises(InvalidRequest, match="no task 'juggling'; choose from single"):
         run_sweep(tiny_adapter(), None, asked(tasks=("juggling",)))

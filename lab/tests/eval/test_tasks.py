@@ -10,12 +10,10 @@ from solver import SOLVERS
 
 from kvweave.errors import InvalidRequest
 from kvweave.testing import tiny_tokenizer
-from kvweave_lab.eval.haystack import Haystack
 from kvweave_lab.eval.metrics import METRICS
-from kvweave_lab.eval.samples import Setting, generate
-from kvweave_lab.eval.splits import DEV, SPLITS, TEST, TRAIN
+from kvweave_lab.eval.samples import SampleSpec, generate
 from kvweave_lab.eval.tasks import METRIC_OF, TASKS
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.world import DEV, SPLITS, TEST, TRAIN, Haystack, World
 
 CHUNK = 96
 EVERY_TASK = pytest.mark.parametrize("task", TASKS)
@@ -34,7 +32,7 @@ def haystack(split: str) -> Haystack:
 
 
 def samples(task: str, split: str, *, seed: int = 0, tokens: int = 512, chunk: int = CHUNK, of: int = 4):
-    return list(generate(task, Setting(split, seed, tokens, chunk), of, count, haystack(split)))
+    return list(generate(task, SampleSpec(split, seed, tokens, chunk), of, count, haystack(split)))
 
 
 def test_every_task_module_is_listed():
@@ -69,7 +67,7 @@ class TestEveryTask:
         telling = [f"Nobody believed in {word.upper()} any more." for word in world.drawn]
         silent = [f"In {year} it rained for days on end." for year in range(1700, 1800)]
         natural = Haystack([" ".join([*telling, *silent])])
-        (again,) = generate(task, Setting(split, 0, 512, CHUNK), 1, count, natural)
+        (again,) = generate(task, SampleSpec(split, 0, 512, CHUNK), 1, count, natural)
         assert again.question == sample.question
         assert "it rained for days" in " ".join(again.chunks)
         assert "Nobody believed in" not in " ".join(again.chunks)
@@ -105,7 +103,7 @@ def test_chunks_keep_to_their_size_under_another_tokenizer(task):
     def tokens(text: str) -> int:
         return len(tokenizer(text)["input_ids"])
 
-    for sample in generate(task, Setting(DEV, 0, 2048, 512), 3, tokens, haystack(DEV)):
+    for sample in generate(task, SampleSpec(DEV, 0, 2048, 512), 3, tokens, haystack(DEV)):
         assert max(map(tokens, sample.chunks)) <= 512
 
 
@@ -121,7 +119,7 @@ def test_one_sample_in_hundreds_finds_its_room_as_well():
 
 
 @pytest.mark.parametrize("task", ["twohop", "vartrack", "contradiction"])
-def test_what_a_task_with_steps_wants_stands_behind_them(task):
+def test_a_task_with_steps_wants_the_value_after_them(task):
     (sample,) = samples(task, TEST, of=1)
     (value,) = sample.answers
     score = METRICS[sample.metric]
@@ -138,7 +136,7 @@ def test_naming_both_things_is_no_answer_to_which_came_first():
 
 class TestNames:
     def one(self, natural=None):
-        (sample,) = generate("single", Setting(DEV, 0, 512, CHUNK), 1, count, natural or haystack(DEV))
+        (sample,) = generate("single", SampleSpec(DEV, 0, 512, CHUNK), 1, count, natural or haystack(DEV))
         return sample
 
     def test_a_name_says_where_the_sample_comes_from_and_ends_with_its_digest(self):

@@ -1,4 +1,4 @@
-"""What the documentation says is generated is up to date, and its first example runs as it stands."""
+"""Generated pages are up to date, links have targets, and marked examples run as they are."""
 
 import importlib.util
 import json
@@ -27,10 +27,18 @@ def test_generated_parts_are_up_to_date():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_first_example_of_the_readme_runs(tmp_path):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[:1]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("lab/*.md"), *ROOT.glob("lab/docs/*.md")]
+)
+MARKED = re.compile(r"<!-- tested -->\n```python\n(.*?)```", re.S)
+PAGES_WITH_EXAMPLES = [page for page in PAGES if MARKED.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=lambda page: page.stem)
+def test_marked_examples_run(page, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", example],
+        [sys.executable, "-c", "\n".join(MARKED.findall(page.read_text()))],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         env={
@@ -42,7 +50,33 @@ def test_the_first_example_of_the_readme_runs(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("walnut\n")
+    if page == ROOT / "README.md":
+        assert done.stdout.startswith("walnut\n")
+
+
+def test_pages_for_users_have_examples_that_run():
+    assert {"README", "getting-started", "own-retriever", "add-a-recipe"} <= {
+        page.stem for page in PAGES_WITH_EXAMPLES
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_have_targets(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if heading:
+            assert heading in anchors(target), link
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_exported_name_is_there():
@@ -56,10 +90,11 @@ def test_every_method_has_the_fixed_headings():
             assert re.search(rf"^\s+{heading}: \S", make.__doc__ or "", re.M), (name, heading)
 
 
-def test_python_files_named_in_the_architecture_exist():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    for path in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text):
-        assert (ROOT / "src" / "kvweave" / path).exists(), path
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/dev/architecture.md", "docs/dev/add-a-recipe.md"])
+def test_python_files_named_in_the_architecture_exist(page):
+    text = (ROOT / page).read_text()
+    for path in re.findall(r"`((?:src/|tests/|lab/)?[a-z_]+/[a-z_/]+\.py)`", text):
+        assert (ROOT / path).exists() or (ROOT / "src" / "kvweave" / path).exists(), path
 
 
 class TestFiguresOfTheEvaluation:
@@ -129,13 +164,26 @@ class TestFiguresOfTheEvaluation:
         assert found["claims"]["one"]["date"] == "2026-01-03" + end
         assert build.results("quality.json")["date"] == "2026-02-02"
 
+    def test_recorded_commands_have_todays_paths(self, build, tmp_path):
+        commands = {
+            "command": "benchmarks/quality.py a",
+            "evaluations": ["kvweave eval --model training/runs/b"],
+        }
+        (tmp_path / "other.json").write_text(json.dumps({"about": commands, "parts": [commands]}))
+        found = build.results("other.json")
+        today = {
+            "command": "lab/experiments/quality.py a",
+            "evaluations": ["kvweave eval --model lab/training/runs/b"],
+        }
+        assert found == {"about": today, "parts": [today]}
+
     def test_what_has_no_results_says_so(self, build):
         for part in (build.scores_of_all_tasks, build.scores_of_the_model, build.replayed):
-            assert part() == "Not measured yet."
-        assert build.scores_of_the_recipes() == "Answer quality: not measured yet."
+            assert part(None) == "Not measured yet."
+        assert build.figure() == "Not measured yet."
 
     def test_every_task_stands_with_its_intervals_and_circumstances(self, build, quality):
-        said, _, *table = build.scores_of_all_tasks().split("\n")
+        said, _, *table = build.scores_of_all_tasks(build.results("quality.json")).split("\n")
         table, (_, summary, _, *commands) = table[: table.index("")], table[table.index("") :]
         assert (
             "`test` split, 200 to 1,000 prompts for each task and length, chunks of up to 96 tokens" in said
@@ -155,7 +203,7 @@ class TestFiguresOfTheEvaluation:
         assert commands == ["```", "evaluate a", "evaluate b", "gather a b", "```", "", "</details>"]
 
     def test_the_model_card_has_the_scores_in_short(self, build, quality):
-        _, _, *table = build.scores_of_the_model().split("\n")
+        _, _, *table = build.scores_of_the_model(build.results("quality.json")).split("\n")
         assert table == [
             "| task | full, 512 tokens | reuse, 512 tokens | full, 2,048 tokens | reuse, 2,048 tokens |",
             "|---|---|---|---|---|",
@@ -164,15 +212,27 @@ class TestFiguresOfTheEvaluation:
             "| **mean** | 0.85 | 0.60 | 0.40 | – |",
         ]
 
-    def test_the_readme_has_the_mean(self, build, quality):
-        said, _, *table = build.scores_of_the_recipes().split("\n")
-        assert "mean score over 2 tasks" in said
-        assert table == [
-            "| context | `full` | `naive` | `direct` | `reuse` |",
-            "|---|---|---|---|---|",
-            "| 512 tokens | 0.850 (0.800–0.890) | – | – | 0.600 (0.550–0.640) |",
-            "| 2,048 tokens | 0.400 (0.350–0.440) | – | – | – |",
-        ]
+    def test_the_readme_has_speed_and_accuracy_with_their_conditions(self, build, tmp_path):
+        timed = {
+            "context_tokens": 4096,
+            "ratio": 0.1,
+            "shape": "some shape",
+            "dtype": "bfloat16",
+            "device": "cpu",
+        }
+        timed |= {"threads": 2, "full_s": 14.31, "ttft_s": 1.649, "speedup": 8.71}
+        rows = [timed | {"recipe": "weave"}, timed | {"recipe": "following-int8+weave", "speedup": 7.2}]
+        (tmp_path / "ttft_limit_4k.json").write_text(json.dumps({"machine": "x86_64, AVX512", "rows": rows}))
+        scored = self.row("overall", 512, "weave", 0.1, 0.883, 2200)
+        scored |= {"full_score": 0.882, "reuse_score": 0.715}
+        tasks = [self.row(task, 512, "weave", 0.1, 0.9) for task in ("coref", "single")]
+        (tmp_path / "all_tasks.json").write_text(json.dumps({"rows": [*tasks, scored]}))
+        _, _, speed, accuracy, _, said = build.figure().split("\n")
+        assert speed == "| first token, 4,096 tokens of context | 14.3 s | **1.6 s (8.7× faster)** |"
+        assert accuracy == "| accuracy, 2 synthetic tasks, 512 tokens of context | 0.882 | 0.883 |"
+        assert "2 CPU threads without matrix units" in said
+        assert "(7.2× with the default 8-bit KV)" in said
+        assert "2,200 prompts" in said
 
     def test_replayed_times_have_a_row_for_each_recipe_and_ratio(self, build, tmp_path):
         trace = {"exact": 100.0, "stale": 400.5, "recomputed": 0.0, "fresh": 20.0, "decoded": 5.0}
@@ -190,7 +250,7 @@ class TestFiguresOfTheEvaluation:
         replay = {"shape": "some shape", "dtype": "bfloat16", "scale": 2.0, "repeats": 3, "rows": rows}
         replay["evaluations"] = ["evaluate a"]
         (tmp_path / "replay.json").write_text(json.dumps(replay | circumstances))
-        said, _, _, _, *lines = build.replayed().split("\n")
+        said, _, _, _, *lines = build.replayed(build.results("replay.json")).split("\n")
         table = lines[:2]
         assert "shape of some shape (bfloat16, random weights, 2 CPU threads), all counts times 2" in said
         assert table == [
@@ -203,7 +263,7 @@ class TestFiguresOfTheEvaluation:
         ]
 
     def test_what_the_models_are_meant_to_reach_is_said_beside_what_they_do(self, build):
-        targets = sys.modules["evaluation_targets"].targets
+        targets = sys.modules["targets"].evaluation_targets
         assert targets(None, None) == "Not measured yet."
         scores = {
             "coref": (0.95, 0.5),
@@ -262,7 +322,7 @@ class TestFiguresOfTheEvaluation:
                 (8192, "cacheblend", "memory", 0.5),
             )
         ]
-        told = sys.modules["ttft_targets"].targets([None, {"rows": rows}]).splitlines()
+        told = sys.modules["targets"].ttft_targets([None, {"rows": rows}]).splitlines()
         assert told[3].endswith("| 0.86 to 0.86 | 1 of 1 |  |")
         assert told[4].endswith("| 0.880 to 0.910 | 1 of 2 | `prophetkv` at 0.15 over 8,192: 0.880 |")
         assert told[6].endswith("| not measured | 0 of 0 |  |")

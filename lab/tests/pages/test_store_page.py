@@ -149,10 +149,10 @@ def test_layers_have_a_row_for_each_bandwidth_and_a_column_for_each_case(page: M
     said, _, *lines, _, source = page.overlapped({**SOURCE, "contexts": [context(0.0), context(0.2)]}).split(
         "\n"
     )
-    assert "300 MB/s with 0% computed anew, 300 MB/s with 20% computed anew" in said
+    assert "300 MB/s with 0% recomputed, 300 MB/s with 20% recomputed" in said
     assert lines[0] == (
-        "| bandwidth | 0% anew, 0 ms round trip | 0% anew, 5 ms round trip | 20% anew, 0 ms round trip | "
-        "20% anew, 5 ms round trip |"
+        "| bandwidth | 0% recomputed, 0 ms round trip | 0% recomputed, 5 ms round trip | 20% recomputed, 0 ms round trip | "
+        "20% recomputed, 5 ms round trip |"
     )
     last = " | ".join(f"{gain} (0.0% – 50.0%)" for gain in ("16.0%", "16.5%", "36.0%", "36.5%"))
     assert lines[-1] == f"| 16 × | {last} |"

@@ -31,7 +31,7 @@ def deep_adapter(layers: int) -> Adapter:
 
 
 class Fixed:
-    """Narrows a pass to given rows, and notes how far values are off in one layer."""
+    """Schedules given rows, and records how far values are off in one layer."""
 
     def __init__(self, rows: list[torch.Tensor], layer: int = 0) -> None:
         self.rows, self.layer, self.off = rows, layer, {}
@@ -39,7 +39,7 @@ class Fixed:
     def rows_for(self, layer):
         return self.rows[min(layer, len(self.rows) - 1)]
 
-    def see(self, update):
+    def on_layer(self, update):
         if update.layer == self.layer:
             off = (update.values - update.stale_values).square().sum(dim=(0, 2))
             self.off = dict(zip(update.rows.tolist(), off.tolist(), strict=True))
@@ -59,7 +59,7 @@ def test_the_schedule_falls_and_has_the_budget_as_its_mean(layers, stale, data):
     assert counts[0] - count == min(count, 2 * (stale - count)) // 2
 
 
-def test_each_layer_keeps_the_rows_that_were_furthest_off_in_the_one_before(prompt, tmp_path):
+def test_each_layer_keeps_the_rows_furthest_off_in_the_layer_before(prompt, tmp_path):
     adapter, recipe = deep_adapter(5), recipe_named("cacheblend-gradual")
     with kvweave.ChunkStore(tmp_path) as store:
         kvweave.prepare(adapter, store, prompt.chunks, recipe=recipe, system=prompt.system)
@@ -71,7 +71,7 @@ def test_each_layer_keeps_the_rows_that_were_furthest_off_in_the_one_before(prom
         def kv_cache():
             return run(recipe, adapter, store, tokens, ratio=0.0).kv_cache
 
-        # With a full first layer the second one's values are those of full attention.
+        # After a full first layer the second layer's values are those of full attention.
         full = adapter.encode(tokens.token_ids).kv[1, 1]
         held = kv_cache().layers[1].values[0, :, : tokens.tokens]
         off = (full - held).square().sum(dim=(0, 2)).tolist()
@@ -82,10 +82,12 @@ def test_each_layer_keeps_the_rows_that_were_furthest_off_in_the_one_before(prom
         for layer in range(1, 4):
             fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows], layer)
             start = adapter.rows(fixed.rows[0])
-            adapter.compute(kv_cache(), tokens.token_ids, start, hook=fixed, narrowing=fixed)
+            adapter.compute(kv_cache(), tokens.token_ids, start, hook=fixed, row_schedule=fixed)
             rows.append(worst(fixed.off, rows[-1], counts[layer + 1]))
         fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows])
-        expected = adapter.compute(kv_cache(), tokens.token_ids, adapter.rows(fixed.rows[0]), narrowing=fixed)
+        expected = adapter.compute(
+            kv_cache(), tokens.token_ids, adapter.rows(fixed.rows[0]), row_schedule=fixed
+        )
     torch.testing.assert_close(result.logits, expected, atol=1e-4, rtol=1e-4)
     assert result.selected.tolist() == worst(off, stale, result.selected.numel())
 

@@ -7,12 +7,12 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from kvweave.testing import tiny_tokenizer
-from kvweave_lab.eval.draft import Question
+from kvweave_lab.eval.documents import Question
 from training import abilities
 from training.documents import Document
 from training.rows import COUNTED, RowMaker, Rows
 from training.shape import Shape
-from training.vocabulary import learn
+from training.vocabulary import learn_tokenizer
 
 SHAPE = Shape(context=900, questions=500, chunks=(2, 4), chunk_tokens=(150, 220), sparse=0.2, easy=0.3)
 ROWS = 3
@@ -20,7 +20,7 @@ ROWS = 3
 
 @dataclass
 class Batch:
-    """Rows, and what they were made from."""
+    """Rows with their documents and questions."""
 
     shape: Shape
     rows: Rows
@@ -28,16 +28,16 @@ class Batch:
     questions: list[list[Question]]
 
     def segments(self, row: int) -> list[torch.Tensor]:
-        """Places of each question of a row."""
+        """Return the positions of each question of a row."""
         segments = self.rows.segments[row]
         return [(segments == number).nonzero().flatten() for number in range(1, int(segments.max()) + 1)]
 
     def length(self, row: int) -> int:
-        """Tokens of a row's context."""
+        """Return the number of tokens of a row's context."""
         return int((self.rows.segments[row] == 0).sum())
 
     def tasks(self, row: int, places: torch.Tensor) -> set[str]:
-        """What the tokens at these places count for."""
+        """Return the tasks of the tokens at these positions."""
         return {COUNTED[number] for number in self.rows.tasks[row, places].tolist() if number >= 0}
 
 
@@ -48,15 +48,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def vocabulary() -> PreTrainedTokenizerFast:
-    """A small one of the reference model's kind, from fewer documents."""
+    """A small tokenizer like the reference model's, from fewer documents."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("training.vocabulary.DOCUMENTS", 300)
-        return learn(512, seed=0)
+        return learn_tokenizer(512, seed=0)
 
 
 @pytest.fixture(scope="module")
 def uncompiled() -> Iterator[None]:
-    """Steps run as they are written: compiling them takes longer than all tests."""
+    """Runs without torch.compile, which takes longer than all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", lambda function, **_: function)
         yield
@@ -64,34 +64,34 @@ def uncompiled() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def batch(tokenizer) -> Batch:
-    """Rows of documents, with the documents they were made from."""
-    return made(tokenizer, SHAPE)
+    """A batch of document rows."""
+    return make_batch(tokenizer, SHAPE)
 
 
 @pytest.fixture(scope="session")
 def owned(tokenizer) -> Batch:
-    """Others, with hints that say whose a thing is."""
-    return made(tokenizer, replace(SHAPE, stepwise=8.0, owned=True))
+    """A batch with hints that name a thing's owner."""
+    return make_batch(tokenizer, replace(SHAPE, stepwise=8.0, owned=True))
 
 
-def made(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Batch:
+def make_batch(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Batch:
     documents, questions = [], []
     maker = RowMaker(tokenizer)
-    write, able = maker._writer.document, abilities.questions
+    write, draw_requests = maker._writer.document, abilities.questions
 
-    def writing(*args, **kwargs):
+    def recorded_document(*args, **kwargs):
         documents.append(write(*args, **kwargs))
         questions.append(list(documents[-1].questions))
         return documents[-1]
 
-    def also(rng: random.Random, document: Document) -> list[Question]:
-        more = able(rng, document)
-        questions[-1].extend(more)
-        return more
+    def recorded_requests(rng: random.Random, document: Document) -> list[Question]:
+        requests = draw_requests(rng, document)
+        questions[-1].extend(requests)
+        return requests
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maker._writer, "document", writing)
-        patch.setattr(abilities, "questions", also)
+        patch.setattr(maker._writer, "document", recorded_document)
+        patch.setattr(abilities, "questions", recorded_requests)
         rows = maker.batch(shape, [str(row) for row in range(ROWS)], copying=0.0)
     assert len(documents) == ROWS, "a document did not fit; take a larger context"
     return Batch(shape, rows, documents, questions)

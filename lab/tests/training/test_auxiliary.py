@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from training import auxiliary
-from training.auxiliary import Distillation, learn_vocabulary, pace
+from training.auxiliary import Distillation, learn_vocabulary, rate_factor
+from training.distillation_model import transfer_attention
 from training.plan import configuration
-from training.sides import carried
 
 SEED, STEPS = 3, 8
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
@@ -22,8 +22,8 @@ def tiny(tokenizer, seed: int) -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def others():
-    """A vocabulary of the auxiliary model's kind."""
+def auxiliary_vocabulary():
+    """A small tokenizer like the auxiliary model's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("training.vocabulary.DOCUMENTS", 100)
         patch.setattr(auxiliary, "VOCABULARY", 700)
@@ -32,7 +32,7 @@ def others():
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, vocabulary) -> Path:
-    """A model that looks at some tokens more than at others."""
+    """A model with uneven attention."""
     path = tmp_path_factory.mktemp("reference")
     model = tiny(vocabulary, 1)
     for layer in model.model.layers:
@@ -44,9 +44,9 @@ def reference(tmp_path_factory, vocabulary) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _small(uncompiled, others):
+def _small(uncompiled, auxiliary_vocabulary):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auxiliary, "learn_vocabulary", lambda seed: others)
+        patch.setattr(auxiliary, "learn_vocabulary", lambda seed: auxiliary_vocabulary)
         patch.setattr(auxiliary, "new_model", tiny)
         patch.setattr(auxiliary, "REFERENCE_SHAPE", (900, 300))
         patch.setattr(auxiliary, "AUXILIARY_SHAPE", (900, 300))
@@ -61,33 +61,33 @@ def _small(uncompiled, others):
 
 @pytest.fixture(scope="module")
 def finished(reference, tmp_path_factory, _small) -> Distillation:
-    """A run that was never stopped."""
+    """An uninterrupted run."""
     distillation = Distillation(reference, tmp_path_factory.mktemp("finished"), SEED)
     distillation.run()
     return distillation
 
 
 def stop_at(monkeypatch, step: int) -> None:
-    """A power cut in the middle of a step."""
-    training = Distillation._train
+    """Interrupt a run in this step."""
+    original = Distillation._train
 
-    def stopping(self: Distillation) -> None:
-        training(self)
+    def interrupted(self: Distillation) -> None:
+        original(self)
         if self.step == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Distillation, "_train", stopping)
+    monkeypatch.setattr(Distillation, "_train", interrupted)
 
 
-class TestARun:
-    def test_both_losses_fall_on_documents_that_it_was_not_trained_on(self, reference, finished, tmp_path):
+class TestDistillation:
+    def test_both_losses_fall_on_unseen_documents(self, reference, finished, tmp_path):
         unseen = finished.pairs(1000)
         with torch.no_grad():
             before = torch.stack(Distillation(reference, tmp_path, SEED).losses(unseen))
             after = torch.stack(finished.losses(unseen))
         assert (after < 0.9 * before).all()
 
-    def test_resumed_it_equals_an_unbroken_one(self, reference, finished, tmp_path, monkeypatch):
+    def test_a_resumed_run_equals_an_uninterrupted_one(self, reference, finished, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             stop_at(patch, 5)
             with pytest.raises(KeyboardInterrupt):
@@ -97,61 +97,61 @@ class TestARun:
         resumed.run()
         one, other = (run.student.model.state_dict() for run in (finished, resumed))
         assert all(torch.equal(weight, other[name]) for name, weight in one.items())
-        assert (finished.shown, finished.tokens) == (resumed.shown, resumed.tokens)
+        assert (finished.running, finished.tokens) == (resumed.running, resumed.tokens)
 
-    def test_of_another_seed_is_refused(self, reference, finished):
+    def test_another_seed_is_refused(self, reference, finished):
         with pytest.raises(SystemExit, match="holds a run with another seed; name another folder"):
             Distillation(reference, finished.folder, SEED + 1)
 
-    def test_exports_weights_tokenizer_and_how_they_were_made(self, finished, others):
-        made = finished.folder / "model"
-        facts = json.loads((made / "training.json").read_text())
+    def test_exports_weights_tokenizer_and_training_facts(self, finished, auxiliary_vocabulary):
+        folder = finished.folder / "model"
+        facts = json.loads((folder / "training.json").read_text())
         assert (facts["seed"], facts["steps"], facts["tokens"]) == (SEED, STEPS, finished.tokens)
         assert facts["reference"] == finished.teacher.adapter.fingerprint.digest
-        model = AutoModelForCausalLM.from_pretrained(made).state_dict()
+        model = AutoModelForCausalLM.from_pretrained(folder).state_dict()
         for name, weight in finished.student.model.state_dict().items():
             assert torch.equal(model[name], weight.bfloat16())
-        assert AutoTokenizer.from_pretrained(made)("Number 42.") == others("Number 42.")
+        assert AutoTokenizer.from_pretrained(folder)("Number 42.") == auxiliary_vocabulary("Number 42.")
 
 
-def test_attention_is_carried_to_the_tokens_that_stand_for_the_same_characters(finished):
-    theirs, ours, characters = finished.pairs(0)[0]
-    count = int(theirs.chunks.sum())
-    seen = torch.zeros(2, len(theirs.chunks))
-    seen[0, theirs.chunks] = 1 / count
-    place = theirs.chunks.nonzero().flatten()[count // 2]
-    seen[1, place] = 1.0
-    wanted = carried(seen, theirs, ours, characters)
-    assert wanted.sum(-1) == pytest.approx([1.0, 1.0], abs=1e-5)
-    assert wanted[:, ~ours.chunks].max() == 0
-    start, end = theirs.offsets[count // 2]
-    for index in wanted[1].nonzero().flatten() - ours.chunks.nonzero()[0]:
-        first, last = ours.offsets[index]
+def test_attention_is_transferred_to_tokens_of_the_same_characters(finished):
+    source, target, characters = finished.pairs(0)[0]
+    count = int(source.chunks.sum())
+    attention = torch.zeros(2, len(source.chunks))
+    attention[0, source.chunks] = 1 / count
+    place = source.chunks.nonzero().flatten()[count // 2]
+    attention[1, place] = 1.0
+    result = transfer_attention(attention, source, target, characters)
+    assert result.sum(-1) == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert result[:, ~target.chunks].max() == 0
+    start, end = source.offsets[count // 2]
+    for index in result[1].nonzero().flatten() - target.chunks.nonzero()[0]:
+        first, last = target.offsets[index]
         assert first < end
         assert last > start
 
 
-def test_its_vocabulary_cuts_in_other_places_than_the_references(others, vocabulary):
-    assert len(others) == 700
-    assert others.tokenize("the lantern") != others.tokenize(" the lantern")
-    assert pieces(others, "in 12") == ["in", "Ġ12"]
+def test_its_tokens_differ_from_the_references(auxiliary_vocabulary, vocabulary):
+    assert len(auxiliary_vocabulary) == 700
+    assert auxiliary_vocabulary.tokenize("the lantern") != auxiliary_vocabulary.tokenize(" the lantern")
+    assert pieces(auxiliary_vocabulary, "in 12") == ["in", "Ġ12"]
     assert pieces(vocabulary, "in 12") == ["in", "Ġ1", "2"]
     text = "  Here is “naïve”\n\n🙂 "
-    assert others.decode(others(text)["input_ids"]) == text
+    assert auxiliary_vocabulary.decode(auxiliary_vocabulary(text)["input_ids"]) == text
 
 
 def pieces(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
-    """What merges stay within."""
+    """Return the pieces that merges do not cross."""
     return [piece for piece, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
-def test_the_pace_warms_up_holds_and_decays(monkeypatch):
+def test_the_rate_factor_warms_up_stays_and_decays(monkeypatch):
     monkeypatch.setattr(auxiliary, "STEPS", 1500)
     monkeypatch.setattr(auxiliary, "WARM_STEPS", 100)
-    paces = [pace(step) for step in range(1500)]
-    assert paces[:100] == sorted(paces[:100])
-    assert paces[0] == 0.01
-    assert set(paces[99:501]) == {1.0}
-    assert paces[500:] == sorted(paces[500:], reverse=True)
-    assert paces[1000] == pytest.approx(0.5)
-    assert paces[-1] == 0.02
+    factors = [rate_factor(step) for step in range(1500)]
+    assert factors[:100] == sorted(factors[:100])
+    assert factors[0] == 0.01
+    assert set(factors[99:501]) == {1.0}
+    assert factors[500:] == sorted(factors[500:], reverse=True)
+    assert factors[1000] == pytest.approx(0.5)
+    assert factors[-1] == 0.02

@@ -1,4 +1,4 @@
-"""Training goes on to long texts: rows that ask for what was said long before, and a run that can be interrupted."""
+"""Training on long texts: rows with distant evidence, and a run that can be interrupted."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from kvweave_lab.eval.longtext.telling import MIN_DISTANCE
+from kvweave_lab.eval.longtext.text import MIN_DISTANCE
 from training import lengthen
 from training.lengthen import LongTrainer
 from training.long_rows import LongRowMaker, of_length
@@ -38,7 +38,7 @@ def _small(uncompiled):
         yield
 
 
-def test_rows_weigh_answers_whose_evidence_is_far_and_teach_their_end(vocabulary):
+def test_rows_weight_answers_with_distant_evidence_and_their_ends(vocabulary):
     rows = LongRowMaker(vocabulary).batch(of_length(1500), ["a", "b", "c"], 0.0)
     assert rows.ids.shape == (3, 1500)
     assert int(rows.tokens) == 4500
@@ -54,7 +54,7 @@ def test_rows_weigh_answers_whose_evidence_is_far_and_teach_their_end(vocabulary
         assert rows.weights[row, place] == 1
 
 
-def test_a_row_without_questions_is_what_the_ordinary_model_computes(vocabulary, tmp_path):
+def test_a_row_without_questions_equals_the_unmodified_model(vocabulary, tmp_path):
     start(tmp_path, vocabulary)
     model = LongTrainer.loaded(tmp_path / "start").eval()
     ids = torch.randint(3, 400, (1, 600))
@@ -65,14 +65,16 @@ def test_a_row_without_questions_is_what_the_ordinary_model_computes(vocabulary,
     torch.testing.assert_close(got, expected, atol=0.06, rtol=0.06)  # matrix products in bfloat16
 
 
-def test_long_rows_learn_the_same_through_the_fused_kernel(vocabulary, tmp_path, monkeypatch):
+def test_the_fused_kernel_gives_long_rows_the_same_gradients(vocabulary, tmp_path, monkeypatch):
     start(tmp_path, vocabulary)
     ids = torch.randint(3, 400, (1, 200))
     cos, sin = (part[None, None, :200] for part in rotation(2048, 8, 1_000_000.0))
     found, fused = [], []
     kernel = F.scaled_dot_product_attention
     monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda *given, **how: fused.append(how) or kernel(*given, **how)
+        F,
+        "scaled_dot_product_attention",
+        lambda *args, **kwargs: fused.append(kwargs) or kernel(*args, **kwargs),
     )
     for fused_from, calls in ((10_000, 0), (100, SIZES["num_hidden_layers"])):
         monkeypatch.setattr("training.network.FUSED_FROM", fused_from)
@@ -84,21 +86,23 @@ def test_long_rows_learn_the_same_through_the_fused_kernel(vocabulary, tmp_path,
         assert (one - other).norm() < 0.02 * one.norm()  # products in bfloat16
 
 
-def test_a_run_goes_on_where_it_was_stopped_and_exports_more_positions(vocabulary, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_an_uninterrupted_one_and_exports_more_positions(
+    vocabulary, tmp_path, monkeypatch
+):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for folder in (whole, stopped):
         folder.mkdir()
         start(folder, vocabulary)
     LongTrainer(whole, SEED, 0, 1).run()
-    training = LongTrainer._train
+    original = LongTrainer._train
 
-    def stopping(self, stage, rate):
-        training(self, stage, rate)
+    def interrupted(self, stage, rate):
+        original(self, stage, rate)
         if self.step == 4:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LongTrainer, "_train", stopping)
+        patch.setattr(LongTrainer, "_train", interrupted)
         with pytest.raises(KeyboardInterrupt):
             LongTrainer(stopped, SEED, 0, 1).run()
     resumed = LongTrainer(stopped, SEED, 0, 1)

@@ -1,4 +1,4 @@
-"""A training row computes what the ordinary model computes on each of its prompts."""
+"""A training row gives the results of the unmodified model on each of its prompts."""
 
 import pytest
 import torch
@@ -12,19 +12,19 @@ from training.shape import Shape
 
 THETA, WIDTH = 100_000.0, 16
 TOLERANCES = {"bfloat16": 0.1, "float32": 1e-3}
-"""By what matrix products are computed in, on normalised states of size about 1; a wrong mask is off by more than 1."""
+"""By dtype of matrix products, for normalised states of size about 1; a wrong mask differs by more than 1."""
 
 
 @pytest.fixture(params=TOLERANCES, autouse=True)
 def tolerance(request, monkeypatch) -> float:
-    """A CPU with units for bfloat16, and one without."""
+    """The tolerance on a CPU with bfloat16 units, and on one without."""
     monkeypatch.setattr("training.network._BFLOAT16_ON_CPU", request.param == "bfloat16")
     return TOLERANCES[request.param]
 
 
 @pytest.fixture(params=[FUSED_FROM, 1], ids=["blocks", "fused"])
 def fused_from(request, monkeypatch):
-    """Contexts attend in blocks, or through PyTorch's kernel."""
+    """Attention in blocks, or by PyTorch's kernel."""
     monkeypatch.setattr("training.network.FUSED_FROM", request.param)
 
 
@@ -52,25 +52,25 @@ def states(model: LlamaForCausalLM, rows: Rows, context: int) -> torch.Tensor:
         return hidden_states(model, rows.ids, cos, sin, rows.segments, context)[0]
 
 
-def ordinary(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+def unmodified(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return model.model(ids[None]).last_hidden_state[0]
 
 
 @pytest.mark.usefixtures("fused_from")
-def test_every_question_has_the_states_of_a_prompt_of_its_own(model, batch, tolerance):
+def test_every_question_has_the_states_of_its_own_prompt(model, batch, tolerance):
     computed = states(model, batch.rows, batch.shape.context)
     for row in range(len(batch.documents)):
         length = batch.length(row)
-        assert len(batch.segments(row)) >= 2  # one at the start, others behind it
+        assert len(batch.segments(row)) >= 2  # at least one question is not the first
         for places in batch.segments(row):
             ids = torch.cat([batch.rows.ids[row, :length], batch.rows.ids[row, places]])
-            expected = ordinary(model, ids)
+            expected = unmodified(model, ids)
             assert (computed[row, :length] - expected[:length]).abs().max() < tolerance
             assert (computed[row, places] - expected[length:]).abs().max() < tolerance
 
 
-def test_the_tolerance_would_show_a_question_that_sees_another(model, batch):
+def test_the_tolerance_detects_a_question_that_attends_to_another(model, batch):
     together = Rows(**{name: getattr(batch.rows, name) for name in Rows.__slots__})
     together.segments = batch.rows.segments.clamp(max=1)
     computed = states(model, together, batch.shape.context)
@@ -85,7 +85,7 @@ def test_contexts_of_several_blocks_are_causal(model, monkeypatch, tolerance):
     rows.segments[:, :60], rows.segments[:, 60:] = 0, 1
     for block in (16, 25, 60):
         monkeypatch.setattr("training.attention.BLOCK", block)
-        assert (states(model, rows, 60)[0] - ordinary(model, rows.ids[0])).abs().max() < tolerance
+        assert (states(model, rows, 60)[0] - unmodified(model, rows.ids[0])).abs().max() < tolerance
 
 
 @pytest.mark.parametrize(("block", "asked"), [(7, 13), (16, 32), (100, 20), (16, 0)])
@@ -102,32 +102,34 @@ def test_attention_in_blocks_and_its_gradients_are_those_of_the_fused_kernel(
     *inputs, grad = (part.to(mask.dtype).requires_grad_() for part in parts)
     computed, expected = (
         [out := attend(*inputs, mask), *torch.autograd.grad(out, inputs, grad.detach())]
-        for attend in (attention.in_blocks, attention.fused)
+        for attend in (attention.blockwise_attention, attention.fused_attention)
     )
-    for ours, theirs in zip(computed, expected, strict=True):
-        assert (ours - theirs).abs().max() < tolerance * theirs.abs().max() / 2
+    for own, fused in zip(computed, expected, strict=True):
+        assert (own - fused).abs().max() < tolerance * fused.abs().max() / 2
 
 
 @pytest.mark.usefixtures("fused_from")
-def test_a_row_that_only_repeats_is_causal(model, tokenizer, tolerance):
+def test_a_repetition_row_is_causal(model, tokenizer, tolerance):
     rows = RowMaker(tokenizer).batch(Shape(60, 60, (2, 2), (30, 40), 0, 0), ["one"], copying=1.0)
-    assert (states(model, rows, 60)[0] - ordinary(model, rows.ids[0])).abs().max() < tolerance
+    assert (states(model, rows, 60)[0] - unmodified(model, rows.ids[0])).abs().max() < tolerance
 
 
 @pytest.mark.usefixtures("fused_from")
-def test_attention_to_the_chunks_is_that_of_the_ordinary_models_last_layer(model, batch):
+def test_attention_to_the_chunks_is_that_of_the_unmodified_models_last_layer(model, batch):
     context, length = batch.shape.context, batch.length(0)
     chunks = torch.zeros(len(batch.documents), context, dtype=torch.bool)
     chunks[:, 20:length] = True
     cos, sin = (part[batch.rows.positions][:, None] for part in rotation(2048, WIDTH, THETA))
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        seen = question_attention(model, batch.rows.ids, cos, sin, batch.rows.segments, chunks, context)[0]
+        attended = question_attention(model, batch.rows.ids, cos, sin, batch.rows.segments, chunks, context)[
+            0
+        ]
         for places in batch.segments(0):
             ids = torch.cat([batch.rows.ids[0, :length], batch.rows.ids[0, places]])
             by_head = model(ids[None], output_attentions=True).attentions[-1][0, :, length:, 20:length]
             expected = (by_head / by_head.sum(-1, keepdim=True)).mean(0)
-            off = (seen[places - context, 20:length] - expected).abs().sum(-1)
+            off = (attended[places - context, 20:length] - expected).abs().sum(-1)
             uneven = (expected - 1 / (length - 20)).abs().sum(-1)
             assert off.max() < 0.03 < 0.2 < uneven.min()
-    assert seen[:, :20].max() == 0
+    assert attended[:, :20].max() == 0

@@ -1,4 +1,4 @@
-"""A row's ids are those of the prompt template, and what is asked of the model stands where it should."""
+"""A row has the ids of the prompt template, and targets at the right positions."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,16 +21,16 @@ def maker(tokenizer) -> RowMaker:
     return RowMaker(tokenizer)
 
 
-def asked(template: PromptTemplate, question: str) -> tuple[int, ...]:
+def lead_ids(template: PromptTemplate, question: str) -> tuple[int, ...]:
     rendered = template.render(Prompt(question, ()))
     return rendered.token_ids[rendered.spans[-1].start :]
 
 
-def replied(tokenizer: PreTrainedTokenizerBase, reply: str) -> tuple[int, ...]:
+def reply_ids(tokenizer: PreTrainedTokenizerBase, reply: str) -> tuple[int, ...]:
     return (*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
 
 
-def of(rows: Rows, row: int) -> list[torch.Tensor]:
+def tensors_of(rows: Rows, row: int) -> list[torch.Tensor]:
     return [getattr(rows, name)[row] for name in Rows.__slots__ if name != "tokens"]
 
 
@@ -45,16 +45,16 @@ def test_ids_are_the_prompt_templates(batch, tokenizer):
         prompts = {
             (
                 *template.render(Prompt(q.text, tuple(document.chunks))).token_ids,
-                *replied(tokenizer, q.reply),
+                *reply_ids(tokenizer, q.reply),
             )
             for q in questions
         }
-        made = [(*context, *batch.rows.ids[row, places].tolist()) for places in batch.segments(row)]
-        assert set(made) <= prompts
-        assert len(set(made)) == len(made) > 0
+        found = [(*context, *batch.rows.ids[row, places].tolist()) for places in batch.segments(row)]
+        assert set(found) <= prompts
+        assert len(set(found)) == len(found) > 0
 
 
-def test_positions_go_on_behind_the_context(batch):
+def test_positions_continue_after_the_context(batch):
     for row in range(len(batch.documents)):
         length = batch.length(row)
         assert batch.rows.positions[row, :length].tolist() == list(range(length))
@@ -72,13 +72,13 @@ def test_only_replies_and_some_of_the_context_are_targets(batch, tokenizer):
         assert weights[: batch.length(row)].max() < 0.3 <= weights[weights >= 0.3].min()
         for places in batch.segments(row):
             ids = tuple(batch.rows.ids[row, places].tolist())
-            replies = {asked(template, q.text): replied(tokenizer, q.reply) for q in questions}
+            replies = {lead_ids(template, q.text): reply_ids(tokenizer, q.reply) for q in questions}
             (lead,) = (lead for lead, reply in replies.items() if (*lead, *reply) == ids)
             assert weights[places[: len(lead)]].max() == 0
             assert weights[places[len(lead) :]].min() > 0
             assert not batch.tasks(row, places[: len(lead)])
             (task,) = batch.tasks(row, places[len(lead) : -1])
-            assert task in {q.task for q in questions if asked(template, q.text) == lead}
+            assert task in {q.task for q in questions if lead_ids(template, q.text) == lead}
 
 
 def test_padding_is_no_target_and_is_not_counted(batch):
@@ -88,7 +88,7 @@ def test_padding_is_no_target_and_is_not_counted(batch):
     assert batch.rows.tokens == int((~padding).sum())
 
 
-def test_hints_stand_at_the_last_two_tokens_of_every_sentence_that_refers(batch, tokenizer):
+def test_hints_are_at_the_last_two_tokens_of_every_referring_sentence(batch, tokenizer):
     hinted = 0
     for row, document in enumerate(batch.documents):
         hints = batch.rows.hints[row]
@@ -108,7 +108,7 @@ def test_hints_stand_at_the_last_two_tokens_of_every_sentence_that_refers(batch,
     assert hinted > 5
 
 
-def test_hints_may_say_whose_a_thing_is_at_all_its_tokens(owned, maker, tokenizer):
+def test_hints_may_name_the_owner_at_all_tokens_of_a_thing(owned, maker, tokenizer):
     first = {name: tokenizer(name, add_special_tokens=False)["input_ids"][0] for name in names(owned)}
     plain = maker.batch(
         replace(owned.shape, owned=False), [str(row) for row in range(len(owned.documents))], 0.0
@@ -116,15 +116,15 @@ def test_hints_may_say_whose_a_thing_is_at_all_its_tokens(owned, maker, tokenize
     assert torch.equal(owned.rows.ids, plain.ids)
     tasks = set()
     for row, document in enumerate(owned.documents):
-        ids, told, before = owned.rows.ids[row], owned.rows.hints[row], plain.hints[row]
-        assert torch.equal(told[before >= 0], before[before >= 0])
+        ids, hints, before = owned.rows.ids[row], owned.rows.hints[row], plain.hints[row]
+        assert torch.equal(hints[before >= 0], before[before >= 0])
         wanted = {
             text: (thing, first[name])
             for text, (thing, name) in document.belongs.items()
             if any(text in chunk for chunk in document.chunks)
         }
-        runs = list(hinted_runs(told, before))
-        read = [(tokenizer.decode(ids[places]), int(told[places.start]), new) for places, new in runs]
+        runs = list(hinted_runs(hints, before))
+        read = [(tokenizer.decode(ids[places]), int(hints[places.start]), new) for places, new in runs]
         for thing, token in wanted.values():
             assert any(thing in text and token == hint for text, hint, _ in read)
         for text, hint, new in read:
@@ -133,11 +133,11 @@ def test_hints_may_say_whose_a_thing_is_at_all_its_tokens(owned, maker, tokenize
     assert {"twohop", "coref", "contradiction"} <= tasks
 
 
-def hinted_runs(told: torch.Tensor, before: torch.Tensor) -> Iterator[tuple[slice, bool]]:
-    """Neighbouring places with the same hint, and whether one of them had none before."""
-    starts = [0, *(told.diff().nonzero().flatten() + 1).tolist(), len(told)]
+def hinted_runs(hints: torch.Tensor, before: torch.Tensor) -> Iterator[tuple[slice, bool]]:
+    """Yield adjacent positions with the same hint, and whether one of them had none before."""
+    starts = [0, *(hints.diff().nonzero().flatten() + 1).tolist(), len(hints)]
     for start, end in pairwise(starts):
-        if told[start] >= 0:
+        if hints[start] >= 0:
             yield slice(start, end), bool((before[start:end] < 0).any())
 
 
@@ -146,22 +146,22 @@ def names(batch) -> set[str]:
 
 
 @pytest.mark.parametrize("copying", [0.0, 1.0])
-def test_a_row_depends_on_its_seed_alone(tokenizer, maker, copying):
+def test_a_row_depends_on_its_seed_only(tokenizer, maker, copying):
     shared = maker.batch(SHAPE, ["one", "two", "three"], copying)
     (alone,) = RowMaker(tokenizer).batch(SHAPE, ["two"], copying).ids
     again = maker.batch(SHAPE, ["three", "two"], copying)
     assert torch.equal(shared.ids[1], alone)
-    assert equal(of(shared, 1), of(again, 1))
-    assert equal(of(shared, 2), of(again, 0))
+    assert equal(tensors_of(shared, 1), tensors_of(again, 1))
+    assert equal(tensors_of(shared, 2), tensors_of(again, 0))
     assert not torch.equal(shared.ids[0], shared.ids[1])
 
 
-def test_everything_asked_is_counted_under_a_name(batch):
+def test_every_task_has_an_accuracy(batch):
     assert {question.task for questions in batch.questions for question in questions} <= set(COUNTED)
     assert len(set(COUNTED)) == len(COUNTED)
 
 
-def test_repetition_rows_ask_only_for_what_stood_there_before(maker):
+def test_repetition_rows_have_only_predictable_targets(maker):
     rows = maker.batch(SHAPE, [str(row) for row in range(12)], copying=1.0)
     assert rows.tokens == rows.ids.numel()
     copy = COUNTED.index(COPY)

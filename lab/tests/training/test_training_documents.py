@@ -5,9 +5,8 @@ from string import Formatter
 
 import pytest
 
-from kvweave_lab.eval import attributes
-from kvweave_lab.eval.splits import TRAIN, split_of, variants
-from kvweave_lab.eval.tasks import TASKS
+from kvweave_lab.eval.tasks import TASKS, single
+from kvweave_lab.eval.world import TRAIN, split_of, variants
 from training.documents import (
     SEPARATION,
     SHARES,
@@ -19,10 +18,10 @@ from training.documents import (
     training_haystack,
     training_words,
 )
-from training.naming import FEW, TrainingWorld
-from training.phrases import CONTAINERS, more, relations
+from training.phrases import CONTAINERS, further_phrases, relations
 from training.shape import Shape
-from training.wording import OTHERWISE, VariedWorld
+from training.wording import VARIED_SHARE, VariedWorld
+from training.world import SIMILAR_ENDINGS, TrainingWorld
 
 
 def count(text: str) -> int:
@@ -64,24 +63,24 @@ def test_a_passage_is_consecutive_and_within_its_tokens():
     assert haystack.passage(random.Random(0), 2, lambda text: len(text.split())) == []
 
 
-def test_now_and_then_a_sentence_of_the_haystack_stands_at_a_cut(monkeypatch):
+def test_a_haystack_sentence_sometimes_separates_sentences_at_a_cut(monkeypatch):
     monkeypatch.setattr("training.documents.SHARES", dict.fromkeys(SHARES, 0.0) | {"coref": 1.0})
     natural = {sentence for text in training_haystack().sentences() for sentence in text}
-    apart = []
+    separated = []
     for document in documents(6, 100, chunks=5, chunk_tokens=(100, 128)):
         pairs = zip(document.facts[::2], document.facts[1::2], strict=True)
         text = "|".join(chunk.strip() for chunk in document.chunks)
         for first, then in pairs:
             between = text[text.index(first) + len(first) : text.index(then)]
-            if between != " ":  # not one of those inside a chunk
+            if between != " ":  # not inside a chunk
                 assert between == "|" or between.strip("| ") in natural
-                apart.append(between != "|")
-    assert len(apart) > 200
-    assert SEPARATION - 0.1 < sum(apart) / len(apart) < SEPARATION + 0.1
+                separated.append(between != "|")
+    assert len(separated) > 200
+    assert SEPARATION - 0.1 < sum(separated) / len(separated) < SEPARATION + 0.1
 
 
-def test_all_that_is_told_and_all_that_answers_stands_in_the_document():
-    asked = 0
+def test_facts_and_answers_occur_in_the_document():
+    count_of_questions = 0
     for document in documents(3, 30, chunks=8, easy=0.3):
         text = " ".join(document.chunks)
         for fact in document.facts:
@@ -92,18 +91,18 @@ def test_all_that_is_told_and_all_that_answers_stands_in_the_document():
                 re.search(rf"(?<![\w-]){re.escape(answer)}(?![\w-])", text) for answer in question.answers
             )
             assert all(answer in question.reply for answer in question.answers)
-            asked += 1
-    assert asked > 200
+            count_of_questions += 1
+    assert count_of_questions > 200
 
 
-def test_all_tasks_are_asked_and_sparse_documents_ask_less():
+def test_all_tasks_occur_and_sparse_documents_have_fewer_questions():
     dense = documents(4, 80, chunks=10, sparse=0.0)
     assert {question.task for document in dense for question in document.questions} >= set(TASKS)
     sparse = documents(4, 40, chunks=10, sparse=1.0)
     assert 3 * sum(len(d.questions) for d in sparse) < sum(len(d.questions) for d in dense)
 
 
-def test_an_easy_world_is_named_in_words():
+def test_names_of_an_easy_world_are_mostly_words():
     words = training_words()
     names = [EasyWorld(random.Random(seed), words).person() for seed in range(100)]
     assert 50 < sum(name.islower() for name in names) < 100
@@ -114,30 +113,30 @@ def test_training_words_are_words_of_the_training_text():
     assert all(re.search(rf"\b{word}\b", text) for word in training_words()[::50])
 
 
-class TestAVariedWorld:
-    def spoken(self, garbled: float) -> list[str]:
+class TestVariedWorld:
+    def sentences(self, garbled: float) -> list[str]:
         world = VariedWorld(random.Random(0), training_words(), training_words(), garbled)
-        return [world.phrase(attributes.STATED) for _ in range(600)]
+        return [world.phrase(single.STATED) for _ in range(600)]
 
-    def test_says_most_things_as_no_task_does(self):
-        own = set(attributes.STATED[TRAIN])
-        otherwise = sum(text not in own for text in self.spoken(0.0)) / 600
-        assert OTHERWISE - 0.08 < otherwise < OTHERWISE + 0.08
+    def test_uses_mostly_further_sentences(self):
+        own = set(single.STATED[TRAIN])
+        share = sum(text not in own for text in self.sentences(0.0)) / 600
+        assert VARIED_SHARE - 0.08 < share < VARIED_SHARE + 0.08
 
-    def test_leaves_no_choice_open(self):
-        assert not any(sign in text for text in self.spoken(0.0) for sign in "[]|")
+    def test_resolves_all_choices(self):
+        assert not any(sign in text for text in self.sentences(0.0) for sign in "[]|")
 
-    def test_garbled_it_keeps_the_placeholders_and_the_mark(self):
-        known = set(variants(*more(attributes.STATED))) | set(attributes.STATED[TRAIN])
-        spoken = self.spoken(1.0)
-        assert sum(text in known for text in spoken) < 200
-        for text in spoken:
+    def test_garbled_sentences_keep_the_placeholders_and_the_mark(self):
+        known = set(variants(*further_phrases(single.STATED))) | set(single.STATED[TRAIN])
+        sentences = self.sentences(1.0)
+        assert sum(text in known for text in sentences) < 200
+        for text in sentences:
             assert {name for _, name, _, _ in Formatter().parse(text) if name} == {"a", "k", "v"}
             assert text[-1] in ".?!"
 
 
-def test_varied_documents_tell_of_kinds_that_the_tasks_do_not_have():
-    told = " ".join(fact for document in documents(4, 60, chunks=6, varied=1.0) for fact in document.facts)
+def test_varied_documents_have_further_kinds_of_facts():
+    facts = " ".join(fact for document in documents(4, 60, chunks=6, varied=1.0) for fact in document.facts)
     roles = {relation.role for relation in relations()[3:]}
     asked = {
         question.text
@@ -145,10 +144,10 @@ def test_varied_documents_tell_of_kinds_that_the_tasks_do_not_have():
         for question in document.questions
     }
     assert sum(any(re.search(rf"\b{role}\b", text) for text in asked) for role in roles) > 5
-    assert any(re.search(rf"\b{place} [A-Z]", told, re.IGNORECASE) for place in CONTAINERS[6:])
+    assert any(re.search(rf"\b{place} [A-Z]", facts, re.IGNORECASE) for place in CONTAINERS[6:])
 
 
-def test_values_are_put_together_of_tokens_where_a_shape_says_so():
+def test_values_may_be_composed_of_tokens():
     words = joined_words(VOCABULARY)
     assert all(re.fullmatch("(the|lantern|wh)(oe|kin|b|lantern){1,2}", word) for word in words)
     assert 20 < len(words) < 3 * (4 + 4 * 4)
@@ -169,13 +168,13 @@ def test_values_are_put_together_of_tokens_where_a_shape_says_so():
     assert 0.3 < joined(1.0) < 0.8
 
 
-def test_in_a_world_of_look_alikes_names_share_their_endings():
+def test_similar_names_share_their_endings():
     for seed in range(20):
         world = TrainingWorld(random.Random(seed), ())
         usual = {world.person() for _ in range(40)}
-        world.resemble()
+        world.use_similar_names()
         names, towns = {world.person() for _ in range(40)}, {world.town() for _ in range(12)}
         assert len({*usual, *names, *towns}) == 92
         for alike in (names, towns):
-            assert min(len({name[-size:] for name in alike}) for size in (2, 3, 4)) <= FEW
+            assert min(len({name[-size:] for name in alike}) for size in (2, 3, 4)) <= SIMILAR_ENDINGS
             assert len({name[:3] for name in alike}) > 8

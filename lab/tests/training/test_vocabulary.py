@@ -1,4 +1,4 @@
-"""What the tokenizers promise: any text comes back, digits stand alone, a word is the same wherever it stands."""
+"""The tokenizers: text round-trips, digits are separate tokens, and a word has the same tokens everywhere."""
 
 import json
 import re
@@ -6,27 +6,27 @@ import re
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from training import vocabulary as provenance
-from training.vocabulary import SPECIAL, learn, training_texts
+from training import vocabulary as module
+from training.vocabulary import SPECIAL, learn_tokenizer, training_texts
 
 
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_it_is_as_large_as_asked_and_starts_with_the_control_tokens(vocabulary):
+def test_it_has_the_requested_size_and_starts_with_the_special_tokens(vocabulary):
     assert len(vocabulary) == 512
     assert vocabulary.convert_ids_to_tokens([0, 1, 2]) == list(SPECIAL)
     assert (vocabulary.pad_token_id, vocabulary.bos_token_id, vocabulary.eos_token_id) == (0, 1, 2)
 
 
-def test_digits_are_tokens_of_their_own(vocabulary):
+def test_digits_are_separate_tokens(vocabulary):
     pieces = vocabulary.backend_tokenizer.pre_tokenizer.pre_tokenize_str("room 90210, b7b22")
     cut = "room|Ġ9|0|2|1|0|,|Ġb|7|b|2|2".split("|")
     assert [piece for piece, _ in pieces] == cut  # no merge crosses a piece's end
-    figures = [piece for piece in vocabulary.get_vocab() if re.search("[0-9]", piece)]
-    assert len(figures) >= 10
-    assert all(re.fullmatch("Ġ?[0-9]", piece) for piece in figures)
+    digits = [piece for piece in vocabulary.get_vocab() if re.search("[0-9]", piece)]
+    assert len(digits) >= 10
+    assert all(re.fullmatch("Ġ?[0-9]", piece) for piece in digits)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_digits_are_tokens_of_their_own(vocabulary):
     ],
     ids=["two-bytes", "four-bytes", "white-space", "signs"],
 )
-def test_every_text_comes_back(vocabulary, text):
+def test_every_text_round_trips(vocabulary, text):
     assert vocabulary.decode(ids(vocabulary, text)) == text
 
 
@@ -52,8 +52,10 @@ def test_a_word_has_the_same_tokens_at_the_start_of_a_text_as_inside_it(vocabula
 
 
 def test_equal_seeds_learn_equal_vocabularies(monkeypatch):
-    monkeypatch.setattr(provenance, "DOCUMENTS", 40)
-    one, again, other = (json.loads(learn(400, seed).backend_tokenizer.to_str()) for seed in (1, 1, 2))
+    monkeypatch.setattr(module, "DOCUMENTS", 40)
+    one, again, other = (
+        json.loads(learn_tokenizer(400, seed).backend_tokenizer.to_str()) for seed in (1, 1, 2)
+    )
     assert one == again
     assert list(training_texts(1)) == list(training_texts(1)) != list(training_texts(2))
     assert len(one["model"]["vocab"]) == len(other["model"]["vocab"]) == 400

@@ -1,4 +1,4 @@
-"""An auxiliary model is tuned to look where another model looks: tiny models, few steps."""
+"""An auxiliary model learns to attend as another model does: tiny models, few steps."""
 
 import json
 
@@ -8,15 +8,19 @@ import torch
 import kvweave
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.loading import load_model
-from kvweave.recipes.auxiliary import Auxiliary
+from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import Prompt
 from kvweave_lab.tuning import selector
-from kvweave_lab.tuning.closeness import closeness
-from kvweave_lab.tuning.examples import observe
+from kvweave_lab.tuning.distillation import (
+    differentiable,
+    measure_agreement,
+    observe_teacher,
+    predicted_attention,
+    student_example,
+)
 from kvweave_lab.tuning.selector import Settings, tune
-from kvweave_lab.tuning.student import differentiable, foreseen, lesson
 
 WORDS = (
     "the river in the north and the größe inn of 1984 were there on the road when rain began again".split()
@@ -50,7 +54,7 @@ def auxiliary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(primary, auxiliary, tmp_path_factory):
-    """One whole run: what it came to, and its folder."""
+    """One whole run: its result and its folder."""
     folder = tmp_path_factory.mktemp("tuned") / "model"
     return tune(primary, auxiliary, PROMPTS, folder, FEW), folder
 
@@ -60,7 +64,7 @@ def weights(folder):
 
 
 def test_the_target_is_the_last_layers_attention_under_full_attention(primary):
-    example = observe(primary, PROMPTS[0])
+    example = observe_teacher(primary, PROMPTS[0])
     rendered = primary.template.render(PROMPTS[0])
     primary.model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -76,23 +80,25 @@ def test_the_target_is_the_last_layers_attention_under_full_attention(primary):
 
 def test_what_is_trained_is_what_recipes_use(primary, auxiliary):
     adapter = load_model(auxiliary, dtype="float32")
-    reader = Auxiliary(adapter)
-    example = observe(primary, PROMPTS[1])
-    used = torch.cat(reader.attention([reader.read(chunk)[0] for chunk in example.chunks], example.question))
+    reader = AuxiliaryModel(adapter)
+    example = observe_teacher(primary, PROMPTS[1])
+    used = torch.cat(
+        reader.attention([reader.encode(chunk)[0] for chunk in example.chunks], example.question)
+    )
     with differentiable(adapter), torch.no_grad():
-        trained = foreseen(adapter, lesson(reader, example))
+        trained = predicted_attention(adapter, student_example(reader, example))
     torch.testing.assert_close(trained, used / used.sum(), atol=1e-5, rtol=1e-4)
 
 
-def test_the_loss_falls_and_held_out_prompts_come_nearer(run, primary, auxiliary):
+def test_the_loss_falls_and_held_out_prompts_come_closer(run, primary, auxiliary):
     tuned, folder = run
     assert len(tuned.losses) == FEW.steps
     assert sum(tuned.losses[-3:]) < 0.8 * sum(tuned.losses[:3])
     assert tuned.after.kl < tuned.before.kl
     assert (tuned.trained_on, tuned.held_out, tuned.left_out) == (8, 2, 0)
-    examples = [observe(primary, PROMPTS[number]) for number in (4, 9)]
-    assert closeness(load_model(auxiliary), examples) == tuned.before
-    assert closeness(load_model(str(folder)), examples).kl == pytest.approx(tuned.after.kl, rel=1e-4)
+    examples = [observe_teacher(primary, PROMPTS[number]) for number in (4, 9)]
+    assert measure_agreement(load_model(auxiliary), examples) == tuned.before
+    assert measure_agreement(load_model(str(folder)), examples).kl == pytest.approx(tuned.after.kl, rel=1e-4)
     facts = json.loads((folder / "tuning.json").read_text())
     assert facts["after"]["kl"] == tuned.after.kl
     assert not (folder / "checkpoint.pt").exists()
@@ -106,9 +112,7 @@ def test_recipes_take_the_tuned_model_by_its_folder(run, primary, tmp_path):
     assert len(result.selected)
 
 
-def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
-    run, primary, auxiliary, tmp_path, monkeypatch
-):
+def test_an_interrupted_run_resumes_with_the_same_result(run, primary, auxiliary, tmp_path, monkeypatch):
     monkeypatch.setattr(selector, "SAVE_STEPS", 3)
 
     class Stopped(Exception):
@@ -126,8 +130,8 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
     with pytest.raises(InvalidRequest, match="interrupted run with other"):
         tune(primary, auxiliary, PROMPTS[:-1], folder, FEW)
     done = []
-    tuned = tune(primary, auxiliary, PROMPTS, folder, FEW, lambda *told: done.append(told))
-    assert next(told for told in done if told[0] == "training") == ("training", 4, 8)
+    tuned = tune(primary, auxiliary, PROMPTS, folder, FEW, lambda *event: done.append(event))
+    assert next(event for event in done if event[0] == "training") == ("training", 4, 8)
     assert tuned == run[0]
     ours, whole = weights(folder), weights(run[1])
     assert all(torch.equal(ours[name], whole[name]) for name in whole)

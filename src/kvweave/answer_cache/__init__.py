@@ -1,1 +1,1 @@
-"""Answers given before: which question is the same one again, what an answer rests on, and when it no longer counts."""
+"""Answers that were given before: which questions may share one, and when one is no longer valid."""

@@ -1,22 +1,28 @@
-"""The table of questions: each under its circumstances with its vector, and an answer or none yet.
+"""The table of questions: each with its settings, its vector, and an answer or none yet.
 
-All statements about single questions are here. Knows neither when an answer stops counting nor how much fits.
+Holds all statements about single questions. Does not decide when an answer is invalid or what is evicted.
 """
 
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.answer_cache.english.reading import read, readings_version
-from kvweave.answer_cache.english.words import plain
-from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, PendingQuestion, Vector, Why
+from kvweave.answer_cache.english.words import clean_text
+from kvweave.answer_cache.matching import Matcher
+from kvweave.answer_cache.records import (
+    AnswerSettings,
+    CachedAnswer,
+    PendingQuestion,
+    PendingReason,
+    Vector,
+)
 from kvweave.database import Database
-from kvweave.types import Source
+from kvweave.results import Source
 
 _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS banked_questions (
@@ -32,14 +38,17 @@ _SCHEMA: Final = (
     "CREATE INDEX IF NOT EXISTS banked_questions_waiting ON banked_questions (waiting_since) WHERE waiting IS NOT NULL",
     "CREATE TABLE IF NOT EXISTS bank_facts (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
 )
+# Column names are stored: `circumstances` holds the answer settings, `reading` the matcher's key, `waiting` the reason
+# why a question is pending.
 _COLUMNS: Final = "id, question, vector, circumstances, answer, sources, chunks, epoch, made_at"
+_MATCHER_VERSION: Final = "readings"
 ROW_BYTES: Final = 512
-"""What a question takes beside its own bytes: names, counters and its places in the indexes, generously."""
+"""Size of a row beside its texts and vector: counters, and its places in the indexes. A generous estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewAnswer:
-    """An answer to write down: its text, the chunks that stood in the prompt, those found, and the documents' epoch."""
+    """An answer to store: text, chunks of the prompt, names of the retrieved chunks, epoch of the document list."""
 
     text: str
     sources: Sequence[Source]
@@ -47,21 +56,33 @@ class NewAnswer:
     epoch: int
 
 
+class EntryCounts(NamedTuple):
+    """Numbers of questions, of those with an answer, of those waiting for one; and their size."""
+
+    questions: int
+    answered: int
+    waiting: int
+    bytes: int
+
+
 class Entries:
-    """The tables `banked_questions` and `bank_facts` of `database`, made if they are not there."""
+    """The tables `banked_questions` and `bank_facts` of `database`, created if missing."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, matcher: Matcher) -> None:
         self._database = database
+        self._matcher = matcher
         database.script(_SCHEMA)
-        if self.fact("readings") != readings_version():
-            self._read_again()
+        if self.counter(_MATCHER_VERSION) != matcher.version:
+            self._recompute_keys()
 
-    def fact(self, name: str) -> float:
-        """A number that is kept about the bank; 0 if it was never set."""
+    # Numbers about the whole table
+
+    def counter(self, name: str) -> float:
+        """Return a stored number about the cache; 0 if it was never set."""
         rows = self._database.query("SELECT value FROM bank_facts WHERE name = ?", (name,))
         return float(rows[0][0]) if rows else 0.0
 
-    def raise_fact(self, name: str, by: float = 1) -> None:
+    def increase(self, name: str, by: float = 1) -> None:
         """Add to such a number."""
         self._database.execute(
             """INSERT INTO bank_facts VALUES (?, ?)
@@ -69,23 +90,32 @@ class Entries:
             (name, by),
         )
 
+    def count(self) -> EntryCounts:
+        """Return how much the table holds."""
+        rows = self._database.query(
+            "SELECT count(*), count(answer), count(waiting), coalesce(sum(bytes), 0) FROM banked_questions"
+        )
+        return EntryCounts(*(int(value) for value in rows[0]))
+
+    # Writing
+
     def put(
         self,
         question: str,
-        circumstances: AnswerSettings,
+        settings: AnswerSettings,
         vector: Vector,
         answer: NewAnswer | None,
-        why: Why | None,
+        reason: PendingReason | None,
     ) -> int:
-        """Write a question down with an answer or waiting for one, in place of what it had; returns its id."""
-        words, now = plain(question), time.time()
+        """Store a question with its answer, or pending for a reason, in place of an earlier row; return its id."""
+        text, now = clean_text(question), time.time()
         sources = json.dumps([astuple(source) for source in answer.sources] if answer else [])
         chunks = json.dumps(list(answer.chunks) if answer else [])
         blob = np.ascontiguousarray(vector, dtype="<f4").tobytes()
-        text = answer.text if answer else None
-        size = (
-            ROW_BYTES + len(blob) + sum(len(part.encode()) for part in (words, text or "", sources, chunks))
-        )
+        answer_text = answer.text if answer else None
+        texts = (text, answer_text or "", sources, chunks)
+        size = ROW_BYTES + len(blob) + sum(len(part.encode()) for part in texts)
+        key = self._matcher.key(text)
         with self._database.transaction():
             self._database.execute(
                 """INSERT INTO banked_questions
@@ -97,146 +127,139 @@ class Entries:
                      chunks = excluded.chunks, epoch = excluded.epoch, made_at = excluded.made_at,
                      waiting = excluded.waiting, waiting_since = excluded.waiting_since, bytes = excluded.bytes""",
                 (
-                    *(_told(circumstances), words, read(words).key, blob, text, sources, chunks),
-                    *(answer.epoch if answer else 0, now, why, now if why else None, now, size),
+                    *(_encoded(settings), text, key, blob, answer_text, sources, chunks),
+                    *(answer.epoch if answer else 0, now, reason, now if reason else None, now, size),
                 ),
             )
             rows = self._database.query(
                 "SELECT id FROM banked_questions WHERE circumstances = ? AND question = ?",
-                (_told(circumstances), words),
+                (_encoded(settings), text),
             )
         return int(rows[0][0])
 
-    def knows(self, question: str, circumstances: AnswerSettings) -> bool:
-        """Whether the question stands in the table in these very words, answered or not."""
-        return bool(
-            self._database.query(
-                "SELECT 1 FROM banked_questions WHERE circumstances = ? AND question = ?",
-                (_told(circumstances), plain(question)),
-            )
-        )
-
-    def alike(self, question: str, circumstances: AnswerSettings) -> list[CachedAnswer]:
-        """Answered questions of the same words or the same reading, the one in the same words first."""
-        words = plain(question)
-        rows = self._database.query(
-            f"""SELECT {_COLUMNS} FROM banked_questions
-                WHERE circumstances = ? AND reading = ? AND answer IS NOT NULL ORDER BY question <> ?, id""",
-            (_told(circumstances), read(words).key, words),
-        )
-        return [_banked(row) for row in rows]
-
-    def answered_before(self, epoch: int) -> Iterator[CachedAnswer]:
-        """Answers whose chunks were last seen to be the best in an earlier epoch, the most used first."""
-        ids = self._database.query(
-            "SELECT id FROM banked_questions WHERE answer IS NOT NULL AND epoch < ? ORDER BY weight DESC, id",
-            (epoch,),
-        )
-        for (id_,) in ids:
-            cache_hit = self.answered(id_)
-            if cache_hit is not None:
-                yield cache_hit
-
-    def waiting(self, most: int, whys: Iterable[Why] | None) -> list[PendingQuestion]:
-        """Questions that wait for an answer, for these reasons or any, the longest waiting first."""
-        rows = self._database.query(
-            """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
-               WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))
-               ORDER BY waiting_since, id LIMIT ?""",
-            (*[None if whys is None else json.dumps(list(whys))] * 2, most),
-        )
-        return [
-            PendingQuestion(question, _circumstances(told), why, since) for question, told, why, since in rows
-        ]
-
-    def prefilled(self, question: str, circumstances: AnswerSettings) -> None:
-        """Note that an expected question waits for decoding alone."""
+    def mark_prefilled(self, question: str, settings: AnswerSettings) -> None:
+        """Record that a predicted question's KV is computed and only its answer is missing."""
         self._database.execute(
             """UPDATE banked_questions SET waiting = 'prefilled'
                WHERE circumstances = ? AND question = ? AND waiting = 'predicted'""",
-            (_told(circumstances), plain(question)),
+            (_encoded(settings), clean_text(question)),
         )
 
-    def most_used(self) -> list[tuple[str, AnswerSettings]]:
-        """Questions that have an answer, the most used first."""
-        rows = self._database.query(
-            """SELECT question, circumstances FROM banked_questions WHERE answer IS NOT NULL
-               ORDER BY weight DESC, last_used DESC, id DESC"""
-        )
-        return [(question, _circumstances(told)) for question, told in rows]
-
-    def vectors(self, circumstances: AnswerSettings) -> Iterator[tuple[str, Vector]]:
-        """Every question under these circumstances, answered or not, with its vector."""
-        rows = self._database.query(
-            "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (_told(circumstances),)
-        )
-        for question, blob in rows:
-            yield question, _vector(blob)
-
-    def lately_used(
-        self, circumstances: AnswerSettings, most: int
-    ) -> tuple[list[int], npt.NDArray[np.float32]]:
-        """Ids of so many answered questions, those used last, and their vectors (n, dimensions)."""
-        rows = self._database.query(
-            """SELECT id, vector FROM banked_questions WHERE id IN (
-                 SELECT id FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL
-                 ORDER BY last_used DESC LIMIT ?)""",
-            (_told(circumstances), most),
-        )
-        vectors = np.frombuffer(b"".join(blob for _, blob in rows), dtype="<f4")
-        return [int(id_) for id_, _ in rows], vectors.reshape(len(rows), -1 if rows else 0)
-
-    def answered(self, id_: int) -> CachedAnswer | None:
-        """A question by its id, if it has an answer."""
-        rows = self._database.query(
-            f"SELECT {_COLUMNS} FROM banked_questions WHERE id = ? AND answer IS NOT NULL", (id_,)
-        )
-        return _banked(rows[0]) if rows else None
-
-    def delete(self, questions: Iterable[str], circumstances: AnswerSettings | None = None) -> None:
-        """Delete questions under some circumstances or all, their answers with them."""
-        self._database.execute(
-            """DELETE FROM banked_questions WHERE question IN (SELECT value FROM json_each(?))
-                 AND circumstances = coalesce(?, circumstances)""",
-            (json.dumps(list(questions)), circumstances and _told(circumstances)),
-        )
-
-    def drop_answers(self, ids: Iterable[int], why: Why) -> int:
-        """Forget the answers of some questions, which wait for new ones from now on; returns how many had one."""
+    def drop_answers(self, ids: Iterable[int], reason: PendingReason) -> int:
+        """Delete the answers of some questions, which become pending; return how many had one."""
         return self._database.execute(
             """UPDATE banked_questions SET answer = NULL, sources = '[]', chunks = '[]',
                  bytes = bytes - length(CAST(answer AS BLOB)) - length(sources) - length(chunks) + 4,
                  waiting = ?, waiting_since = ?
                WHERE answer IS NOT NULL AND id IN (SELECT value FROM json_each(?))""",
-            (why, time.time(), json.dumps(list(ids))),
+            (reason, time.time(), json.dumps(list(ids))),
         )
 
-    def move_epoch(self, id_: int, epoch: int) -> None:
-        """Note that an answer's chunks are the best in this epoch too."""
+    def raise_epoch(self, id_: int, epoch: int) -> None:
+        """Record that an answer's chunks are the best ones in this epoch too."""
         self._database.execute("UPDATE banked_questions SET epoch = max(epoch, ?) WHERE id = ?", (epoch, id_))
 
-    def count(self) -> tuple[int, int, int, int]:
-        """Questions, those with an answer, those waiting, and bytes."""
-        rows = self._database.query(
-            "SELECT count(*), count(answer), count(waiting), coalesce(sum(bytes), 0) FROM banked_questions"
+    def delete(self, questions: Iterable[str], settings: AnswerSettings | None = None) -> None:
+        """Delete questions with their answers, under these settings or under any."""
+        self._database.execute(
+            """DELETE FROM banked_questions WHERE question IN (SELECT value FROM json_each(?))
+                 AND circumstances = coalesce(?, circumstances)""",
+            (json.dumps(list(questions)), settings and _encoded(settings)),
         )
-        questions, answered, waiting, size = rows[0]
-        return int(questions), int(answered), int(waiting), int(size)
 
     def clear(self) -> None:
-        """Delete every question; numbers about the bank stay."""
+        """Delete every question; the numbers about the cache stay."""
         self._database.execute("DELETE FROM banked_questions")
 
-    def _read_again(self) -> None:
-        """Questions read by another version of the reading are read anew."""
+    # Reading
+
+    def contains(self, question: str, settings: AnswerSettings) -> bool:
+        """Return whether the table holds a question in these very words, answered or not."""
+        return bool(
+            self._database.query(
+                "SELECT 1 FROM banked_questions WHERE circumstances = ? AND question = ?",
+                (_encoded(settings), clean_text(question)),
+            )
+        )
+
+    def get(self, id_: int) -> CachedAnswer | None:
+        """Return the answer to a question by its id; None if it has none."""
+        rows = self._database.query(
+            f"SELECT {_COLUMNS} FROM banked_questions WHERE id = ? AND answer IS NOT NULL", (id_,)
+        )
+        return _cached_answer(rows[0]) if rows else None
+
+    def candidates(self, question: str, settings: AnswerSettings) -> list[CachedAnswer]:
+        """Return the answers to questions with the same key, that to the very same words first."""
+        text = clean_text(question)
+        rows = self._database.query(
+            f"""SELECT {_COLUMNS} FROM banked_questions
+                WHERE circumstances = ? AND reading = ? AND answer IS NOT NULL ORDER BY question <> ?, id""",
+            (_encoded(settings), self._matcher.key(text), text),
+        )
+        return [_cached_answer(row) for row in rows]
+
+    def answered_before(self, epoch: int) -> Iterator[CachedAnswer]:
+        """Yield answers whose chunks were last the best ones in an earlier epoch, most used first."""
+        ids = self._database.query(
+            "SELECT id FROM banked_questions WHERE answer IS NOT NULL AND epoch < ? ORDER BY weight DESC, id",
+            (epoch,),
+        )
+        for (id_,) in ids:
+            answer = self.get(id_)
+            if answer is not None:
+                yield answer
+
+    def pending(self, most: int, reasons: Iterable[PendingReason] | None) -> list[PendingQuestion]:
+        """Return questions that are pending for these reasons, or for any; the longest pending first."""
+        rows = self._database.query(
+            """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
+               WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))
+               ORDER BY waiting_since, id LIMIT ?""",
+            (*[None if reasons is None else json.dumps(list(reasons))] * 2, most),
+        )
+        return [
+            PendingQuestion(question, _decoded(encoded), reason, since)
+            for question, encoded, reason, since in rows
+        ]
+
+    def most_used(self) -> list[tuple[str, AnswerSettings]]:
+        """Return the questions that have an answer, most used first."""
+        rows = self._database.query(
+            """SELECT question, circumstances FROM banked_questions WHERE answer IS NOT NULL
+               ORDER BY weight DESC, last_used DESC, id DESC"""
+        )
+        return [(question, _decoded(encoded)) for question, encoded in rows]
+
+    def vectors(self, settings: AnswerSettings) -> Iterator[tuple[str, Vector]]:
+        """Yield every question under these settings, answered or not, with its vector."""
+        rows = self._database.query(
+            "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (_encoded(settings),)
+        )
+        for question, blob in rows:
+            yield question, _vector(blob)
+
+    def recently_used(self, settings: AnswerSettings, most: int) -> tuple[list[int], npt.NDArray[np.float32]]:
+        """Return ids and vectors (n, dimensions) of the answered questions that were used last, at most `most`."""
+        rows = self._database.query(
+            """SELECT id, vector FROM banked_questions WHERE id IN (
+                 SELECT id FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL
+                 ORDER BY last_used DESC LIMIT ?)""",
+            (_encoded(settings), most),
+        )
+        vectors = np.frombuffer(b"".join(blob for _, blob in rows), dtype="<f4")
+        return [int(id_) for id_, _ in rows], vectors.reshape(len(rows), -1 if rows else 0)
+
+    def _recompute_keys(self) -> None:
+        """Replace the keys that another version of the matcher computed."""
         with self._database.transaction():
             rows = self._database.query("SELECT id, question FROM banked_questions")
             self._database.execute_many(
                 "UPDATE banked_questions SET reading = ? WHERE id = ?",
-                [(read(text).key, id_) for id_, text in rows],
+                [(self._matcher.key(text), id_) for id_, text in rows],
             )
             self._database.execute(
-                "INSERT OR REPLACE INTO bank_facts VALUES ('readings', ?)", (readings_version(),)
+                "INSERT OR REPLACE INTO bank_facts VALUES (?, ?)", (_MATCHER_VERSION, self._matcher.version)
             )
 
 
@@ -244,21 +267,21 @@ def _vector(blob: bytes) -> Vector:
     return np.frombuffer(blob, dtype="<f4").astype(np.float32)
 
 
-def _told(circumstances: AnswerSettings) -> str:
-    return json.dumps(asdict(circumstances), sort_keys=True)
+def _encoded(settings: AnswerSettings) -> str:
+    return json.dumps(asdict(settings), sort_keys=True)
 
 
-def _circumstances(told: str) -> AnswerSettings:
-    return AnswerSettings(**json.loads(told))
+def _decoded(encoded: str) -> AnswerSettings:
+    return AnswerSettings(**json.loads(encoded))
 
 
-def _banked(row: tuple[Any, ...]) -> CachedAnswer:
-    id_, question, blob, told, text, sources, chunks, epoch, made_at = row
+def _cached_answer(row: tuple[Any, ...]) -> CachedAnswer:
+    id_, question, blob, encoded, text, sources, chunks, epoch, made_at = row
     return CachedAnswer(
         id=id_,
         question=question,
         vector=_vector(blob),
-        circumstances=_circumstances(told),
+        settings=_decoded(encoded),
         similarity=1.0,
         text=text,
         sources=tuple(Source(*source) for source in json.loads(sources)),

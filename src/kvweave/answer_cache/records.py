@@ -1,4 +1,4 @@
-"""What goes into the bank and comes out of it: plain values."""
+"""Values that go into the answer cache and come out of it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,22 +6,31 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.types import Source
+from kvweave.results import Source
 
 Vector = npt.NDArray[np.float32]
-Why = Literal["matched", "changed", "stale", "predicted", "prefilled"]
-"""Why a question waits: it was given another one's answer; a document changed or went; new chunks fit it better; it is
-expected to be asked; it is expected, and its KV was computed without the answer.
+
+PendingReason = Literal["matched", "changed", "stale", "predicted", "prefilled"]
+"""Why a question has no usable answer.
+
+matched: it was answered with another question's answer; changed: a document behind its answer changed or was removed;
+stale: newer chunks fit it better; predicted: it is expected to be asked; prefilled: predicted, and its KV is computed.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """Settings under which a question was asked: an answer is given again only under equal ones.
+    """The settings that an answer was computed under; it is used only for requests with equal ones.
 
-    `recipe` is its full name, `ratio` or `coverage` the budget asked for (None: the recipe's own), `max_new_tokens`
-    None where the default holds, `auxiliary` the small model that some recipes select with, `kv_budget` what decoding
-    attended to (None: everything); how much memory that took is none of them.
+    Attributes:
+        recipe: full name.
+        ratio: requested budget; None for the recipe's own.
+        coverage: requested budget; None for the recipe's own.
+        top_k: retrieved chunks.
+        max_new_tokens: None for the default.
+        drop_chunks: whether chunks that do not fit are left out.
+        auxiliary: the small model that some recipes select tokens with.
+        kv_budget: what decoding attended to; None for everything. The memory it took does not matter.
     """
 
     recipe: str
@@ -35,13 +44,13 @@ class AnswerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
-    """What an answer rests on.
+class AnswerProvenance:
+    """What an answer was made from.
 
     Attributes:
-        versions: of the documents whose chunks were found for the question.
-        chunks: the found chunks, by the names they have in the index, best first.
-        epoch: of the documents, read before anything was looked up.
+        versions: versions of the documents whose chunks were retrieved.
+        chunks: names of the retrieved chunks in the index, best first.
+        epoch: epoch of the document list, read before the retrieval.
     """
 
     versions: frozenset[str]
@@ -51,17 +60,25 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """An answer in the bank.
+    """An answer in the cache.
 
-    `question` is what it was given to, with `vector` (dimensions,), under `circumstances`; `similarity` (-1..1) the
-    cosine between that question and the one asked. `chunks` are those that were found for it, `epoch` that of the
-    documents when these were last seen to be the best. `made_at_s` is seconds since 1970.
+    Attributes:
+        id: its row.
+        question: the question it was computed for.
+        vector: that question's vector, (dimensions,).
+        settings: the settings it was computed under.
+        similarity: cosine between that question and the one asked, -1..1.
+        text: the answer.
+        sources: chunks that were in the prompt.
+        chunks: names of the retrieved chunks.
+        epoch: latest epoch of the document list in which these chunks were the best ones.
+        made_at_s: seconds since 1970.
     """
 
     id: int
     question: str
     vector: Vector
-    circumstances: AnswerSettings
+    settings: AnswerSettings
     similarity: float
     text: str
     sources: tuple[Source, ...]
@@ -72,17 +89,20 @@ class CachedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PendingQuestion:
-    """A question without a usable answer, for whoever has time: asked again so, it gets one and waits no more."""
+    """A question without a usable answer; answering it under `settings` removes it from the pending ones.
+
+    `since_s` is seconds since 1970.
+    """
 
     question: str
-    circumstances: AnswerSettings
-    why: Why
+    settings: AnswerSettings
+    reason: PendingReason
     since_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCacheTotals:
-    """What the bank holds and has done: questions, how many of them have an answer or wait for one, answers given."""
+    """Counts: questions, those with an answer, those waiting for one, answers given from the cache; and sizes."""
 
     questions: int
     answered: int

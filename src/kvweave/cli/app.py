@@ -11,7 +11,7 @@ from rich.markup import escape
 from kvweave import __version__
 from kvweave.cli import ask, background, cache, chat, demo, doctor, documents
 from kvweave.cli.command_group import PluginGroup
-from kvweave.cli.interrupted import interrupt_behind, said
+from kvweave.cli.interrupted import interrupt_behind, message
 from kvweave.errors import KvweaveError
 
 INTERRUPTED = 130
@@ -59,11 +59,11 @@ def main() -> None:
         app(standalone_mode=True)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # how Typer ends on Ctrl-C
-            console.print(said(interrupt_behind(stop)))
+            console.print(message(interrupt_behind(stop)))
         raise
     except Exception as error:
         if interrupt := interrupt_behind(error):
-            console.print(said(interrupt))
+            console.print(message(interrupt))
             sys.exit(INTERRUPTED)
         if not isinstance(error, KvweaveError | OSError):
             raise

@@ -1,4 +1,4 @@
-"""idle: do now, or whenever it is quiet, what makes later questions cheaper."""
+"""idle: do background work now, or whenever no request is running."""
 
 import threading
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +10,14 @@ from kvweave.cli import options as opt
 if TYPE_CHECKING:
     from kvweave.engine.background import BackgroundReport
 
-_NAMED = {
-    "refresh": "looked for answers that newer documents have overtaken",
-    "answers": "questions answered anew",
+_TITLES = {
+    "refresh": "checks of answers after documents came in",
+    "answers": "questions answered again",
     "population": "predicted questions computed ahead",
-    "conversion": "answers decoded where only KV was kept",
-    "abstract": "batches of chunks summed up",
+    "conversion": "answers decoded from stored KV",
+    "abstract": "batches of chunks summarised",
     "prediction": "rounds of predictions",
-    "restoration": "questions looked at whose KV may have been evicted",
+    "restoration": "questions checked for evicted KV",
 }
 
 
@@ -37,19 +37,17 @@ def idle(
     stride: Annotated[
         int | None,
         typer.Option(
-            envvar="KVWEAVE_PREDICTION_STRIDE", help="Questions predicted at once, 1 to 5. Default: 5."
+            envvar="KVWEAVE_PREDICTION_STRIDE", help="Questions predicted at a time, 1 to 5. Default: 5."
         ),
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", help="Keep running, and work whenever nobody has asked anything for a while."
-        ),
+        typer.Option("--watch", help="Keep running, and work whenever no request has come for a while."),
     ] = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Predict questions, compute them ahead, and bring answers up to date; gives way whenever somebody asks."""
+    """Predict questions, precompute their answers, refresh cached answers. Yields to every request."""
     from kvweave.cli.output import print_json, progress_bar
 
     opt.quiet_libraries()
@@ -78,12 +76,12 @@ def idle(
     if json:
         print_json(done)
         return
-    _tell(done)
+    _print(done)
 
 
-def _tell(done: "BackgroundReport") -> None:
+def _print(done: "BackgroundReport") -> None:
     from kvweave.cli.output import STDOUT, seconds
 
-    for kind, steps in done.steps.items():
-        STDOUT.print(f"{_NAMED[kind]}: {steps:,}")
+    for kind, jobs in done.jobs.items():
+        STDOUT.print(f"{_TITLES[kind]}: {jobs:,}")
     STDOUT.print(f"{seconds(done.seconds)}, {done.flops / 1e12:.3g} TFLOPs; {done.ended}")

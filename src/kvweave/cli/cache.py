@@ -1,4 +1,4 @@
-"""cache: the chunk-KV store of a knowledge base, and what answers and predictions have brought."""
+"""cache: the chunk-KV store of a knowledge base, and the savings from cached answers and predictions."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,23 +13,22 @@ if TYPE_CHECKING:
     from kvweave.kvstore.reports import StoreStats
 
 
-app = typer.Typer(help="Look at, check, limit or empty the chunk-KV store.", no_args_is_help=True)
+app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_args_is_help=True)
 
 
 @app.command("stats")
 def stats(
     home: opt.Home = None, kb: opt.Kb = "default", shared: opt.Shared = None, json: opt.Json = False
 ) -> None:
-    """Sizes, counts, heat and hit rates, per kind and per tier; what answers kept and questions predicted have brought."""
-    # codemod
+    """Show sizes, counts and hit rates by kind and tier, and the savings from cached answers and predictions."""
     from kvweave.cli.output import STDOUT, print_json, share
     from kvweave.engine.facts import facts
 
     with opt.open_kb(kb, home, shared=shared) as base:
         found = base.store.stats()
-        brought = earned(base)
+        saved = savings(base)
     if json:
-        print_json({**facts(found), **brought})
+        print_json({**facts(found), **saved})
         return
     STDOUT.print(_kinds(found))
     STDOUT.print()
@@ -37,9 +36,9 @@ def stats(
     looked_up = found.hits + found.misses
     rate = share(found.hits / looked_up) if looked_up else "none yet"
     STDOUT.print(
-        f"look-ups found: {rate} of {looked_up:,}; evicted {found.evicted:,}, damaged {found.damaged:,}"
+        f"found {rate} of {looked_up:,} look-ups; evicted {found.evicted:,}, damaged {found.damaged:,}"
     )
-    tell_earned(brought)
+    print_savings(saved)
 
 
 def _kinds(found: "StoreStats") -> "Table":
@@ -84,11 +83,11 @@ def _tiers(found: "StoreStats") -> "Table":
 def verify(
     home: opt.Home = None,
     kb: opt.Kb = "default",
-    tier: opt.RemoteTier = None,
+    tier: opt.Tier = None,
     shared: opt.Shared = None,
     json: opt.Json = False,
 ) -> None:
-    """Check every stored entry; drop what is damaged, sweep what nothing lists. Exit code 1 if damage was found."""
+    """Verify every stored entry, drop damaged ones, delete unlisted files. Exit code 1 if anything was damaged."""
     from kvweave.cli.output import STDOUT, print_json
     from kvweave.engine.facts import facts
 
@@ -97,8 +96,8 @@ def verify(
     if json:
         print_json(report)
     else:
-        said = (f"{name.replace('_', ' ')}: {value}" for name, value in facts(report).items())
-        STDOUT.print(", ".join(said), markup=False, soft_wrap=True)
+        lines = (f"{name.replace('_', ' ')}: {value}" for name, value in facts(report).items())
+        STDOUT.print(", ".join(lines), markup=False, soft_wrap=True)
     if not report.sound:
         raise typer.Exit(1)
 
@@ -108,10 +107,10 @@ def limit(
     size: Annotated[str, typer.Argument(help="A size such as 500MB or 20GB.", show_default=False)],
     home: opt.Home = None,
     kb: opt.Kb = "default",
-    tier: opt.RemoteTier = None,
+    tier: opt.Tier = None,
     shared: opt.Shared = None,
 ) -> None:
-    """Set a tier's hard cap, the disk's by default; what is least worth keeping goes at once if there is too much."""
+    """Set the hard limit of a tier (default: disk). Entries over the limit are evicted at once."""
     from kvweave.cli.output import STDOUT, amount
 
     limit_bytes = opt.size_bytes(size)
@@ -124,9 +123,9 @@ def limit(
 
 @app.command("clear")
 def clear(
-    home: opt.Home = None, kb: opt.Kb = "default", tier: opt.RemoteTier = None, shared: opt.Shared = None
+    home: opt.Home = None, kb: opt.Kb = "default", tier: opt.Tier = None, shared: opt.Shared = None
 ) -> None:
-    """Drop all stored KV of a tier, the disk by default; documents stay, and the next add computes or fetches it again."""
+    """Drop all chunk KV of a tier (default: disk). Documents stay; the next add computes their KV again."""
     from kvweave.cli.output import STDOUT
 
     named = opt.tier_named(tier or "disk")
@@ -135,20 +134,20 @@ def clear(
     STDOUT.print(f"dropped {dropped} entries")
 
 
-def earned(base: "KnowledgeBase") -> dict[str, Any]:
-    """The answer bank, predictions, and the idle time they took, as plain values."""
+def savings(base: "KnowledgeBase") -> dict[str, Any]:
+    """Return the answer cache, the predictions and the background work they took, as plain values."""
     from kvweave.engine.facts import facts
 
-    predictions = base.predictions.ledger.totals()
+    predictions = base.predictions.predicted.totals()
     return {
         "answers": facts(base.answers.totals()),
         "predictions": {**facts(predictions), "given_per_question": predictions.given_per_question},
-        "idle": facts(base.idle_record.totals()),
+        "idle": facts(base.background_budget.totals()),
     }
 
 
-def tell_earned(found: dict[str, Any]) -> None:
-    """The same for people; nothing of prediction where there was none."""
+def print_savings(found: dict[str, Any]) -> None:
+    """Print the same as text, without predictions if there are none."""
     from kvweave.cli.output import STDOUT, amount, seconds, share
 
     answers, predictions, idle = found["answers"], found["predictions"], found["idle"]
@@ -170,4 +169,4 @@ def tell_earned(found: dict[str, Any]) -> None:
     if idle:
         spent_s = sum(kind["seconds"] for kind in idle.values())
         flops = sum(kind["flops"] for kind in idle.values())
-        STDOUT.print(f"idle time: {seconds(spent_s)}, {flops / 1e12:.3g} TFLOPs")
+        STDOUT.print(f"background work: {seconds(spent_s)}, {flops / 1e12:.3g} TFLOPs")

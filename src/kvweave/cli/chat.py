@@ -1,4 +1,4 @@
-"""chat: a conversation about the documents, which may go on another day."""
+"""chat: a conversation about the documents, resumed where it was left."""
 
 import sys
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from kvweave.cli import options as opt
 
 def chat(
     name: Annotated[
-        str, typer.Option("--name", help="The conversation; one that was had before goes on.")
+        str, typer.Option("--name", help="Conversation name; resumes it if it exists.")
     ] = "default",
-    new: Annotated[bool, typer.Option("--new", help="Begin it anew.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start over.")] = False,
     home: opt.Home = None,
     kb: opt.Kb = "default",
     model: opt.Model = None,
@@ -21,7 +21,7 @@ def chat(
     device: opt.Device = None,
     recipe: opt.Recipe = None,
     top_k: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks looked up for a turn. Default: 5.")
+        int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks retrieved for each turn. Default: 5.")
     ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(envvar="KVWEAVE_MAX_NEW_TOKENS", help="Longest answer.")
@@ -32,7 +32,7 @@ def chat(
     kv_budget: opt.KvBudget = None,
     resident_bytes: opt.ResidentBytes = None,
 ) -> None:
-    """Ask turn by turn, a line each; an empty line or the end of input keeps the conversation for later."""
+    """Ask turn by turn, one line each. An empty line or the end of input ends the chat and keeps it."""
     opt.quiet_libraries()
     with (
         opt.open_kb(
@@ -50,13 +50,13 @@ def chat(
         base.conversation(name, new=new) as talk,
     ):
         for question in _lines():
-            for piece in base.say(talk, question, top_k=top_k):
+            for piece in base.send(talk, question, top_k=top_k):
                 typer.echo(piece, nl=False)
             typer.echo()
 
 
 def _lines() -> Iterator[str]:
-    """What a person types, or a file holds, up to an empty line."""
+    """Yield the lines typed or piped in, up to an empty one."""
     while True:
         if sys.stdin.isatty():
             typer.echo("> ", nl=False)

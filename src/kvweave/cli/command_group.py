@@ -41,11 +41,11 @@ class PluginGroup(TyperGroup):
 def _loaded(plugin: EntryPoint) -> Any:
     """A plugin's command: it names a Typer app or a function."""
     target = plugin.load()
+    app = typer.Typer(add_completion=False)
     if isinstance(target, typer.Typer):
-        app = target
-    else:
-        app = typer.Typer(add_completion=False)
-        app.command()(target)
+        app.add_typer(target, name=plugin.name)
+        return typer.main.get_group(app).get_command(None, plugin.name)  # type: ignore[arg-type]
+    app.command()(target)
     command = typer.main.get_command(app)
     command.name = plugin.name
     return command

@@ -1,4 +1,4 @@
-"""demo: index the sample documents, ask, and see the same answers come without computing the context again."""
+"""demo: index the sample documents and answer questions with and without reuse, cold and warm."""
 
 import tempfile
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.results import Answer
     from kvweave.samples import SampleQuestion
-    from kvweave.types import Answer
 
 _SPEED_SHAPE = "qwen2.5-0.5b"
 _SPEED_CHUNKS, _SPEED_CHUNK_TOKENS = 4, 512
@@ -23,7 +23,7 @@ _SPEED_CHUNKS, _SPEED_CHUNK_TOKENS = 4, 512
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One sample question, answered by full prefill, by plain reuse of isolated chunks, and by default, cold and warm."""
+    """One sample question, answered by full prefill, by plain reuse, and by the default recipe, cold and warm."""
 
     question: "SampleQuestion"
     full: "Answer"
@@ -43,7 +43,7 @@ def demo(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Index the sample documents and ask about them, cold and warm, in a throw-away folder."""
+    """Index the sample documents and ask about them, cold and warm, in a temporary folder."""
     from kvweave.cli.output import STDERR, print_json, progress_bar
 
     opt.quiet_libraries()
@@ -54,7 +54,7 @@ def demo(
             with progress_bar(quiet or json) as report:
                 done = base.add(DOCUMENTS, progress=report)
             if not json:
-                _tell_indexing(done.chunks, len(done.added), base)
+                _print_indexing(done.chunks, len(done.added), base)
             asked = _ask_all(base)
         times = None
         if speed:
@@ -64,9 +64,9 @@ def demo(
     if json:
         print_json({"questions": [_row(a) for a in asked], "speed": times})
         return
-    _tell_answers(asked)
+    _print_answers(asked)
     if times is not None:
-        _tell_speed(times)
+        _print_speed(times)
 
 
 def _sample_kb(home: Path) -> "KnowledgeBase":
@@ -76,18 +76,18 @@ def _sample_kb(home: Path) -> "KnowledgeBase":
 
 
 def _ask_all(base: "KnowledgeBase") -> list[Asked]:
-    """Every question in each way. The first of all is asked once before, so that no run pays for loading."""
+    """Answer every question in each way. One question goes first, so that no timed run includes loading."""
     from kvweave.samples import sample_questions
 
     questions = sample_questions()
-    base.ask(questions[0].text, recipe="full", bank="ignore")
+    base.ask(questions[0].text, recipe="full", cache="off")
     asked = []
     for question in questions:
-        full = base.ask(question.text, recipe="full", bank="ignore")
-        plain = base.ask(question.text, recipe="reuse", bank="ignore")
+        full = base.ask(question.text, recipe="full", cache="off")
+        plain = base.ask(question.text, recipe="reuse", cache="off")
         base.store.forget_recent()
-        cold = base.ask(question.text, bank="ignore")
-        warm = base.ask(question.text, bank="ignore")
+        cold = base.ask(question.text, cache="off")
+        warm = base.ask(question.text, cache="off")
         asked.append(Asked(question, full, plain, cold, warm))
     return asked
 
@@ -109,7 +109,7 @@ def _row(asked: Asked) -> dict[str, object]:
 
 
 def _measure_speed(folder: Path) -> dict[str, float]:
-    """Full prefill against cold and warm reuse of the same ids; medians of three interleaved runs."""
+    """Time full prefill, cold and warm reuse of the same prompt; medians of three interleaved rounds."""
     import statistics
 
     from kvweave import ChunkStore, Prompt, prepare
@@ -129,7 +129,7 @@ def _measure_speed(folder: Path) -> dict[str, float]:
     tokens = adapter.template.render(Prompt("What is the password of Glorric?", chunks))
     times: dict[str, list[float]] = {"full": [], "cold": [], "warm": []}
     with ChunkStore(folder / "speed") as store:
-        prepare(adapter, store, chunks)
+        prepare(adapter, store, chunks, recipe="reuse")
         for _ in range(3):
             store.forget_recent()
             times["cold"].append(run(recipe_named("reuse"), adapter, store, tokens).timing.ttft_s)
@@ -140,7 +140,7 @@ def _measure_speed(folder: Path) -> dict[str, float]:
     return {"prompt_tokens": tokens.tokens, "reused_share": reused, **medians}
 
 
-def _tell_indexing(chunks: int, documents: int, base: "KnowledgeBase") -> None:
+def _print_indexing(chunks: int, documents: int, base: "KnowledgeBase") -> None:
     from kvweave.cli.output import STDOUT, amount
 
     size = base.store.stats().bytes
@@ -149,7 +149,7 @@ def _tell_indexing(chunks: int, documents: int, base: "KnowledgeBase") -> None:
     )
 
 
-def _tell_answers(asked: list[Asked]) -> None:
+def _print_answers(asked: list[Asked]) -> None:
     from rich.table import Table
 
     from kvweave.cli.output import STDOUT, seconds, share
@@ -166,8 +166,8 @@ def _tell_answers(asked: list[Asked]) -> None:
         )
     STDOUT.print(table)
     STDOUT.print(
-        "An answer with a cross needed to read one chunk knowing another, which plain reuse of isolated chunks loses. "
-        "The default recipe recomputes the few tokens that matter; `--ratio 1` computes everything again.\n"
+        "A cross marks a wrong answer. Plain reuse loses what one chunk says about another. The default recipe prepares "
+        "chunks behind the one before and recomputes a tenth of their tokens; `--ratio 1` recomputes everything.\n"
     )
     times = Table(title="Time to first token", title_justify="left", header_style="bold")
     times.add_column("question", overflow="fold")
@@ -180,8 +180,8 @@ def _tell_answers(asked: list[Asked]) -> None:
         times.add_row(one.question.text, *measured, reused)
     STDOUT.print(times)
     STDOUT.print(
-        "From the retrieved chunks to the first token's logits; cold: stored KV is read from the disk for the first time. "
-        "This model is tiny: most of what is left is the interpreter's time."
+        "From the retrieved chunks to the first token's logits. Cold: stored KV is read from the disk. This model is tiny: "
+        "most of the time that is left is Python's."
     )
 
 
@@ -191,7 +191,7 @@ def _marked(text: str, expected: str) -> "Text":
     return Text.assemble(text, (" ✓", "green") if text == expected else (" ✗", "red"))
 
 
-def _tell_speed(times: dict[str, float]) -> None:
+def _print_speed(times: dict[str, float]) -> None:
     from rich.table import Table
 
     from kvweave.cli.output import STDOUT, seconds, share

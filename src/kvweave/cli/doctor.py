@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact; `ok` False means that something does not work, and `detail` says what to do."""
+    """One fact; if `ok` is False something does not work, and `detail` says what to do."""
 
     name: str
     ok: bool
@@ -101,7 +101,7 @@ def _extras() -> list[Finding]:
 
 
 def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """A check's findings, or its failure as one."""
+    """Return a check's findings, or its failure as a finding."""
     from kvweave.errors import KvweaveError
 
     try:
@@ -151,11 +151,11 @@ def _embedding(encoder: "TextEncoder") -> list[Finding]:
 
 
 def _model(adapter: "Adapter") -> list[Finding]:
-    """What the model is, and whether stored KV gives the logits of full attention on it."""
+    """Describe the model, and check that stored KV reproduces the logits of full attention."""
     import tempfile
 
+    from kvweave.engine.api import prefill
     from kvweave.kvstore.chunk_store import ChunkStore
-    from kvweave.recipes.chunks_api import prefill
     from kvweave.types import Prompt
 
     shape, name = adapter.geometry, adapter.fingerprint.name

@@ -7,7 +7,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.types import AddReport, SkippedFile
+    from kvweave.results import AddReport, SkippedFile
 
 
 def add(
@@ -40,7 +40,7 @@ def add(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Index files and folders: chunks, vectors, chunk KV. Run it again and it does only what changed."""
+    """Index files and folders: chunks, vectors, chunk KV. A second run does only what changed."""
     from kvweave.cli.output import print_json, progress_bar
 
     opt.quiet_libraries()
@@ -136,7 +136,7 @@ def rm(
     shared: opt.Shared = None,
     json: opt.Json = False,
 ) -> None:
-    """Take documents out, with their chunks, vectors and KV. The files themselves are not touched."""
+    """Remove documents with their chunks, vectors, KV and answers. The files themselves stay."""
     from kvweave.cli.output import STDOUT, print_json
     from kvweave.errors import InvalidRequest
 

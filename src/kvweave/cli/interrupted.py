@@ -1,37 +1,37 @@
-"""Ctrl-C: what a command keeps of its work then, and the words that say so.
+"""Ctrl-C: which commands keep their finished work, and the message that says so.
 
-Most commands keep what was finished. Those that do not are marked here. Knows nothing of what any of them does.
+Most commands keep it. The decorators here mark those that do not.
 """
 
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec
 
-KEPT = "interrupted: what was finished is kept; run the same command again to go on"
-NOTHING_KEPT = "interrupted: nothing is kept; the same command begins anew"
-NOTHING_WITHOUT_OUTPUT = "interrupted: nothing is kept without --output; the same command begins anew"
+KEPT = "interrupted: finished work is kept; run the same command again to continue"
+NOTHING_KEPT = "interrupted: nothing is kept; the same command starts over"
+NOTHING_WITHOUT_OUTPUT = "interrupted: nothing is kept without --output; the same command starts over"
 
 _P = ParamSpec("_P")
 
 
 class NothingKept(KeyboardInterrupt):
-    """Ctrl-C in a command of which nothing is kept; its text says that to the user."""
+    """Ctrl-C in a command that keeps nothing; its text tells the user."""
 
 
 def keeps_nothing(command: Callable[_P, None]) -> Callable[_P, None]:
-    """Mark a command that begins anew when it is run again."""
+    """Mark a command that starts over when it is run again."""
     return _marked(command, NOTHING_KEPT, lambda given: False)
 
 
 def keeps_output(command: Callable[_P, None]) -> Callable[_P, None]:
-    """Mark a command that goes on from what is in its `output`, and begins anew where it was given none."""
+    """Mark a command that continues from its `output` folder, and starts over without one."""
     return _marked(command, NOTHING_WITHOUT_OUTPUT, lambda given: given.get("output") is not None)
 
 
 def _marked(
-    command: Callable[_P, None], said: str, kept: Callable[[Mapping[str, object]], bool]
+    command: Callable[_P, None], message: str, kept: Callable[[Mapping[str, object]], bool]
 ) -> Callable[_P, None]:
-    """The command, interrupted with the words `said` unless its options say that its work is `kept`."""
+    """Return the command; an interrupt raises NothingKept with `message` unless its options say that work is `kept`."""
 
     @wraps(command)
     def marked(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -40,18 +40,18 @@ def _marked(
         except BaseException as error:
             if kept(kwargs) or interrupt_behind(error) is None:
                 raise
-            raise NothingKept(said) from error
+            raise NothingKept(message) from error
 
     return marked
 
 
 def interrupt_behind(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Ctrl-C at the bottom of an error: transformers turns one that comes while it imports into its own error."""
+    """Return the Ctrl-C that caused an error: transformers wraps one that comes while it imports."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
 
 
-def said(interrupt: KeyboardInterrupt | None) -> str:
-    """One sentence for the user."""
+def message(interrupt: KeyboardInterrupt | None) -> str:
+    """Return one sentence for the user."""
     return str(interrupt) if isinstance(interrupt, NothingKept) else KEPT

@@ -20,7 +20,9 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 Home = Annotated[
     Path | None,
     typer.Option(
-        "--home", envvar="KVWEAVE_HOME", help="Where everything is kept. Default: the platform's data folder."
+        "--home",
+        envvar="KVWEAVE_HOME",
+        help="Where everything is stored. Default: the platform's data folder.",
     ),
 ]
 Kb = Annotated[str, typer.Option("--kb", envvar="KVWEAVE_KB", help="Name of the knowledge base.")]
@@ -51,16 +53,15 @@ System = Annotated[
     typer.Option(
         "--system",
         envvar="KVWEAVE_SYSTEM",
-        help="The instruction every prompt starts with; settled by the first add.",
+        help="The instruction that every prompt starts with; fixed by the first add.",
     ),
 ]
 Recipe = Annotated[
     str | None,
     typer.Option(
         "--recipe",
-        "--select",
         envvar="KVWEAVE_RECIPE",
-        help="How stored KV is reused, and what of it is recomputed; an unknown name lists the known ones.",
+        help="How stored KV is reused and which tokens are recomputed; an unknown name lists the known ones.",
     ),
 ]
 Prepare = Annotated[
@@ -68,7 +69,7 @@ Prepare = Annotated[
     typer.Option(
         "--prepare",
         envvar="KVWEAVE_PREPARE",
-        help="How chunk KV is made beforehand, where not as the recipe does it; an unknown name lists the known ones.",
+        help="How chunk KV is prepared, if not as the recipe does it; an unknown name lists the known ones.",
     ),
 ]
 Auxiliary = Annotated[
@@ -84,8 +85,8 @@ Storage = Annotated[
     typer.Option(
         "--storage",
         envvar="KVWEAVE_STORAGE",
-        help="How chunk KV that is made beforehand is stored: auto, exact, int8 or int4. Default: auto, which is int8 "
-        "where the recipe does not need exact KV.",
+        help="How prepared chunk KV is stored: auto, exact, int8 or int4. Default: auto, which is int8 unless the "
+        "recipe needs exact KV.",
     ),
 ]
 Shared = Annotated[
@@ -93,10 +94,10 @@ Shared = Annotated[
     typer.Option(
         "--shared",
         envvar="KVWEAVE_SHARED",
-        help="Address of a place for chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix.",
+        help="Address of chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix.",
     ),
 ]
-RemoteTier = Annotated[
+Tier = Annotated[
     str | None,
     typer.Option("--tier", help="device, host, disk or shared.", show_default=False),
 ]
@@ -105,7 +106,7 @@ KvBudget = Annotated[
     typer.Option(
         "--kv-budget",
         envvar="KVWEAVE_KV_BUDGET",
-        help="KV entries that each decoded token attends to: a share up to 1, above it a number. Default: all, in memory.",
+        help="KV entries that each decoded token attends to: a share up to 1, or a number above 1. Default: all, in memory.",
     ),
 ]
 ResidentBytes = Annotated[
@@ -113,7 +114,7 @@ ResidentBytes = Annotated[
     typer.Option(
         "--resident-bytes",
         envvar="KVWEAVE_RESIDENT_BYTES",
-        help="Most memory for KV while decoding, such as 200MB; the rest lies in a file. Default: no bound.",
+        help="Most memory for KV while decoding, such as 200MB; the rest is in a file. Default: no limit.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -121,14 +122,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", he
 
 
 def open_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
-    """Open the knowledge base that a command's options name, which must be there; None means not given."""
+    """Open the existing knowledge base that a command's options name; a setting of None was not given."""
     from kvweave.engine.knowledge_base import open_existing
 
     return open_existing(name, home=home, **settings)
 
 
 def make_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
-    """The same, making it if it is not there."""
+    """Open a knowledge base, creating it if it is not there."""
     from kvweave.engine.knowledge_base import open_knowledge_base
 
     return open_knowledge_base(name, home=home, **settings)
@@ -137,7 +138,7 @@ def make_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
 def one_budget(
     context: typer.Context, ratio: float | None, coverage: float | None
 ) -> tuple[float | None, float | None]:
-    """Ratio and coverage as given; of the two, one on the command line stands for one from the environment."""
+    """Return ratio and coverage; one given on the command line overrides the other one from the environment."""
     typed = {
         name
         for name in ("ratio", "coverage")
@@ -149,7 +150,7 @@ def one_budget(
 
 
 def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Choice]:
-    """Each of these names as one of those that there are; raises InvalidRequest for another, naming them."""
+    """Return each name as one of the known ones; raises InvalidRequest, listing them, for an unknown one."""
     from kvweave.errors import InvalidRequest
 
     by_name = {str(one): one for one in known}
@@ -160,21 +161,21 @@ def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Cho
 
 
 def tier_named(name: str) -> "TierName":
-    """The tier of this name; raises InvalidRequest if there is none."""
+    """Return the tier of this name; raises InvalidRequest if there is none."""
     from kvweave.kvstore.reports import TIERS
 
     return chosen([name], TIERS, "tier")[0]
 
 
 def storages_named(names: Sequence[str]) -> "list[StorageName]":
-    """The storages of these names; raises InvalidRequest for one that there is not."""
+    """Return the storages of these names; raises InvalidRequest for an unknown one."""
     from kvweave.types import STORAGES
 
     return chosen(names, list(STORAGES.values()), "storage")
 
 
 def size_bytes(text: str) -> int:
-    """A size as people write it, 500MB or 20GB, in bytes; raises InvalidRequest."""
+    """Return a size such as 500MB or 20GB in bytes; raises InvalidRequest."""
     from kvweave.errors import InvalidRequest
 
     match = _SIZE.fullmatch(text.strip())
@@ -184,7 +185,7 @@ def size_bytes(text: str) -> int:
 
 
 def quiet_libraries() -> None:
-    """Keep transformers from printing its own progress bars and notices among ours."""
+    """Keep transformers from printing progress bars and notices."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

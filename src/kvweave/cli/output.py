@@ -1,4 +1,4 @@
-"""How results look: JSON, tables, progress bars, amounts for people."""
+"""How commands print results: JSON, progress bars, amounts with units."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ STDERR = Console(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document to standard output."""
     from kvweave.engine.facts import facts
 
     typer.echo(json.dumps(facts(value), ensure_ascii=False, indent=2))
@@ -29,7 +29,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Report]:
-    """A bar per stage on standard error; yields the callback that moves it."""
+    """Show one progress bar per stage on standard error; yield the callback that advances it."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -51,7 +51,7 @@ def progress_bar(quiet: bool) -> Iterator[Report]:
 
 
 def amount(size_bytes: float) -> str:
-    """Bytes with a decimal unit: 12.3 MB."""
+    """Format bytes with a decimal unit: 12.3 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(size_bytes) < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -60,10 +60,10 @@ def amount(size_bytes: float) -> str:
 
 
 def seconds(value_s: float) -> str:
-    """A duration: milliseconds below one second."""
+    """Format a duration, in milliseconds below one second."""
     return f"{value_s * 1e3:.0f} ms" if value_s < 1 else f"{value_s:.2f} s"
 
 
 def share(value: float) -> str:
-    """A share 0..1 as per cent."""
+    """Format a share 0..1 as a percentage."""
     return f"{value:.0%}"

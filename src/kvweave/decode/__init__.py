@@ -1,1 +1,1 @@
-"""Decoding with the KV cache on flash: what is attended, where it lies, and what of it stays in memory."""
+"""Decoding with the KV cache offloaded to disk: clusters of entries, their files, and the part held in memory."""

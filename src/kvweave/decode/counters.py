@@ -1,27 +1,36 @@
-"""What decoding read, found in memory and held: sums that a step's difference is taken of.
+"""Counters of offloaded decoding: what was read, found in memory, written and held.
 
-Counted where it happens and read by whoever reports; knows nothing of either.
+The cost of a step is the difference of two copies.
 """
 
 from dataclasses import asdict, dataclass, fields
 
-from kvweave.types import Decoding
+from kvweave.results import DecodeStats
+
+_LEVELS = ("resident_bytes", "peak_resident_bytes")  # current values, not sums
 
 
 @dataclass(slots=True)
 class DecodeCounts:
-    """Sums since the cache was made, over all layers and heads.
+    """Sums since the cache was created, over all layers and heads.
 
-    `pages_read`, `bytes_read`, `reads`: from flash, representatives and index scans included; `entries_read`: useful
-    entries among them, clusters' alone, in `cluster_reads` reads. `retrieved`, `hits`: clusters asked for, and those of
-    them that were in memory because they had been asked for before; `hits_ahead`: because they had been fetched ahead, or
-    were on their way. `prefetched`, `prefetch_unused`: clusters fetched ahead, and those of them
-    that went without being used. `pages_written`, `bytes_written`, `writes`; `partial_pages`: pages written before
-    they were full. `split_bytes_read`: read for splits alone. `moved_bytes`: written again at
-    another place, as the half of a split cluster that leaves and, in a packed layout, what stands behind it.
-    `copied_bytes`: to the device's memory that `device_bytes` sets aside. `attended`: entries attended, summed over layers
-    and KV heads. `splits`, `forced_splits` of them for a full buffer, `rows`: new rows. `peak_resident_bytes`: the most KV
-    held in memory at any time.
+    Attributes:
+        rows: new rows.
+        attended: attended entries, summed over layers and KV heads.
+        retrieved: requested clusters.
+        hits: those found in memory because an earlier step had requested them.
+        hits_ahead: those found in memory because they had been prefetched, or were being read.
+        prefetched, prefetch_unused: clusters prefetched, and those evicted without being used.
+        pages_read, bytes_read, reads: from disk, centroids and index scans included.
+        cluster_reads, entries_read: reads of clusters alone, and the useful entries that they returned.
+        split_bytes_read: read for splits alone.
+        pages_written, bytes_written, writes: to disk.
+        partial_pages: pages written before they were full.
+        moved_bytes: rewritten at another place: the half that leaves a split cluster and, in a packed layout, all pages
+            after a cluster that grows.
+        copied_bytes: copied to the device memory that `device_bytes` reserves.
+        splits, forced_splits: all splits, and those because a buffer was full.
+        resident_bytes, peak_resident_bytes: KV in memory now, and the most at any time.
     """
 
     rows: int = 0
@@ -50,40 +59,42 @@ class DecodeCounts:
 
     @property
     def mean_run_entries(self) -> float:
-        """Entries that one read from flash brings on the mean."""
+        """Average number of entries per read of clusters."""
         return self.entries_read / self.cluster_reads if self.cluster_reads else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """Share of retrieved clusters that had stayed in memory since they were asked for before, 0..1."""
+        """Share of requested clusters that were in memory since an earlier request, 0..1."""
         return self.hits / self.retrieved if self.retrieved else 0.0
 
     @property
     def ahead_rate(self) -> float:
-        """Share of retrieved clusters that had been fetched ahead, 0..1."""
+        """Share of requested clusters that had been prefetched, 0..1."""
         return self.hits_ahead / self.retrieved if self.retrieved else 0.0
 
-    def hold(self, resident_bytes: int) -> None:
-        """Note what is held in memory now."""
+    def record_resident(self, resident_bytes: int) -> None:
+        """Record the KV held in memory now."""
         self.resident_bytes = resident_bytes
         self.peak_resident_bytes = max(self.peak_resident_bytes, resident_bytes)
 
     def copy(self) -> "DecodeCounts":
-        """These sums as they are now."""
+        """Return a copy."""
         return DecodeCounts(**asdict(self))
 
     def since(self, earlier: "DecodeCounts") -> "DecodeCounts":
-        """What was added since `earlier`; what is held and its peak stay as they are."""
-        levels = {"resident_bytes", "peak_resident_bytes"}
+        """Return what was added since `earlier`; the resident bytes and their peak stay as they are."""
         names = [field.name for field in fields(self)]
         return DecodeCounts(
-            **{n: getattr(self, n) - (0 if n in levels else getattr(earlier, n)) for n in names}
+            **{
+                name: getattr(self, name) - (0 if name in _LEVELS else getattr(earlier, name))
+                for name in names
+            }
         )
 
-    def per_token(self) -> Decoding:
-        """A report row's facts, by the names that every report uses; a token is a new row."""
+    def per_token(self) -> DecodeStats:
+        """Return the facts of a report row, per new row."""
         rows = max(1, self.rows)
-        return Decoding(
+        return DecodeStats(
             attended_per_token=self.attended / rows,
             pages_read_per_token=self.pages_read / rows,
             bytes_per_token=self.bytes_read / rows,

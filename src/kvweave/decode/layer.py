@@ -1,8 +1,7 @@
-"""One layer of a cache that is decoded by retrieval: what the library updates and what our attention asks.
+"""One layer of an offloaded cache: its sinks, its recent window, and a retriever for the entries in between.
 
-New rows go to the recent window; what the window no longer holds goes to the layer's retriever. A layer with a sliding
-window of its own stays as it is: it keeps that window and retrieves nothing. Tensor letters: G KV heads, T new rows,
-D head width.
+New rows go to the window; what leaves it goes to the retriever. A layer with a sliding window of its own keeps that
+window and retrieves nothing. Tensor letters: G KV heads, T new rows, D head width.
 """
 
 from collections.abc import Callable
@@ -17,148 +16,38 @@ from kvweave.errors import InvalidRequest
 from kvweave.models.attention import AttentionCall
 from kvweave.ops.partial_attention import PartialAttention
 
-
-class RecentWindow:
-    """Keys and values (G, n, D) of the first `sinks` positions and of the latest ones."""
-
-    def __init__(self, sinks: int) -> None:
-        self.wanted_sinks = sinks
-        self._first: Tensor | None = None  # (2, G, sinks, D)
-        self._rows: Tensor | None = None  # (2, G, capacity, D)
-        self._start = self._end = 0  # the valid part of `_rows`
-        self.seen = 0  # positions appended so far
-
-    @property
-    def held(self) -> int:
-        """Entries in the window, sinks not counted."""
-        return self._end - self._start
-
-    @property
-    def sinks(self) -> int:
-        """Sinks held."""
-        return 0 if self._first is None else self._first.shape[2]
-
-    @property
-    def resident_bytes(self) -> int:
-        """What the buffers take."""
-        return sum(part.nbytes for part in (self._first, self._rows) if part is not None)
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Take in new rows (G, T, D), copied; the first of all become sinks."""
-        if not keys.shape[1]:
-            return
-        rows = torch.stack([keys, values])  # (2, G, T, D)
-        free = min(self.wanted_sinks - self.sinks, rows.shape[2])
-        if free > 0:
-            first = rows[:, :, :free]
-            self._first = first.clone() if self._first is None else torch.cat([self._first, first], dim=2)
-            rows = rows[:, :, free:]
-        self.seen += keys.shape[1]
-        count = rows.shape[2]
-        if not count:
-            return
-        self._make_room(rows, count)
-        assert self._rows is not None
-        self._rows[:, :, self._end : self._end + count] = rows
-        self._end += count
-
-    def growth_bytes(self, like: Tensor, count: int) -> int:
-        """What buffers take more while `count` rows are taken in, each as wide as `like` (G, T, D): old ones go afterwards."""
-        if self._rows is not None and self._end + count <= self._rows.shape[2]:
-            return 0
-        return 2 * like.shape[0] * _capacity(self.held + count) * like.shape[2] * like.itemsize
-
-    def trim(self) -> None:
-        """Give back what a window that has shrunk does not need any more."""
-        if self._rows is not None and self._rows.shape[2] > 2 * _capacity(self.held):
-            self._move(self._rows, _capacity(self.held))
-
-    def skip(self, count: int) -> None:
-        """Count positions that are kept elsewhere from the start."""
-        self.seen += count
-
-    def leave(self, count: int) -> tuple[Tensor, Tensor]:
-        """The oldest `count` entries, keys and values (G, count, D); views, valid until the next `append`."""
-        assert self._rows is not None
-        gone = self._rows[:, :, self._start : self._start + count]
-        self._start += count
-        return gone[0], gone[1]
-
-    def parts(self) -> list[tuple[Tensor, Tensor, int]]:
-        """What is held: keys and values (G, n, D) to be read only, and the position of the first of them."""
-        found = []
-        if self._first is not None:
-            found.append((self._first[0], self._first[1], 0))
-        if self._rows is not None and self.held:
-            rows = self._rows[:, :, self._start : self._end]
-            found.append((rows[0], rows[1], self.seen - self.held))
-        return found
-
-    def state(self) -> dict[str, Tensor]:
-        """Copies of what is held, for `restore`."""
-        found = {} if self._first is None else {"sinks": self._first.clone()}
-        if self._rows is not None:
-            found["window"] = self._rows[:, :, self._start : self._end].contiguous()
-            found["room"] = torch.tensor([self._start, self._rows.shape[2]])
-        return found
-
-    def restore(self, state: dict[str, Tensor], seen: int) -> None:
-        """Hold what `state` gave, `seen` positions in all."""
-        self._first = state.get("sinks")
-        self.seen = seen
-        if "window" in state:
-            window, (start, room) = state["window"], state["room"].tolist()
-            self._rows = window.new_empty(*window.shape[:2], room, window.shape[3])
-            self._start, self._end = start, start + window.shape[2]
-            self._rows[:, :, self._start : self._end] = window
-
-    def _make_room(self, like: Tensor, count: int) -> None:
-        if self._rows is not None and self._end + count <= self._rows.shape[2]:
-            return
-        self._move(like, _capacity(self.held + count))
-
-    def _move(self, like: Tensor, capacity: int) -> None:
-        held = self.held
-        moved = like.new_empty(2, like.shape[1], capacity, like.shape[3])
-        if self._rows is not None:
-            moved[:, :, :held] = self._rows[:, :, self._start : self._end]
-        self._rows, self._start, self._end = moved, 0, held
-
-
-def _capacity(entries: int) -> int:
-    """Room for half as many again, so that entries are moved seldom."""
-    return entries + max(16, entries // 2)
-
-
-_ROWS_AT_ONCE = 256  # that are in the window before the oldest leave it
+_BLOCK_ROWS = 256  # appended to the window before its oldest entries leave
 
 
 class OffloadedLayer(CacheLayerMixin):
-    """`retriever` keeps what leaves the window; `allow` says how many entries a step attends to, given those stored.
+    """Sinks and window in `recent`, older entries in `retriever`; `budget_for` gives a step's budget for N stored entries.
 
-    `before_growth` is called with the bytes that the layer is about to take more.
+    `reserve_memory` is called with the bytes by which the layer is about to grow.
     """
 
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, sinks: int, retriever: Retriever, allow: Callable[[int], TokenBudget]) -> None:
+    def __init__(self, sinks: int, retriever: Retriever, budget_for: Callable[[int], TokenBudget]) -> None:
         super().__init__()
         self.recent = RecentWindow(sinks)
         self.retriever = retriever
-        self.sliding: int | None = None
-        self.before_growth: Callable[[int], None] = lambda more_bytes: None
-        self._allow = allow
+        self.sliding_window: int | None = None
+        self.reserve_memory: Callable[[int], None] = lambda more_bytes: None
+        self._budget_for = budget_for
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Part of the library's interface."""
+        """Record dtype and device; part of the transformers interface."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Take in new rows (1, G, T, D) and return them alone: attention finds the others here."""
+        """Append new rows (1, G, T, D) and return them alone; attention finds the older ones here.
+
+        Raises InvalidRequest for a batch.
+        """
         if key_states.shape[0] != 1:
             raise InvalidRequest(
                 f"a batch of {key_states.shape[0]} sequences (beams, samples) cannot be decoded by retrieval; decode "
@@ -166,115 +55,239 @@ class OffloadedLayer(CacheLayerMixin):
             )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._take_in(key_states[0], value_states[0])
+        self._append(key_states[0], value_states[0])
         return key_states, value_states
 
-    def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None, sliding: int | None) -> None:
-        """Take in a prompt's rows (G, N, D); `queries` (H, T, D) of its last ones; `sliding`: the layer's own window."""
+    def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None, sliding_window: int | None) -> None:
+        """Store a prompt's rows (G, N, D); `queries` (H, T, D) are those of its last rows, if known."""
         self.lazy_initialization(keys, values)
-        self._slides(sliding)
+        self._set_sliding_window(sliding_window)
         count = keys.shape[1]
-        latest = self._kept(count)
-        first = min(self.recent.wanted_sinks, count)
-        middle = max(first, count - latest)
-        if middle > first:
-            between = slice(first, middle)
-            if not self.retriever.wanted(middle - first, self._allow(count)):
-                middle = first
-            else:
+        first = min(self.recent.max_sinks, count)
+        window_start = max(first, count - self._window_size(count))
+        if window_start > first:
+            if self.retriever.accepts(window_start - first, self._budget_for(count)):
+                between = slice(first, window_start)
                 self.retriever.fill(keys[:, between], values[:, between], queries)
-        self._take_in(keys[:, :first], values[:, :first])
-        self.recent.skip(middle - first)
-        self._take_in(keys[:, middle:], values[:, middle:])
+            else:
+                window_start = first
+        self._append(keys[:, :first], values[:, :first])
+        self.recent.skip(window_start - first)
+        self._append(keys[:, window_start:], values[:, window_start:])
 
     def attend(self, call: AttentionCall, rows: Tensor) -> tuple[Tensor, int]:
-        """The attention output (1, H, T, D) of new rows (T,), and how many entries they saw, summed over KV heads."""
-        attention = self._attention(call)
-        seen = self._attend_held(attention, rows, own=rows.numel() - 1)
-        self._let_go(self._allow(self.recent.seen))
-        return attention.result(), seen
+        """Return the attention output (1, H, T, D) of new rows (T,) and the attended entries, summed over KV heads.
 
-    def attend_behind(self, call: AttentionCall, rows: Tensor) -> tuple[Tensor, int]:
-        """The same of rows (T,) of a prompt behind all that is held, whose keys and values (1, G, N, D) the call has."""
-        attention, first = self._attention(call), self.recent.seen
-        seen = self._add(attention, call.keys[0], call.values[0], first, first + rows)
-        seen += self._attend_held(attention, first + rows, own=0)
-        if self.sliding is None:
-            self.retriever.settle(self._allow(first))
-        return attention.result(), seen
+        The rows have been appended by `update`.
+        """
+        attention = self._start_attention(call)
+        attended = self._attend_stored(attention, rows, own=rows.numel() - 1)
+        self._trim_window(self._budget_for(self.recent.seq_length))
+        return attention.result(), attended
 
-    def extend(self, keys: Tensor, values: Tensor, sliding: int | None) -> None:
-        """Take in further rows (G, N, D) of the text that have been attended from."""
-        self._slides(sliding)
-        for some in zip(keys.split(_ROWS_AT_ONCE, 1), values.split(_ROWS_AT_ONCE, 1), strict=True):
-            self._take_in(*some)
-            self._let_go(self._allow(self.recent.seen))
+    def attend_turn(self, call: AttentionCall, rows: Tensor) -> tuple[Tensor, int]:
+        """As `attend` for rows (T,) of a prompt that follows the stored text; `call` has its keys and values (1, G, N, D)."""
+        attention, first = self._start_attention(call), self.recent.seq_length
+        attended = self._attend_segment(attention, call.keys[0], call.values[0], first, first + rows)
+        attended += self._attend_stored(attention, first + rows, own=0)
+        if self.sliding_window is None:
+            self.retriever.finish_pass(self._budget_for(first))
+        return attention.result(), attended
 
-    def resume(self, state: dict[str, Tensor], seen: int, sliding: int | None) -> None:
-        """Hold the window that `recent.state` gave after `seen` positions."""
-        self.recent.restore(state, seen)
-        for keys, values, _ in self.recent.parts():
+    def append(self, keys: Tensor, values: Tensor, sliding_window: int | None) -> None:
+        """Append rows (G, N, D) of a turn whose attention is done."""
+        self._set_sliding_window(sliding_window)
+        for block in zip(keys.split(_BLOCK_ROWS, 1), values.split(_BLOCK_ROWS, 1), strict=True):
+            self._append(*block)
+            self._trim_window(self._budget_for(self.recent.seq_length))
+
+    def restore(self, window: dict[str, Tensor], seq_length: int, sliding_window: int | None) -> None:
+        """Restore what `recent.state` returned after `seq_length` positions."""
+        self.recent.restore(window, seq_length)
+        for keys, values, _ in self.recent.segments():
             self.lazy_initialization(keys, values)
-        self._slides(sliding)
+        self._set_sliding_window(sliding_window)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Key length and offset for the library's masks, which our attention does not use."""
+        """Return key length and offset of the library's masks, which our attention does not use."""
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Positions seen so far."""
-        return self.recent.seen
+        """Return the number of positions so far."""
+        return self.recent.seq_length
 
     def get_max_length(self) -> int:
-        """No maximum."""
+        """Return -1: there is no maximum."""
         return -1
 
-    def _attention(self, call: AttentionCall) -> PartialAttention:
-        self._slides(call.window)
+    def _start_attention(self, call: AttentionCall) -> PartialAttention:
+        self._set_sliding_window(call.window)
         return PartialAttention(call.query, call.keys.shape[1], scaling=call.scaling, softcap=call.softcap)
 
-    def _add(
+    def _attend_stored(self, attention: PartialAttention, rows: Tensor, own: int) -> int:
+        """Attend from rows (T,) to all that is stored; return the entries that the last row attends to.
+
+        `own` entries in the window are the pass's own and do not count against the budget.
+        """
+        attended = sum(self._attend_segment(attention, *segment, rows) for segment in self.recent.segments())
+        always = self.recent.sinks + self.recent.entries - own
+        if self.sliding_window is None:
+            limit = self._budget_for(self.recent.seq_length).remaining(always)
+            attended += self.retriever.attend(attention, limit)
+        return attended
+
+    def _attend_segment(
         self, attention: PartialAttention, keys: Tensor, values: Tensor, start: int, rows: Tensor
     ) -> int:
-        """Attend from rows (T,) to keys and values (G, n, D) that stand from `start` on; how many the last row saw."""
+        """Attend from rows (T,) to keys and values (G, n, D) at positions from `start`; return as `_attend_stored`."""
         positions = torch.arange(start, start + keys.shape[1], device=rows.device)
         visible = positions <= rows[:, None]  # (T, n)
-        if self.sliding is not None:
-            visible &= positions > rows[:, None] - self.sliding
+        if self.sliding_window is not None:
+            visible &= positions > rows[:, None] - self.sliding_window
         attention.add(keys, values, None if bool(visible.all()) else visible[None])
         return int(visible[-1].sum()) * keys.shape[0]
 
-    def _attend_held(self, attention: PartialAttention, rows: Tensor, own: int) -> int:
-        """Attend from rows (T,) to what is held, `own` entries beside the budget; how many the last row saw."""
-        seen = sum(self._add(attention, *part, rows) for part in self.recent.parts())
-        always = self.recent.sinks + self.recent.held - own
-        if self.sliding is None:
-            seen += self.retriever.attend(attention, self._allow(self.recent.seen).left(always))
-        return seen
-
-    def _slides(self, window: int | None) -> None:
-        """Learn that the layer has a window of its own, beyond which nothing is ever seen."""
-        if window is not None and self.sliding is None:
-            self.sliding = window
+    def _set_sliding_window(self, window: int | None) -> None:
+        """Record the layer's own window: entries beyond it are never attended again, so nothing is retrieved."""
+        if window is not None and self.sliding_window is None:
+            self.sliding_window = window
             self.retriever = SinkAttention()
 
-    def _kept(self, held: int) -> int:
-        """How many latest rows stay when the next row comes."""
-        if self.sliding is not None:
-            return min(held, self.sliding - 1)
-        return min(held, self._allow(self.recent.seen or held).window - 1)
+    def _window_size(self, entries: int) -> int:
+        """Return how many of the latest `entries` stay when the next row comes."""
+        if self.sliding_window is not None:
+            return min(entries, self.sliding_window - 1)
+        return min(entries, self._budget_for(self.recent.seq_length or entries).window - 1)
 
-    def _take_in(self, keys: Tensor, values: Tensor) -> None:
-        """New rows (G, T, D) join the window."""
-        self.before_growth(self.recent.growth_bytes(keys, keys.shape[1]))
+    def _append(self, keys: Tensor, values: Tensor) -> None:
+        self.reserve_memory(self.recent.growth_bytes(keys, keys.shape[1]))
         self.recent.append(keys, values)
 
-    def _let_go(self, allowed: TokenBudget) -> None:
-        kept = self._kept(self.recent.held)
-        leaving = self.retriever.wanted(self.recent.held - kept, allowed) if self.recent.held > kept else 0
-        if leaving:
-            keys, values = self.recent.leave(leaving)
-            self.retriever.add(keys, values, allowed)
+    def _trim_window(self, budget: TokenBudget) -> None:
+        """Move entries beyond the window to the retriever, and finish the pass."""
+        surplus = self.recent.entries - self._window_size(self.recent.entries)
+        accepted = self.retriever.accepts(surplus, budget) if surplus > 0 else 0
+        if accepted:
+            keys, values = self.recent.pop_oldest(accepted)
+            self.retriever.add(keys, values, budget)
             self.recent.trim()
-        if self.sliding is None:
-            self.retriever.settle(allowed)
+        if self.sliding_window is None:
+            self.retriever.finish_pass(budget)
+
+
+class RecentWindow:
+    """Keys and values (G, n, D) of the first `max_sinks` positions and of the latest ones.
+
+    `seq_length` counts all positions so far, those stored elsewhere included.
+    """
+
+    def __init__(self, max_sinks: int) -> None:
+        self.max_sinks = max_sinks
+        self.seq_length = 0
+        self._sinks: Tensor | None = None  # (2, G, sinks, D)
+        self._rows: Tensor | None = None  # (2, G, capacity, D)
+        self._start = self._end = 0  # the valid part of `_rows`
+
+    @property
+    def entries(self) -> int:
+        """Entries in the window, without sinks."""
+        return self._end - self._start
+
+    @property
+    def sinks(self) -> int:
+        """Number of sinks held."""
+        return 0 if self._sinks is None else self._sinks.shape[2]
+
+    @property
+    def resident_bytes(self) -> int:
+        """Size of the buffers."""
+        return sum(part.nbytes for part in (self._sinks, self._rows) if part is not None)
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Append copies of new rows (G, T, D); the first ones become sinks."""
+        if not keys.shape[1]:
+            return
+        rows = torch.stack([keys, values])  # (2, G, T, D)
+        missing = min(self.max_sinks - self.sinks, rows.shape[2])
+        if missing > 0:
+            first = rows[:, :, :missing]
+            self._sinks = first.clone() if self._sinks is None else torch.cat([self._sinks, first], dim=2)
+            rows = rows[:, :, missing:]
+        self.seq_length += keys.shape[1]
+        count = rows.shape[2]
+        if not count:
+            return
+        if self._rows is None or not self._fits(count):
+            self._reallocate(rows, _capacity(self.entries + count))
+        assert self._rows is not None
+        self._rows[:, :, self._end : self._end + count] = rows
+        self._end += count
+
+    def growth_bytes(self, like: Tensor, count: int) -> int:
+        """Return the extra memory needed while `count` rows of the width of `like` (G, T, D) are appended.
+
+        The old buffer is released only after the copy.
+        """
+        if self._fits(count):
+            return 0
+        return 2 * like.shape[0] * _capacity(self.entries + count) * like.shape[2] * like.itemsize
+
+    def trim(self) -> None:
+        """Shrink the buffer if the window has become much smaller."""
+        if self._rows is not None and self._rows.shape[2] > 2 * _capacity(self.entries):
+            self._reallocate(self._rows, _capacity(self.entries))
+
+    def skip(self, count: int) -> None:
+        """Count positions that are stored elsewhere from the start."""
+        self.seq_length += count
+
+    def pop_oldest(self, count: int) -> tuple[Tensor, Tensor]:
+        """Remove the oldest `count` entries; return views of keys and values (G, count, D), valid until `append`."""
+        assert self._rows is not None
+        rows = self._rows[:, :, self._start : self._start + count]
+        self._start += count
+        return rows[0], rows[1]
+
+    def segments(self) -> list[tuple[Tensor, Tensor, int]]:
+        """Return runs of entries: keys and values (G, n, D), read-only, and the position of the first one."""
+        found = []
+        if self._sinks is not None:
+            found.append((self._sinks[0], self._sinks[1], 0))
+        if self._rows is not None and self.entries:
+            rows = self._rows[:, :, self._start : self._end]
+            found.append((rows[0], rows[1], self.seq_length - self.entries))
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of sinks and window, for `restore`."""
+        found = {} if self._sinks is None else {"sinks": self._sinks.clone()}
+        if self._rows is not None:
+            found["window"] = self._rows[:, :, self._start : self._end].contiguous()
+            found["room"] = torch.tensor([self._start, self._rows.shape[2]])
+        return found
+
+    def restore(self, state: dict[str, Tensor], seq_length: int) -> None:
+        """Restore what `state` returned after `seq_length` positions."""
+        self._sinks = state.get("sinks")
+        self.seq_length = seq_length
+        if "window" in state:
+            window, (start, capacity) = state["window"], state["room"].tolist()
+            self._rows = window.new_empty(*window.shape[:2], capacity, window.shape[3])
+            self._start, self._end = start, start + window.shape[2]
+            self._rows[:, :, self._start : self._end] = window
+
+    def _fits(self, count: int) -> bool:
+        return self._rows is not None and self._end + count <= self._rows.shape[2]
+
+    def _reallocate(self, like: Tensor, capacity: int) -> None:
+        """Move the window to a new buffer of the shape of `like` (2, G, …, D)."""
+        count = self.entries
+        moved = like.new_empty(2, like.shape[1], capacity, like.shape[3])
+        if self._rows is not None:
+            moved[:, :, :count] = self._rows[:, :, self._start : self._end]
+        self._rows, self._start, self._end = moved, 0, count
+
+
+def _capacity(entries: int) -> int:
+    """Leave room for half as many again, so that entries are rarely moved."""
+    return entries + max(16, entries // 2)

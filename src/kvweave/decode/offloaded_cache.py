@@ -1,7 +1,6 @@
-"""The KV of one text that is decoded by retrieval, as a transformers cache: its layers, and what they share.
+"""The KV of one text, offloaded to disk, as a transformers cache.
 
-A model goes on from it as from a canvas: by our own steps or an ordinary `generate`. Holds to the bound of memory:
-what windows, buffers and centroids need is taken from the frames in which clusters stay.
+A model continues from it by our own steps or by an ordinary `generate`.
 """
 
 import weakref
@@ -15,49 +14,34 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.centroids import SPARE_COLUMNS, Centroids
-from kvweave.decode.clusters.retrieval import PORTION_PAGES, ClusterParts
-from kvweave.decode.clusters.table import ClusterTable
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.disk.cluster_store import StoredClusters
-from kvweave.decode.disk.entry_format import EntryFormat
-from kvweave.decode.disk.layout import DualHeadPools, PackedRegions
-from kvweave.decode.disk.page_file import PageFile
-from kvweave.decode.disk.pages import ClusterPages
 from kvweave.decode.layer import OffloadedLayer
-from kvweave.decode.page_cache.frames import Frames
-from kvweave.decode.page_cache.page_cache import DevicePages, Residents
-from kvweave.decode.retriever import allowance
+from kvweave.decode.memory_limit import MemoryLimit
+from kvweave.decode.retriever import token_budget
 from kvweave.decode.settings import OffloadSettings
+from kvweave.decode.shared_state import build_shared_state
 from kvweave.decode.strategies import strategy_named
-from kvweave.errors import InvalidRequest, StoreError
+from kvweave.errors import StoreError
 from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.support import Geometry
 
-_MOST_TOKENS = 2**17  # frames without a bound are made for so long a text; a longer one evicts
-_ROWS_AT_ONCE = 256  # of a prompt, which share what is retrieved
-_WORKSPACE_SHARE = 8  # at most 1/8 of the bound is what a portion is laid out in
-
-
-class OffloadedPlan(RowPlan):
-    """New rows (T,) attend to what each layer of `held` offers them."""
-
-    def __init__(self, held: "OffloadedCache", rows: Tensor, dtype: torch.dtype) -> None:
-        super().__init__(rows, dtype)
-        self._held = held
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        """Attention of the rows' query (1, H, T, D); keys and values of the call are the rows' own."""
-        return self._held.attend(call, self.rows)
+_BLOCK_ROWS = 256  # rows of a turn that share what is retrieved
 
 
 class OffloadedCache(AppendableCache):
-    """KV on flash and in memory for one text. Close it: its files are without a name and go with it.
+    """KV of one text, on disk and in memory. Close it: its files have no name and are deleted with it.
 
-    `positions` (N,) are the rotary positions of the prompt it will be filled with, empty for a text that starts with
-    its first pass. `files` names where its two files lie, for a text that is to outlive the process. Raises
-    InvalidRequest for settings that cannot be honoured, StoreError where no file can be made.
+    Args:
+        geometry: the model's.
+        settings: see `OffloadSettings`.
+        positions: rotary positions (N,) of the prompt it will be filled with; empty for a text that starts with its
+            first pass.
+        files: paths of its two files, for a text that outlives the process.
+
+    Raises:
+        InvalidRequest: the settings are invalid.
+        StoreError: a file cannot be created.
     """
 
     def __init__(
@@ -70,165 +54,116 @@ class OffloadedCache(AppendableCache):
         self.settings = settings
         self.geometry = geometry
         self.counts = DecodeCounts()
-        make = strategy_named(settings.strategy)
-        form = EntryFormat(geometry.head_width, geometry.dtype, settings.storage, settings.flash.page_bytes)
-        self._failure: str | None = None  # in words: its traceback would hold this very text
-        self._before_change: Callable[[], None] | None = None
-        self._expected_bytes = 0
-        self._layer_bytes = [0] * geometry.layers  # what each has beside frames and centroids
-        self.parts = _build(geometry, settings, form, self.counts, files)
+        self._failure: str | None = None  # a message: a traceback would keep this cache alive
+        self._on_next_change: Callable[[], None] | None = None
+        new_retriever = strategy_named(settings.strategy)
+        self.shared = build_shared_state(geometry, settings, self.counts, files)
         try:
+            self.limit = MemoryLimit(self.shared, geometry.layers, geometry.kv_heads)
             layers = [
                 OffloadedLayer(
-                    settings.sinks, make(index, self.parts), lambda stored: allowance(settings, stored)
+                    settings.sinks,
+                    new_retriever(index, self.shared),
+                    lambda stored: token_budget(settings, stored),
                 )
                 for index in range(geometry.layers)
             ]
-            own = cast(
-                OffloadedCache, weakref.proxy(self)
-            )  # nothing holds itself: frames go with the last reference
-            self.parts.store.residents.more_frames = partial(OffloadedCache._take_back, own)
-            for index, layer in enumerate(layers):
-                layer.before_growth = layer.retriever.before_growth = partial(
-                    OffloadedCache._grow, own, index
-                )
-            if settings.residency.prefetch:
-                for index, layer in enumerate(layers):
-                    layer.retriever.when_read = partial(OffloadedCache._fetch_after, own, index)
+            self._connect(layers)
             where = torch.empty(0, dtype=torch.long) if positions is None else positions
             super().__init__(layers, where.to(geometry.device))
-            self.continuation = partial(OffloadedPlan, own, dtype=geometry.dtype)
+            self.continuation = partial(OffloadedPlan, self._weak_reference(), dtype=geometry.dtype)
             self._check_room(*range(geometry.layers))
         except BaseException:
             self.close()
             raise
 
-    def attend(self, call: AttentionCall, rows: Tensor) -> Tensor:
-        """One layer's attention output (1, H, T, D) for new rows (T,) that its update has taken in.
-
-        Raises StoreError, StoreFull or InvalidRequest (not enough memory); nothing can be computed here afterwards.
-        """
+    def fill(
+        self, layer: int, keys: Tensor, values: Tensor, queries: Tensor | None, sliding_window: int | None
+    ) -> None:
+        """Store one layer of a prompt, keys and values (G, N, D); see `OffloadedLayer.fill`. Raises as `attend`."""
         with self._usable():
-            self._begin(call.layer)
-            layer: OffloadedLayer = self.layers[call.layer]
-            output, seen = layer.attend(call, rows)
-            self._count(call.layer, rows.numel(), seen)
-        return output
-
-    def attend_behind(self, call: AttentionCall, rows: Tensor) -> Tensor:
-        """One layer's attention output (1, H, T, D) for rows (T,) of a prompt behind this text, which takes nothing in.
-
-        Keys and values of the call are the prompt's. What is retrieved is chosen for some rows together. Raises as
-        `attend`.
-        """
-        outputs = []
-        with self._usable():
-            self._begin(call.layer)
-            layer: OffloadedLayer = self.layers[call.layer]
-            some = zip(call.query.split(_ROWS_AT_ONCE, dim=2), rows.split(_ROWS_AT_ONCE), strict=True)
-            for query, own in some:
-                output, seen = layer.attend_behind(replace(call, query=query), own)
-                self._count(call.layer, own.numel(), seen)
-                outputs.append(output)
-        return torch.cat(outputs, dim=2)
-
-    def append(self, layer: int, keys: Tensor, values: Tensor, sliding: int | None) -> None:
-        """Take in one layer of that prompt, keys and values (G, N, D); see `OffloadedLayer.extend`."""
-        with self._usable():
-            self.layers[layer].extend(keys, values, sliding)
+            self.layers[layer].fill(keys, values, queries, sliding_window)
             self._check_room(layer)
 
     def before_layer(self, layer: int) -> None:
         """Start reading the layer's centroids while the model projects its query."""
         with self._usable():
-            if self.layers[layer].sliding is None:
-                self.layers[layer].retriever.begin()
+            if self.layers[layer].sliding_window is None:
+                self.layers[layer].retriever.prefetch_centroids()
 
-    def fill(
-        self, layer: int, keys: Tensor, values: Tensor, queries: Tensor | None, sliding: int | None
-    ) -> None:
-        """Take in one layer of a prompt, keys and values (G, N, D); see `OffloadedLayer.fill`."""
+    def attend(self, call: AttentionCall, rows: Tensor) -> Tensor:
+        """Return one layer's attention output (1, H, T, D) for new rows (T,) that its update has appended.
+
+        Raises StoreError, StoreFull or InvalidRequest (not enough memory); the cache is unusable afterwards.
+        """
         with self._usable():
-            self.layers[layer].fill(keys, values, queries, sliding)
+            self._start_layer(call.layer)
+            layer: OffloadedLayer = self.layers[call.layer]
+            output, attended = layer.attend(call, rows)
+            self._finish_layer(call.layer, rows.numel(), attended)
+        return output
+
+    def attend_turn(self, call: AttentionCall, rows: Tensor) -> Tensor:
+        """Return one layer's attention output (1, H, T, D) for rows (T,) of a prompt that follows this text.
+
+        `call` has the prompt's keys and values; nothing is appended. Blocks of rows share what is retrieved. Raises as
+        `attend`.
+        """
+        outputs = []
+        with self._usable():
+            self._start_layer(call.layer)
+            layer: OffloadedLayer = self.layers[call.layer]
+            blocks = zip(call.query.split(_BLOCK_ROWS, dim=2), rows.split(_BLOCK_ROWS), strict=True)
+            for query, block in blocks:
+                output, attended = layer.attend_turn(replace(call, query=query), block)
+                self._finish_layer(call.layer, block.numel(), attended)
+                outputs.append(output)
+        return torch.cat(outputs, dim=2)
+
+    def append(self, layer: int, keys: Tensor, values: Tensor, sliding_window: int | None) -> None:
+        """Append one layer of that prompt, keys and values (G, N, D). Raises as `attend`."""
+        with self._usable():
+            self.layers[layer].append(keys, values, sliding_window)
             self._check_room(layer)
 
     @property
     def resident_bytes(self) -> int:
-        """KV held in memory now, with everything that is set aside to hold it."""
-        return self._besides_frames() + self.parts.store.residents.frames.touched_bytes
+        """KV held in memory now, with all buffers that hold it."""
+        return self.limit.resident_bytes
 
     @property
     def usable(self) -> bool:
-        """Whether nothing has failed so far: what failed once is not gone on with."""
+        """Whether nothing has failed so far: after a failure the cache cannot be continued."""
         return self._failure is None
 
-    def before_change(self, then: Callable[[], None]) -> None:
-        """Call this once, before the next pass changes anything."""
-        self._before_change = then
+    def on_next_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, before the next pass changes anything."""
+        self._on_next_change = callback
 
     def flush(self) -> dict[str, object]:
-        """Bring all of it to the disk itself; what is in memory besides, for `StoredClusters.restore_resident`.
+        """Sync everything to disk; return what is in memory, for `ClusterStore.restore_resident`.
 
-        Raises StoreError and StoreFull; nothing can be computed here afterwards.
+        Raises StoreError and StoreFull; the cache is unusable afterwards.
         """
         with self._usable():
-            resident = self.parts.store.resident_state()
-            self.parts.store.flush()
+            resident = self.shared.store.resident_state()
+            self.shared.store.flush()
             for layer in range(len(self.layers)):
-                self.parts.representatives.end(layer, write=True)
-            self.parts.representatives.sync()
+                self.shared.centroids.release(layer, write=True)
+            self.shared.centroids.sync()
         return resident
 
-    def look_at(self, *changed: int) -> None:
-        """Note what these layers take now."""
-        for index in changed:
+    def measure(self, *layers: int) -> None:
+        """Record the memory that these layers take now."""
+        for index in layers:
             layer: OffloadedLayer = self.layers[index]
-            self._layer_bytes[index] = layer.recent.resident_bytes + layer.retriever.resident_bytes
-
-    def hold_to_bound(self, more_bytes: int = 0) -> None:
-        """Give frames up for what windows and centroids have come to need.
-
-        `more_bytes` are about to be needed. Raises InvalidRequest if frames are not enough.
-        """
-        bound, frames = self.settings.resident_bytes, self.parts.store.residents.frames
-        self.counts.hold(self.resident_bytes)
-        self._expected_bytes = more_bytes
-        if bound is not None:
-            besides = self._besides_frames() + more_bytes
-            allowed = (bound - besides) // frames.page_bytes
-            if allowed < 0:
-                raise InvalidRequest(
-                    f"resident_bytes is {bound}; windows, buffers and centroids alone take {besides}: allow "
-                    f"{besides - bound} bytes more, and some for clusters"
-                )
-            surplus = frames.count - allowed
-            if surplus > 0:
-                self.parts.store.residents.make_free(surplus)
-                frames.withdraw(surplus)
-
-    def _take_back(self) -> None:
-        """Have frames again that windows and centroids need no more."""
-        bound, frames = self.settings.resident_bytes, self.parts.store.residents.frames
-        if bound is not None and frames.withdrawn:
-            unused = (
-                bound - self._besides_frames() - self._expected_bytes
-            ) // frames.page_bytes - frames.count
-            frames.give_back(max(0, min(unused, frames.withdrawn)))
-
-    def _check_room(self, *changed: int) -> None:
-        """Hold to the bound as these layers have come to be; refuse it if it leaves too little for the steps that come."""
-        self.look_at(*changed)
-        self.hold_to_bound()
-        self._take_back()
-        if self.settings.strategy not in ("dense", "window"):
-            growth, layers = self.parts.representatives.growth_bytes, range(len(self.layers))
-            self.parts.store.check_room(max(growth(index, SPARE_COLUMNS + 1, 2) for index in layers))
+            self.limit.record_layer(index, layer.recent.resident_bytes + layer.retriever.resident_bytes)
 
     def close(self) -> None:
-        """Close the files, waiting for reads under way; closing twice is fine. Nothing can be computed here afterwards."""
+        """Wait for reads in flight and close the files; closing twice is fine. The cache is unusable afterwards."""
         self._failure = self._failure or "it was closed"
-        self.parts.store.close()
-        self.parts.representatives.close()
+        self.shared.store.close()
+        self.shared.centroids.close()
 
     def __enter__(self) -> "OffloadedCache":
         return self
@@ -236,9 +171,22 @@ class OffloadedCache(AppendableCache):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _weak_reference(self) -> "OffloadedCache":
+        """Return a weak reference for callbacks: with cycles, frames would outlive the last reference to the cache."""
+        return cast(OffloadedCache, weakref.proxy(self))
+
+    def _connect(self, layers: list[OffloadedLayer]) -> None:
+        """Set the callbacks of layers and retrievers."""
+        weak = self._weak_reference()
+        for index, layer in enumerate(layers):
+            reserve = partial(OffloadedCache._reserve_memory, weak, index)
+            layer.reserve_memory = layer.retriever.reserve_memory = reserve
+            if self.settings.residency.prefetch:
+                layer.retriever.on_reads_done = partial(OffloadedCache._prefetch_after, weak, index)
+
     @contextmanager
     def _usable(self) -> Iterator[None]:
-        """What failed once is not gone on with: part of a pass may have been taken in."""
+        """Raise StoreError after a failure: part of a pass may have been stored."""
         if self._failure is not None:
             raise StoreError(f"this text's KV cannot be used any more: {self._failure}")
         try:
@@ -247,99 +195,49 @@ class OffloadedCache(AppendableCache):
             self._failure = str(error) or f"it was stopped by {type(error).__name__}"
             raise
 
-    def _begin(self, layer: int) -> None:
-        """A pass comes to a layer: with the first one everything may change."""
+    def _start_layer(self, layer: int) -> None:
+        """Start a pass with its first layer."""
         if layer == 0:
-            if self._before_change is not None:
-                self._before_change()
-                self._before_change = None
-            self.parts.store.residents.next_row()
+            if self._on_next_change is not None:
+                self._on_next_change()
+                self._on_next_change = None
+            self.shared.store.page_cache.next_row()
 
-    def _grow(self, index: int, more_bytes: int) -> None:
-        """A layer is about to take so many bytes more."""
+    def _finish_layer(self, layer: int, rows: int, attended: int) -> None:
+        self.counts.rows += rows * (layer == 0)
+        self.counts.attended += attended
+        self.measure(layer)
+        self.limit.enforce()
+
+    def _check_room(self, *layers: int) -> None:
+        """Enforce the limit after these layers have grown, and check that the steps that follow have room."""
+        self.measure(*layers)
+        self.limit.enforce()
+        self.limit.reclaim_frames()
+        self.limit.check_room()
+
+    def _reserve_memory(self, layer: int, more_bytes: int) -> None:
+        """Make room for `more_bytes` that a layer is about to allocate."""
         if more_bytes:
             with self._usable():
-                self.look_at(index)
-                self.hold_to_bound(more_bytes)
+                self.measure(layer)
+                self.limit.enforce(more_bytes)
 
-    def _count(self, layer: int, rows: int, seen: int) -> None:
-        self.counts.rows += rows * (layer == 0)
-        self.counts.attended += seen
-        self.look_at(layer)
-        self.hold_to_bound()
-
-    def _fetch_after(self, index: int) -> None:
-        """Start reading what the next layer that retrieves will probably ask for, beside the rest of this one."""
-        for following in (*self.layers[index + 1 :], *self.layers[:index]):
-            if following.sliding is None:
-                following.retriever.ahead()
+    def _prefetch_after(self, layer: int) -> None:
+        """Start reading what the next layer that retrieves will probably need, while this one attends."""
+        for following in (*self.layers[layer + 1 :], *self.layers[:layer]):
+            if following.sliding_window is None:
+                following.retriever.prefetch()
                 return
 
-    def _besides_frames(self) -> int:
-        parts = self.parts
-        return (
-            sum(self._layer_bytes)
-            + parts.representatives.resident_bytes
-            + parts.store.pages.buffer_bytes
-            + self._workspace_bytes
-        )
 
-    @property
-    def _workspace_bytes(self) -> int:
-        """What a portion is laid out in, and the copies that a split works on."""
-        form = self.parts.store.form
-        portion = self.parts.portion_pages * self.geometry.kv_heads
-        keys_and_values = 2 * form.per_page * form.width
-        split = form.pages(self.settings.clusters.max_entries) * (form.page_bytes + 4 * keys_and_values)
-        return portion * form.laid_out_bytes + split
+class OffloadedPlan(RowPlan):
+    """New rows (T,) attend to what each layer of `cache` retrieves."""
 
+    def __init__(self, cache: OffloadedCache, rows: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(rows, dtype)
+        self._cache = cache
 
-def _build(
-    geometry: Geometry,
-    settings: OffloadSettings,
-    form: EntryFormat,
-    counts: DecodeCounts,
-    files: tuple[Path, Path] | None,
-) -> ClusterParts:
-    flash, layers, heads = settings.flash, geometry.layers, geometry.kv_heads
-    opened = partial(
-        PageFile,
-        page_bytes=form.page_bytes,
-        counts=counts,
-        folder=settings.folder,
-        direct=flash.direct,
-        readers=flash.readers,
-    )
-    entries_path, centroids_path = files or (None, None)
-    entries = opened(entries_path)
-    try:
-        centroids = opened(centroids_path)
-    except StoreError:
-        entries.close()
-        raise
-    largest_pages = form.pages(settings.clusters.max_entries)
-    pools = PackedRegions() if flash.layout == "packed" else DualHeadPools(largest_pages)
-    tables = [ClusterTable(heads) for _ in range(layers)]
-    portion_pages = PORTION_PAGES
-    tokens = min(geometry.context_tokens, _MOST_TOKENS)
-    count = 2 * layers * heads * form.pages(tokens) + 64
-    if settings.resident_bytes is not None:
-        count = settings.resident_bytes // form.page_bytes
-        most = settings.resident_bytes // _WORKSPACE_SHARE // (heads * form.laid_out_bytes)
-        portion_pages = max(1, min(PORTION_PAGES, most))
-    residents = Residents(
-        Frames(count, form.page_bytes), settings.residency.replacement, counts, layers, heads
-    )
-    pages = ClusterPages(
-        entries, form, pools, tables, counts, largest_pages=largest_pages, gap_pages=flash.gap_pages
-    )
-    device = None
-    if settings.device_bytes is not None:
-        there = settings.device_bytes // form.page_bytes
-        device = DevicePages(
-            geometry.device, there, form.page_bytes, settings.residency.replacement, layers, heads
-        )
-    store = StoredClusters(pages, residents, counts, tail_pages=flash.tail_pages, device=device)
-    paged = settings.residency.representatives == "paged"
-    representatives = Centroids(layers, heads, geometry.head_width, centroids, paged=paged)
-    return ClusterParts(settings, store, representatives, counts, portion_pages)
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attention of the rows' query (1, H, T, D); `call` has the rows' own keys and values."""
+        return self._cache.attend(call, self.rows)

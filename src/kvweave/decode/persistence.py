@@ -1,11 +1,10 @@
-"""A text's KV that outlives the process: what is in memory is written beside the files, and read back.
+"""Persists the KV of a text beyond the process: writes what is in memory to its folder, and reads it back.
 
-A folder holds `clusters.pages`, `centroids.pages` and, only while nobody decodes on them, `index`. Resuming takes the
-index away before anything can change, so that a process that is killed leaves files that nobody mistakes for whole:
-the text is then computed again from its tokens. Everything is checked: the index as a whole, a cluster and a layer's
-centroids when they are read.
+A folder holds `clusters.pages`, `centroids.pages` and, only while no process decodes on them, `index`. `resume` deletes
+the index before anything changes. A killed process therefore leaves no index, and the text is computed again from its
+tokens. Everything is checked: the index as a whole, clusters and centroids when they are read.
 
-The index: 8 bytes XXH3-64 of all that follows, then an ordinary safetensors file whose metadata has one JSON text.
+The index is 8 bytes XXH3-64 of all that follows, then an ordinary safetensors file whose metadata has one JSON text.
 """
 
 import dataclasses
@@ -31,71 +30,63 @@ from kvweave.models.adapter import Adapter
 
 FORMAT = 4
 _INDEX = "index"
-_PARTS = {"clusters": ClusterSettings, "flash": DiskSettings, "residency": PageCacheSettings}
+_PARTS = {"clusters": ClusterSettings, "disk": DiskSettings, "residency": PageCacheSettings}
+_STORED_NAMES = {"disk": "flash"}  # settings that have another name in the index
 
 
-def new_files(folder: Path) -> tuple[Path, Path]:
-    """Where a new text that is to be kept has its files: hand them to `enter`. What was kept there before is void."""
+def reset_files(folder: Path) -> tuple[Path, Path]:
+    """Delete what is persisted in `folder`; return the paths of a new text's files, for `offload`."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder / _INDEX, *_files(folder)):
-        path.unlink(missing_ok=True)  # else an earlier text's KV would stay behind the end of a shorter one's
+        path.unlink(missing_ok=True)  # else the end of a longer text's KV would stay after a shorter one's
     return _files(folder)
 
 
-def _files(folder: Path) -> tuple[Path, Path]:
-    return folder / "clusters.pages", folder / "centroids.pages"
+def persist(cache: OffloadedCache, folder: Path, token_ids: Sequence[int], model_digest: str) -> None:
+    """Write what `resume` needs. The cache may be closed afterwards, or continued: the next pass deletes the index.
 
+    Args:
+        cache: its files must be in `folder`.
+        folder: folder of the text.
+        token_ids: all tokens in the cache.
+        model_digest: digest of the model.
 
-def keep(held: OffloadedCache, folder: Path, token_ids: Sequence[int], model: str) -> None:
-    """Write what is needed to go on with a text, after which it may be closed; it may be decoded on as well.
-
-    `token_ids` are all that it stands for, `model` the digest of the model. Its files must lie in `folder`. Going on
-    with it here makes the index invalid, so that it is taken away by the next pass. Raises StoreFull or StoreError, in
-    which case no index is left; InvalidRequest for a strategy without clusters.
+    Raises:
+        StoreFull, StoreError: the disk failed; no index is left.
+        InvalidRequest: the strategy has no clusters, or the number of tokens is wrong.
     """
-    retrievers = [layer.retriever for layer in held.layers if layer.sliding is None]
+    retrievers = [layer.retriever for layer in cache.layers if layer.sliding_window is None]
     if not all(isinstance(retriever, ClusterRetriever) for retriever in retrievers):
-        raise InvalidRequest(f"strategy {held.settings.strategy!r} keeps no clusters that could be resumed")
-    if len(token_ids) != held.get_seq_length():
+        raise InvalidRequest(f"strategy {cache.settings.strategy!r} keeps no clusters that could be resumed")
+    if len(token_ids) != cache.get_seq_length():
         raise InvalidRequest(
-            f"{len(token_ids)} tokens were given for KV of {held.get_seq_length()}; they must be those it was made of"
+            f"{len(token_ids)} tokens were given for KV of {cache.get_seq_length()}; they must be those it was made of"
         )
-    store = held.parts.store
-    resident = held.flush()
-    facts = {
-        "format": FORMAT,
-        "model": model,
-        "settings": dataclasses.asdict(held.settings) | {"folder": None},
-        "layers": [[layer.recent.seen, layer.sliding] for layer in held.layers],
-        "chosen": [[own.tolist() for own in getattr(layer.retriever, "chosen", ())] for layer in held.layers],
-        "centroids": held.parts.representatives.state(),
-        "places": store.pages.places.state(),
-        "resident": resident,
-        "row": store.residents.row,
-        "frames": store.residents.frames.count,
-        "bytes": [path.stat().st_size for path in _files(folder)],
-    }
-    tensors = {"token_ids": torch.tensor(token_ids, dtype=torch.int64), "positions": held.positions.cpu()}
-    for index, layer in enumerate(held.layers):
+    facts = _facts(cache, folder, model_digest, cache.flush())
+    tensors = {"token_ids": torch.tensor(token_ids, dtype=torch.int64), "positions": cache.positions.cpu()}
+    for index, layer in enumerate(cache.layers):
         tensors |= {f"{index}.{name}": tensor.contiguous() for name, tensor in _layer_tensors(layer).items()}
     content = save(tensors, {"facts": json.dumps(facts)})
     try:
         write_atomically(folder / _INDEX, [xxhash.xxh3_64_digest(content), content])
     except OSError as error:
         raise StoreFull(f"the index of the KV could not be written to {folder}: {error.strerror}") from error
-    held.before_change(lambda: (folder / _INDEX).unlink(missing_ok=True))
+    cache.on_next_change(lambda: (folder / _INDEX).unlink(missing_ok=True))
 
 
 def resume(
     adapter: Adapter, folder: Path, resident_bytes: int | None, expected: Sequence[int] | None = None
 ) -> tuple[OffloadedCache, list[int]]:
-    """Go on with a text that was kept in `folder`: its KV, and the tokens it stands for.
+    """Open a text that was persisted in `folder`; return its cache and its tokens.
 
-    Its settings are those it was kept with but for `resident_bytes`, the bound from now on. Under the same one decoding
-    goes on as if it had not been interrupted: what was in memory is read again; under another as much as has room.
+    Its settings are the persisted ones, except that `resident_bytes` is the new memory limit. Under the same limit
+    decoding continues exactly as without an interruption, since all that was in memory is read again. Under another one,
+    as much is read as fits.
 
-    Raises StoreError where there is no text that was kept as it should be, files are cut short or damaged, or the model or,
-    with `expected`, the text is another one; the text must then be computed again. InvalidRequest for a bound that is too small, which changes nothing.
+    Raises:
+        StoreError: nothing is persisted, a file is cut short or damaged, it was made with another model, or its tokens
+            are not the `expected` ones. Compute the text again.
+        InvalidRequest: the limit is too small; the persisted text stays.
     """
     content = _read_index(folder)
     tensors: dict[str, Tensor] = load(content)
@@ -108,72 +99,81 @@ def resume(
             f"{folder} holds another text of {len(token_ids)} tokens; start again from the tokens"
         )
     settings = replace(_settings(facts["settings"]), resident_bytes=resident_bytes)
-    held = OffloadedCache(adapter.geometry, settings, tensors["positions"], _files(folder))
+    cache = OffloadedCache(adapter.geometry, settings, tensors["positions"], _files(folder))
     try:
-        _restore(held, facts, tensors)
+        _restore(cache, facts, tensors)
         (folder / _INDEX).unlink()
     except BaseException:
-        held.close()
+        cache.close()
         raise
-    return held, token_ids
+    return cache, token_ids
+
+
+def _files(folder: Path) -> tuple[Path, Path]:
+    return folder / "clusters.pages", folder / "centroids.pages"
+
+
+# Writing
+
+
+def _facts(
+    cache: OffloadedCache, folder: Path, model_digest: str, resident: dict[str, object]
+) -> dict[str, Any]:
+    """Return the JSON part of the index."""
+    store = cache.shared.store
+    return {
+        "format": FORMAT,
+        "model": model_digest,
+        "settings": _stored_settings(cache.settings),
+        "layers": [[layer.recent.seq_length, layer.sliding_window] for layer in cache.layers],
+        "chosen": [
+            [own.tolist() for own in getattr(layer.retriever, "selected", ())] for layer in cache.layers
+        ],
+        "centroids": cache.shared.centroids.state(),
+        "places": store.pages.layout.state(),
+        "resident": resident,
+        "row": store.page_cache.row,
+        "frames": store.page_cache.frames.count,
+        "bytes": [path.stat().st_size for path in _files(folder)],
+    }
 
 
 def _layer_tensors(layer: OffloadedLayer) -> dict[str, Tensor]:
     found = {f"recent.{name}": tensor for name, tensor in layer.recent.state().items()}
-    own = layer.retriever
-    if isinstance(own, ClusterRetriever):
-        found |= {f"table.{name}": torch.from_numpy(array) for name, array in own.table.state().items()}
-        found |= {f"waiting.{name}": tensor for name, tensor in own.waiting.state().items()}
-        found["thresholds"] = torch.from_numpy(own.thresholds.copy())
+    retriever = layer.retriever
+    if isinstance(retriever, ClusterRetriever):
+        table, buffer = retriever.table.state(), retriever.buffer.state()
+        found |= {f"table.{name}": torch.from_numpy(array) for name, array in table.items()}
+        found |= {f"waiting.{name}": tensor for name, tensor in buffer.items()}
+        found["thresholds"] = torch.from_numpy(retriever.thresholds.copy())
     return found
 
 
-def _restore(held: OffloadedCache, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    held.parts.store.pages.places.restore(facts["places"])
-    held.parts.representatives.restore(facts["centroids"])
-    for index, layer in enumerate(held.layers):
-        seen, sliding = facts["layers"][index]
-        recent = _named(tensors, f"{index}.recent.")
-        layer.resume({name: part.to(held.geometry.device) for name, part in recent.items()}, seen, sliding)
-        own = layer.retriever
-        if isinstance(own, ClusterRetriever):
-            own.table.restore(
-                {name: array.numpy().copy() for name, array in _named(tensors, f"{index}.table.").items()}
-            )
-            own.waiting.restore(_named(tensors, f"{index}.waiting."))
-            own.thresholds = tensors[f"{index}.thresholds"].numpy().copy()
-            own.chosen = [np.array(chosen, np.int64) for chosen in facts["chosen"][index]]
-    if held.settings.resident_bytes == facts["settings"]["resident_bytes"]:
-        frames = held.parts.store.residents.frames
-        frames.withdraw(
-            max(0, frames.count - facts["frames"])
-        )  # what windows and centroids took at their largest
-    held.look_at(*range(len(held.layers)))
-    held.hold_to_bound()
-    held.parts.store.residents.row = facts["row"]
-    held.parts.store.restore_resident(facts["resident"])
+def _stored_settings(settings: OffloadSettings) -> dict[str, Any]:
+    plain = dataclasses.asdict(settings) | {"folder": None}
+    return {_STORED_NAMES.get(name, name): value for name, value in plain.items()}
 
 
-def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
+# Reading
 
 
 def _read_index(folder: Path) -> bytes:
     try:
-        whole = (folder / _INDEX).read_bytes()
+        content = (folder / _INDEX).read_bytes()
     except FileNotFoundError:
         raise StoreError(
-            f"{folder} holds no text that can be gone on with: none was kept, or a process was ended while it decoded; "
-            "start again from the tokens"
+            f"{folder} holds no text that can be resumed: none was persisted, or a process was ended while it decoded; start "
+            "again from the tokens"
         ) from None
     except OSError as error:
         raise StoreError(f"{folder / _INDEX} cannot be read: {error.strerror}") from error
-    if xxhash.xxh3_64_digest(whole[8:]) != whole[:8]:
+    if xxhash.xxh3_64_digest(content[8:]) != content[:8]:
         raise StoreError(f"{folder / _INDEX} is damaged; start again from the tokens")
-    return whole[8:]
+    return content[8:]
 
 
 def _check(facts: dict[str, Any], adapter: Adapter, folder: Path) -> None:
+    """Raise StoreError for another format or model, or files that were cut short."""
     if facts["format"] != FORMAT:
         raise StoreError(f"{folder} was written in format {facts['format']}; this version reads {FORMAT}")
     if facts["model"] != adapter.fingerprint.digest:
@@ -188,6 +188,41 @@ def _check(facts: dict[str, Any], adapter: Adapter, folder: Path) -> None:
             )
 
 
-def _settings(given: dict[str, Any]) -> OffloadSettings:
-    parts = {name: kind(**given.pop(name)) for name, kind in _PARTS.items()}
-    return OffloadSettings(**given, **parts)
+def _settings(stored: dict[str, Any]) -> OffloadSettings:
+    plain = dict(stored)
+    parts = {name: kind(**plain.pop(_STORED_NAMES.get(name, name))) for name, kind in _PARTS.items()}
+    return OffloadSettings(**plain, **parts)
+
+
+def _restore(cache: OffloadedCache, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    store, page_cache = cache.shared.store, cache.shared.store.page_cache
+    store.pages.layout.restore(facts["places"])
+    cache.shared.centroids.restore(facts["centroids"])
+    for index in range(len(cache.layers)):
+        _restore_layer(cache, index, facts, tensors)
+    if cache.settings.resident_bytes == facts["settings"]["resident_bytes"]:
+        # Frames that windows and centroids took at their largest.
+        page_cache.frames.withdraw(max(0, page_cache.frames.count - facts["frames"]))
+    cache.measure(*range(len(cache.layers)))
+    cache.limit.enforce()
+    page_cache.row = facts["row"]
+    store.restore_resident(facts["resident"])
+
+
+def _restore_layer(
+    cache: OffloadedCache, index: int, facts: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    layer, device = cache.layers[index], cache.geometry.device
+    window = {name: part.to(device) for name, part in _with_prefix(tensors, f"{index}.recent.").items()}
+    layer.restore(window, *facts["layers"][index])
+    retriever = layer.retriever
+    if isinstance(retriever, ClusterRetriever):
+        table = _with_prefix(tensors, f"{index}.table.")
+        retriever.table.restore({name: array.numpy().copy() for name, array in table.items()})
+        retriever.buffer.restore(_with_prefix(tensors, f"{index}.waiting."))
+        retriever.thresholds = tensors[f"{index}.thresholds"].numpy().copy()
+        retriever.selected = [np.array(selected, np.int64) for selected in facts["chosen"][index]]
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""What a layer's retrieval is, whatever the strategy: the hook at which generation and storage meet.
+"""Interface of a decoding strategy, and its entry budget.
 
-A layer keeps its sinks and recent window itself; entries that leave the window go to its retriever, which in every
-pass adds to the attention what it holds of them. Knows nothing of models or files.
+A layer holds its sinks and its recent window itself. Entries that leave the window go to the layer's retriever, which
+adds some of them to the attention of every pass. Knows nothing of models or files.
 """
 
 import math
@@ -17,22 +17,22 @@ from kvweave.ops.partial_attention import PartialAttention
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Entries per layer and KV head for one step; `total` is their bound, the others say how it is spent.
+    """Entries per layer and KV head that one step may attend to.
 
-    `window` and `buffer` are what may be held there; what they do not use goes to clusters.
+    `total` is the limit. `window` and `buffer` are the most that may be held there; what they leave goes to clusters.
     """
 
     total: int
     window: int
     buffer: int
 
-    def left(self, always: int) -> int:
-        """What remains for retrieval after `always` attended entries."""
-        return max(0, self.total - always)
+    def remaining(self, attended: int) -> int:
+        """Return how many entries may be retrieved if `attended` ones are attended to already."""
+        return max(0, self.total - attended)
 
 
-def allowance(settings: OffloadSettings, stored: int) -> TokenBudget:
-    """What a step may attend to when `stored` entries exist, the newest row's own included."""
+def token_budget(settings: OffloadSettings, stored: int) -> TokenBudget:
+    """Return the budget of a step when `stored` entries exist, the newest row's own included."""
     if settings.kv_budget <= 1:
         share = math.ceil(round(settings.kv_budget * stored, 9))
         total = max(share, settings.sinks + MIN_ENTRIES)
@@ -45,86 +45,86 @@ def allowance(settings: OffloadSettings, stored: int) -> TokenBudget:
 
 
 class Retriever(Protocol):
-    """One layer's entries behind its window. Tensor letters: G KV heads, n entries, D head width.
+    """Entries of one layer that have left its window. Tensor letters: G KV heads, n entries, D head width.
 
-    `when_read` is to be called in every pass as soon as the layer needs nothing more from flash, `before_growth` with the
-    bytes that it and its centroids are about to take more.
+    Every pass calls `on_reads_done` as soon as the layer needs nothing more from disk. The retriever calls
+    `reserve_memory` with the bytes by which it and its centroids are about to grow.
     """
 
-    when_read: Callable[[], None]
-    before_growth: Callable[[int], None]
+    on_reads_done: Callable[[], None]
+    reserve_memory: Callable[[int], None]
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
-        """Take in a prompt's entries (G, n, D) at once; `queries` (H, T, D) are those of its last rows, if known."""
+        """Store a prompt's entries (G, n, D); `queries` (H, T, D) are those of its last rows, if known."""
         ...
 
-    def add(self, keys: Tensor, values: Tensor, allowed: TokenBudget) -> None:
-        """Take in entries (G, n, D) that leave the window, oldest first; copies what it keeps."""
+    def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
+        """Store copies of entries (G, n, D) that leave the window, oldest first."""
         ...
 
-    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
-        """How many of `waiting` entries it takes now; the others stay in the window."""
+    def accepts(self, count: int, budget: TokenBudget) -> int:
+        """Return how many of `count` entries it takes now; the others stay in the window."""
         ...
 
-    def begin(self) -> None:
-        """The layer's attention begins: start reading what a choice needs."""
+    def prefetch_centroids(self) -> None:
+        """Start reading what selection needs; called as the layer's attention begins."""
         ...
 
-    def ahead(self) -> None:
-        """The layer is the next but one to attend: start reading what it will probably ask for."""
+    def prefetch(self) -> None:
+        """Start reading what the layer will probably retrieve; called before it attends."""
         ...
 
-    def attend(self, attention: PartialAttention, left: int) -> int:
-        """Add entries to the attention, at most `left` per KV head; returns how many, summed over heads."""
+    def attend(self, attention: PartialAttention, limit: int) -> int:
+        """Add at most `limit` entries per KV head to the attention; return their number, summed over heads."""
         ...
 
-    def settle(self, allowed: TokenBudget) -> None:
-        """The layer is done with this pass: work that was put off, and memory that can go."""
+    def finish_pass(self, budget: TokenBudget) -> None:
+        """Do deferred work and release memory; called when the layer is done with a pass."""
         ...
 
     @property
     def resident_bytes(self) -> int:
-        """KV it holds in memory by itself, frames and centroids not counted."""
+        """KV held in memory, without frames and centroids."""
         ...
 
 
 class SinkAttention:
-    """A retriever that keeps nothing: attention to sinks and the recent window alone (StreamingLLM)."""
+    """A retriever that discards all entries: attention to sinks and the recent window alone (StreamingLLM)."""
 
     resident_bytes = 0
 
     def __init__(self) -> None:
-        self.when_read: Callable[[], None] = lambda: None
-        self.before_growth: Callable[[int], None] = lambda more_bytes: None
+        self.on_reads_done: Callable[[], None] = lambda: None
+        self.reserve_memory: Callable[[int], None] = lambda more_bytes: None
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
-        """Nothing is kept."""
+        """Discard the entries."""
 
-    def add(self, keys: Tensor, values: Tensor, allowed: TokenBudget) -> None:
-        """Nothing is kept."""
+    def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
+        """Discard the entries."""
 
-    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
-        """All of them."""
-        return waiting
+    def accepts(self, count: int, budget: TokenBudget) -> int:
+        """Accept all."""
+        return count
 
-    def begin(self) -> None:
-        """Nothing to read."""
+    def prefetch_centroids(self) -> None:
+        """Read nothing."""
 
-    def ahead(self) -> None:
-        """Nothing to read."""
+    def prefetch(self) -> None:
+        """Read nothing."""
 
-    def attend(self, attention: PartialAttention, left: int) -> int:
-        """Nothing to attend to."""
-        self.when_read()
+    def attend(self, attention: PartialAttention, limit: int) -> int:
+        """Add nothing."""
+        self.on_reads_done()
         return 0
 
-    def settle(self, allowed: TokenBudget) -> None:
-        """Nothing was put off."""
+    def finish_pass(self, budget: TokenBudget) -> None:
+        """Do nothing: no work is deferred."""
 
 
 class DenseAttention(SinkAttention):
-    """A retriever that leaves everything in the window: dense attention, in the same code."""
+    """A retriever that leaves all entries in the window: dense attention through the same code."""
 
-    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
-        """None of them."""
+    def accepts(self, count: int, budget: TokenBudget) -> int:
+        """Accept none."""
         return 0

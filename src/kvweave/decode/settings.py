@@ -1,36 +1,44 @@
-"""How a long text is decoded within bounded memory: one value for the whole, one for each technique.
+"""Settings of offloaded decoding: `OffloadSettings`, and one value for each of its three techniques.
 
-Every technique can be switched off by itself, which is how its worth is measured. Defaults stand beside the paper's
-values where it gives any (DynaKV, arXiv 2511.07427).
+Each technique can be switched off alone, so that its benefit can be measured. Docstrings give the paper's value where it
+names one (DynaKV, arXiv 2511.07427).
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from kvweave.config import DecodingConfig
 from kvweave.errors import InvalidRequest
 from kvweave.types import Storage
 
 PAGE_BYTES = 4096
-"""What flash is written in, and what direct reads are aligned to."""
-
+"""Unit of writes to the disk, and alignment of direct reads."""
 MEMORY_SHARE = 0.3
-"""The bound of KV in memory that measurements take where none is given, as a share of what all KV takes."""
+"""Default memory limit of measurements, as a share of the size of all KV."""
+MIN_ENTRIES = 8
+"""Fewest entries, without sinks, that a step attends to, however small the budget."""
+
+Check = tuple[bool, str]
+"""Whether a setting is valid, and the error message if not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """How entries are grouped (DynaKV §4).
+    """How entries are clustered (DynaKV §4).
 
-    `mean_entries`: the size of clusters aimed at where many are made at once; `max_entries`: a cluster that grows
-    beyond is split. `spread`: a cluster may vary this many times as much as the head's clusters do on the mean when
-    they are made (c in τ = c · mean; the paper leaves it open). `buffer_entries`: how many newcomers of flagged
-    clusters a head holds back until the cluster is in memory (Bmax, the paper's 16); `split` "immediate" loads the
-    cluster at once instead. `candidates`: clusters are retrieved until they hold this many times what may be attended to,
-    and the best of their entries are attended to; 1 attends to whole clusters, None is the strategy's own (1.8 for
-    dynakv, 1 for others). `local_entries`: how many newcomers the local strategy gathers before it clusters them.
+    Args:
+        mean_entries: target size when many clusters are created at once.
+        max_entries: a cluster that would grow beyond this size is split.
+        spread: c in τ = c · mean; a cluster may vary up to c times the mean variance of its head's first clusters. The
+            paper leaves c open.
+        candidates: retrieve clusters until they hold this many times the attended entries, then attend to the best of
+            them. 1 attends to whole clusters. None uses the strategy's default (1.8 for dynakv, 1 for others).
+        buffer_entries: how many new entries of flagged clusters each head buffers until the cluster is in memory
+            (Bmax, the paper's 16).
+        split: "delayed" buffers as above; "immediate" loads a flagged cluster and splits it at once.
+        local_entries: how many new entries the local strategy collects before it clusters them.
     """
 
     mean_entries: int = 32
@@ -44,14 +52,17 @@ class ClusterSettings:
 
 @dataclass(frozen=True, slots=True)
 class DiskSettings:
-    """How clusters lie on flash and are read (DynaKV §5).
+    """How clusters are laid out on disk and read (DynaKV §5).
 
-    `order`: which clusters become neighbours when they are first written, those that are retrieved together or those
-    that were made one after the other. `layout`: "dual-head" places two clusters in a pool of twice the largest
-    size, each growing inward; "packed" leaves no room, so that all behind a growing cluster move. `tail_pages`: half
-    filled pages that a head keeps in memory when their clusters leave it. `gap_pages`: a gap up to this length between two pages is read through
-    instead of starting another read. `direct`: past the page cache, where the file system allows it. `readers`:
-    reads in flight.
+    Args:
+        order: which clusters of a prompt become neighbours: those retrieved together, or those made one after another.
+        layout: "dual-head" puts two clusters into a pool of twice the largest size, each growing inward. "packed" leaves
+            no free space, so that growth moves all later clusters.
+        tail_pages: half-filled last pages that a head keeps in memory for clusters that were evicted.
+        gap_pages: read through gaps of up to this many pages instead of starting another read.
+        direct: bypass the system's page cache, where the file system allows it.
+        readers: concurrent reads.
+        page_bytes: page size.
     """
 
     order: Literal["together", "made"] = "together"
@@ -67,9 +78,10 @@ class DiskSettings:
 class PageCacheSettings:
     """What stays in memory (DynaKV §6).
 
-    `replacement`: which clusters go first when room is needed; "cluster" are large ones and those not updated of
-    late. `prefetch`: how many layers ahead clusters are fetched, 0 or 1. `representatives`: "paged" holds one layer's
-    centroids at a time, "resident" all.
+    Args:
+        replacement: which clusters are evicted first. "cluster" evicts large clusters and those not updated recently.
+        prefetch: how many layers ahead clusters are prefetched, 0 or 1.
+        representatives: "paged" holds the centroids of one layer at a time, "resident" those of all layers.
     """
 
     replacement: Literal["cluster", "lru", "lfu"] = "cluster"
@@ -79,24 +91,24 @@ class PageCacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class OffloadSettings:
-    """The whole of it: hand this to `generate`.
+    """How `generate` decodes with the KV cache on disk.
 
     Args:
-        kv_budget: entries that a step attends to, per layer and KV head: a share of those stored where it is at most 1,
-            else a number. Sinks, the recent window and buffered entries count. A pass of several rows attends to its
-            own rows besides.
-        resident_bytes: hard bound of the KV held in memory, over all layers: windows, buffers, pages, centroids and
-            the portion that is being attended to. None holds whatever fits the model's context.
-        device_bytes: hard bound of the clusters that the model's device holds copies of, besides. None: what is attended to
-            is copied there in every step. Of use where the device is not the CPU.
+        kv_budget: entries that a step attends to, per layer and KV head: up to 1 a share of the stored entries, above 1
+            a number. It includes sinks, the recent window and buffered entries. A pass over several rows attends to its
+            own rows in addition.
+        resident_bytes: hard limit of the KV in memory, over all layers: windows, buffers, pages, centroids and the
+            entries being attended to. None holds all that fits the model's context.
+        device_bytes: hard limit of the cluster copies on the model's device, in addition. None copies the attended
+            entries in every step. Useful where the device is not the CPU.
         strategy: a name in STRATEGIES.
-        folder: where the files lie while decoding; None is the system's temporary folder, which should not be memory.
+        folder: folder of the files while decoding. None is the system's temporary folder, which should not be in memory.
         sinks: first positions of the text, always attended.
-        window: latest positions, always attended; less where the budget is small.
-        storage: how keys and values are kept; "exact" is in the model's own dtype.
-        clusters, flash, residency: the three techniques.
+        window: latest positions, always attended; fewer where the budget is small.
+        storage: how keys and values are stored; "exact" keeps the model's dtype.
+        clusters, disk, residency: the three techniques.
 
-    Raises InvalidRequest for values that cannot be honoured.
+    Raises InvalidRequest for invalid values.
     """
 
     kv_budget: float = 0.15
@@ -108,82 +120,70 @@ class OffloadSettings:
     window: int = 64
     storage: Storage = "exact"
     clusters: ClusterSettings = field(default_factory=ClusterSettings)
-    flash: DiskSettings = field(default_factory=DiskSettings)
+    disk: DiskSettings = field(default_factory=DiskSettings)
     residency: PageCacheSettings = field(default_factory=PageCacheSettings)
 
     def __post_init__(self) -> None:
-        checks = [
-            (
-                0 < self.kv_budget < math.inf,
-                f"kv_budget is {self.kv_budget}; it is a share in (0, 1] or a number of entries",
-            ),
-            (
-                self.kv_budget <= 1 or self.kv_budget % 1 == 0,
-                f"kv_budget is {self.kv_budget}; above 1 it is a number of entries, which must be whole",
-            ),
-            (
-                self.kv_budget <= 1 or self.kv_budget >= self.sinks + MIN_ENTRIES,
-                f"kv_budget is {self.kv_budget:g} entries; with {self.sinks} sinks at least {self.sinks + MIN_ENTRIES} "
-                "are needed",
-            ),
-            (self.sinks >= 0, f"sinks is {self.sinks}; it cannot be negative"),
-            (self.window >= 1, f"window is {self.window}; at least the new token itself is attended"),
-            (
-                self.resident_bytes is None or self.resident_bytes > 0,
-                f"resident_bytes is {self.resident_bytes}; it must be above 0",
-            ),
-            (
-                self.device_bytes is None or self.device_bytes > 0,
-                f"device_bytes is {self.device_bytes}; it must be above 0",
-            ),
-            (
-                1 <= self.clusters.mean_entries <= self.clusters.max_entries,
-                f"clusters of {self.clusters.mean_entries} entries on the mean and {self.clusters.max_entries} at most; "
-                "the first must be at least 1 and not above the second",
-            ),
-            (self.clusters.max_entries >= 2, f"max_entries is {self.clusters.max_entries}; a split needs 2"),
-            (
-                self.clusters.candidates is None or 1 <= self.clusters.candidates < math.inf,
-                f"candidates is {self.clusters.candidates}; clusters hold at least 1 times what is attended to",
-            ),
-            (self.clusters.buffer_entries >= 0, f"buffer_entries is {self.clusters.buffer_entries}"),
-            (
-                0 < self.clusters.spread < math.inf,
-                f"spread is {self.clusters.spread}; it must be a number above 0",
-            ),
-            (
-                self.clusters.local_entries >= 1,
-                f"local_entries is {self.clusters.local_entries}; at least 1 is needed",
-            ),
-            (
-                self.flash.page_bytes > 0 and self.flash.page_bytes % 8 == 0,
-                f"page_bytes is {self.flash.page_bytes}; it must be a positive multiple of 8",
-            ),
-            (self.flash.gap_pages >= 0, f"gap_pages is {self.flash.gap_pages}; it cannot be negative"),
-            (self.flash.tail_pages >= 1, f"tail_pages is {self.flash.tail_pages}; at least 1 is needed"),
-            (self.flash.readers >= 1, f"readers is {self.flash.readers}; at least 1 is needed"),
-        ]
-        checks += [
-            (
-                getattr(part, name) in get_args(kind),
-                f"{name} is {getattr(part, name)!r}; it is one of {', '.join(map(repr, get_args(kind)))}",
-            )
-            for part in (self, self.clusters, self.flash, self.residency)
-            for name, kind in get_type_hints(type(part)).items()
-            if get_origin(kind) is Literal
-        ]
-        for holds, message in checks:
-            if not holds:
+        for valid, message in (
+            *_budget_checks(self),
+            *_cluster_checks(self.clusters),
+            *_disk_checks(self.disk),
+            *_choice_checks(self),
+        ):
+            if not valid:
                 raise InvalidRequest(message)
 
 
-def asked_for(wanted: DecodingConfig, folder: Path) -> OffloadSettings | None:
-    """What settings ask for, with files in `folder`; None for all KV in memory. Without a budget everything is attended."""
-    if wanted.kv_budget is None and wanted.resident_bytes is None:
-        return None
-    budget = 1.0 if wanted.kv_budget is None else wanted.kv_budget
-    return OffloadSettings(budget, wanted.resident_bytes, folder=folder)
+def _budget_checks(settings: OffloadSettings) -> Iterator[Check]:
+    budget, least = settings.kv_budget, settings.sinks + MIN_ENTRIES
+    yield 0 < budget < math.inf, f"kv_budget is {budget}; it is a share in (0, 1] or a number of entries"
+    yield (
+        budget <= 1 or budget % 1 == 0,
+        f"kv_budget is {budget}; above 1 it is a number of entries, which must be whole",
+    )
+    yield (
+        budget <= 1 or budget >= least,
+        f"kv_budget is {budget:g} entries; with {settings.sinks} sinks at least {least} are needed",
+    )
+    yield settings.sinks >= 0, f"sinks is {settings.sinks}; it cannot be negative"
+    yield settings.window >= 1, f"window is {settings.window}; at least the new token itself is attended"
+    for name in ("resident_bytes", "device_bytes"):
+        value = getattr(settings, name)
+        yield value is None or value > 0, f"{name} is {value}; it must be above 0"
 
 
-MIN_ENTRIES = 8
-"""Fewest entries beyond the sinks that a step attends to, whatever share is asked for."""
+def _cluster_checks(clusters: ClusterSettings) -> Iterator[Check]:
+    yield (
+        1 <= clusters.mean_entries <= clusters.max_entries,
+        f"clusters of {clusters.mean_entries} entries on average and {clusters.max_entries} at most; the first must be at "
+        "least 1 and not above the second",
+    )
+    yield clusters.max_entries >= 2, f"max_entries is {clusters.max_entries}; a split needs 2"
+    yield (
+        clusters.candidates is None or 1 <= clusters.candidates < math.inf,
+        f"candidates is {clusters.candidates}; retrieved clusters hold at least 1 times the attended entries",
+    )
+    yield (
+        clusters.buffer_entries >= 0,
+        f"buffer_entries is {clusters.buffer_entries}; it cannot be negative",
+    )
+    yield 0 < clusters.spread < math.inf, f"spread is {clusters.spread}; it must be a number above 0"
+    yield clusters.local_entries >= 1, f"local_entries is {clusters.local_entries}; at least 1 is needed"
+
+
+def _disk_checks(disk: DiskSettings) -> Iterator[Check]:
+    yield (
+        disk.page_bytes > 0 and disk.page_bytes % 8 == 0,
+        f"page_bytes is {disk.page_bytes}; it must be a positive multiple of 8",
+    )
+    yield disk.gap_pages >= 0, f"gap_pages is {disk.gap_pages}; it cannot be negative"
+    yield disk.tail_pages >= 1, f"tail_pages is {disk.tail_pages}; at least 1 is needed"
+    yield disk.readers >= 1, f"readers is {disk.readers}; at least 1 is needed"
+
+
+def _choice_checks(settings: OffloadSettings) -> Iterator[Check]:
+    for part in (settings, settings.clusters, settings.disk, settings.residency):
+        for name, kind in get_type_hints(type(part)).items():
+            if get_origin(kind) is Literal:
+                value, choices = getattr(part, name), get_args(kind)
+                yield value in choices, f"{name} is {value!r}; it is one of {', '.join(map(repr, choices))}"

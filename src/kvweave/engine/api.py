@@ -1,4 +1,7 @@
-"""A prompt and its answer without a knowledge base: for callers with a retriever of their own."""
+"""A prompt and its answer without a knowledge base: for callers with their own retriever."""
+
+import time
+from dataclasses import replace
 
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader
@@ -6,39 +9,57 @@ from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.generation import Decoded
 from kvweave.engine.generation import generate as pieces
 from kvweave.errors import InvalidRequest
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.chunks_api import prefill as prefilled
-from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.methods import as_recipe
+from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillResult
 from kvweave.types import Prompt
 
 
 def prefill(
     adapter: Adapter,
-    store: ChunkStore,
+    store: KVStore,
     prompt: Prompt,
     *,
     recipe: str | Recipe = "weave",
+    prepare: str | None = None,
+    storage: str = "exact",
     ratio: float | None = None,
     coverage: float | None = None,
     kv: OffloadSettings | None = None,
 ) -> PrefillResult:
-    """Prefill a prompt from stored chunk KV, computing what is not there, and store what is worth keeping.
+    """Prefill a prompt from stored chunk KV, compute what is missing, and store what is worth storing.
 
-    `recipe` is a recipe or its name; similar+prophetkv, for one, is prophetkv on chunks that were prepared as similar, and
-    similar-int8+prophetkv on the same stored in 8 bits.
-    `ratio` 0..1 is the share of stale context tokens to recompute; instead, `coverage` 0..1 recomputes as few as
-    hold that share of the selector's scores. Without either the recipe's own budget counts. The result carries
-    `logits` (1, vocab) of the last position, `plan`, `timing`, and `generate_kwargs` for an ordinary
+    The result carries `logits` (1, vocab) of the last position, `plan`, `timing`, and `generate_kwargs` for an ordinary
     `adapter.model.generate(**result.generate_kwargs)`.
 
-    With `kv` each layer goes to a file before the next one is placed, for `kvweave.generate` alone: the prompt's KV never
-    stands in memory as a whole, and under `kv.resident_bytes` nothing that was computed is stored. Raises UnknownRecipe,
-    InvalidRequest, PromptTooLong; with `kv` StoreError and StoreFull where the file fails.
+    Args:
+        recipe: a recipe or its name.
+        prepare: how the chunks were prepared, if not as the named recipe does, such as similar.
+        storage: how their KV was stored: exact, int8 or int4.
+        ratio: share 0..1 of the stale context tokens to recompute; without a budget the recipe's own is used.
+        coverage: instead of a ratio, recompute as few tokens as hold this share 0..1 of the selector's scores.
+        kv: write each layer to a file before the next is placed, for `kvweave.generate` alone. The prompt's full KV is then
+            never in memory, and under `kv.resident_bytes` nothing that was computed is stored.
+
+    A name may spell all three out: similar-int8+prophetkv is prophetkv on chunks prepared as similar and stored in 8 bits.
+    Raises UnknownRecipe, InvalidRequest, PromptTooLong; with `kv` StoreError and StoreFull if the file fails.
     """
     sink = None if kv is None else PromptOffloader(adapter.geometry, kv)
-    return prefilled(adapter, store, prompt, recipe=recipe, ratio=ratio, coverage=coverage, sink=sink)
+    started = time.perf_counter()
+    tokens = adapter.template.render(prompt)
+    tokenize_s = time.perf_counter() - started
+    chosen = as_recipe(recipe, prepare, storage)
+    result = run(chosen, adapter, store, tokens, ratio=ratio, coverage=coverage, sink=sink)
+    remember(result)
+    timing = replace(
+        result.timing,
+        tokenize_s=tokenize_s,
+        ttft_s=result.timing.ttft_s + tokenize_s,
+        total_s=time.perf_counter() - started,
+    )
+    return replace(result, timing=timing)
 
 
 def generate(
@@ -48,11 +69,15 @@ def generate(
     kv: OffloadSettings | None = None,
     settings: GenerationConfig | None = None,
 ) -> Decoded:
-    """Decode an answer from what `prefill` returned, whose canvas is used up; the text and what it cost.
+    """Decode an answer from the result of `prefill`, whose KV cache is used up; return the text and its cost.
 
-    With `kv`, given here or to `prefill`, which spares memory, the KV is in a file and each token attends to what is
-    retrieved for it, within `kv.resident_bytes`; `Decoded.decoding` then says what was read. `settings` are temperature, nucleus and seed, greedy by default. Raises
-    InvalidRequest for impossible values, StoreError and StoreFull where the file fails; nothing is left of it.
+    Args:
+        max_new_tokens: at least 1.
+        kv: keep the KV in a file, from which each token attends to what is retrieved for it within `kv.resident_bytes`;
+            `Decoded.decoding` then says what was read. Given to `prefill` instead, it saves memory there too.
+        settings: temperature, nucleus and seed; greedy by default.
+
+    Raises InvalidRequest for impossible values, StoreError and StoreFull if the file fails; the file is deleted.
     """
     if max_new_tokens < 1:
         raise InvalidRequest(f"max_new_tokens is {max_new_tokens}; at least 1 is needed")

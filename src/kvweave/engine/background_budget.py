@@ -1,4 +1,4 @@
-"""What idle work has cost, by day and kind, and the budget it must keep to; kept in the knowledge base's database."""
+"""What background work has cost, by day and kind, in the knowledge base's database."""
 
 import time
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What some jobs took: how many they were, seconds without waiting for users, floating-point operations."""
+    """What jobs cost: their number, seconds without waiting for requests, floating-point operations."""
 
     jobs: int
     seconds: float
@@ -24,14 +24,14 @@ class Spent:
 
 
 class BackgroundBudget:
-    """The tables `idle_work` and `idle_facts` of `database`, made if they are not there."""
+    """The tables `idle_work` and `idle_facts` of `database`, created if they are not there."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.script(_SCHEMA)
 
     def add(self, kind: str, spent: Spent) -> None:
-        """Count work of a kind as done today."""
+        """Add work of a kind to today's."""
         self._database.execute(
             """INSERT INTO idle_work VALUES (?, ?, ?, ?, ?) ON CONFLICT (day, kind) DO UPDATE SET
                  jobs = jobs + excluded.jobs, seconds = seconds + excluded.seconds, flops = flops + excluded.flops""",
@@ -39,7 +39,7 @@ class BackgroundBudget:
         )
 
     def today(self) -> Spent:
-        """All of today's, by the local calendar."""
+        """Return all of today's work, by the local calendar."""
         rows = self._database.query(
             """SELECT coalesce(sum(jobs), 0), coalesce(sum(seconds), 0), coalesce(sum(flops), 0)
                FROM idle_work WHERE day = ?""",
@@ -48,19 +48,19 @@ class BackgroundBudget:
         return Spent(*rows[0])
 
     def totals(self) -> dict[str, Spent]:
-        """Everything so far, by kind."""
+        """Return all work so far, by kind."""
         rows = self._database.query(
             "SELECT kind, sum(jobs), sum(seconds), sum(flops) FROM idle_work GROUP BY kind ORDER BY kind"
         )
         return {kind: Spent(*spent) for kind, *spent in rows}
 
     def fact(self, name: str) -> float | None:
-        """A number that was noted; None if it never was."""
+        """Return a recorded number, or None."""
         rows = self._database.query("SELECT value FROM idle_facts WHERE name = ?", (name,))
         return float(rows[0][0]) if rows else None
 
-    def note(self, name: str, value: float) -> None:
-        """Note a number."""
+    def record_fact(self, name: str, value: float) -> None:
+        """Record a number."""
         self._database.execute("INSERT OR REPLACE INTO idle_facts VALUES (?, ?)", (name, value))
 
 

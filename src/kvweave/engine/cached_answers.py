@@ -1,8 +1,8 @@
-"""Questions that were asked before: given their answer if it still counts, kept when they have a new one.
+"""The answer cache beside the documents: decides whether a cached answer is still valid, and stores new ones.
 
-An answer counts if no document it rests on has changed, which the bank's own commit sees to, and if the chunks that a
-search finds for its question today are the ones it was made from. The search is made only when the list of documents
-has changed since it last was. Knows no model but the embedding model.
+An answer is valid while no document it was made from has changed; the cache's own commit drops it otherwise. When
+documents came in since, it is valid only if a search for its question finds the chunks that it was made from. That
+search runs once per change of the document list. Knows no model but the embedding model.
 """
 
 import logging
@@ -12,132 +12,137 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.words import plain
-from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Provenance, Vector
-from kvweave.engine.state import Progress
+from kvweave.answer_cache.english.words import clean_text
+from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
-from kvweave.index.vector_index import FoundChunk, VectorIndex
+from kvweave.index.search import FoundChunk
+from kvweave.index.vector_index import VectorIndex
 from kvweave.predict.store import PredictionStore
-from kvweave.types import Answer, AnswerCacheHit, Plan, Timing
+from kvweave.results import Answer, AnswerCacheHit, Plan, Timing
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswers:
-    """The answer bank with what it takes to see whether its answers still count.
+    """The answer cache of a knowledge base.
 
-    `chunks` gives the index, opened when first needed; `threshold` is τ. `predictions` is told what users ask; None for
-    questions that no user asked.
+    Attributes:
+        answers: the stored questions and answers.
+        documents: the list of documents.
+        index: opens the index when first called.
+        threshold: τ, the least cosine similarity of two questions that may share an answer.
+        predictions: records what users ask; None for questions that no user asked.
     """
 
     answers: AnswerCache
-    shelf: DocumentTable
-    chunks: Callable[[], VectorIndex]
+    documents: DocumentTable
+    index: Callable[[], VectorIndex]
     threshold: float
     predictions: PredictionStore | None = None
 
     def find(
-        self, question: str, vector: Callable[[], Vector], circumstances: AnswerSettings
+        self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
     ) -> CachedAnswer | None:
-        """The answer to the same question, if there is one that counts."""
-        cache_hit = self.answers.find(question, vector, circumstances, self.threshold)
-        return cache_hit if cache_hit is not None and self._counts(cache_hit) else None
+        """Return the valid answer to the same question, or None."""
+        found = self.answers.find(question, vector, answer_settings, self.threshold)
+        return found if found is not None and self._is_valid(found) else None
 
-    def draft(self, vector: Vector, circumstances: AnswerSettings) -> str:
-        """What the answer to a question may be, as it was to the one nearest to it; nothing where none is near.
+    def draft(self, vector: Vector, answer_settings: AnswerSettings) -> str:
+        """Return the answer to the nearest question as a draft for the model to verify; empty if none is near.
 
-        That may be another question, and its answer may count no more: whoever takes it has the model check it.
+        The nearest question may be another one, and its answer may be invalid.
         """
-        nearest = self.answers.nearest(vector, circumstances, self.threshold)
+        nearest = self.answers.nearest(vector, answer_settings, self.threshold)
         return "" if nearest is None else nearest.text
 
-    def give(self, cache_hit: CachedAnswer, began: float) -> Answer:
-        """A banked answer as an answer to a request that began then, on the clock of `time.perf_counter`."""
+    def answer(self, found: CachedAnswer, began: float) -> Answer:
+        """Return a cached answer as the answer to a request that began at `began` (`time.perf_counter`)."""
         took_s = time.perf_counter() - began
         plan = Plan(
-            cache_hit.circumstances.recipe,
+            found.settings.recipe,
             0.0,
             (),
-            cache_hit=AnswerCacheHit(cache_hit.question, cache_hit.similarity, cache_hit.made_at_s),
+            cache_hit=AnswerCacheHit(found.question, found.similarity, found.made_at_s),
         )
         timing = Timing(retrieve_s=took_s, ttft_s=took_s, total_s=took_s)
-        return Answer(cache_hit.text, cache_hit.sources, plan, timing)
+        return Answer(found.text, found.sources, plan, timing)
 
-    def gave(self, cache_hit: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
-        """Count a banked answer that was given; a question that differs from its own waits for a true answer."""
-        with _quietly(), self.answers.transaction():
-            self.answers.given(cache_hit, question, vector)
+    def record_hit(self, found: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
+        """Count a hit; a question in other words is queued for an answer of its own."""
+        with _logged_only(), self.answers.transaction():
+            self.answers.record_hit(found, question, vector)
             if self.predictions is not None:
-                self.predictions.ledger.gave(cache_hit.question)
-                self.predictions.asked(plain(question))
+                self.predictions.predicted.record_hit(found.question)
+                self.predictions.record_question(clean_text(question))
 
     def keep(
         self,
         question: str,
         vector: Vector,
-        circumstances: AnswerSettings,
+        answer_settings: AnswerSettings,
         answer: Answer,
-        rests_on: Provenance,
+        origin: AnswerProvenance,
     ) -> None:
-        """Keep an answer unless a document it rests on has changed since; a bank that fails does not take it back."""
-        with _quietly(), self.answers.transaction():
+        """Store an answer unless a document it was made from has changed meanwhile. A failing store is logged."""
+        with _logged_only(), self.answers.transaction():
             if self.predictions is not None:
-                self.predictions.asked(plain(question))
-            if rests_on.versions <= self.shelf.visible():
-                kept = (question, vector, circumstances, answer.text, answer.sources, rests_on)
+                self.predictions.record_question(clean_text(question))
+            if origin.versions <= self.documents.visible_versions():
+                kept = (question, vector, answer_settings, answer.text, answer.sources, origin)
                 self.answers.put(*kept, asked=self.predictions is not None)
 
     def refresh(
         self,
-        progress: Progress = lambda stage, done, total: None,
+        progress: Progress = no_progress,
         between: Callable[[], None] = lambda: None,
     ) -> int:
-        """Look at every answer that newer documents may have overtaken; returns how many were.
+        """Check every answer that newer documents may have made invalid; return how many are.
 
-        Those are forgotten, and their questions wait. Safe to interrupt: what was seen is noted at once. `between` is
-        called before each.
+        Those are dropped and their questions queued. Safe to interrupt: each verdict is stored at once. `between` is
+        called before each check.
         """
-        unseen = list(self.answers.unseen())
-        overtaken = 0
-        for number, cache_hit in enumerate(unseen):
-            progress("looking at answers", number, len(unseen))
+        unseen = list(self.answers.unchecked())
+        invalid = 0
+        for number, found in enumerate(unseen):
+            progress("checking answers", number, len(unseen))
             between()
-            overtaken += not self._counts(cache_hit)
-        progress("looking at answers", len(unseen), len(unseen))
-        return overtaken
+            invalid += not self._is_valid(found)
+        progress("checking answers", len(unseen), len(unseen))
+        return invalid
 
-    def _counts(self, cache_hit: CachedAnswer) -> bool:
-        """Whether the answer rests on the best chunks for its question; notes what it finds."""
+    def _is_valid(self, found: CachedAnswer) -> bool:
+        """Return whether the answer was made from the best chunks for its question, and store the verdict."""
         epoch = self.answers.epoch
-        if cache_hit.epoch == epoch:
+        if found.epoch == epoch:
             return True
-        top_k = cache_hit.circumstances.top_k
-        found = self.chunks().search(cache_hit.question, cache_hit.vector, top_k, self.shelf.visible())
-        if not found:  # the index is lost: the ordinary way says so
+        top_k = found.settings.top_k
+        chunks = self.index().search(found.question, found.vector, top_k, self.documents.visible_versions())
+        if not chunks:  # the index is lost: the request itself reports that
             return False
-        if set(chunk_names(found)) <= set(cache_hit.chunks):
-            self.answers.still_best(cache_hit, epoch)
+        if set(chunk_names(chunks)) <= set(found.chunks):
+            self.answers.confirm(found, epoch)
             return True
-        self.answers.stale(cache_hit)
+        self.answers.invalidate(found)
         return False
 
 
-def provenance(found: Sequence[FoundChunk], epoch: int) -> Provenance:
-    """What an answer from these chunks rests on; `epoch` was read before they were searched for."""
-    return Provenance(frozenset(chunk.version for chunk in found), chunk_names(found), epoch)
+def provenance(found: Sequence[FoundChunk], epoch: int) -> AnswerProvenance:
+    """Return what an answer from these chunks depends on; `epoch` was read before the search."""
+    return AnswerProvenance(frozenset(chunk.version for chunk in found), chunk_names(found), epoch)
 
 
 def chunk_names(found: Sequence[FoundChunk]) -> tuple[str, ...]:
-    """The chunks' names in the index."""
+    """Return the chunks' names in the index."""
     return tuple(row_id(chunk.version, chunk.position) for chunk in found)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Log what stops the bank: the answer is there already."""
+def _logged_only() -> Iterator[None]:
+    """Log a failure of the answer cache: the caller has its answer already."""
     try:
         yield
     except (StoreError, OSError) as error:
-        _LOG.warning("the answer bank could not be written to: %s", error)
+        _LOG.warning("the answer cache could not be written to: %s", error)

@@ -1,6 +1,6 @@
-"""The model, the embedding model and the index of a knowledge base: heavy, and made when first needed.
+"""The heavy components of a knowledge base: model, embedding model, index. Each is loaded when first needed.
 
-The code that runs them is imported with them. Knows nothing of what they are needed for.
+The code that runs them is imported with them.
 """
 
 import shutil
@@ -10,40 +10,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvweave.config import Config
-from kvweave.embedding import TextEncoder
-from kvweave.engine.settings import KBIdentity
+from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.state import KnowledgeBaseState
 from kvweave.errors import KnowledgeBaseMismatch
 from kvweave.index.documents import DocumentTable, ListedChunk
-from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.keys import digest_chunks, digest_tokens
-from kvweave.models.prompt import PromptTemplate
-from kvweave.recipes.context import Ids
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
-    from kvweave.engine.pipeline import Parts
+    from kvweave.engine.pipeline import RequestContext
     from kvweave.index.vector_index import VectorIndex
     from kvweave.models.adapter import Adapter
+    from kvweave.models.prompt import PromptTemplate
+
+Ids = tuple[int, ...]
 
 
 class Components:
-    """What the settings name, or else the knowledge base was made with; every part is compared with that.
+    """What the settings name, or else what the knowledge base was made with; each is compared with that.
 
     Args:
         config: the settings.
-        folder: of the knowledge base; the index lies there.
-        identity: what it was made with.
-        records: its store gets a tier on the model's device.
+        folder: the knowledge base's; the index is in it.
+        metadata: what the knowledge base was made with.
+        state: its store gets a tier on the model's device.
     """
 
-    def __init__(
-        self, config: Config, folder: Path, identity: KBIdentity, records: KnowledgeBaseState
-    ) -> None:
+    def __init__(self, config: Config, folder: Path, metadata: KBMetadata, state: KnowledgeBaseState) -> None:
         self._config = config
         self._vectors = folder / "vectors"
-        self._identity = identity
-        self._records = records
+        self._metadata = metadata
+        self._state = state
 
     @cached_property
     def adapter(self) -> "Adapter":
@@ -51,11 +48,11 @@ class Components:
         from kvweave.models.loading import load_model
 
         wanted = self._config.model
-        name = wanted.model or self._identity.get("model_name")
-        dtype = wanted.dtype if wanted.dtype != "auto" else self._identity.get("model_dtype") or "auto"
+        name = wanted.model or self._metadata.get("model_name")
+        dtype = wanted.dtype if wanted.dtype != "auto" else self._metadata.get("model_dtype") or "auto"
         adapter = load_model(name, dtype=dtype, device=wanted.device, home=self._config.home)
-        self._identity.check_model(adapter.fingerprint)
-        self._records.store.attach_device(adapter.geometry.device, self._config.store.device_bytes)
+        self._metadata.check_model(adapter.fingerprint)
+        self._state.store.attach_device(adapter.geometry.device, self._config.store.device_bytes)
         return adapter
 
     @cached_property
@@ -64,69 +61,76 @@ class Components:
         from kvweave.embedding import TextEncoder
 
         encoder = TextEncoder(
-            self._config.embedding.embedding_model or self._identity.get("embedding_source")
+            self._config.embedding.embedding_model or self._metadata.get("embedding_source")
         )
-        self._identity.check("embedding", encoder.name)
+        self._metadata.check("embedding", encoder.name)
         return encoder
 
     @cached_property
-    def bank(self) -> "VectorIndex":
-        """The index; once documents settled the length of its vectors, opening it takes no embedding model."""
+    def index(self) -> "VectorIndex":
+        """The index. Opening it loads the embedding model only while the vectors' length is not recorded."""
         from kvweave.index.vector_index import VectorIndex
 
-        settled = self._identity.get("dimensions")
+        recorded = self._metadata.get("dimensions")
         try:
-            return VectorIndex(self._vectors, int(settled) if settled else self.encoder.dimensions)
+            return VectorIndex(self._vectors, int(recorded) if recorded else self.encoder.dimensions)
         except KnowledgeBaseMismatch:
-            # Where nothing is listed: an empty table that was made for another embedding model.
-            if settled or not self._delete_unlisted_index():
+            # With no document listed, it is an empty table that was made for another embedding model.
+            if recorded or not self._delete_unlisted_index():
                 raise
             return VectorIndex(self._vectors, self.encoder.dimensions)
 
-    def for_request(self) -> "Parts":
-        """All that a request passes through."""
-        from kvweave.engine.pipeline import Parts
+    def request_context(self) -> "RequestContext":
+        """Load everything that a request passes through."""
+        from kvweave.engine.pipeline import RequestContext
 
-        return Parts(self.adapter, self._records.shelf, self.bank, self.encoder, self._records.store)
+        return RequestContext(
+            self.adapter, self._state.documents, self.index, self.encoder, self._state.store
+        )
 
     def forget(self) -> None:
-        """Let go of what was made, so that other models may fill the knowledge base anew; the index too, if it is empty."""
-        for part in ("adapter", "encoder", "bank"):
+        """Drop what was loaded, and an empty index, so that other models may fill the knowledge base."""
+        for part in ("adapter", "encoder", "index"):
             self.__dict__.pop(part, None)
         self._delete_unlisted_index()
 
     def _delete_unlisted_index(self) -> bool:
-        """Delete the index unless documents are listed, by another process perhaps; whether it is gone.
+        """Delete the index unless documents are listed, perhaps by another process; return whether it is gone.
 
-        Under the write lock, in which documents are listed: whoever wrote vectors meanwhile finds out before it lists them.
+        The write lock is held, under which documents are listed: a process that has just written vectors notices
+        before it lists them.
         """
-        with self._records.database.transaction():
-            if self._records.shelf.visible():
+        with self._state.database.transaction():
+            if self._state.documents.visible_versions():
                 return False
             shutil.rmtree(self._vectors, ignore_errors=True)
             return True
 
 
 class ListedCorpus:
-    """Every listed chunk, by what its KV goes by; of a text that several documents hold, the first one counts.
+    """The chunks of all listed documents, as preparations need them; equal chunks count once, as the first of them.
 
-    What is listed is read once, when it is first asked for.
-
-    A chunk whose document another process has taken off the list meanwhile has no others around it.
+    The list is read once, when first needed. A chunk whose document another process has removed since has no
+    neighbours.
     """
 
     def __init__(
-        self, shelf: DocumentTable, bank: VectorIndex, encoder: TextEncoder, template: PromptTemplate
+        self,
+        documents: DocumentTable,
+        index: "VectorIndex",
+        encoder: "TextEncoder",
+        template: "PromptTemplate",
     ) -> None:
-        self._shelf, self._bank, self._encoder, self._template = shelf, bank, encoder, template
+        self._documents, self._index = documents, index
+        self._encoder, self._template = encoder, template
 
     @cached_property
     def _visible(self) -> frozenset[str]:
-        return self._shelf.visible()
+        return self._documents.visible_versions()
 
     @cached_property
     def _rows(self) -> list[ListedChunk]:
-        return self._shelf.all_chunks()
+        return self._documents.all_chunks()
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -134,34 +138,34 @@ class ListedCorpus:
 
     @property
     def size(self) -> int:
-        """How many different chunks are listed."""
+        """The number of different chunks."""
         return len(self._places)
 
     @cached_property
     def digest(self) -> str:
-        """Of what is listed."""
+        """Names the set of chunks; changes when any comes or goes."""
         return digest_chunks(self._places)
 
-    def similar(self, chunk: Ids, most: int) -> list[Ids]:
-        """By the vectors that retrieval uses (FusionRAG §3.1)."""
+    def similar(self, chunk: Ids, limit: int) -> list[Ids]:
+        """Return the most similar chunks by the vectors that retrieval uses (FusionRAG §3.1)."""
         place = self._places.get(digest_tokens(chunk))
         texts = self._texts([self._rows[place]]) if place is not None else []
         if not texts:
             return []
         vector = self._encoder.encode(texts)[0]
-        found = self._bank.nearest(vector, most + 1, self._visible)  # each text once, its own among them
+        found = self._index.nearest(vector, limit + 1, self._visible)  # each text once, its own among them
         ids = dict.fromkeys(tuple(self._template.chunk_ids(near)) for near in found)
-        return [other for other in ids if other != chunk][:most]
+        return [other for other in ids if other != chunk][:limit]
 
-    def before(self, chunk: Ids, most: int) -> list[Ids]:
-        """Its document's chunks before it."""
+    def previous(self, chunk: Ids, limit: int) -> list[Ids]:
+        """Return the chunks before it in its document, in order."""
         place = self._places.get(digest_tokens(chunk))
         if place is None:
             return []
         row = self._rows[place]
-        earlier = [other for other in self._rows[max(0, place - most) : place] if other.source == row.source]
-        return [tuple(self._template.chunk_ids(text)) for text in self._texts(earlier)]
+        before = [other for other in self._rows[max(0, place - limit) : place] if other.source == row.source]
+        return [tuple(self._template.chunk_ids(text)) for text in self._texts(before)]
 
     def _texts(self, rows: Sequence[ListedChunk]) -> list[str]:
-        found = self._bank.texts([row.row_id for row in rows])
+        found = self._index.texts([row.row_id for row in rows])
         return [found[row.row_id] for row in rows if row.row_id in found]

@@ -1,7 +1,7 @@
-"""What was said in a conversation, written down after every turn: all else can be computed again from it.
+"""What was said in a conversation, stored after every turn; everything else can be computed from it.
 
-Light to import: taking a document out empties the conversations that have read it, and loads no model. Knows nothing
-of KV; what else lies in a conversation's folder is worth nothing without this.
+Light to import: removing a document empties the conversations that have read it, and loads no model. Knows nothing of
+the KV files in the same folder, which are worthless without this.
 """
 
 import json
@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvweave.errors import InvalidRequest, StoreError
-from kvweave.files import alone, write_atomically
+from kvweave.files import try_lock, write_atomically
 
 LOCK = "lock"
-"""Held by whoever is having the conversation; it stays when a folder is emptied, since others may be waiting for it."""
-_SAID, _NEXT = "said.json", "said.next"
+"""Locked by the process that has the conversation open. It stays when a folder is emptied: others may wait for it."""
+_FILE, _NEXT = "said.json", "said.next"
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationState:
     """A conversation's `token_ids`, the digest of its model, its budget, and the `versions` of documents that it read.
 
-    Of one that was emptied the versions alone are left, so that whoever opens it can be told why it begins anew.
+    An emptied conversation keeps its versions, so that opening it can say why it starts over.
     """
 
     model: str
@@ -30,47 +30,47 @@ class ConversationState:
     versions: frozenset[str]
 
     def outdated(self, visible: Set[str]) -> bool:
-        """Whether it rests on a document that is not among the `visible` versions any more."""
+        """Return whether it has read a document that is no longer among the `visible` versions."""
         return not self.versions <= visible
 
 
-def read_said(folder: Path) -> ConversationState | None:
-    """What was said in the conversation of a folder, None for a new one; raises InvalidRequest for what is no such file."""
+def read_state(folder: Path) -> ConversationState | None:
+    """Read the conversation of a folder, None for a new one; raises InvalidRequest for a file that is none."""
     try:
-        told = json.loads((folder / _SAID).read_bytes())
+        stored = json.loads((folder / _FILE).read_bytes())
         return ConversationState(
-            str(told["model"]),
-            float(told["kv_budget"]),
-            tuple(map(int, told["token_ids"])),
-            frozenset(map(str, told["versions"])),
+            str(stored["model"]),
+            float(stored["kv_budget"]),
+            tuple(map(int, stored["token_ids"])),
+            frozenset(map(str, stored["versions"])),
         )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidRequest(
-            f"{folder / _SAID} cannot be read ({error!r}); begin another conversation"
+            f"{folder / _FILE} cannot be read ({error!r}); begin another conversation"
         ) from error
 
 
-def write_said(folder: Path, said: ConversationState) -> None:
-    """Write it down in place of what was said before, which stays where this fails; raises StoreError."""
-    told = {
-        "model": said.model,
-        "kv_budget": said.kv_budget,
-        "token_ids": said.token_ids,
-        "versions": sorted(said.versions),
+def write_state(folder: Path, state: ConversationState) -> None:
+    """Replace the stored conversation; if that fails, the old one stays. Raises StoreError."""
+    stored = {
+        "model": state.model,
+        "kv_budget": state.kv_budget,
+        "token_ids": state.token_ids,
+        "versions": sorted(state.versions),
     }
     try:
-        write_atomically(folder / _NEXT, [json.dumps(told).encode()])
-        (folder / _NEXT).replace(folder / _SAID)
+        write_atomically(folder / _NEXT, [json.dumps(stored).encode()])
+        (folder / _NEXT).replace(folder / _FILE)
     except OSError as error:
         raise StoreError(
-            f"what was said cannot be written to {folder}: {error.strerror}; free some space"
+            f"the conversation cannot be written to {folder}: {error.strerror}; free some space"
         ) from error
 
 
 def empty(folder: Path) -> None:
-    """Delete all that a conversation keeps; its lock must be held. Raises StoreError."""
+    """Delete a conversation's files; the caller holds its lock. Raises StoreError."""
     try:
         for path in folder.iterdir():
             if path.name != LOCK:
@@ -82,23 +82,23 @@ def empty(folder: Path) -> None:
 
 
 def empty_outdated(conversations: Path, visible: Set[str]) -> None:
-    """Empty those of the conversations under a folder that have read what is not visible any more.
+    """Empty the conversations under a folder that have read a version which is not visible any more.
 
-    One that somebody is having is left: it begins anew by itself. Raises StoreError.
+    One that a process has open is skipped: it starts over by itself. Raises StoreError.
     """
     for folder in sorted(conversations.glob("*/")):
-        with alone(folder / LOCK) as free:
+        with try_lock(folder / LOCK) as free:
             if free:
                 _empty_outdated(folder, visible)
 
 
 def _empty_outdated(folder: Path, visible: Set[str]) -> None:
     try:
-        said = read_said(folder)
-    except InvalidRequest:  # nobody can tell what it read, nor go on with it
-        said = None
-    if said is None:
+        state = read_state(folder)
+    except InvalidRequest:  # unreadable: it can neither be checked nor resumed
+        state = None
+    if state is None:
         empty(folder)
-    elif said.outdated(visible) and said.token_ids:
+    elif state.outdated(visible) and state.token_ids:
         empty(folder)
-        write_said(folder, replace(said, token_ids=()))
+        write_state(folder, replace(state, token_ids=()))

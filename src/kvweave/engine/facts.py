@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from kvweave.types import Plan
+from kvweave.results import Plan
 
 
 def facts(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Decoding: from the first token's logits to a stream of text; where the KV lies meanwhile, `holding` knows."""
+"""Decoding: from the first token's logits to a stream of text."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,25 +16,26 @@ from kvweave.engine.decode_state import DecodeState, PersistentDecodeState
 from kvweave.engine.speculative import PromptLookupDrafter, SpeculativeDecoder
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
-from kvweave.types import Decoding
+from kvweave.results import DecodeStats
 
 
 @dataclass(slots=True)
 class Decoded:
-    """What a generation has produced so far, and what it cost; `decoding` None where all KV stayed in memory.
+    """What a generation has produced so far, and what it cost.
 
-    `accepted_draft_tokens` of the tokens were told by a draft or the prompt, and did not have to be decoded one by one.
+    `accepted_draft_tokens` of the tokens came from a draft and were verified many in one pass. `decoding` is None if
+    all KV stayed in memory.
     """
 
     text: str = ""
     ids: Sequence[int] = ()
     seconds: float = 0.0
     accepted_draft_tokens: int = 0
-    decoding: Decoding | None = None
+    decoding: DecodeStats | None = None
 
     @property
     def tokens(self) -> int:
-        """How many."""
+        """The number of tokens."""
         return len(self.ids)
 
 
@@ -51,21 +52,28 @@ def generate(
     question_tokens: int = 1,
     drafts: Sequence[Sequence[int]] = (),
 ) -> Iterator[str]:
-    """Yield the answer piece by piece, starting from the prompt's last logits (1, vocab).
+    """Yield the answer piece by piece, from the prompt's last logits (1, vocab) on.
 
-    Continues on the canvas, which it grows, or on the flash that the canvas has handed its layers over to; with `kv`, it
-    moves one that has not, of which `question_tokens` at the prompt's end are computed once more, see `enter`. Stops at the model's end-of-sequence tokens or after
-    `max_new_tokens`. `drafts` are what the reply may be: as far as it is, or quotes the prompt, greedy decoding on a
-    canvas runs many of its tokens in one pass, see `SpeculativeDecoder`. `decoded` is filled in as it goes, so it is right even
-    when the caller stops early. Raises InvalidRequest, StoreError and StoreFull with `kv`.
+    Decoding extends `kv_cache`, or the file that the prefill streamed its layers to. Stops at the model's
+    end-of-sequence tokens or after `max_new_tokens`. `decoded` is filled in on the way, so it is right even when the
+    caller stops early.
+
+    Args:
+        kv: offload the KV first, where the prefill has not; the last `question_tokens` of the prompt are then computed
+            again, see `offload`.
+        drafts: token ids that the reply may consist of. Greedy decoding in memory verifies them, and quotes of the
+            prompt, many in one pass; see `SpeculativeDecoder`.
+
+    Raises:
+        InvalidRequest, StoreError, StoreFull: with `kv`.
     """
-    with closing(DecodeState(adapter, kv_cache, kv)) as held:
+    with closing(DecodeState(adapter, kv_cache, kv)) as state:
         if max_new_tokens > 1:
-            held.move(prompt_ids, question_tokens)
-        source: DecodeState | SpeculativeDecoder = held
-        if held.on_kv_cache and settings.temperature == 0:
-            foretelling = PromptLookupDrafter(prompt_ids, drafts, settings.prompt_lookup_tokens)
-            source = SpeculativeDecoder(adapter, held, len(prompt_ids), max_new_tokens, foretelling)
+            state.offload(prompt_ids, question_tokens)
+        source: DecodeState | SpeculativeDecoder = state
+        if state.in_memory and settings.temperature == 0:
+            drafter = PromptLookupDrafter(prompt_ids, drafts, settings.prompt_lookup_tokens)
+            source = SpeculativeDecoder(adapter, state, len(prompt_ids), max_new_tokens, drafter)
         reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens)
         try:
             yield from _pieces(reply, logits, decoded)
@@ -74,45 +82,45 @@ def generate(
                 source.stop(len(prompt_ids) + len(reply.ids))
 
 
-def reply_on(
+def generate_in_conversation(
     adapter: Adapter,
-    held: OffloadedCache,
+    kv: OffloadedCache,
     prompt_ids: Sequence[int],
     logits: Tensor,
     settings: GenerationConfig,
     max_new_tokens: int,
     decoded: Decoded,
-    anew: Callable[[Sequence[int]], tuple[OffloadedCache, Tensor]],
+    recompute: Callable[[Sequence[int]], tuple[OffloadedCache, Tensor]],
 ) -> Generator[str, None, list[int]]:
-    """As `generate`, on KV that stays its caller's and holds all of `prompt_ids`; returns the reply's token ids.
+    """Generate as `generate` does, on KV that its caller owns and that holds all of `prompt_ids`; return the token ids.
 
-    All of these are held in the end, those of a reply that ran to `max_new_tokens` too, so that a text can go on: by
-    `held`, or by what `anew` gave for it, see `PersistentDecodeState`.
+    In the end the KV holds the reply too, so that the text can continue: `kv`, or what `recompute` returned for it,
+    see `PersistentDecodeState`.
     """
-    standing = PersistentDecodeState(adapter, held, anew)
-    reply = _Reply(adapter, standing, prompt_ids, settings, max_new_tokens)
+    state = PersistentDecodeState(adapter, kv, recompute)
+    reply = _Reply(adapter, state, prompt_ids, settings, max_new_tokens)
     yield from _pieces(reply, logits, decoded)
     text = [*prompt_ids, *reply.ids]
-    if standing.held.get_seq_length() < len(text):
-        standing.advance(text)
+    if state.kv.get_seq_length() < len(text):
+        state.advance(text)
     return reply.ids
 
 
 def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
-    """The reply's text as it grows from the prompt's last logits (1, vocab)."""
+    """Yield the reply's text as it grows from the prompt's last logits (1, vocab)."""
     shown = ""
     while True:
         began = time.perf_counter()
         if not reply.take(logits):
             break
-        if reply.goes_on:
+        if reply.unfinished:
             logits = reply.advance()
         decoded.text = reply.text
         decoded.ids, decoded.seconds = reply.ids, decoded.seconds + time.perf_counter() - began
         decoded.accepted_draft_tokens = (
-            reply.held.accepted_draft_tokens if isinstance(reply.held, SpeculativeDecoder) else 0
+            reply.state.accepted_draft_tokens if isinstance(reply.state, SpeculativeDecoder) else 0
         )
-        decoded.decoding = reply.held.cost
+        decoded.decoding = reply.state.cost
         # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
         ready = decoded.text.rstrip("\ufffd")
         if ready.startswith(shown):
@@ -128,9 +136,9 @@ def generate_together(
     settings: GenerationConfig,
     max_new_tokens: int,
 ) -> list[Decoded]:
-    """Whole answers to several prompts, each given as in `generate` by canvas, token ids and last logits (1, vocab).
+    """Generate answers to several prompts, each given as in `generate` by KV cache, token ids and last logits (1, vocab).
 
-    A step of all that are not finished is one call of the model; `seconds` is each one's share of these.
+    One call of the model advances all unfinished replies; `seconds` is each one's share of these calls.
     """
     replies = [
         _Reply(adapter, DecodeState(adapter, kv_cache), ids, settings, max_new_tokens)
@@ -141,7 +149,7 @@ def generate_together(
     while logits:
         began = time.perf_counter()
         taken = [number for number, last in logits.items() if replies[number].take(last)]
-        going = [number for number in taken if replies[number].goes_on]
+        going = [number for number in taken if replies[number].unfinished]
         steps = _advance_together(adapter, [replies[number] for number in going])
         for number in logits:
             seconds[number] += (time.perf_counter() - began) / len(logits)
@@ -150,24 +158,24 @@ def generate_together(
 
 
 class _Reply:
-    """An answer in the making: the tokens chosen so far, all of them but the last in `held`."""
+    """An unfinished answer: the tokens chosen so far; all but the last one are in the KV of `state`."""
 
     def __init__(
         self,
         adapter: Adapter,
-        held: DecodeState | PersistentDecodeState | SpeculativeDecoder,
+        state: DecodeState | PersistentDecodeState | SpeculativeDecoder,
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,
     ) -> None:
         self.ids: list[int] = []
-        self.held = held
+        self.state = state
         self._adapter, self._prompt_ids, self._most = adapter, prompt_ids, most
         self._sampler = Sampler(settings, adapter.geometry.device)
         self._ends = end_tokens(adapter)
 
     def take(self, logits: Tensor) -> bool:
-        """Choose the next token; False, and none chosen, where the answer ends."""
+        """Choose the next token; return False, and choose none, where the answer ends."""
         if len(self.ids) >= self._most:
             return False
         token = self._sampler.choose(logits)
@@ -177,37 +185,37 @@ class _Reply:
         return True
 
     @property
-    def goes_on(self) -> bool:
-        """Whether there is room for another token."""
+    def unfinished(self) -> bool:
+        """Whether another token may follow."""
         return len(self.ids) < self._most
 
     @property
     def text(self) -> str:
-        """What is there so far."""
+        """The text so far."""
         return str(self._adapter.tokenizer.decode(self.ids, skip_special_tokens=True)) if self.ids else ""
 
     @property
     def needs_rope_rescale(self) -> bool:
-        """Whether the text needs other rotary frequencies than what is held has, and is computed again under them."""
+        """Whether the text needs other rotary frequencies than its KV has, and is computed again under them."""
         tokens = len(self._prompt_ids) + len(self.ids)
-        return isinstance(self.held, DecodeState) and self.held.needs_rope_rescale(tokens)
+        return isinstance(self.state, DecodeState) and self.state.needs_rope_rescale(tokens)
 
     def advance(self) -> Tensor:
-        """The logits behind the last token, (1, vocab)."""
-        return self.held.advance([*self._prompt_ids, *self.ids])
+        """Return the logits after the last token, (1, vocab)."""
+        return self.state.advance([*self._prompt_ids, *self.ids])
 
 
 def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tensor]:
-    """What `advance` gives for each, in one call where no text outgrows its canvas."""
+    """Advance each reply, in one call of the model unless a text has to be computed again."""
     if any(reply.needs_rope_rescale for reply in replies):
         return [reply.advance() for reply in replies]
-    kv_caches = [reply.held.kv_cache for reply in replies if isinstance(reply.held, DecodeState)]
+    kv_caches = [reply.state.kv_cache for reply in replies if isinstance(reply.state, DecodeState)]
     last = [reply.ids[-1] for reply in replies]
     return adapter.step_packed(list(zip(kv_caches, last, strict=True)))
 
 
 def end_tokens(adapter: Adapter) -> frozenset[int]:
-    """The tokens at which a model's answers end; none where neither model nor tokenizer names any."""
+    """Return the tokens at which a model's answers end; none if neither model nor tokenizer names any."""
     ends = adapter.model.generation_config.eos_token_id
     if ends is None:
         ends = adapter.tokenizer.eos_token_id
@@ -233,7 +241,7 @@ class Sampler:
             self._random.seed()
 
     def choose(self, logits: Tensor) -> int:
-        """The next token for logits (1, vocab)."""
+        """Return the next token for logits (1, vocab)."""
         if self._greedy:
             return int(logits.argmax(dim=-1))
         empty = torch.empty(1, 0, dtype=torch.long, device=logits.device)

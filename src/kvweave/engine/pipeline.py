@@ -1,120 +1,148 @@
-"""One request, from question to answer: the table of contents of kvweave.
+"""One request, from question to answer: kvweave's table of contents.
 
-  ① repeat     asked before: its answer       answers/bank, engine/repeats
-  ② retrieve   question → chunks              knowledge/bank
-     prefetch   chunks → their KV under way    store/tiers
-  ③ prefill    match → place → select → …     recipes/recipe, and layer by layer to flash: decode/entering
-  ④ generate   first logits → text            engine/generation
-  ⑥ remember   what was computed and is exact → store; the answer → answers/bank
-
-(⑤, streaming to a server, joins as that part is built. ① needs no model, so `questions` goes through it before
-one is loaded, and comes here only for what was not asked before.)
+look up    the question in the answer cache     engine/cached_answers   (before this, needs no model: engine/ask)
+retrieve   question -> chunks                   index/vector_index
+prefetch   start loading the chunks' KV         kvstore/chunk_store
+prefill    match, place, select, recompute      recipes/recipe
+generate   first logits -> text                 engine/generation
+remember   store the exact KV and the answer    kvstore, engine/cached_answers
 """
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
-from kvweave.config import GenerationConfig
+from kvweave.answer_cache.records import CachedAnswer, Vector
 from kvweave.decode.handoff import PromptOffloader
-from kvweave.decode.settings import OffloadSettings
 from kvweave.embedding import TextEncoder
 from kvweave.engine.cached_answers import CachedAnswers, provenance
 from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.settings import AskOptions
 from kvweave.engine.speculative import drafts_of
-from kvweave.errors import KnowledgeBaseError
+from kvweave.errors import InvalidRequest, KnowledgeBaseError
 from kvweave.index.documents import DocumentTable
-from kvweave.index.vector_index import FoundChunk, VectorIndex
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.index.search import FoundChunk
+from kvweave.index.vector_index import VectorIndex
+from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillResult
-from kvweave.types import Answer, Prompt, Source, TokenizedPrompt
+from kvweave.results import Answer, ExplainedToken, Source
+from kvweave.types import Prompt, TokenizedPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a request passes through."""
+class RequestContext:
+    """The parts that a request passes through."""
 
     adapter: Adapter
-    shelf: DocumentTable
-    bank: VectorIndex
+    documents: DocumentTable
+    index: VectorIndex
     encoder: TextEncoder
-    store: ChunkStore
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One request; `drop_chunks` allows leaving out the lowest-ranked chunks.
-
-    `ratio` or `coverage` is the budget, the recipe's own where both are None. `vector` gives the question's vector;
-    under `circumstances` the answer is kept, None: it is not. `kv`: how the KV is held while the answer is decoded, None
-    for all of it in memory. `drafts`: whether an earlier answer to a near question is a draft of this one.
-    """
-
-    text: str
-    vector: Callable[[], Vector]
-    circumstances: AnswerSettings | None
-    recipe: Recipe
-    ratio: float | None
-    coverage: float | None
-    top_k: int
-    system: str
-    generation: GenerationConfig
-    max_new_tokens: int
-    drop_chunks: bool = False
-    kv: OffloadSettings | None = None
-    drafts: bool = False
+    store: KVStore
 
 
 class Answered(NamedTuple):
-    """A whole answer, and what it takes to explain it: the prompt, and the positions (k,) that were recomputed."""
+    """A whole answer and what explains it: the prompt, and the positions (k,) that were recomputed."""
 
     answer: Answer
     prompt: TokenizedPrompt
     selected: Tensor
 
 
-def repeat(
-    repeats: CachedAnswers, question: str, vector: Callable[[], Vector], cache_hit: CachedAnswer, began: float
+class AnswerStream:
+    """Iterate for the pieces of an answer; `answer` and `explain` are there once the iteration has ended.
+
+    Args:
+        pieces: yields text, returns the whole.
+        tokenizer: the model's; None where the answer came from the answer cache.
+        request: closed when the iteration ends.
+    """
+
+    def __init__(
+        self, pieces: Generator[str, None, Answered], tokenizer: Any, request: AbstractContextManager[object]
+    ) -> None:
+        self._pieces = pieces
+        self._tokenizer = tokenizer
+        self._request = request
+        self._answered: Answered | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        with self._request:
+            finished: Answered | None = yield from self._pieces
+        # A second iteration yields nothing and must not lose the answer.
+        self._answered = finished or self._answered
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer; raises InvalidRequest while pieces are still to come."""
+        return self._finished.answer
+
+    def explain(self) -> tuple[ExplainedToken, ...]:
+        """Return every token of the prompt with the origin of its KV; raises as `answer` does."""
+        from kvweave.engine.explanation import explain
+
+        return explain(self._finished, self._tokenizer)
+
+    @property
+    def _finished(self) -> Answered:
+        if self._answered is None:
+            raise InvalidRequest("the answer is not finished: iterate over the stream to its end first")
+        return self._answered
+
+
+def answer_from_cache(
+    cached: CachedAnswers, question: str, vector: Callable[[], Vector], found: CachedAnswer, began: float
 ) -> Generator[str, None, Answered]:
-    """Yield an answer that was given before, in one piece; afterwards the question waits for one of its own."""
-    whole = repeats.give(cache_hit, began)
+    """Yield a cached answer in one piece, then queue the question for an answer of its own at idle time."""
+    whole = cached.answer(found, began)
     yield whole.text
-    repeats.gave(cache_hit, question, vector)
+    cached.record_hit(found, question, vector)
     return Answered(whole, TokenizedPrompt((), (), (0, 0)), torch.empty(0, dtype=torch.long))
 
 
-def answer(parts: Parts, repeats: CachedAnswers, question: Question) -> Generator[str, None, Answered]:
-    """Yield the answer's text piece by piece; the generator's return value is the whole.
+def answer(
+    context: RequestContext,
+    cached: CachedAnswers,
+    question: str,
+    vector: Callable[[], Vector],
+    options: AskOptions,
+) -> Generator[str, None, Answered]:
+    """Yield the answer's text piece by piece; the generator returns the whole.
 
-    Raises InvalidRequest (an impossible budget), PromptTooLong and KnowledgeBaseError (a lost index) before the
-    first piece.
+    `vector` gives the question's embedding.
+
+    Raises:
+        InvalidRequest, PromptTooLong, KnowledgeBaseError (a lost index): before the first piece.
     """
     began = time.perf_counter()
-    epoch = repeats.answers.epoch
-    sink = None if question.kv is None else PromptOffloader(parts.adapter.geometry, question.kv)
-    with parts.store.lease() as lease:
-        found = _retrieve(parts, question.text, question.vector(), question.top_k)
+    adapter = context.adapter
+    epoch = (
+        cached.answers.epoch
+    )  # read before the search: a document that comes in later makes the answer old
+    sink = None if options.kv is None else PromptOffloader(adapter.geometry, options.kv)
+    most = options.max_new_tokens(adapter.geometry.context_tokens)
+    with context.store.lease() as lease:
+        found = retrieve(context, question, vector(), options.top_k)
         retrieved = time.perf_counter()
-        _prefetch(parts, question, found, lease)
-        prompt, kept = _assemble(parts.adapter, question, found)
-        drafts = _drafts(parts.adapter, repeats, question)
+        _prefetch(context, options, found, lease)
+        prompt, kept = _assemble(adapter, question, options, found, most)
+        drafts = _drafts(adapter, cached, vector, options)
         assembled = time.perf_counter()
         result = run(
-            question.recipe,
-            parts.adapter,
-            parts.store,
+            options.recipe,
+            adapter,
+            context.store,
             prompt,
-            ratio=question.ratio,
-            coverage=question.coverage,
+            ratio=options.ratio,
+            coverage=options.coverage,
             lease=lease,
             sink=sink,
         )
@@ -122,12 +150,12 @@ def answer(parts: Parts, repeats: CachedAnswers, question: Question) -> Generato
 
     decoded = Decoded()
     yield from generate(
-        parts.adapter,
+        adapter,
         result.kv_cache,
         prompt.token_ids,
         result.logits,
-        question.generation,
-        question.max_new_tokens,
+        options.generation,
+        most,
         decoded,
         drafts=drafts,
     )
@@ -144,53 +172,16 @@ def answer(parts: Parts, repeats: CachedAnswers, question: Question) -> Generato
         answer_tokens=decoded.tokens,
         accepted_draft_tokens=decoded.accepted_draft_tokens,
     )
-    whole = Answer(
-        decoded.text.strip(), tuple(_source(f) for f in kept), result.plan, timing, decoded.decoding
-    )
-    if question.circumstances is not None:
-        repeats.keep(
-            question.text, question.vector(), question.circumstances, whole, provenance(found, epoch)
-        )
+    sources = tuple(Source(f.source, f.start, f.end, f.text, f.score) for f in kept)
+    whole = Answer(decoded.text.strip(), sources, result.plan, timing, decoded.decoding)
+    if options.answer_settings is not None:
+        cached.keep(question, vector(), options.answer_settings, whole, provenance(found, epoch))
     return Answered(whole, prompt, result.selected)
 
 
-def assembled(parts: Parts, question: Question) -> TokenizedPrompt:
-    """The prompt that a question would be answered from, and nothing computed; raises as `answer` does."""
-    found = _retrieve(parts, question.text, question.vector(), question.top_k)
-    return _assemble(parts.adapter, question, found)[0]
-
-
-def prefilled(
-    adapter: Adapter,
-    store: ChunkStore,
-    recipe: Recipe,
-    prompt: TokenizedPrompt,
-    sink: LayerSink,
-    prefix_context: PrefixContext | None,
-) -> PrefillResult:
-    """A prompt computed by a recipe at its own budget, handed over, what is exact and new remembered."""
-    with store.lease() as lease:
-        result = run(recipe, adapter, store, prompt, lease=lease, sink=sink, prefix_context=prefix_context)
-    remember(result)
-    return result
-
-
-def prompt_for(parts: Parts, text: str, top_k: int, system: str) -> Prompt:
-    """What a question would be answered from: the chunks found for it, as they would stand in the prompt.
-
-    Raises KnowledgeBaseError for a lost index.
-    """
-    return Prompt(text, tuple(chunk.text for chunk in found_for(parts, text, top_k)), system)
-
-
-def found_for(parts: Parts, text: str, top_k: int) -> list[FoundChunk]:
-    """The chunks found for a question, in the order in which they stand in its prompt; raises as `prompt_for`."""
-    return _reading_order(_retrieve(parts, text, parts.encoder.encode([text])[0], top_k))
-
-
-def _retrieve(parts: Parts, text: str, vector: Vector, top_k: int) -> list[FoundChunk]:
-    """The best chunks for a question, best first."""
-    found = parts.bank.search(text, vector, top_k, parts.shelf.visible())
+def retrieve(context: RequestContext, question: str, vector: Vector, top_k: int) -> list[FoundChunk]:
+    """Return the best chunks for a question, best first; raises KnowledgeBaseError for a lost index."""
+    found = context.index.search(question, vector, top_k, context.documents.visible_versions())
     if not found:
         raise KnowledgeBaseError(
             "the index holds none of the listed documents; run `kvweave add` on them again"
@@ -198,45 +189,80 @@ def _retrieve(parts: Parts, text: str, vector: Vector, top_k: int) -> list[Found
     return found
 
 
-def _prefetch(parts: Parts, question: Question, found: list[FoundChunk], lease: Lease) -> None:
-    """Begin to load the KV of the chunks that were found, while the prompt is made of them."""
-    recipe, adapter = question.recipe, parts.adapter
-    if not recipe.match.anywhere:
+def found_for(context: RequestContext, question: str, top_k: int) -> list[FoundChunk]:
+    """Return the chunks found for a question in prompt order; raises as `retrieve` does."""
+    return _reading_order(retrieve(context, question, context.encoder.encode([question])[0], top_k))
+
+
+def prompt_for(context: RequestContext, question: str, top_k: int, system: str) -> Prompt:
+    """Return the prompt that a question would be answered from, without computing it; raises as `retrieve` does."""
+    chunks = tuple(chunk.text for chunk in found_for(context, question, top_k))
+    return Prompt(question, chunks, system)
+
+
+def tokenized_prompt_for(
+    context: RequestContext, question: str, vector: Vector, options: AskOptions
+) -> TokenizedPrompt:
+    """Return the tokens that a question would be answered from, without computing them; raises as `answer` does."""
+    found = retrieve(context, question, vector, options.top_k)
+    most = options.max_new_tokens(context.adapter.geometry.context_tokens)
+    return _assemble(context.adapter, question, options, found, most)[0]
+
+
+def prefill_turn(
+    adapter: Adapter,
+    store: KVStore,
+    recipe: Recipe,
+    prompt: TokenizedPrompt,
+    sink: LayerSink,
+    prefix_context: PrefixContext | None,
+) -> PrefillResult:
+    """Prefill one turn of a conversation at the recipe's own budget, stream its layers, remember what is exact."""
+    with store.lease() as lease:
+        result = run(recipe, adapter, store, prompt, lease=lease, sink=sink, prefix_context=prefix_context)
+    remember(result)
+    return result
+
+
+def _prefetch(context: RequestContext, options: AskOptions, found: list[FoundChunk], lease: Lease) -> None:
+    """Start loading the KV of the found chunks, while the prompt is tokenized."""
+    recipe, adapter = options.recipe, context.adapter
+    if not recipe.match.position_independent:
         return
-    prefix = adapter.template.prefix_ids(question.system)
-    chunks = parts.shelf.chunks_at([(chunk.source, chunk.position) for chunk in found])
+    prefix = adapter.template.prefix_ids(options.system)
+    chunks = context.documents.chunks_at([(chunk.source, chunk.position) for chunk in found])
     wanted = [
         (chunk.kv_digest, recipe.prepare.provenances(adapter, prefix, chunk.kv_tokens)) for chunk in chunks
     ]
-    parts.store.prefetch(adapter.fingerprint, wanted, lease)
+    context.store.prefetch(adapter.fingerprint, wanted, lease)
 
 
-def _drafts(adapter: Adapter, repeats: CachedAnswers, question: Question) -> list[tuple[int, ...]]:
-    """Token ids of what the answer may be."""
-    if question.circumstances is None or not question.drafts:
+def _drafts(
+    adapter: Adapter, cached: CachedAnswers, vector: Callable[[], Vector], options: AskOptions
+) -> list[tuple[int, ...]]:
+    """Return token ids that the answer may consist of: those of an earlier answer to a near question."""
+    if options.answer_settings is None or options.cache != "use" or options.kv is not None:
         return []
-    text = repeats.draft(question.vector(), question.circumstances)
+    text = cached.draft(vector(), options.answer_settings)
     return drafts_of(adapter, text) if text else []
 
 
 def _assemble(
-    adapter: Adapter, question: Question, found: list[FoundChunk]
+    adapter: Adapter, question: str, options: AskOptions, found: list[FoundChunk], most: int
 ) -> tuple[TokenizedPrompt, list[FoundChunk]]:
-    """The tokenized prompt and the chunks that stand in it, in prompt order."""
+    """Return the tokenized prompt and the chunks in it, in prompt order; `most` tokens stay free for the answer."""
     while True:
         ordered = _reading_order(found)
-        prompt = adapter.template.render(
-            Prompt(question.text, tuple(f.text for f in ordered), question.system)
-        )
-        over = prompt.tokens + question.max_new_tokens > adapter.geometry.context_tokens
-        if not (over and question.drop_chunks and found):
-            adapter.check_length(prompt.tokens, question.max_new_tokens)
+        prompt = adapter.template.render(Prompt(question, tuple(f.text for f in ordered), options.system))
+        too_long = prompt.tokens + most > adapter.geometry.context_tokens
+        if not (too_long and options.drop_chunks and found):
+            adapter.check_length(prompt.tokens, most)
             return prompt, ordered
         found = found[:-1]
 
 
 def _reading_order(found: list[FoundChunk]) -> list[FoundChunk]:
-    """Documents by their best chunk's rank; within a document, chunks as they follow each other.
+    """Order documents by their best chunk's rank, and the chunks of a document as they follow each other in it.
 
     A sentence may only make sense after the one before the cut.
     """
@@ -244,7 +270,3 @@ def _reading_order(found: list[FoundChunk]) -> list[FoundChunk]:
     for rank, chunk in enumerate(found):
         ranks.setdefault(chunk.source, rank)
     return sorted(found, key=lambda chunk: (ranks[chunk.source], chunk.position))
-
-
-def _source(found: FoundChunk) -> Source:
-    return Source(found.source, found.start, found.end, found.text, found.score)

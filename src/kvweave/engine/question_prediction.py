@@ -1,6 +1,6 @@
-"""Predicting questions with the model at hand: runs the jobs that `predict/plan` names, and keeps what they bring.
+"""Predicts questions with the model: runs the jobs that `predict/planning` chooses and stores the results.
 
-What is predicted waits in the answer bank; computing it is another's work.
+Predicted questions are queued in the answer cache; `background_jobs` computes their KV and answers.
 """
 
 import math
@@ -9,37 +9,35 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.reading import read
-from kvweave.answer_cache.english.words import plain
-from kvweave.answer_cache.matching import same_question
+from kvweave.answer_cache.english.words import clean_text
 from kvweave.answer_cache.records import AnswerSettings, Vector
 from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig, within_context
 from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.pipeline import Parts
+from kvweave.engine.pipeline import RequestContext
 from kvweave.index.documents import DocumentTable
-from kvweave.predict.filters import NEARLY_THE_SAME, is_about, nearly_same, questions_in
-from kvweave.predict.planning import FromHistory, FromKnowledge, Job, SumUp, next_job
-from kvweave.predict.prompts import PromptSet, wording_for
-from kvweave.predict.store import ChunkName, Origin, Part, PredictionStore
+from kvweave.predict.filters import NEAR_DUPLICATE_COSINE, is_answerable, is_near_duplicate, parse_questions
+from kvweave.predict.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
+from kvweave.predict.prompts import PromptSet, prompts_for
+from kvweave.predict.store import ChunkRef, PredictionOrigin, PredictionStore, SummaryPart
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.types import Prompt
 
 BATCH_SHARE: Final = 4
-"""A batch of chunks takes at most this fraction (1/4) of the model's context, and so does what stands of the abstract."""
+"""A batch of chunks takes at most this fraction (1/4) of the model's context, and so do the summary's parts in a prompt."""
 
-_TEMPERATURE, _NUCLEUS = 0.8, 0.9  # of every draw but the first one from the same notes
+_TEMPERATURE, _TOP_P = 0.8, 0.9  # of all draws from the same notes but the first
 
 
-def settings_of(draw: int) -> GenerationConfig:
-    """How a reply is decoded: the first draw is greedy, others are drawn with their number as seed."""
+def generation_for(draw: int) -> GenerationConfig:
+    """Return how a reply is decoded: the first draw greedily, others sampled with their number as seed."""
     if draw == 0:
         return GenerationConfig()
-    return GenerationConfig(temperature=_TEMPERATURE, top_p=_NUCLEUS, seed=draw)
+    return GenerationConfig(temperature=_TEMPERATURE, top_p=_TOP_P, seed=draw)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A predicted question with its vector; `answerable` as far as what is found for it tells."""
+    """A predicted question with its vector; `answerable` judges by the chunks found for it."""
 
     question: str
     vector: Vector
@@ -47,184 +45,196 @@ class Candidate:
 
 
 class QuestionPredictor:
-    """Predicts questions as they would be asked under `circumstances`.
+    """Predicts questions as they would be asked under `answer_settings`.
 
     Args:
-        parts: gives what a request passes through, opened when first needed.
-        shelf: the list of documents.
-        answers: the bank.
-        outlook: what predictions are made from, and written down in.
-        recipe: by which the model reads chunks; as for requests, their stored KV is used.
-        circumstances: the settings under which users are expected to ask.
-        system: the instruction.
+        context: loads the parts of a request when first called.
+        documents: the list of documents.
+        answers: the answer cache.
+        predictions: where predictions are made from and stored.
+        recipe: how stored chunk KV is reused when the model reads chunks, as for requests.
+        answer_settings: the settings under which users are expected to ask.
+        system: the instruction that prompts start with.
         threshold: τ.
-        stride: how many questions are predicted at once (PerCache §4.1.2).
+        stride: how many questions are predicted at a time (PerCache §4.1.2).
     """
 
     def __init__(
         self,
-        parts: Callable[[], Parts],
-        shelf: DocumentTable,
+        context: Callable[[], RequestContext],
+        documents: DocumentTable,
         answers: AnswerCache,
         predictions: PredictionStore,
         recipe: Recipe,
-        circumstances: AnswerSettings,
+        answer_settings: AnswerSettings,
         system: str,
         threshold: float,
         stride: int,
     ) -> None:
-        self._parts = parts
-        self._shelf = shelf
+        self._context = context
+        self._documents = documents
         self._answers = answers
-        self._outlook = predictions
+        self._predictions = predictions
         self._recipe = recipe
-        self._circumstances = circumstances
+        self._answer_settings = answer_settings
         self._system = system
         self._threshold = threshold
         self._stride = stride
 
     def next_job(self) -> Job | None:
-        """What is due; loads no model where nothing is."""
+        """Return the next job, or None; loads no model if there is none."""
 
         def batch_tokens() -> int:
-            return self._wording.batch_tokens or self._most_tokens
+            return self._prompts.batch_tokens or self._most_tokens
 
-        return next_job(self._outlook, self._listed(), batch_tokens, lambda: self._wording.earlier_questions)
+        return next_job(
+            self._predictions, self._listed(), batch_tokens, lambda: self._prompts.earlier_questions
+        )
 
-    def lacking(self) -> int:
-        """How many chunks the abstract lacks."""
-        return len(self._outlook.abstract.lacking(self._listed()))
+    def chunks_to_summarise(self) -> int:
+        """Return how many chunks the corpus summary lacks."""
+        return len(self._predictions.summary.missing(self._listed()))
 
     def do(self, job: Job) -> None:
-        """Run a job; nothing is written down before its end."""
-        if isinstance(job, SumUp):
-            self._sum_up(job)
-        elif isinstance(job, FromKnowledge):
-            self._predict_from_knowledge(job)
+        """Run a job; it stores nothing before its end."""
+        if isinstance(job, Summarise):
+            self._summarise(job)
+        elif isinstance(job, PredictFromDocuments):
+            self._predict_from_documents(job)
         else:
             self._predict_from_history(job)
 
     # The three jobs
 
-    def _sum_up(self, job: SumUp) -> None:
-        texts = self._parts().bank.texts([chunk.name for chunk in job.chunks])
+    def _summarise(self, job: Summarise) -> None:
+        texts = self._context().index.texts([chunk.name for chunk in job.chunks])
         notes = [texts[chunk.name] for chunk in job.chunks if chunk.name in texts]
-        told = self.said(notes, self._wording.sum_up(), draw=0) if notes else ""
+        summary = self.reply(notes, self._prompts.summarise(), draw=0) if notes else ""
         with self._answers.transaction():
-            if {chunk.version for chunk in job.chunks} <= self._shelf.visible():
-                self._outlook.abstract.put(job.chunks, told)
+            if {chunk.version for chunk in job.chunks} <= self._documents.visible_versions():
+                self._predictions.summary.put(job.chunks, summary)
 
-    def _predict_from_knowledge(self, job: FromKnowledge) -> None:
-        parts = self._fitting([job.part, *job.others])
-        request = self._wording.from_knowledge(self._per_reply)
+    def _predict_from_documents(self, job: PredictFromDocuments) -> None:
+        parts = self._that_fit([job.part, *job.others])
+        request = self._prompts.predict_from_documents(self._per_reply)
         draws = range(job.round * self._draws, (job.round + 1) * self._draws)
-        replies = [self.said([part.text for part in parts], request, draw) for draw in draws]
-        self._keep(replies, "knowledge", parts, lambda: self._outlook.abstract.used(job.part.id))
+        replies = [self.reply([part.text for part in parts], request, draw) for draw in draws]
+        self._store(replies, "knowledge", parts, lambda: self._predictions.summary.record_round(job.part.id))
 
-    def _predict_from_history(self, job: FromHistory) -> None:
-        request = self._wording.from_history(job.earlier, self._per_reply)
+    def _predict_from_history(self, job: PredictFromHistory) -> None:
+        request = self._prompts.predict_from_history(job.earlier, self._per_reply)
         replies: list[str] = []
-        used: dict[Part, None] = {}
+        used: dict[SummaryPart, None] = {}
         for draw in range(self._draws):
             start = draw % len(job.parts)
             # A model that reads one part at a time gets another one for every draw.
-            parts = self._fitting([*job.parts[start:], *job.parts[:start]])
+            parts = self._that_fit([*job.parts[start:], *job.parts[:start]])
             used |= dict.fromkeys(parts)
-            replies.append(self.said([part.text for part in parts], request, draw))
+            replies.append(self.reply([part.text for part in parts], request, draw))
 
         def seen() -> bool:
-            self._outlook.history.seen(job.number)
+            self._predictions.history.mark_seen(job.number)
             return True
 
-        self._keep(replies, "history", list(used), seen)
+        self._store(replies, "history", list(used), seen)
 
     # Asking the model
 
     @property
-    def _wording(self) -> PromptSet:
-        return wording_for(self._parts().adapter.fingerprint.name)
+    def _prompts(self) -> PromptSet:
+        return prompts_for(self._context().adapter.fingerprint.name)
 
     @property
     def _per_reply(self) -> int:
-        return min(self._stride, self._wording.questions_per_reply)
+        return min(self._stride, self._prompts.questions_per_reply)
 
     @property
     def _draws(self) -> int:
-        return math.ceil(self._stride / self._wording.questions_per_reply)
+        return math.ceil(self._stride / self._prompts.questions_per_reply)
 
     @property
     def _most_tokens(self) -> int:
-        return self._parts().adapter.geometry.context_tokens // BATCH_SHARE
+        return self._context().adapter.geometry.context_tokens // BATCH_SHARE
 
-    def _listed(self) -> list[ChunkName]:
-        rows = self._shelf.all_chunks()
-        return [ChunkName(row.row_id, row.row_id.rpartition(":")[0], row.kv_tokens) for row in rows]
+    def _listed(self) -> list[ChunkRef]:
+        rows = self._documents.all_chunks()
+        return [ChunkRef(row.row_id, row.row_id.rpartition(":")[0], row.kv_tokens) for row in rows]
 
-    def _fitting(self, parts: Sequence[Part]) -> list[Part]:
-        """As many of the first parts as may stand in front of a request, one at least."""
-        template, taken, tokens = self._parts().adapter.template, list(parts[:1]), 0
+    def _that_fit(self, parts: Sequence[SummaryPart]) -> list[SummaryPart]:
+        """Return as many of the first parts as fit in front of a request, one at least."""
+        template, taken, tokens = self._context().adapter.template, list(parts[:1]), 0
         for part in parts:
             tokens += len(template.chunk_ids(part.text))
             if part not in taken:
                 if tokens > self._most_tokens:
                     break
                 taken.append(part)
-        return taken[: self._wording.parts_at_once]
+        return taken[: self._prompts.max_parts]
 
-    def said(self, notes: Sequence[str], request: str, draw: int) -> str:
-        """The model's reply to a request about notes; whoever asks the same many times may keep what it says."""
-        parts = self._parts()
-        adapter = parts.adapter
+    def reply(self, notes: Sequence[str], request: str, draw: int) -> str:
+        """Return the model's reply to a request about notes. It depends on nothing else, so a caller may memoize it."""
+        context = self._context()
+        adapter = context.adapter
         prompt = adapter.template.render(Prompt(request, tuple(notes), self._system))
-        context = adapter.geometry.context_tokens
-        most = min(within_context(None, DEFAULT_NEW_TOKENS, context), context - prompt.tokens)
+        limit = adapter.geometry.context_tokens
+        most = min(within_context(None, DEFAULT_NEW_TOKENS, limit), limit - prompt.tokens)
         if most < 1:
             return ""
-        result = run(self._recipe, adapter, parts.store, prompt)
+        result = run(self._recipe, adapter, context.store, prompt)
         decoded = Decoded()
         for _ in generate(
-            adapter, result.kv_cache, prompt.token_ids, result.logits, settings_of(draw), most, decoded
+            adapter, result.kv_cache, prompt.token_ids, result.logits, generation_for(draw), most, decoded
         ):
             pass
         return decoded.text.strip()
 
-    # Keeping what is worth it
+    # Storing what is new
 
-    def _keep(
-        self, replies: Iterable[str], origin: Origin, parts: Sequence[Part], done: Callable[[], bool]
+    def _store(
+        self,
+        replies: Iterable[str],
+        origin: PredictionOrigin,
+        parts: Sequence[SummaryPart],
+        done: Callable[[], bool],
     ) -> None:
-        """Write down what is new in some replies; `done`, in the same commit, says whether it still counts."""
-        asked = [question for reply in replies for question in questions_in(reply, self._per_reply)]
-        kept: list[Candidate] = []
-        for question in map(plain, asked):
-            candidate = self._screened(question, kept)
+        """Store the new questions of some replies; `done`, in the same commit, returns whether the job still counts."""
+        asked = [question for reply in replies for question in parse_questions(reply, self._per_reply)]
+        new: list[Candidate] = []
+        for question in map(clean_text, asked):
+            candidate = self._candidate(question, new)
             if candidate is not None:
-                kept.append(candidate)
+                new.append(candidate)
         versions = frozenset(version for part in parts for version in part.versions)
         with self._answers.transaction():
-            if not versions <= self._shelf.visible() or not done():
+            if not versions <= self._documents.visible_versions() or not done():
                 return
-            for each in kept[: self._stride]:
+            for each in new[: self._stride]:
                 if each.answerable:
-                    self._outlook.ledger.put(each.question, origin, versions)
-                    self._answers.expect(each.question, each.vector, self._circumstances)
+                    self._predictions.predicted.add(each.question, origin, versions)
+                    self._answers.add_predicted(each.question, each.vector, self._answer_settings)
                 else:
-                    self._outlook.ledger.put(each.question, origin, versions, dropped="unanswerable")
+                    self._predictions.predicted.add(each.question, origin, versions, dropped="unanswerable")
 
-    def _screened(self, question: str, others: Sequence[Candidate]) -> Candidate | None:
-        """A predicted question, unless it is known, nearly known, or depends on the day."""
-        if self._outlook.ledger.knows(question) or read(question).bound_to_now:
+    def _candidate(self, question: str, others: Sequence[Candidate]) -> Candidate | None:
+        """Return a predicted question unless it is known, nearly known, or depends on the date."""
+        if self._predictions.predicted.contains(question) or self._answers.matcher.is_time_sensitive(
+            question
+        ):
             return None
-        parts = self._parts()
-        vector = parts.encoder.encode([question])[0]
-        near = self._answers.near(vector, self._circumstances, min(self._threshold, NEARLY_THE_SAME))
+        context = self._context()
+        vector = context.encoder.encode([question])[0]
+        near = self._answers.similar(
+            vector, self._answer_settings, min(self._threshold, NEAR_DUPLICATE_COSINE)
+        )
         near += [(other.question, float(vector @ other.vector)) for other in others]
         if any(self._is_same(question, other, cosine) for other, cosine in near):
             return None
-        found = parts.bank.search(question, vector, self._circumstances.top_k, self._shelf.visible())
-        return Candidate(question, vector, is_about(question, [chunk.text for chunk in found]))
+        found = context.index.search(
+            question, vector, self._answer_settings.top_k, self._documents.visible_versions()
+        )
+        return Candidate(question, vector, is_answerable(question, [chunk.text for chunk in found]))
 
     def _is_same(self, question: str, other: str, cosine: float) -> bool:
-        if question == other or nearly_same(question, other, cosine):
+        if question == other or is_near_duplicate(question, other, cosine):
             return True
-        return same_question(read(question), read(other), cosine, self._threshold)
+        return self._answers.matcher.same(question, other, cosine, self._threshold)

@@ -1,9 +1,9 @@
-"""What a reply may be, checked by the model in one pass instead of being decoded token by token (speculative decoding).
+"""Speculative decoding: the model verifies several draft tokens in one pass instead of decoding them one by one.
 
-Two things foretell it. An answer to a question that is near the one asked, and perhaps another, must not be given; but where
-the model would say the same, it is there already: a draft. And replies quote the text they rest on, which is the prompt: where
-the reply's last tokens stand in it, the reply may go on as it does there (prompt lookup). What is foretold is run as rows of one
-pass, and holds as far as each token is what decoding would have chosen; so replies are the same, and come in fewer passes.
+Drafts come from two places. The cached answer to a near question is a draft: it must not be given, since the question
+may be another one, but the model may well say the same. And replies quote the prompt: where the reply's last tokens
+occur in the prompt, the tokens after them are a draft (prompt lookup). A draft token is accepted if decoding would have
+chosen it, so replies do not change; they only come in fewer passes.
 """
 
 from collections.abc import Sequence
@@ -15,80 +15,81 @@ from torch import Tensor
 from kvweave.config import GenerationConfig
 from kvweave.engine.decode_state import DecodeState
 from kvweave.models.adapter import Adapter
-from kvweave.types import Decoding
+from kvweave.results import DecodeStats
 
-_FIRST_TOLD: Final = 7
-"""So many tokens are told at first: with the reply's last one, rows that cost little more than one where reading the model's
-weights is what takes the time."""
-_MOST_TOLD: Final = 31
-_COMPARED: Final = 8
-"""Of places in the prompt that go on from the reply's last token, the one that agrees furthest back, so many tokens at most."""
+_FIRST_LENGTH: Final = 7
+"""Length of the first draft in tokens. With the reply's last token, these rows cost little more than one row where
+reading the model's weights takes most of the time."""
+_MAX_LENGTH: Final = 31
+_MAX_MATCH: Final = 8
+"""Of several matching positions in the prompt, the longest match counts, up to this many tokens."""
 
 
 def drafts_of(adapter: Adapter, text: str) -> list[tuple[int, ...]]:
-    """Token ids of an earlier reply's text, with a space before it and without: replies are kept without."""
-    return [adapter.template.text_ids(each) for each in (text, f" {text}")]
+    """Return the token ids of an earlier reply's text, with a leading space and without: the cache strips it."""
+    return [adapter.template.tokenize(each) for each in (text, f" {text}")]
 
 
 class PromptLookupDrafter:
-    """Tells how a reply may go on, from what is known beside the model. For one reply.
+    """Proposes draft tokens for one reply, from earlier replies and from the prompt.
 
-    The more of what is told stands, the more is told at a time, and the other way round; and a quote that begins wrong makes
-    the next one wait for a place in the prompt that agrees with more of the reply's last tokens.
+    The draft length grows while drafts are accepted and shrinks when they are rejected. After a quote that was rejected
+    at its first token, the next one must match more of the reply's last tokens.
 
     Args:
         prompt_ids: token ids that the reply may quote.
-        drafts: what the reply may be, without the token that ends it, the likeliest first.
-        most_quoted: tokens that are looked up in the prompt at a time; 0 for none.
+        drafts: token ids that the reply may consist of, without an end token, the likeliest first.
+        max_quote: the most tokens to quote from the prompt at a time; 0 for none.
     """
 
     def __init__(
         self,
         prompt_ids: Sequence[int],
         drafts: Sequence[Sequence[int]] = (),
-        most_quoted: int = GenerationConfig().prompt_lookup_tokens,
+        max_quote: int = GenerationConfig().prompt_lookup_tokens,
     ) -> None:
         self._prompt = torch.tensor(prompt_ids, dtype=torch.long)
         self._drafts = [tuple(draft) for draft in drafts]
-        self._most_quoted = most_quoted
-        self._most = _FIRST_TOLD
-        self._agreeing = 1  # so many of the reply's last tokens have to stand in the prompt
-        self._quotes = False  # whether what was told last is from there
-        self._told = 0  # how many tokens that were
+        self._max_quote = max_quote
+        self._length = _FIRST_LENGTH
+        self._min_match = 1  # how many of the reply's last tokens a position in the prompt has to match
+        self._quoted = False  # whether the last draft is from the prompt
+        self._proposed = 0  # the length of the last draft
 
-    def next(self, said: Sequence[int], room: int = _MOST_TOLD) -> list[int]:
-        """Token ids that may follow the reply so far, which has at least one; at most `room`, none where nothing tells."""
-        so_far = tuple(said)
+    def propose(self, reply: Sequence[int], room: int = _MAX_LENGTH) -> list[int]:
+        """Return token ids that may follow a reply of one token or more; at most `room`, none without a draft."""
+        so_far = tuple(reply)
         self._drafts = [draft for draft in self._drafts if draft[: len(so_far)] == so_far]
         drafted = next((draft for draft in self._drafts if len(draft) > len(so_far)), so_far)[len(so_far) :]
-        self._quotes = not drafted
-        told = list(drafted[: min(self._most, room)]) or self._quote(so_far)[:room]
-        self._told = len(told)
-        return told
+        self._quoted = not drafted
+        proposed = list(drafted[: min(self._length, room)]) or self._quote(so_far)[:room]
+        self._proposed = len(proposed)
+        return proposed
 
-    def held(self, stood: int) -> None:
-        """Of what was told last, so many tokens stood."""
-        if stood == self._told:
-            self._most = min(_MOST_TOLD, 2 * self._most + 1) if self._told >= self._most else self._most
-            self._agreeing = 1
-        elif 2 * stood < self._told:
-            self._most = max(1, self._most // 2)
-            if self._quotes and not stood:
-                self._agreeing = min(_COMPARED, self._agreeing + 1)
+    def record(self, accepted: int) -> None:
+        """Adapt to how many tokens of the last draft were accepted."""
+        if accepted == self._proposed:
+            if self._proposed >= self._length:
+                self._length = min(_MAX_LENGTH, 2 * self._length + 1)
+            self._min_match = 1
+        elif 2 * accepted < self._proposed:
+            self._length = max(1, self._length // 2)
+            if self._quoted and not accepted:
+                self._min_match = min(_MAX_MATCH, self._min_match + 1)
 
-    def _quote(self, said: tuple[int, ...]) -> list[int]:
-        """What follows in the prompt where it agrees longest with the end of the reply; if possible, enough of it."""
-        most = min(self._most, self._most_quoted)
-        if not most or len(said) < self._agreeing:
+    def _quote(self, reply: tuple[int, ...]) -> list[int]:
+        """Return what follows the longest match of the reply's end in the prompt, if possible as long as a draft."""
+        most = min(self._length, self._max_quote)
+        if not most or len(reply) < self._min_match:
             return []
-        places = (self._prompt[:-1] == said[-1]).nonzero()[:, 0]
-        for back in range(1, min(_COMPARED, len(said))):
-            agreeing = places[(places >= back) & (self._prompt[places - back] == said[-1 - back])]
-            if not agreeing.numel():
-                if back < self._agreeing:
+        places = (self._prompt[:-1] == reply[-1]).nonzero()[:, 0]
+        for back in range(1, min(_MAX_MATCH, len(reply))):
+            matching = places[(places >= back) & (self._prompt[places - back] == reply[-1 - back])]
+            if not matching.numel():
+                if back < self._min_match:
                     return []
                 break
-            places = agreeing
+            places = matching
         if not places.numel():
             return []
         roomy = places[places < len(self._prompt) - most]
@@ -97,62 +98,62 @@ class PromptLookupDrafter:
 
 
 class SpeculativeDecoder:
-    """KV of a text that grows, as `DecodeState`, and what is foretold of how it goes on. For greedy decoding, on a canvas.
+    """Decodes as `DecodeState` does, verifying drafts. For greedy decoding with all KV in memory.
 
     Args:
         adapter: the model.
-        held: what holds the prompt.
-        prompt_tokens: how many tokens that is.
-        most: tokens of the reply at most.
-        foretelling: what tells.
+        state: the KV of the prompt.
+        prompt_tokens: the prompt's length.
+        max_new_tokens: the reply's greatest length.
+        drafter: proposes drafts.
 
     Attributes:
-        foretold: how many of the reply's tokens were told and stood.
+        accepted_draft_tokens: how many of the reply's tokens were accepted from drafts.
     """
 
     def __init__(
         self,
         adapter: Adapter,
-        held: DecodeState,
+        state: DecodeState,
         prompt_tokens: int,
-        most: int,
-        foretelling: PromptLookupDrafter,
+        max_new_tokens: int,
+        drafter: PromptLookupDrafter,
     ) -> None:
-        self._adapter, self._held, self._foretelling = adapter, held, foretelling
-        self._prompt_tokens, self._most = prompt_tokens, most
-        self._checked: list[int] = []  # the token that had been said last, and what was told to follow it
-        self._logits: Tensor | None = None  # behind each of these, (k, vocab)
-        self._stood = 0  # of those told, so many
+        self._adapter, self._state, self._drafter = adapter, state, drafter
+        self._prompt_tokens, self._max_new_tokens = prompt_tokens, max_new_tokens
+        self._verified: list[int] = []  # the reply's last token before the draft, and the draft
+        self._logits: Tensor | None = None  # after each of these, (k, vocab)
+        self._accepted = 0  # of the present draft
         self.accepted_draft_tokens = 0
 
     def advance(self, token_ids: Sequence[int]) -> Tensor:
-        """The logits (1, vocab) that follow `token_ids`, of which all but the last were asked about before."""
+        """Return the logits (1, vocab) after `token_ids`, all but the last of which earlier calls covered."""
         if self._logits is not None:
-            if self._checked[self._stood + 1 : self._stood + 2] == [token_ids[-1]]:
-                self._stood += 1
+            if self._verified[self._accepted + 1 : self._accepted + 2] == [token_ids[-1]]:
+                self._accepted += 1
                 self.accepted_draft_tokens += 1
-                return self._logits[self._stood][None]
-            self._end(token_ids)
-        said = token_ids[self._prompt_tokens :]
-        told = self._foretelling.next(said, room=max(0, self._most - 1 - len(said)))
-        if not told or not self._adapter.keeps_frequencies(self._held.kv_cache, 1 + len(told)):
-            return self._held.advance(token_ids)
-        self._checked, self._stood = [said[-1], *told], 0
-        self._logits = self._adapter.follow(self._held.kv_cache, self._checked)
+                return self._logits[self._accepted][None]
+            self._drop_rejected(token_ids)
+        reply = token_ids[self._prompt_tokens :]
+        draft = self._drafter.propose(reply, room=max(0, self._max_new_tokens - 1 - len(reply)))
+        if not draft or not self._adapter.stays_in_rope_regime(self._state.kv_cache, 1 + len(draft)):
+            return self._state.advance(token_ids)
+        self._verified, self._accepted = [reply[-1], *draft], 0
+        self._logits = self._adapter.verify_draft(self._state.kv_cache, self._verified)
         return self._logits[0][None]
 
     def stop(self, tokens: int) -> None:
-        """The text is over, or goes on otherwise: leave `tokens` on the canvas at most."""
+        """Drop the draft, since the reply has ended or left it: keep at most `tokens` in the KV."""
         if self._logits is not None:
-            self._held.kv_cache.shrink(tokens)
+            self._state.kv_cache.truncate_appended(tokens)
         self._logits = None
 
     @property
-    def cost(self) -> Decoding | None:
-        """As `DecodeState`."""
-        return self._held.cost
+    def cost(self) -> DecodeStats | None:
+        """As `DecodeState.cost`."""
+        return self._state.cost
 
-    def _end(self, token_ids: Sequence[int]) -> None:
-        """Forget what was told and did not stand, which the canvas holds from the last token on."""
+    def _drop_rejected(self, token_ids: Sequence[int]) -> None:
+        """Drop the rejected part of the draft; the KV holds it from the last token on."""
         self.stop(len(token_ids) - 1)
-        self._foretelling.held(self._stood)
+        self._drafter.record(self._accepted)

@@ -1,14 +1,17 @@
-"""What a knowledge base consists of, as SQLite lists it; light to import, since `ls` and `rm` need no more."""
+"""What a knowledge base consists of, in one SQLite database. Light to import: `ls` and `rm` need no more."""
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.conversation_log import empty_outdated
+from kvweave.errors import InvalidRequest
 from kvweave.index.documents import DocumentTable
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
@@ -18,71 +21,96 @@ from kvweave.types import Chunk, Document
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("reading", "computing KV"), units done and units in all."""
 
-SWEEP_GRACE_S = 60.0  # rows of the index younger than this may belong to another process's `add` under way
+
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Ignore progress."""
+
+
+SWEEP_GRACE_S: Final = 60.0
+"""Index rows younger than this may belong to an `add` that runs in another process."""
+
+_USABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_USABLE = "letters, digits, '.', '_' and '-', 100 at most, a letter or digit first"
+
+
+def checked_name(kind: Literal["knowledge base", "conversation"], name: str) -> str:
+    """Return the name if a folder can have it; raises InvalidRequest."""
+    if not _USABLE_NAME.fullmatch(name):
+        raise InvalidRequest(f"{kind} name {name!r} is not usable: {_USABLE}")
+    return name
+
+
+def kb_folder(name: str, config: Config) -> Path:
+    """Return the folder of a knowledge base; raises InvalidRequest for an unusable name."""
+    return config.home / "kb" / checked_name("knowledge base", name)
 
 
 @dataclass(frozen=True, slots=True)
 class KnowledgeBaseState:
-    """What says which documents exist and what belongs to them; everything here commits together.
+    """The tables that say which documents exist and what belongs to them; changes to them commit together.
 
-    But for the `conversations`, files in a folder: what they read is compared with the list before it is used.
+    `conversations` is a folder of files, outside the transaction: a conversation is compared with the document list
+    before it is used.
     """
 
     database: Database
-    shelf: DocumentTable
+    documents: DocumentTable
     store: ChunkStore
     answers: AnswerCache
     predictions: PredictionStore
     conversations: Path
 
-    def remove(self, source: str) -> str | None:
-        """Take a document out: after the commit none of its chunks, vectors or KV can be found, no answer from it given.
-
-        Returns the version it had in the bank, None if it was not listed.
-        """
-        with self.database.transaction():
-            listed = self.shelf.remove(source)
-            if listed is None:
-                return None
-            self.store.disown(listed.version)
-            self._forget([listed.version])
-        return listed.version
-
     def put(self, document: Document, chunks: Sequence[Chunk], kv_ids: Sequence[Sequence[int]]) -> None:
-        """Make a document visible in place of its earlier version; `kv_ids` are the tokens its chunks' KV is made of."""
+        """Make a document visible in place of its earlier version, in one commit.
+
+        `kv_ids` are the tokens that each chunk's KV is made of.
+        """
         kv_digests = [digest_tokens(ids) for ids in kv_ids]
         with self.database.transaction():
-            earlier = self.shelf.get(document.source)
-            listed = self.shelf.put(document, chunks, kv_digests, [len(ids) for ids in kv_ids])
-            # Owned anew before the earlier version lets go, so that unchanged chunks keep their KV.
+            earlier = self.documents.get(document.source)
+            listed = self.documents.put(document, chunks, kv_digests, [len(ids) for ids in kv_ids])
+            # Own before disown, so that unchanged chunks keep their KV.
             self.store.own(listed.version, kv_digests)
             gone = [earlier.version] if earlier is not None and earlier.version != listed.version else []
             for version in gone:
                 self.store.disown(version)
             self._forget(gone)
 
-    def empty_conversations(self) -> None:
-        """Delete what was said over documents that are not listed any more, worth doing when some were taken out.
+    def remove(self, source: str) -> str | None:
+        """Remove a document with its chunks, KV, cached answers and predictions, in one commit.
 
-        It would not be gone on with anyway. Raises StoreError.
+        Returns its version, None if it was not listed.
         """
-        empty_outdated(self.conversations, self.shelf.visible())
+        with self.database.transaction():
+            listed = self.documents.remove(source)
+            if listed is None:
+                return None
+            self.store.disown(listed.version)
+            self._forget([listed.version])
+        return listed.version
+
+    def empty_conversations(self) -> None:
+        """Delete the text of conversations that have read removed documents; raises StoreError.
+
+        They could not be continued anyway: this frees the disk and removes what they quoted.
+        """
+        empty_outdated(self.conversations, self.documents.visible_versions())
 
     def close(self) -> None:
-        """Write counters and close files; a second time does nothing."""
+        """Write counters and close files; closing twice is fine."""
         if not self.database.closed:
             self.store.close()
             self.database.close()
 
-    def _forget(self, gone: Sequence[str]) -> None:
-        """Whatever else these versions have led to."""
-        self.answers.documents_changed(gone)
-        self.answers.forget(self.predictions.documents_changed(gone))
+    def _forget(self, versions: Sequence[str]) -> None:
+        """Drop the answers and predictions made from document versions."""
+        self.answers.documents_changed(versions)
+        self.answers.delete(self.predictions.documents_changed(versions))
 
 
-def open_records(folder: Path, name: str, config: Config) -> KnowledgeBaseState:
-    """The records of the knowledge base in `folder`, made if they are not there; raises StoreError."""
-    with ExitStack() as undo:  # whatever is opened, if the rest cannot be
+def open_state(folder: Path, name: str, config: Config) -> KnowledgeBaseState:
+    """Open the knowledge base in `folder`, creating it if it is not there; raises StoreError."""
+    with ExitStack() as undo:  # closes what was opened if the rest cannot be
         database = Database(folder / "catalog.sqlite")
         undo.callback(database.close)
         store = ChunkStore(
@@ -98,8 +126,8 @@ def open_records(folder: Path, name: str, config: Config) -> KnowledgeBaseState:
         undo.callback(store.close)
         answers = AnswerCache(database, config.answers.answer_limit_bytes)
         predictions = PredictionStore(database)
-        records = KnowledgeBaseState(
+        state = KnowledgeBaseState(
             database, DocumentTable(database), store, answers, predictions, folder / "conversations"
         )
         undo.pop_all()
-    return records
+    return state

@@ -1,1 +1,1 @@
-"""Documents in, chunks out: reading, cutting, indexing, searching."""
+"""Documents in, chunks out: read files, split them into chunks, index and search them."""

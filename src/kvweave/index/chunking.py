@@ -1,7 +1,7 @@
-"""A document's text, cut into chunks of at most so many tokens, at headings, paragraphs and sentences.
+"""Splits a document's text into chunks of limited length, at headings, paragraphs and sentences.
 
-Boundaries are token boundaries by construction: each chunk is tokenized on its own. Nothing is dropped, and
-text always comes from the document, never from decoding ids. Does not know where chunks go.
+Boundaries are token boundaries by construction: each chunk is tokenized on its own. Nothing is dropped, and the text
+always comes from the document, never from decoding ids. Does not know where chunks are stored.
 """
 
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ MAX_CHARS_PER_TOKEN = 32
 """A chunk holds at most this many characters per allowed token: a megabyte of base64 may be one <unk>."""
 
 BLOCK_CHARS = 100_000
-"""The splitter sees a long text in blocks of this length: without line ends its time grows with the square."""
+"""The splitter gets a long text in blocks of this length: in text without line ends its time is quadratic."""
 
 Extent = tuple[int, int]
 
 
 class Chunker:
-    """Cuts documents for one tokenizer.
+    """Splits documents for one tokenizer.
 
     Args:
         tokenizer: the answering model's transformers tokenizer.
-        chunk_tokens: most tokens a chunk may have, at least 1. (A single character that needs more is kept.)
-        overlap_tokens: up to how many tokens a chunk repeats of the one before it; less than chunk_tokens.
+        chunk_tokens: most tokens in a chunk, at least 1. (A single character that needs more is kept.)
+        overlap_tokens: most tokens that a chunk repeats from the one before it; less than chunk_tokens.
 
     Raises:
         InvalidRequest: lengths out of range.
@@ -50,11 +50,11 @@ class Chunker:
         self._markdown = MarkdownSplitter.from_callback(self._size, chunk_tokens, overlap_tokens, trim=False)
 
     def split(self, document: Document) -> list[Chunk]:
-        """Cut one document.
+        """Split one document.
 
         Returns:
-            Chunks in reading order. Without overlap their texts, joined, are the document's text. Each has at
-            least one token: a text without any has no chunks.
+            Chunks in reading order. Without overlap, their texts joined are the document's text. Each has at least one
+            token: a text without tokens has no chunks.
         """
         chunks = []
         for start, end in self._merged(document.text, self._extents(document)):
@@ -64,7 +64,7 @@ class Chunker:
         return chunks
 
     def _size(self, text: str) -> int:
-        """Length of `text` in tokens, or one more than allowed where counting would only confirm that."""
+        """Return the length of `text` in tokens, or one more than allowed if the text is certainly too long."""
         if len(text) > self.chunk_tokens * MAX_CHARS_PER_TOKEN:
             return self.chunk_tokens + 1
         return self._plain.count(text)
@@ -77,7 +77,7 @@ class Chunker:
                 yield from self._fitting(document.text, start, start + len(piece))
 
     def _fitting(self, text: str, start: int, end: int) -> Iterator[Extent]:
-        """Halve what is still too long. Splitters promise that nothing is; tokenizers are not additive."""
+        """Halve a piece that is still too long: tokenizers are not additive, so the splitter can miss the limit."""
         if end - start < 2 or self._size(text[start:end]) <= self.chunk_tokens:
             yield start, end
             return
@@ -86,21 +86,22 @@ class Chunker:
         yield from self._fitting(text, middle, end)
 
     def _merged(self, text: str, extents: Iterator[Extent]) -> list[Extent]:
-        """Give blank pieces to the neighbour before, or after at the start: alone they say nothing."""
+        """Join blank pieces to the piece before; at the document's start, to the piece after."""
         merged: list[Extent] = []
-        waiting: int | None = None  # where blank text at the document's start began
+        blank_start: int | None = None  # of blank text at the document's start
         for start, end in extents:
             tokens = self._plain.count(text[start:end])
             if merged and self._joins(text, merged[-1], (start, end), tokens):
                 merged[-1] = (merged[-1][0], end)
             elif tokens:
-                merged.append((start if waiting is None else waiting, end))
-                waiting = None
-            elif waiting is None:
-                waiting = start
+                merged.append((start if blank_start is None else blank_start, end))
+                blank_start = None
+            elif blank_start is None:
+                blank_start = start
         return merged
 
     def _joins(self, text: str, before: Extent, piece: Extent, tokens: int) -> bool:
+        """Return whether a piece has no content of its own and fits into the chunk before."""
         if tokens == 0:
             return True
         if text[slice(*piece)].strip():
@@ -109,7 +110,7 @@ class Chunker:
 
 
 def _blocks(text: str) -> Iterator[Extent]:
-    """Cover `text` with blocks of at most BLOCK_CHARS, cut at the last paragraph, line or word end in each."""
+    """Split `text` into blocks of at most BLOCK_CHARS, each ending at its last paragraph, line or word end."""
     start = 0
     while len(text) - start > BLOCK_CHARS:
         limit = start + BLOCK_CHARS

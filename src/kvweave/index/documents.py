@@ -1,7 +1,7 @@
-"""The list of documents and their chunks in SQLite: what it does not list does not exist for readers.
+"""The list of documents and their chunks, in SQLite. Readers see only what it lists.
 
-Every write joins the caller's transaction, so that a document becomes visible in the same commit as the
-ownership of its chunk KV. Knows neither texts nor vectors; the bank has those under the same row names.
+Every write joins the caller's transaction, so a document becomes visible in the commit that also records the ownership
+of its chunk KV. Holds neither texts nor vectors: the vector index has those, under the same row names.
 """
 
 import hashlib
@@ -9,14 +9,14 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final
 
 from kvweave.database import Database
 from kvweave.types import Chunk, Document
 
-_SCHEMA = (
+_SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS documents (
         source TEXT PRIMARY KEY, version TEXT NOT NULL, digest TEXT NOT NULL, title TEXT NOT NULL,
         chunks INTEGER NOT NULL, tokens INTEGER NOT NULL, added_at REAL NOT NULL)""",
@@ -25,19 +25,22 @@ _SCHEMA = (
         position INTEGER NOT NULL, kv_digest TEXT NOT NULL, kv_tokens INTEGER NOT NULL,
         UNIQUE (source, position)) WITHOUT ROWID""",
 )
-Chunks: TypeAlias = "list[ListedChunk]"  # inside Shelf, `list` is the method
-Sources: TypeAlias = list[str]
-
-_DOCUMENT = "SELECT source, version, digest, title, chunks, tokens, added_at FROM documents"
-_CHUNK = "SELECT row_id, source, position, kv_digest, kv_tokens FROM document_chunks"
+_DOCUMENT: Final = "SELECT source, version, digest, title, chunks, tokens, added_at FROM documents"
+_CHUNK: Final = "SELECT row_id, source, position, kv_digest, kv_tokens FROM document_chunks"
 
 
 @dataclass(frozen=True, slots=True)
 class ListedDocument:
-    """A document as the knowledge base lists it.
+    """A document as the knowledge base lists it; the fields are the columns of its row.
 
-    `version` names its rows in the bank, `digest` its file's bytes; `chunks` and `tokens` are counts;
-    `added_at_s` is seconds since the epoch.
+    Attributes:
+        source: absolute path.
+        version: names its rows in the vector index.
+        digest: of the file's bytes.
+        title: for people.
+        chunks: number of chunks.
+        tokens: number of tokens.
+        added_at_s: seconds since 1970.
     """
 
     source: str
@@ -51,9 +54,14 @@ class ListedDocument:
 
 @dataclass(frozen=True, slots=True)
 class ListedChunk:
-    """A chunk's place: `row_id` in the bank, `position` (from 0) in its document.
+    """A chunk of a listed document.
 
-    `kv_digest` is what its KV goes by: the digest of its `kv_tokens` token ids as they stand in a prompt.
+    Attributes:
+        row_id: its row in the vector index.
+        source: its document.
+        position: its number in the document, from 0.
+        kv_digest: digest of its token ids in a prompt, by which its KV is stored.
+        kv_tokens: number of those ids.
     """
 
     row_id: str
@@ -64,20 +72,47 @@ class ListedChunk:
 
 
 class DocumentTable:
-    """The tables `documents` and `document_chunks` of `database`, made if they are not there."""
+    """The tables `documents` and `document_chunks` of `database`, created if missing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.script(_SCHEMA)
 
     def get(self, source: str) -> ListedDocument | None:
-        """The document from this source, or None."""
+        """Return the document from this source, or None."""
         rows = self._database.query(f"{_DOCUMENT} WHERE source = ?", (source,))
         return ListedDocument(*rows[0]) if rows else None
 
-    def list(self) -> list[ListedDocument]:
-        """All documents, ordered by source."""
+    def all_documents(self) -> list[ListedDocument]:
+        """Return every document, ordered by source."""
         return [ListedDocument(*row) for row in self._database.query(f"{_DOCUMENT} ORDER BY source")]
+
+    def visible_versions(self) -> frozenset[str]:
+        """Return the version of each listed document: rows of other versions in the vector index do not count."""
+        return frozenset(version for (version,) in self._database.query("SELECT version FROM documents"))
+
+    def sources_under(self, path: str | Path) -> list[str]:
+        """Return the sources that are `path` itself or inside that folder, ordered. The path need not exist."""
+        place = os.path.abspath(Path(path).expanduser())
+        folder = place.rstrip(os.sep) + os.sep
+        rows = self._database.query(
+            "SELECT source FROM documents WHERE source = ? OR substr(source, 1, ?) = ? ORDER BY source",
+            (place, len(folder), folder),
+        )
+        return [source for (source,) in rows]
+
+    def all_chunks(self) -> list[ListedChunk]:
+        """Return every listed chunk, by source and position."""
+        return [ListedChunk(*row) for row in self._database.query(f"{_CHUNK} ORDER BY source, position")]
+
+    def chunks_at(self, places: Sequence[tuple[str, int]]) -> list[ListedChunk]:
+        """Return the listed chunks at these sources and positions, in any order, by one query."""
+        rows = self._database.query(
+            f"""{_CHUNK} WHERE (source, position) IN
+                (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))""",
+            (json.dumps(places),),
+        )
+        return [ListedChunk(*row) for row in rows]
 
     def put(
         self,
@@ -89,12 +124,12 @@ class DocumentTable:
         """List a document with its chunks, in place of any earlier version from the same source.
 
         Args:
-            document: what it was cut from.
+            document: the document that was split.
             chunks: n chunks in reading order.
-            kv_digests: for each the token digest that its KV goes by, of its ids as they stand in a prompt.
-            kv_tokens: for each how many ids those are, what separates it from the next chunk included.
+            kv_digests: for each the digest of its token ids in a prompt, by which its KV is stored.
+            kv_tokens: for each the number of those ids, including the separator before the next chunk.
         """
-        version = document_id(document.source, document.digest)
+        version = document_version(document.source, document.digest)
         tokens = sum(len(chunk.token_ids) for chunk in chunks)
         listed = ListedDocument(
             document.source, version, document.digest, document.title, len(chunks), tokens, time.time()
@@ -105,61 +140,23 @@ class DocumentTable:
         ]
         with self._database.transaction():
             self.remove(document.source)
-            self._database.execute(
-                "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    document.source,
-                    version,
-                    document.digest,
-                    document.title,
-                    len(chunks),
-                    tokens,
-                    listed.added_at_s,
-                ),
-            )
+            self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(listed))
             self._database.execute_many("INSERT INTO document_chunks VALUES (?, ?, ?, ?, ?)", rows)
         return listed
 
     def remove(self, source: str) -> ListedDocument | None:
-        """Take a document and its chunks off the list; returns what it was, None if it was not listed."""
+        """Remove a document and its chunks from the list; return the document, or None if it was not listed."""
         with self._database.transaction():
             listed = self.get(source)
             self._database.execute("DELETE FROM documents WHERE source = ?", (source,))
         return listed
 
-    def visible(self) -> frozenset[str]:
-        """The versions whose rows in the bank count: one per listed document."""
-        return frozenset(version for (version,) in self._database.query("SELECT version FROM documents"))
 
-    def all_chunks(self) -> Chunks:
-        """Every listed chunk, by source and position."""
-        return [ListedChunk(*row) for row in self._database.query(f"{_CHUNK} ORDER BY source, position")]
-
-    def chunks_at(self, places: Sequence[tuple[str, int]]) -> Chunks:
-        """The listed chunks at these places, given by source and position, in no order; by one query."""
-        rows = self._database.query(
-            f"""{_CHUNK} WHERE (source, position) IN
-                (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))""",
-            (json.dumps(places),),
-        )
-        return [ListedChunk(*row) for row in rows]
-
-    def sources_under(self, path: str | Path) -> Sources:
-        """Sources that are `path` itself or lie in that folder, ordered. The path need not exist any more."""
-        place = os.path.abspath(Path(path).expanduser())
-        folder = place.rstrip(os.sep) + os.sep
-        rows = self._database.query(
-            "SELECT source FROM documents WHERE source = ? OR substr(source, 1, ?) = ? ORDER BY source",
-            (place, len(folder), folder),
-        )
-        return [source for (source,) in rows]
-
-
-def document_id(source: str, digest: str) -> str:
-    """Name one version of a document, by its source and the digest of its bytes: 32 hex digits."""
+def document_version(source: str, digest: str) -> str:
+    """Return the name of one version of a document, from its source and the digest of its bytes: 32 hex digits."""
     return hashlib.blake2b(json.dumps([source, digest]).encode(), digest_size=16).hexdigest()
 
 
 def row_id(version: str, position: int) -> str:
-    """Name the chunk at a position (from 0) of a document's version; unique in a knowledge base."""
+    """Return the name of the chunk at a position (from 0) of a document's version; unique in a knowledge base."""
     return f"{version}:{position}"

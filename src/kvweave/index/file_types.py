@@ -1,11 +1,12 @@
-"""What a file holds, as far as its name tells."""
+"""What a file's name tells about its content."""
 
 from pathlib import PurePath
+from typing import Final
 
-MARKDOWN = frozenset({".md", ".markdown", ".mdown", ".mkd"})
-HTML = frozenset({".html", ".htm", ".xhtml"})
+MARKDOWN: Final = frozenset({".md", ".markdown", ".mdown", ".mkd"})
+HTML: Final = frozenset({".html", ".htm", ".xhtml"})
 
-_WITHOUT_TEXT = {
+_WITHOUT_TEXT: Final = {
     "an image": "png jpg jpeg gif bmp tif tiff webp ico icns psd heic avif xcf",
     "sound or video": "mp3 wav flac ogg oga m4a aac mp4 m4v mkv mov avi webm wmv",
     "an archive": "zip tar tgz tbz2 txz bz2 xz zst lz4 7z rar jar war whl egg deb rpm apk iso dmg cab",
@@ -14,11 +15,13 @@ _WITHOUT_TEXT = {
     "a database or model": "sqlite sqlite3 mdb parquet arrow feather npy npz pt pth safetensors onnx gguf h5 pkl pickle",
     "an office file, which is not supported yet": "doc docx xls xlsx ppt pptx odt ods odp epub mobi djvu ps",
 }
-_KINDS = {f".{suffix}": kind for kind, suffixes in _WITHOUT_TEXT.items() for suffix in suffixes.split()}
+_KINDS: Final = {
+    f".{suffix}": kind for kind, suffixes in _WITHOUT_TEXT.items() for suffix in suffixes.split()
+}
 
 
 def content_suffix(name: str) -> str:
-    """The suffix that tells the content, in lower case: "guide.HTML.gz" gives ".html", "README" gives ""."""
+    """Return the suffix that tells the content, in lower case: "guide.HTML.gz" gives ".html", "README" gives ""."""
     path = PurePath(name)
     if path.suffix.lower() == ".gz":
         path = PurePath(path.stem)
@@ -26,6 +29,6 @@ def content_suffix(name: str) -> str:
 
 
 def kind_without_text(name: str) -> str | None:
-    """What a file is that surely holds no text we can read, such as "an image (.png)"; None for all others."""
+    """Return the kind of a file that holds no readable text, such as "an image (.png)"; None for all other files."""
     suffix = content_suffix(name)
     return f"{_KINDS[suffix]} ({suffix})" if suffix in _KINDS else None

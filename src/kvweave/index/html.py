@@ -1,53 +1,27 @@
-"""HTML to plain text: what a reader of the page sees, in lines.
+"""Converts HTML to plain text, as a reader sees the page.
 
 Parses with the standard library; knows nothing about files.
 """
 
 import re
 from html.parser import HTMLParser
+from typing import Final
 
-_DROPPED = frozenset(
-    {"script", "style", "template", "noscript", "svg", "math", "head", "title", "iframe", "object"}
+_DROPPED: Final = frozenset("script style template noscript svg math head title iframe object".split())
+_HEADINGS: Final = frozenset("h1 h2 h3 h4 h5 h6".split())
+_PARAGRAPHS: Final = _HEADINGS.union("p ul ol dl table pre blockquote section article hr figure".split())
+_LINES: Final = frozenset(
+    "address aside body br caption center dd details dialog div dt fieldset figcaption footer form header li main nav"
+    " option summary tr".split()
 )
-_HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
-_PARAGRAPHS = _HEADINGS | {
-    "p",
-    "ul",
-    "ol",
-    "dl",
-    "table",
-    "pre",
-    "blockquote",
-    "section",
-    "article",
-    "hr",
-    "figure",
-}
-_LINES = frozenset(
-    {
-        "address",
-        "aside",
-        "body",
-        "br",
-        "caption",
-        "center",
-        "dd",
-        "details",
-        "dialog",
-        "div",
-        "dt",
-        "fieldset",
-    }
-    | {"figcaption", "footer", "form", "header", "li", "main", "nav", "option", "summary", "tr"}
-)
-_CELLS = frozenset({"td", "th"})
+_CELLS: Final = frozenset({"td", "th"})
 
 
-def read_webpage(markup: str) -> tuple[str, str]:
-    """Extract a page's text and title.
+def read_html(markup: str) -> tuple[str, str]:
+    """Return a page's text and title.
 
-    Scripts, styles and the head are dropped; paragraphs and headings are set apart by blank lines, list items
-    and table rows stand on lines of their own, `<pre>` keeps its white space; entities are decoded.
+    Scripts, styles and the head are dropped. Paragraphs and headings are separated by blank lines; list items and table
+    rows get a line each. `<pre>` keeps its white space, and entities are decoded.
 
     Returns:
         (text, title); the title is that of the head, else the first heading, else empty.

@@ -1,6 +1,6 @@
-"""One file to one Document: its kind by its name, its text, its title, and the digest of its bytes.
+"""Finds the files under some paths, and reads each into a Document: its text, its title, the digest of its bytes.
 
-Knows nothing about folders (discovery does that) or chunks.
+`find_files` walks folders, `read_document` reads one file by its kind. Knows nothing about chunks.
 """
 
 import codecs
@@ -16,110 +16,53 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from kvweave.errors import InaccessibleDocument, MissingExtra, PathNotFound, UnreadableDocument
 from kvweave.index.file_types import HTML, MARKDOWN, content_suffix, kind_without_text
-from kvweave.index.html import read_webpage
-from kvweave.types import Document, SkippedFile
+from kvweave.index.html import read_html
+from kvweave.results import SkippedFile
+from kvweave.types import Document
 
-_MARKED = (  # UTF-32 first: its little-endian mark begins with UTF-16's
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-)
-_CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\b\x1b\x1a")
-_HIGH = bytes(range(128, 256))
-MAX_CONTROL_SHARE = 0.01
-MAX_HIGH_SHARE = 0.3
-"""Western text in a one-byte encoding is mostly ASCII; more high bytes mean another script's encoding."""
+MAX_TEXT_BYTES = 64 * 2**20
+MAX_PDF_BYTES = 512 * 2**20
+"""PDF files are mostly pictures and fonts, so they may be larger than text."""
 
+SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "venv", "env", "CVS", "__MACOSX"})
+"""Tools' folders. Hidden folders (.git, .hg, .svn, .venv, …) are skipped too."""
 
-def decode_text(data: bytes) -> str:
-    """Decode as UTF-8, as UTF-16 or UTF-32 by their mark, or as Western one-byte text if it looks like it.
-
-    Returns:
-        The text with line ends as "\\n", without a byte order mark.
-
-    Raises:
-        UnreadableDocument: NUL bytes, too many control characters, or no encoding that fits.
-    """
-    for mark, encoding in _MARKED:
-        if data.startswith(mark):
-            return _unified(_decoded(data, encoding))
-    if b"\0" in data:
-        raise UnreadableDocument("binary file (it contains NUL bytes)")
-    if _share(data, _CONTROL) > MAX_CONTROL_SHARE:
-        raise UnreadableDocument("binary file (it is full of control characters)")
-    try:
-        return _unified(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        return _unified(_western(data))
-
-
-def without_surrogates(text: str) -> str:
-    """`text` with lone surrogates and NULs, which no tokenizer or database takes, as U+FFFD."""
-    return re.sub("[\ud800-\udfff\0]", "\ufffd", text)
-
-
-def _decoded(data: bytes, encoding: str) -> str:
-    try:
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise UnreadableDocument(f"damaged text: it starts like {encoding}, but {error.reason}") from error
-
-
-def _western(data: bytes) -> str:
-    if _share(data, _HIGH) > MAX_HIGH_SHARE:
-        raise UnreadableDocument("neither UTF-8 nor Western text; save it as UTF-8")
-    try:
-        return data.decode("cp1252")  # Latin-1 with the quotes and dashes that real files have
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
-
-
-def _unified(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _share(data: bytes, members: bytes) -> float:
-    return 1 - len(data.translate(None, members)) / len(data) if data else 0.0
-
-
-SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "venv", "env", "CVS", "__MACOSX"})
-"""Beside every hidden folder (.git, .hg, .svn, .venv, …): tools' own files, not a person's."""
-
-VENV_MARK = "pyvenv.cfg"
-
-_BLOCKING = {
+_VENV_MARKER: Final = "pyvenv.cfg"
+_NEVER_OPENED: Final = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""What is never opened: reading it waits for somebody else, or never ends."""
+"""Files that are not opened: reading one would wait for another process, or never end."""
+
+
+# Finding files
 
 
 def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFile]]:
-    """List the files under some paths.
+    """Find the files under some paths.
 
-    A folder is walked in the order of its names, without hidden entries, tools' folders and virtual
-    environments. A hidden file or folder that is itself named in `paths` is taken.
+    A folder is walked in the order of its names, without hidden entries, tools' folders and virtual environments. A
+    hidden file or folder is only read if `paths` names it.
 
     Args:
         paths: files and folders, relative to the working folder or absolute.
 
     Returns:
-        Files to read, absolute, each once however many ways lead to it; and what was left out with the reason
-        (kinds that hold no text, unreadable folders, broken links, pipes, sockets and devices, names that are
-        not UTF-8; the latter in a form that can be printed).
+        Files to read, as absolute paths, each once however many links lead to it; and the skipped ones with the reason:
+        kinds without text, unreadable folders, broken links, pipes, sockets, devices, and names that are not UTF-8
+        (in a form that can be printed).
 
     Raises:
         PathNotFound: one of `paths` does not exist. Raised before anything is read.
     """
-    named = [Path(os.path.abspath(Path(path).expanduser())) for path in paths]
-    for given, path in zip(paths, named, strict=True):
+    absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in paths]
+    for given, path in zip(paths, absolute, strict=True):
         if not path.exists():
             raise PathNotFound(
                 f"{_printable(given)} does not exist (looked at {_printable(path)}); check the spelling"
@@ -127,7 +70,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFil
     files: list[Path] = []
     skipped: list[SkippedFile] = []
     seen: set[str] = set()
-    for path in named:
+    for path in absolute:
         for found in _walk(path, seen, skipped):
             reason = _reason_to_skip(found)
             if reason:
@@ -138,7 +81,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFil
 
 
 def _walk(path: Path, seen: set[str], skipped: list[SkippedFile]) -> Iterator[Path]:
-    """Files at or under `path`; `seen` holds the real paths met so far, which also ends loops of links."""
+    """Yield the files at or under `path`; `seen` collects real paths, which also ends loops of links."""
     pending = [path]
     while pending:
         path = pending.pop()
@@ -154,7 +97,7 @@ def _walk(path: Path, seen: set[str], skipped: list[SkippedFile]) -> Iterator[Pa
         except OSError as error:
             skipped.append(SkippedFile(path, f"cannot list the folder: {error.strerror}"))
             continue
-        if VENV_MARK not in names:
+        if _VENV_MARKER not in names:
             pending += [
                 path / name for name in names if not name.startswith(".") and name not in SKIPPED_FOLDERS
             ]
@@ -162,7 +105,7 @@ def _walk(path: Path, seen: set[str], skipped: list[SkippedFile]) -> Iterator[Pa
 
 def _reason_to_skip(path: Path) -> str | None:
     if not _is_utf8(path):
-        return "its name is not UTF-8; rename it"  # no database, no terminal and no JSON takes it
+        return "its name is not UTF-8; rename it"  # no database, terminal or JSON accepts it
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
     except FileNotFoundError:
@@ -170,7 +113,7 @@ def _reason_to_skip(path: Path) -> str | None:
     except OSError as error:
         return f"cannot be looked at: {error.strerror}"
     if kind != stat.S_IFREG:
-        return _BLOCKING.get(kind, "not a regular file")
+        return _NEVER_OPENED.get(kind, "not a regular file")
     return kind_without_text(path.name)
 
 
@@ -179,18 +122,202 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _printable(path: str | Path) -> str:
-    """The path with bytes that are not UTF-8 written as `\\udce9`, which is how Python holds them."""
+    """Return the path with bytes that are not UTF-8 written as `\\udce9`, which is how Python represents them."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
-def read_pdf(data: bytes) -> tuple[str, str]:
-    """Extract the text, pages set apart by a blank line, and the title from the metadata (may be empty).
+# Reading a file
+
+
+def read_document(path: Path) -> Document:
+    """Read one file: text of any kind, HTML, PDF, each also as `.gz`.
+
+    Returns:
+        The document; `source` is the absolute path, `digest` that of the very bytes the text came from.
+
+    Raises:
+        UnreadableDocument: binary, in an unknown encoding, damaged, encrypted, empty or too large.
+        InaccessibleDocument: it could not be opened or read. Both messages are the reason alone, without the path.
+        MissingExtra: a PDF, and pypdf is not installed.
+    """
+    path = path.absolute()
+    compressed = path.suffix.lower() == ".gz"
+    kind = content_suffix(path.name)
+    limit = MAX_PDF_BYTES if kind == ".pdf" else MAX_TEXT_BYTES
+    stored = _read_bytes(path, limit)
+    digest = hashlib.sha256(stored).hexdigest()
+    data = _decompressed(stored, limit) if compressed else stored
+    if not data.strip():
+        raise UnreadableDocument("the file is empty")
+    text, title = _text_and_title(data, kind)
+    text = _without_surrogates(text)
+    if not text.strip():
+        raise UnreadableDocument("there is no text in the file")
+    title = _without_surrogates(title) or (path.stem if compressed else path.name)
+    return Document(str(path), title, text, digest)
+
+
+def digest_file(path: Path) -> str:
+    """Return the digest of a file's bytes, as in its Document: 64 hex digits. The file is not loaded into memory.
+
+    Raises InaccessibleDocument if it cannot be opened or read.
+    """
+    try:
+        with _open(path) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise InaccessibleDocument(_access_error(error)) from error
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[io.BufferedReader]:
+    # Non-blocking: a pipe may have replaced the file since it was found, and opening it would wait for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError("not a regular file")
+        yield stream
+
+
+def _read_bytes(path: Path, limit: int) -> bytes:
+    try:
+        with _open(path) as stream:
+            data = stream.read(limit + 1)
+    except OSError as error:
+        raise InaccessibleDocument(_access_error(error)) from error
+    if len(data) > limit:
+        raise UnreadableDocument(_too_large(limit))
+    return data
+
+
+def _decompressed(data: bytes, limit: int) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            text = stream.read(limit + 1)  # no more: a small file may expand to gigabytes
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableDocument(f"damaged gzip file: {error}") from error
+    if len(text) > limit:
+        raise UnreadableDocument(f"unpacked, {_too_large(limit)}")
+    return text
+
+
+def _access_error(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "no permission to read it"
+    if isinstance(error, FileNotFoundError):
+        return "it no longer exists"
+    return f"cannot be read: {error.strerror or error}"
+
+
+def _too_large(limit: int) -> str:
+    return f"larger than {limit // 2**20} MiB; split it into smaller files"
+
+
+# Text and title, by the kind of file
+
+_UNDERLINED: Final = re.compile(r"^(?=\S)(.+)\n([=\-~^\"'`#*+])\2{2,}[ \t]*$", re.MULTILINE)
+_ATX_HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
+_FENCED: Final = re.compile(r"^(```|~~~).*?(^\1|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def _text_and_title(data: bytes, kind: str) -> tuple[str, str]:
+    if kind == ".pdf":
+        return _read_pdf(data)
+    text = _decode(data)
+    if kind in HTML:
+        return read_html(text)
+    if kind in MARKDOWN:
+        return text, _markdown_title(text)
+    return text, _underlined_title(text) if kind in (".rst", ".txt", "") else ""
+
+
+def _markdown_title(text: str) -> str:
+    found = _ATX_HEADING.search(_FENCED.sub("", text))
+    return found[1].strip() if found else _underlined_title(text)
+
+
+def _underlined_title(text: str) -> str:
+    found = _UNDERLINED.search(text)
+    return found[1].strip() if found else ""
+
+
+def _without_surrogates(text: str) -> str:
+    """Replace lone surrogates and NULs, which no tokenizer or database accepts, by U+FFFD."""
+    return re.sub("[\ud800-\udfff\0]", "\ufffd", text)
+
+
+# Plain text
+
+_BYTE_ORDER_MARKS: Final = (  # UTF-32 first: its little-endian mark starts with UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+)
+_CONTROL: Final = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\b\x1b\x1a")
+_HIGH: Final = bytes(range(128, 256))
+_MAX_CONTROL_SHARE: Final = 0.01
+_MAX_HIGH_SHARE: Final = 0.3
+"""Western text in a one-byte encoding is mostly ASCII; more high bytes mean another script's encoding."""
+
+
+def _decode(data: bytes) -> str:
+    """Decode UTF-8; UTF-16 or UTF-32 with a byte order mark; or Western one-byte text, if it looks like that.
+
+    Returns:
+        The text with line ends as "\\n", without a byte order mark.
+
+    Raises:
+        UnreadableDocument: NUL bytes, too many control characters, or no encoding that fits.
+    """
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            return _with_newlines(_decode_marked(data, encoding))
+    if b"\0" in data:
+        raise UnreadableDocument("binary file (it contains NUL bytes)")
+    if _share(data, _CONTROL) > _MAX_CONTROL_SHARE:
+        raise UnreadableDocument("binary file (it is full of control characters)")
+    try:
+        return _with_newlines(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return _with_newlines(_decode_western(data))
+
+
+def _decode_marked(data: bytes, encoding: str) -> str:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UnreadableDocument(f"damaged text: it starts like {encoding}, but {error.reason}") from error
+
+
+def _decode_western(data: bytes) -> str:
+    if _share(data, _HIGH) > _MAX_HIGH_SHARE:
+        raise UnreadableDocument("neither UTF-8 nor Western text; save it as UTF-8")
+    try:
+        return data.decode("cp1252")  # Latin-1 with the quotes and dashes that real files have
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+def _with_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _share(data: bytes, members: bytes) -> float:
+    return 1 - len(data.translate(None, members)) / len(data) if data else 0.0
+
+
+# PDF
+
+
+def _read_pdf(data: bytes) -> tuple[str, str]:
+    """Return the text, with a blank line between pages, and the title from the metadata (may be empty).
 
     Raises:
         MissingExtra: pypdf is not installed.
         UnreadableDocument: encrypted, damaged, or without a text layer.
     """
-    pypdf = _pypdf()
+    pypdf = _import_pypdf()
     try:
         reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
         if reader.is_encrypted and not reader.decrypt(""):
@@ -208,132 +335,16 @@ def read_pdf(data: bytes) -> tuple[str, str]:
     return text, title.strip()
 
 
-def _pypdf() -> ModuleType:
+def _import_pypdf() -> ModuleType:
     try:
         import pypdf  # optional, so not at the top
         import pypdf.errors
     except ImportError as error:
         raise MissingExtra("reading PDF needs pypdf: pip install 'kvweave[pdf]'") from error
-    # Its remarks on sloppy files are not the user's business; what matters arrives as an exception. Set once
-    # and for good, whichever thread comes first, and not where the application has chosen a level itself.
-    remarks = logging.getLogger("pypdf")
-    if remarks.level == logging.NOTSET:
-        remarks.setLevel(logging.CRITICAL)
+    # Warnings about sloppy files are not for the user; real damage is raised. The level is set once, by the first thread,
+    # and not at all if the application has chosen one.
+    logger = logging.getLogger("pypdf")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
     module: ModuleType = pypdf
     return module
-
-
-__all__ = ["MAX_PDF_BYTES", "MAX_TEXT_BYTES", "digest_file", "find_files", "read_document"]
-
-MAX_TEXT_BYTES = 64 * 2**20
-MAX_PDF_BYTES = 512 * 2**20
-"""PDF files are mostly pictures and fonts, so they may be larger than text."""
-
-_UNDERLINED = re.compile(r"^(?=\S)(.+)\n([=\-~^\"'`#*+])\2{2,}[ \t]*$", re.MULTILINE)
-_ATX_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
-_FENCED = re.compile(r"^(```|~~~).*?(^\1|\Z)", re.MULTILINE | re.DOTALL)
-
-
-def digest_file(path: Path) -> str:
-    """Hash a file's bytes without holding them: the digest of its Document, as 64 hex digits.
-
-    Raises InaccessibleDocument when it cannot be opened or read.
-    """
-    try:
-        with _opened(path) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise InaccessibleDocument(_refusal(error)) from error
-
-
-def read_document(path: Path) -> Document:
-    """Read one file: text of any kind, HTML, PDF, each also as `.gz`.
-
-    Returns:
-        The document; `source` is the absolute path, `digest` that of the very bytes the text came from.
-
-    Raises:
-        UnreadableDocument: binary, in an unknown encoding, damaged, encrypted, empty or too large.
-        InaccessibleDocument: it could not be opened or read. Both texts are the reason alone, without the path.
-        MissingExtra: a PDF, and pypdf is not installed.
-    """
-    path = path.absolute()
-    packed = path.suffix.lower() == ".gz"
-    kind = content_suffix(path.name)
-    limit = MAX_PDF_BYTES if kind == ".pdf" else MAX_TEXT_BYTES
-    stored = _read_bytes(path, limit)
-    digest = hashlib.sha256(stored).hexdigest()
-    data = _unpacked(stored, limit) if packed else stored
-    if not data.strip():
-        raise UnreadableDocument("the file is empty")
-    text, title = _text_and_title(data, kind)
-    text = without_surrogates(text)
-    if not text.strip():
-        raise UnreadableDocument("there is no text in the file")
-    return Document(
-        str(path), without_surrogates(title) or (path.stem if packed else path.name), text, digest
-    )
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    # Without waiting for a writer: a pipe may have come in the file's place since it was found.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise OSError("not a regular file")
-        yield stream
-
-
-def _read_bytes(path: Path, limit: int) -> bytes:
-    try:
-        with _opened(path) as stream:
-            data = stream.read(limit + 1)
-    except OSError as error:
-        raise InaccessibleDocument(_refusal(error)) from error
-    if len(data) > limit:
-        raise UnreadableDocument(_too_large(limit))
-    return data
-
-
-def _unpacked(data: bytes, limit: int) -> bytes:
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            text = stream.read(limit + 1)  # no more: a small file may hold gigabytes
-    except (OSError, EOFError, zlib.error) as error:
-        raise UnreadableDocument(f"damaged gzip file: {error}") from error
-    if len(text) > limit:
-        raise UnreadableDocument(f"unpacked, {_too_large(limit)}")
-    return text
-
-
-def _text_and_title(data: bytes, kind: str) -> tuple[str, str]:
-    if kind == ".pdf":
-        return read_pdf(data)
-    text = decode_text(data)
-    if kind in HTML:
-        return read_webpage(text)
-    if kind in MARKDOWN:
-        return text, _markdown_title(text)
-    return text, _underlined_title(text) if kind in (".rst", ".txt", "") else ""
-
-
-def _markdown_title(text: str) -> str:
-    found = _ATX_HEADING.search(_FENCED.sub("", text))
-    return found[1].strip() if found else _underlined_title(text)
-
-
-def _underlined_title(text: str) -> str:
-    found = _UNDERLINED.search(text)
-    return found[1].strip() if found else ""
-
-
-def _refusal(error: OSError) -> str:
-    if isinstance(error, PermissionError):
-        return "no permission to read it"
-    if isinstance(error, FileNotFoundError):
-        return "it no longer exists"
-    return f"cannot be read: {error.strerror or error}"
-
-
-def _too_large(limit: int) -> str:
-    return f"larger than {limit // 2**20} MiB; split it into smaller files"

@@ -1,72 +1,71 @@
-"""Chunk texts and their vectors in a LanceDB table that several processes may read and write at once.
+"""Chunk texts and their vectors in a LanceDB table, which several processes may read and write at once.
 
-A row is only a copy: whether it counts is for the caller's `visible` to say, whose truth is the shelf. Knows
-nothing about KV.
+A row is only a copy. The list of documents decides whether it counts, and callers pass that as `visible`. Knows nothing
+about KV.
 """
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import lancedb
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from lancedb.index import FTS
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
-from kvweave.index.search import FoundChunk, arrow_table, hybrid_search, in_list, nearest_texts, table_schema
+from kvweave.index.documents import document_version, row_id
+from kvweave.index.search import FoundChunk, hybrid_search, in_list, nearest_texts
 from kvweave.types import Chunk
+
+TABLE: Final = "chunks"
+GRACE_S: Final = 3600.0
+"""A sweep keeps younger rows that are not visible: another process may be about to list them."""
+
+_ATTEMPTS: Final = 8
+_FIRST_WAIT_S: Final = 0.05
+_NAMES_PER_QUERY: Final = 1000
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @contextmanager
-def told_as_store_errors() -> Iterator[None]:
+def _as_store_errors() -> Iterator[None]:
     """Turn what LanceDB raises into a StoreError that says what to do."""
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise StoreError(
-            f"the index of chunks cannot be used: {why[:200]}. Another process may have emptied it just now: try again; "
-            "else delete the folder `vectors` of this knowledge base and add the documents again"
+            f"the index of chunks cannot be used: {_first_line(error)[:200]}. Another process may have emptied it just now: "
+            "try again; else delete the folder `vectors` of this knowledge base and add the documents again"
         ) from error
 
 
-__all__ = ["GRACE_S", "FoundChunk", "VectorIndex"]
-
-TABLE = "chunks"
-GRACE_S = 3600.0
-"""Younger invisible rows are left alone by a sweep: another process may be about to list them."""
-
-T = TypeVar("T")
-
-_ATTEMPTS = 8
-_FIRST_WAIT_S = 0.05
-_LISTED_AT_ONCE = 1000
-_log = logging.getLogger(__name__)
-
-
 class VectorIndex:
-    """The table of one knowledge base under `folder`, made if it is not there.
+    """The table of one knowledge base under `folder`, created if missing.
 
-    Rows are found by both halves of a search as soon as `add` returns: what the word index does not hold yet,
-    LanceDB searches directly, which `sweep` keeps short. Vectors are compared one by one, exactly.
+    Searches find rows as soon as `add` returns. LanceDB scans rows that the word index does not contain yet; `sweep`
+    adds them to it. Vectors are compared one by one, exactly.
 
     Args:
-        folder: where LanceDB keeps its files.
+        folder: for LanceDB's files.
         dimensions: length of the vectors.
 
     Raises:
-        KnowledgeBaseMismatch: the table was made for vectors of another length.
+        KnowledgeBaseMismatch: the table was created for vectors of another length.
         StoreError: the folder holds something that LanceDB cannot open.
     """
 
     def __init__(self, folder: Path, dimensions: int) -> None:
-        self._schema = table_schema(dimensions)
+        self._schema = _table_schema(dimensions)
         self._dimensions = dimensions
         try:
             self._table = self._opened(folder)
@@ -74,109 +73,111 @@ class VectorIndex:
             raise StoreError(
                 f"the index in {folder} cannot be opened ({_first_line(error)}); move it away"
             ) from error
-        made_for = self._table.schema.field("vector").type.list_size
-        if made_for != dimensions:
+        stored = self._table.schema.field("vector").type.list_size
+        if stored != dimensions:
             raise KnowledgeBaseMismatch(
-                f"the index in {folder} holds vectors of length {made_for}, this embedding model makes {dimensions}; "
+                f"the index in {folder} holds vectors of length {stored}, this embedding model makes {dimensions}; "
                 "use the model it was made with, or another knowledge base"
             )
-        self._make_word_index()
+        self._create_word_index()
 
-    @told_as_store_errors()
+    @_as_store_errors()
     def add(self, chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32]) -> None:
-        """Write chunks of whole documents; rows of the same document versions are replaced.
+        """Write the chunks of whole documents, in place of any rows of the same document versions.
 
-        One call for many documents is much faster than one for each. Safe beside other processes' calls, even
-        for the same documents: a version's rows are never missing in between.
+        One call for many documents is much faster than one for each. Other processes may add the same documents at the
+        same time: a version's rows are never missing in between.
 
         Args:
-            chunks: all chunks of each document in question, each document's in reading order.
+            chunks: all chunks of each document, each document's in reading order.
             vectors: (chunks, dimensions), rows of length 1.
         """
         assert vectors.shape == (len(chunks), self._dimensions), vectors.shape
         if not chunks:
             return
         now = time.time()
-        rows = arrow_table(chunks, vectors, now, self._schema)
+        rows = _arrow_table(chunks, vectors, now, self._schema)
         _retried(partial(self._table.add, rows))
-        # What an interrupted add left, or a knowledge base that was emptied and filled anew with other lengths.
-        # Only *older* rows: two processes adding one document must not delete each other's.
-        for some in _portions(sorted(set(rows["version"].to_pylist()))):
-            _retried(partial(self._table.delete, f"written_s < {now!r} AND {in_list('version', some)}"))
+        # Rows of an interrupted add, or from before the knowledge base was emptied and filled with other chunk lengths.
+        # Only *older* rows: two processes that add one document must not delete each other's.
+        self._delete_rows(set(rows["version"].to_pylist()), f"written_s < {now!r}")
 
-    @told_as_store_errors()
+    @_as_store_errors()
     def search(
         self, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
     ) -> list[FoundChunk]:
-        """The k chunks that fit a question best, by words (BM25) and by meaning, best first.
+        """Return the k chunks that match a question best, by words (BM25) and by vectors, best first.
 
         Args:
-            question: any text, also empty; quotes and operators in it mean nothing.
+            question: any text, also empty; quotes and operators have no meaning.
             vector: its vector, (dimensions,), of length 1.
-            k: how many at most; fewer come back only where fewer are visible or related.
-            visible: the versions whose rows count (`DocumentTable.visible`).
+            k: most results; there are fewer only if fewer chunks are visible.
+            visible: the versions whose rows count (`DocumentTable.visible_versions`).
         """
         return hybrid_search(self._table, question, vector, k, visible)
 
-    @told_as_store_errors()
+    @_as_store_errors()
     def nearest(self, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]) -> list[str]:
-        """The texts of the k chunks nearest in meaning to a vector (dimensions,), nearest first, each text once."""
+        """Return the texts of the k chunks nearest to a vector (dimensions,), nearest first, each text once."""
         return nearest_texts(self._table, vector, k, visible)
 
-    @told_as_store_errors()
+    @_as_store_errors()
     def texts(self, row_ids: Sequence[str]) -> dict[str, str]:
-        """The texts of rows by id; ids that the table does not hold are left out."""
+        """Return the texts of rows by id; ids that the table does not contain are left out."""
         texts: dict[str, str] = {}
-        for some in _portions(row_ids):
-            rows = self._table.search().where(in_list("row_id", some)).select(["row_id", "text"])
+        for names in _batches(row_ids):
+            rows = self._table.search().where(in_list("row_id", names)).select(["row_id", "text"])
             texts.update((row["row_id"], row["text"]) for row in rows.to_list())
         return texts
 
-    @told_as_store_errors()
+    @_as_store_errors()
     def rows_by_version(self) -> dict[str, int]:
-        """How many different rows each version has here; reads two columns. Fewer than listed: some are lost."""
+        """Return the number of different rows of each version; fewer than listed means that some are lost."""
         return _counted(self._table.search())
 
-    @told_as_store_errors()
+    @_as_store_errors()
     def rows_of(self, versions: Collection[str]) -> dict[str, int]:
-        """The same of these versions alone."""
+        """Return the same for these versions only."""
         counts: dict[str, int] = {}
-        for some in _portions(sorted(versions)):
-            counts.update(_counted(self._table.search().where(in_list("version", some))))
+        for names in _batches(sorted(versions)):
+            counts.update(_counted(self._table.search().where(in_list("version", names))))
         return counts
 
-    @told_as_store_errors()
+    @_as_store_errors()
     def delete(self, versions: Collection[str], before_s: float) -> None:
-        """Delete the rows of some versions that were written before a time, in seconds since the epoch.
+        """Delete the rows of some versions that were written before a time, in seconds since 1970.
 
-        Take the time before finding out that nobody lists them: what is added again since then stays.
+        Take the time before you check that no version is listed: rows that are added again after it stay.
         """
-        for some in _portions(sorted(versions)):
-            condition = f"written_s < {before_s!r} AND {in_list('version', some)}"
-            _retried(partial(self._table.delete, condition))
+        self._delete_rows(versions, f"written_s < {before_s!r}")
 
-    @told_as_store_errors()
+    @_as_store_errors()
     def sweep(self, visible: Collection[str], grace_s: float = GRACE_S) -> int:
-        """Delete rows that no visible version owns, and the files of deleted rows; worth doing after an `add`.
+        """Delete rows of versions that are not visible, and the files of deleted rows; worth doing after an `add`.
 
-        Also brings new rows into the word index and joins small files, which changes no result; when other
-        writers keep getting in between, that is left undone.
+        Also adds new rows to the word index and joins small files, which changes no result. If other writers interfere
+        too often, this part is skipped.
 
         Args:
             visible: the versions to keep.
             grace_s: rows and files younger than this, in seconds, are kept: other processes may need them.
 
         Returns:
-            How many rows were deleted.
+            The number of deleted rows.
         """
         before = time.time() - grace_s
         old = self._table.search().where(f"written_s <= {before!r}").select(["version"])
         versions = set(old.to_arrow()["version"].to_pylist())
-        deleted = 0
-        for some in _portions(sorted(versions.difference(visible))):
-            condition = f"written_s <= {before!r} AND {in_list('version', some)}"
-            deleted += int(_retried(partial(self._table.delete, condition)).num_deleted_rows)
+        deleted = self._delete_rows(versions.difference(visible), f"written_s <= {before!r}")
         self._compact(max(grace_s, 0.001))
+        return deleted
+
+    def _delete_rows(self, versions: Collection[str], condition: str) -> int:
+        """Delete the rows of some versions that meet a condition; return their number."""
+        deleted = 0
+        for names in _batches(sorted(versions)):
+            delete = partial(self._table.delete, f"{condition} AND {in_list('version', names)}")
+            deleted += int(_retried(delete).num_deleted_rows)
         return deleted
 
     def _opened(self, folder: Path) -> Any:
@@ -190,12 +191,12 @@ class VectorIndex:
 
         return _retried(table)
 
-    def _make_word_index(self) -> None:
-        def make() -> None:
+    def _create_word_index(self) -> None:
+        def create() -> None:
             if not self._table.list_indices():
                 self._table.create_index("text", config=FTS(), replace=False)
 
-        _retried(make)
+        _retried(create)
 
     def _compact(self, keep_s: float) -> None:
         try:
@@ -205,7 +206,7 @@ class VectorIndex:
 
 
 def _retried(action: Callable[[], T]) -> T:
-    """Run an action again when another process' commit got in between. LanceDB itself retries appends only."""
+    """Run an action, again if another process's commit conflicts with it. LanceDB itself retries appends only."""
     for attempt in range(_ATTEMPTS):
         try:
             return action()
@@ -217,7 +218,7 @@ def _retried(action: Callable[[], T]) -> T:
 
 
 def _is_conflict(error: Exception) -> bool:
-    # A table that another process is just making is listed before it can be opened.
+    # A table that another process is creating is listed before it can be opened.
     text = str(error).lower()
     return "conflict" in text or "already exists" in text or f"table '{TABLE}' was not found" in text
 
@@ -228,9 +229,57 @@ def _counted(rows: Any) -> dict[str, int]:
     return dict(zip(counts["version"].to_pylist(), counts["row_id_count_distinct"].to_pylist(), strict=True))
 
 
-def _portions(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (names[start : start + _LISTED_AT_ONCE] for start in range(0, len(names), _LISTED_AT_ONCE))
+def _batches(names: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (names[start : start + _NAMES_PER_QUERY] for start in range(0, len(names), _NAMES_PER_QUERY))
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _table_schema(dimensions: int) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("row_id", pa.string(), nullable=False),
+            pa.field("version", pa.string(), nullable=False),
+            pa.field("source", pa.string(), nullable=False),
+            pa.field("position", pa.int32(), nullable=False),
+            pa.field("start", pa.int64(), nullable=False),
+            pa.field("end", pa.int64(), nullable=False),
+            pa.field("digest", pa.string(), nullable=False),
+            pa.field("text", pa.string(), nullable=False),
+            pa.field("written_s", pa.float64(), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), dimensions), nullable=False),
+        ]
+    )
+
+
+def _arrow_table(
+    chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32], written_s: float, schema: pa.Schema
+) -> pa.Table:
+    places = _versions_and_positions(chunks)
+    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())  # (chunks · dimensions,)
+    columns = {
+        "row_id": [row_id(version, position) for version, position in places],
+        "version": [version for version, _ in places],
+        "source": [chunk.document for chunk in chunks],
+        "position": [position for _, position in places],
+        "start": [chunk.start for chunk in chunks],
+        "end": [chunk.end for chunk in chunks],
+        "digest": [chunk.digest for chunk in chunks],
+        "text": [chunk.text for chunk in chunks],
+        "written_s": [written_s] * len(chunks),
+        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+    }
+    return pa.table(columns, schema=schema)
+
+
+def _versions_and_positions(chunks: Iterable[Chunk]) -> list[tuple[str, int]]:
+    """Return each chunk's document version and its number there: a document's chunks come in reading order."""
+    counts: Counter[str] = Counter()
+    places = []
+    for chunk in chunks:
+        version = document_version(chunk.document, chunk.document_digest)
+        places.append((version, counts[version]))
+        counts[version] += 1
+    return places

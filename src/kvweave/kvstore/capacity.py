@@ -1,6 +1,6 @@
-"""The hard caps: how many bytes each tier may take, and making room on the disk for the next entry.
+"""The hard caps: how many bytes each tier may take, and which disk entries to drop for the next one.
 
-A cap is settled once and kept in the database: a share of the free space would shrink by itself as the disk fills.
+A cap is fixed once and kept in the database: a share of the free space would shrink by itself as the disk fills.
 """
 
 import shutil
@@ -20,8 +20,8 @@ DEFAULT_SHARED_BYTES = 20 * 10**9
 RESERVE_SHARE = 0.10
 RESERVE_AT_LEAST_BYTES = 256 * 2**10
 RESERVE_AT_MOST_BYTES = 64 * 2**20
-"""Free space that entries never take, a share of the disk but at most this: without any, the catalogue could
-not even record that something was deleted."""
+"""Free space that entries never take: a share of the disk, but at most this. Without free space the catalogue could
+not even record a deletion."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS store_limits (tier TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
@@ -35,10 +35,10 @@ def check_limit(limit_bytes: int) -> None:
 
 
 class Limits:
-    """The cap of every tier, in the table `store_limits` of `database`; what none was ever set for has the default.
+    """The cap of every tier, in the table `store_limits` of `database`; a default where none was ever set.
 
-    The disk's default is a share of what is free around `folder`. Memory is not used unless it is asked for: the kernel
-    keeps what was read from a local disk in memory anyway, as long as nobody else needs it.
+    The disk's default is a share of the free space around `folder`. Memory is not used by default: the kernel keeps
+    recently read files in memory anyway, until another program needs it.
     """
 
     def __init__(self, database: Database, folder: Path) -> None:
@@ -47,23 +47,23 @@ class Limits:
         if not self._database.query("SELECT 1 FROM store_limits WHERE tier = 'disk'"):
             disk = min(int(shutil.disk_usage(folder).free * DEFAULT_SHARE), DEFAULT_AT_MOST_BYTES)
             defaults = {"device": 0, "host": 0, "disk": disk, "shared": DEFAULT_SHARED_BYTES}
-            # Another process may have settled them since: then its figures stand.
+            # If another process has stored its defaults since, those stay.
             self._database.execute_many(
                 "INSERT OR IGNORE INTO store_limits VALUES (?, ?)", list(defaults.items())
             )
 
-    def of(self, tier: TierName) -> int:
-        """The cap as it stands now, in bytes; another process may have changed it."""
+    def get(self, tier: TierName) -> int:
+        """Return the cap in bytes; another process may have changed it."""
         return int(self._database.query("SELECT bytes FROM store_limits WHERE tier = ?", (tier,))[0][0])
 
     def set(self, tier: TierName, limit_bytes: int) -> None:
-        """Change a cap for good; raises InvalidRequest for one that cannot be held."""
+        """Change a cap for good; raise InvalidRequest for one that cannot be held."""
         check_limit(limit_bytes)
         self._database.execute("UPDATE store_limits SET bytes = ? WHERE tier = ?", (limit_bytes, tier))
 
 
 class Capacity:
-    """The cap of the files in `folder`. Entries that `in_use` names are never dropped to make room, nor as too many."""
+    """The cap of the files in `folder`. Entries that `in_use` returns are never dropped, neither for room nor as surplus."""
 
     def __init__(
         self,
@@ -80,58 +80,58 @@ class Capacity:
 
     @property
     def limit_bytes(self) -> int:
-        """The cap as it stands now; another process may have changed it."""
-        return self.limits.of("disk")
-
-    def excess_bytes(self, needed_bytes: int) -> int:
-        """How much must be dropped before `needed_bytes` more fit under the cap; 0 or less if nothing."""
-        return self._catalog.total_bytes() + needed_bytes - self.limit_bytes
-
-    def disk_has_room(self, needed_bytes: int) -> bool:
-        """Whether taking so much more of the disk leaves the reserve of free space untouched."""
-        disk = shutil.disk_usage(self._folder)
-        share = max(int(disk.total * RESERVE_SHARE), RESERVE_AT_LEAST_BYTES)
-        return disk.free - needed_bytes >= min(share, RESERVE_AT_MOST_BYTES)
+        """The cap; another process may have changed it."""
+        return self.limits.get("disk")
 
     def set_limit(self, limit_bytes: int) -> list[str]:
-        """Change the cap and drop the entries least worth keeping beyond it, in one transaction; returns their files.
+        """Change the cap, drop the lowest-scored entries beyond it in one transaction, and return their files.
 
-        What running requests use stays until others need the room.
+        Entries that running requests use stay until another entry needs the room.
 
         Raises:
             InvalidRequest: a negative limit.
         """
         with self._database.transaction():
             self.limits.set("disk", limit_bytes)
-            return self._drop(self.excess_bytes(0), frozenset(self.in_use()))
+            return self._drop(self.excess_bytes(0))
+
+    def excess_bytes(self, needed_bytes: int) -> int:
+        """Return how much must be dropped before `needed_bytes` more fit under the cap; 0 or less if nothing."""
+        return self._catalog.total_bytes() + needed_bytes - self.limit_bytes
+
+    def disk_has_room(self, needed_bytes: int) -> bool:
+        """Return whether the reserve of free space remains after `needed_bytes` more are written."""
+        disk = shutil.disk_usage(self._folder)
+        share = max(int(disk.total * RESERVE_SHARE), RESERVE_AT_LEAST_BYTES)
+        return disk.free - needed_bytes >= min(share, RESERVE_AT_MOST_BYTES)
 
     def make_room(self, needed_bytes: int, spare: str = "") -> list[str]:
-        """Drop the entries least worth keeping until `needed_bytes` more fit under the cap; returns their files.
+        """Drop the lowest-scored entries until `needed_bytes` more fit under the cap; return their files.
 
         Never drops the entry with key `spare`.
 
         Raises:
-            EntriesInUse: what would have to go is used by running requests; undone with the transaction around it.
+            EntriesInUse: running requests use what would have to go; rolled back with the surrounding transaction.
         """
         with self._database.transaction():
-            spared = frozenset((*self.in_use(), spare))
-            dropped = self._drop(self.excess_bytes(needed_bytes), spared)
+            dropped = self._drop(self.excess_bytes(needed_bytes), spare)
             if self.excess_bytes(needed_bytes) > 0:
                 raise EntriesInUse(
                     f"running requests use what would have to go under the limit of {self.limit_bytes} bytes"
                 )
         return dropped
 
-    def room_for(self, needed_bytes: int, standing: float) -> bool:
-        """Whether an entry of this size and standing fits, or is worth more than each of those that would have to go."""
-        excess = self.excess_bytes(needed_bytes)
+    def would_admit(self, size_bytes: int, score: float) -> bool:
+        """Return whether an entry of this size fits, or has a higher score than each entry that would have to go."""
+        excess = self.excess_bytes(size_bytes)
         if excess <= 0:
             return True
-        victims = choose_victims(self._catalog.least_worth(excess, frozenset(self.in_use())), excess)
-        return sum(row.bytes for row in victims) >= excess and victims[-1].standing < standing
+        victims = choose_victims(self._catalog.lowest_scores(excess, frozenset(self.in_use())), excess)
+        return sum(row.bytes for row in victims) >= excess and victims[-1].score < score
 
-    def _drop(self, excess_bytes: int, spared: frozenset[str]) -> list[str]:
+    def _drop(self, excess_bytes: int, spare: str = "") -> list[str]:
         if excess_bytes <= 0:
             return []
-        victims = choose_victims(self._catalog.least_worth(excess_bytes, spared), excess_bytes)
+        spared = frozenset((*self.in_use(), spare))
+        victims = choose_victims(self._catalog.lowest_scores(excess_bytes, spared), excess_bytes)
         return self._catalog.drop(victim.key for victim in victims)

@@ -1,8 +1,8 @@
-"""The store of chunk KV and notes, as everything else sees it: look up, put, own, limit, verify.
+"""The store of chunk KV and features as its callers see it: look up, put, own; limit, verify and more in `maintenance.py`.
 
-Names entries and hands over to the parts: the catalogue says what counts, the tiers have it (`parts.py` puts them
-together). A damaged, missing or mismatched entry is a counted, logged miss: never used, never fatal. Knows nothing
-about requests or models beyond their fingerprint.
+Names entries and passes the work on: the catalogue says which entries there are, the tiers hold them (`assembly.py` puts
+both together). A damaged, missing or mismatched entry is a counted, logged miss: never used, never fatal. Knows nothing
+about requests, or about models beyond their fingerprint.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,107 +11,44 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
-
 from kvweave.database import Database
 from kvweave.errors import InvalidRequest
-from kvweave.kvstore import maintenance as care
+from kvweave.kvstore.assembly import assemble
 from kvweave.kvstore.format import Content
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_tokens
-from kvweave.kvstore.parts import StoreParts, open_parts
-from kvweave.kvstore.reports import StoreStats, TierName, VerifyReport
+from kvweave.kvstore.maintenance import StoreMaintenance
+from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.leases import Lease
-from kvweave.kvstore.tiers.tiered import Asked, Got
+from kvweave.kvstore.tiers.tiered import Found, LookUp
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 
 
-class LookUps:
-    """Look-ups in one namespace, of entries made by the model of which a digest is given."""
+class ChunkStore(StoreMaintenance):
+    """Chunk KV and chunk features under one folder and in other tiers, each tier under a cap; a context manager.
 
-    def __init__(self, namespace: str, parts: StoreParts) -> None:
-        self._namespace = namespace
-        self._parts = parts
-
-    def find(
-        self,
-        model: str,
-        content: ContentKind,
-        wanted: Sequence[tuple[Sequence[int], Sequence[KVProvenance]]],
-        lease: Lease | None,
-        *,
-        whole: bool = False,
-    ) -> list[tuple[Content, KVProvenance] | None]:
-        """For each of these token ids the first of the makings that there is, `whole`: every layer verified; counted."""
-        asked = [
-            Asked(self._candidates(model, content, ids, provenances), ids) for ids, provenances in wanted
-        ]
-        found = self._parts.tiers.find(asked, lease, whole=whole)
-        self._count(asked, found)
-        return [None if one is None else (one.content, one.key.provenance) for one in found]
-
-    def import_entries(
-        self, model: str, content: ContentKind, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
-    ) -> list[bool]:
-        """Bring what only the shared tier has to the disk; whether each is listed now. Not counted."""
-        asked = [
-            Asked(self._candidates(model, content, ids, [provenance]), ids) for ids, provenance in wanted
-        ]
-        return self._parts.tiers.adopt_missing(asked)
-
-    def listed(
-        self, model: str, content: ContentKind, wanted: Sequence[tuple[str, KVProvenance]]
-    ) -> list[bool]:
-        """Whether the catalogue lists each, given by the digest of its tokens, by one query. Not counted."""
-        keys = [
-            EntryKey(self._namespace, model, tokens, provenance, content).digest
-            for tokens, provenance in wanted
-        ]
-        paths = self._parts.catalog.paths(keys)
-        return [key in paths for key in keys]
-
-    def _candidates(
-        self, model: str, content: ContentKind, ids: Sequence[int], provenances: Sequence[KVProvenance]
-    ) -> list[EntryKey]:
-        tokens = digest_tokens(ids) if provenances else ""
-        return [EntryKey(self._namespace, model, tokens, provenance, content) for provenance in provenances]
-
-    def _count(self, asked: Sequence[Asked], found: Sequence[Got | None]) -> None:
-        usage = self._parts.usage
-        usage.hit((one.key.digest, one.tier) for one in found if one is not None)
-        usage.add(
-            "misses",
-            sum(one is None for one, each in zip(found, asked, strict=True) if each.candidates),
-        )
-        if usage.due:
-            usage.flush_quietly()
-
-
-class ChunkStore:
-    """Chunk KV, and notes about chunks, under one folder and in other tiers, each capped; a context manager.
-
-    The two are named apart: a look-up of one never finds the other, whatever their making. Everything else
-    holds for both alike.
+    KV and features have separate keys: a look-up of one never finds the other, whatever their provenance. Everything else
+    is the same for both.
 
     Several processes may use one folder, several threads one store, and several machines one shared tier. The disk's
-    cap holds for the files that the catalogue lists; beside them each process may have one more file under way, for
-    which it has made room beforehand.
+    cap holds for the files that the catalogue lists. Each process may also be writing one more file, for which it has
+    made room before.
 
     Args:
-        folder: where the files go; made if it is not there.
+        folder: where the files go; created if missing.
         namespace: part of every key; entries and owners of other namespaces are never seen.
-        limit_bytes: the hard cap on the files, kept from then on; None leaves it as it is, at first 10 % of the free
+        limit_bytes: the hard cap on the files, kept from then on; None leaves the cap as it is, at first 10 % of the free
             space, at most 20 GB.
         host_bytes: the same for copies in this process's memory; at first 0, which holds none.
         shared: address of a tier that several machines share, redis://… or s3://…; None for none.
-        shared_bytes: the cap there, of this namespace; at first 20 GB.
-        database: where the catalogue goes, if it shares the transactions of others; None for
+        shared_bytes: the cap there, for this namespace; at first 20 GB.
+        database: where the catalogue goes, if it shares transactions with other tables; None for
             `catalog.sqlite` in the folder, closed with the store.
         owned_only: refuse entries made from a chunk that no document owns (see `own`).
 
     Raises:
-        StoreError: the folder cannot be made or its catalogue not be read; StoreTooNew, StoreBusy.
-        InvalidRequest: a negative limit, or an address that means nothing.
-        MissingExtra: what it takes to talk to the shared tier is not installed. One that does not answer is no error.
+        StoreError: the folder cannot be created or its catalogue not be read; StoreTooNew, StoreBusy.
+        InvalidRequest: a negative limit, or an invalid address.
+        MissingExtra: the client for the shared tier is not installed. A server that does not answer is no error.
     """
 
     def __init__(
@@ -130,18 +67,17 @@ class ChunkStore:
         self.namespace = namespace
         limits: dict[TierName, int | None] = {"host": host_bytes, "disk": limit_bytes, "shared": shared_bytes}
         given = {tier: size for tier, size in limits.items() if size is not None}
-        self._parts = open_parts(self.folder, namespace, given, shared, database, owned_only)
-        self._look_ups = LookUps(namespace, self._parts)
+        super().__init__(assemble(self.folder, namespace, given, shared, database, owned_only))
 
     # Looking up
 
     def get(
         self, model: ModelFingerprint, token_ids: Sequence[int], provenance: KVProvenance
     ) -> ChunkKV | None:
-        """One entry, every layer verified, or None; see `find`."""
+        """Return one entry with every layer verified, or None; see `find`."""
         with self.lease() as lease:
-            (found,) = self._look_ups.find(model.digest, "kv", [(token_ids, [provenance])], lease, whole=True)
-        return None if found is None else _kv(found[0])
+            (found,) = self._find(model, "kv", [(token_ids, [provenance])], lease, whole=True)
+        return None if found is None else _as_kv(found.content)
 
     def find(
         self,
@@ -151,115 +87,115 @@ class ChunkStore:
     ) -> list[tuple[ChunkKV, KVProvenance] | None]:
         """Look up the KV of several spans: one query for all, then the fastest tier that has each.
 
-        Of spans of which nothing is listed here, the shared tier is asked.
+        Spans that are not listed on this machine are looked up in the shared tier.
 
-        A layer is verified when it is first asked for. If it is damaged, asking raises DamagedEntry, and the entry is
+        A layer is verified when it is first used. If it is damaged, using it raises DamagedEntry, and the entry is
         dropped, counted and logged: look up again.
 
-        Counted as one hit or one miss for each span, whatever the number of makings; as nothing without any.
+        Each span counts as one hit or one miss, whatever the number of provenances; without any, it is not counted.
 
         Args:
-            model: only what was made by a model with an equal digest is found.
-            wanted: for each span its S token ids and the makings that will do, best first (of an exact one
-                `kind` does not matter). Where one is stored but found damaged or gone, the next one is taken.
-            lease: keeps what is found from being evicted as long as it lasts, and has what is found in the shared tier come layer by
-                layer; without one that is there when this returns.
+            model: only entries made by a model with an equal digest are found.
+            wanted: for each span its S token ids and the acceptable provenances, best first (`kind` does not matter for
+                an exact one). If one is stored but turns out damaged or lost, the next one is tried.
+            lease: keeps the entries from being evicted while it lasts, and lets those of the shared tier arrive layer by
+                layer. Without a lease, all layers are there when this returns.
 
         Returns:
-            For each span, in order, the KV as a read-only view of the mapped file or of memory, with the making that it
-            matched, the very object given; or None. The views stay valid when the entry is evicted or
-            removed; nobody writes to them.
+            For each span, in order, the KV and the provenance that it matched, the very object given; or None. KV is a
+            read-only view of the mapped file or of memory. It stays valid when the entry is evicted or removed; callers must
+            not write to it.
         """
-        found = self._look_ups.find(model.digest, "kv", wanted, lease)
-        return [None if one is None else (_kv(one[0]), one[1]) for one in found]
+        found = self._find(model, "kv", wanted, lease)
+        return [None if one is None else (_as_kv(one.content), one.key.provenance) for one in found]
 
     def find_features(
         self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
     ) -> list[ChunkFeature | None]:
-        """Look up several notes: one query for all, then the files, mapped, verified and counted as by `find`.
+        """Look up several features: one query for all, then the files, mapped, verified and counted as by `find`.
 
         Args:
-            model: only what was recorded for a model with an equal digest is found.
-            wanted: for each note its chunk's S token ids and how it was made, `kind` included.
+            model: only features recorded for a model with an equal digest are found.
+            wanted: for each feature its chunk's S token ids and its provenance, `kind` included.
 
         Returns:
-            For each, in order, the note, its tensors read-only views of the mapped file; or None.
+            For each, in order, the feature, its tensors read-only views of the mapped file; or None.
         """
         with self.lease() as lease:
-            asked = [(ids, [provenance]) for ids, provenance in wanted]
-            found = self._look_ups.find(model.digest, "note", asked, lease)
-        return [None if one is None else _feature(one[0]) for one in found]
+            look_ups = [(ids, [provenance]) for ids, provenance in wanted]
+            found = self._find(model, "note", look_ups, lease)
+        return [None if one is None else _as_feature(one.content) for one in found]
 
     def lease(self) -> Lease:
-        """What one request holds of the store: a context manager for `prefetch` and `find`."""
-        return self._parts.tiers.lease()
+        """Return a lease for one request, for `prefetch` and `find`: a context manager."""
+        return self._tiers.lease()
 
     def prefetch(
         self, model: ModelFingerprint, wanted: Sequence[tuple[str, Sequence[KVProvenance]]], lease: Lease
     ) -> None:
-        """Begin to load KV that `find` will be asked for, in the background; counts as no retrieval.
+        """Begin to load KV in the background that `find` will be asked for; not counted.
 
         Args:
             model: as in `find`.
-            wanted: for each span the digest of its tokens and the makings that will do, best first; what is loaded
-                is the first of them that is stored.
-            lease: cancels what was not used, when it ends.
+            wanted: for each span the digest of its tokens and the acceptable provenances, best first; the first of them
+                that is stored is loaded.
+            lease: cancels the loads that were not used, when it ends.
         """
         keys = [
             [self._key(model, tokens, provenance) for provenance in provenances]
             for tokens, provenances in wanted
         ]
-        self._parts.tiers.prefetch(keys, lease)
+        self._tiers.prefetch(keys, lease)
 
     def import_entries(
         self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
     ) -> list[bool]:
-        """Bring KV that only the shared tier has to this machine's disk, instead of computing it; no retrieval.
+        """Copy KV that only the shared tier has to this machine's disk, instead of computing it; not counted.
 
         Args:
             model: as in `find`.
-            wanted: for each entry its token ids and how it was made.
+            wanted: for each entry its token ids and its provenance.
 
         Returns:
             For each, in order, whether it is listed here now.
         """
-        return self._look_ups.import_entries(model.digest, "kv", wanted)
+        return self._import(model, "kv", wanted)
 
     def import_features(
         self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]
     ) -> list[bool]:
-        """Bring notes that only the shared tier has to this machine's disk; as `import_entries` does with KV."""
-        return self._look_ups.import_entries(model.digest, "note", wanted)
+        """Copy features that only the shared tier has to this machine's disk; as `import_entries` does with KV."""
+        return self._import(model, "note", wanted)
 
     def has_many(self, model: ModelFingerprint, wanted: Sequence[tuple[str, KVProvenance]]) -> list[bool]:
-        """Whether KV of each is listed, by one query; reads no file and counts as no retrieval.
+        """Return whether each entry of KV is listed, by one query; reads no file and is not counted.
 
         Args:
             model: the model that made it.
-            wanted: for each entry the digest of its tokens (`digest_tokens`) and how it was made.
+            wanted: for each entry the digest of its tokens (`digest_tokens`) and its provenance.
         """
-        return self._look_ups.listed(model.digest, "kv", wanted)
+        return self._listed(model, "kv", wanted)
 
     def has_features(self, model: ModelFingerprint, wanted: Sequence[tuple[str, KVProvenance]]) -> list[bool]:
-        """Whether a note of each is listed; as `has_many` does for KV."""
-        return self._look_ups.listed(model.digest, "note", wanted)
+        """Return whether each feature is listed; as `has_many` does for KV."""
+        return self._listed(model, "note", wanted)
 
     def versions(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[list[KVProvenance]]:
-        """Every way in which KV of several chunks was made, by one query; reads no file and counts as no retrieval.
+        """Return the provenances of all KV of several chunks, by one query; reads no file and is not counted.
 
-        One chunk's KV can be stored behind several paths (Cache-Craft, RAGCache): compare their contexts, then
+        One chunk's KV can be stored after several prefixes (Cache-Craft, RAGCache): compare their contexts, then
         `find` the one that fits best.
 
         Args:
-            model: only what was made by a model with an equal digest is listed.
+            model: only KV made by a model with an equal digest is listed.
             chunks: the token ids of each chunk.
 
         Returns:
-            For each chunk, in order, the makings of all its KV in this namespace, the most used first as far
-            as uses are written by now. An exact one bears the kind that it was first put with.
+            For each chunk, in order, the provenances of all its KV in this namespace, the most used first, of the
+            uses written by now. An exact one has the kind that it was first put with.
         """
         digests = [digest_tokens(ids) for ids in chunks]
-        found = self._parts.catalog.versions(self.namespace, model.digest, digests)
+        found = self._components.catalog.versions(self.namespace, model.digest, digests)
         return [found.get(digest, []) for digest in digests]
 
     # Storing
@@ -273,29 +209,29 @@ class ChunkStore:
         *,
         max_versions: int | None = None,
     ) -> bool:
-        """Store KV of one chunk, evicting the least used ones where it needs room.
+        """Store KV of one chunk, evicting the entries with the lowest scores if it needs room.
 
-        Room is made before the file is written, so that the cap holds all the time; a write that fails all
-        the same has cost what stood there.
+        Room is made before the file is written, so the cap holds at every moment. If the write then fails, the evicted
+        entries are gone all the same.
 
         Args:
             model: the model that made it.
-            kv: shape (L, 2, G, S, D), float32, bfloat16 or float16, keys before rotation, or such KV quantised, under a
-                making that says so (`keys.quantised`); not kept.
-            making: the pass it came out of.
-            sources: token digests (`digest_tokens`) of the chunks it was made from, its own and every chunk
-                in its context; not the shared system prefix. Any of them losing its last owner drops it.
-            most_versions: how many entries of this chunk and `provenance.kind` may be stored from then on, this
-                one included; the least used ones beyond that are dropped in the transaction that lists it,
+            kv: shape (L, 2, G, S, D), float32, bfloat16 or float16, keys before rotation; or such KV quantised, with a
+                provenance that says so (`keys.quantised`). The store does not keep the tensors.
+            provenance: the pass that computed it.
+            sources: token digests (`digest_tokens`) of the chunks it was made from: its own and every chunk
+                in its context, but not the shared system prefix. If one of them loses its last owner, the entry is dropped.
+            max_versions: how many entries of this chunk and `provenance.kind` may be stored from then on, this
+                one included. The least used ones beyond that are dropped in the transaction that lists this one,
                 and count as evicted. None drops none.
 
         Returns:
-            True if the store now holds an entry of this key, an earlier one too. False, with nothing left
-            behind, if it is larger than the cap or the disk is full, which is logged once; or if the store is
-            `owned_only` and no document has one of the sources any more.
+            True if the store now holds an entry of this key, possibly an earlier one. False, with nothing left behind, if
+            the entry is larger than the cap, or the disk is full; each is logged once. Also False if the store is `owned_only`
+            and one of the sources has no owner any more.
 
         Raises:
-            InvalidRequest: a shape, dtype or kind that cannot be stored; less than one version.
+            InvalidRequest: a shape, dtype or kind that cannot be stored; `max_versions` less than 1.
             StoreBusy: the catalogue was locked for too long.
             OSError: the file system failed in another way.
         """
@@ -311,115 +247,47 @@ class ChunkStore:
         *,
         max_versions: int | None = None,
     ) -> bool:
-        """Store a note about one chunk; as `put` in all else.
+        """Store a feature of one chunk; otherwise as `put`.
 
         Args:
             model: the model it was recorded with.
-            note: its tensors, see ChunkFeature for what they may be; not kept.
-            making: the pass it came out of; `kind` says what was recorded, and is always part of its name.
-            sources: as for KV, all chunks that it tells something about or depends on.
-            most_versions: as for KV.
+            feature: see ChunkFeature for what its tensors may be. The store does not keep them.
+            provenance: the pass that recorded it; `kind` says what was recorded, and is always part of its key.
+            sources: as for KV, all chunks that it describes or depends on.
+            max_versions: as for KV.
         """
         key = self._key(model, digest_tokens(feature.token_ids), provenance, "note")
         return self._put(key, model, feature, sources, max_versions)
 
-    # Life of a document
+    # Documents
 
     def own(self, owner: str, chunk_digests: Iterable[str]) -> None:
-        """Record that the document `owner` has these chunks, beside those it has already.
+        """Record that the document `owner` has these chunks, in addition to those it has already.
 
-        Own the chunks in the transaction that lists the document, then put their entries, in a store that is
-        `owned_only`: a removal that comes in between is then never followed by KV of what was removed. When a
-        document changes, own the new version's chunks (under an owner of its own) before disowning the old
-        version, and what they share stays.
+        In an `owned_only` store, own the chunks in the transaction that lists the document, then put their entries. If
+        the document is removed in between, its KV is not stored any more. When a document changes, own the new version's
+        chunks (under an owner of its own) before disowning the old version. The entries that both share then stay.
         """
-        self._parts.ownership.own(owner, chunk_digests)
+        self._components.ownership.own(owner, chunk_digests)
 
     def disown(self, owner: str) -> int:
         """Forget a document and drop every entry made from a chunk that no document has any more.
 
-        Entries with such a chunk in their context go too. Gone at the commit (that of the surrounding
-        transaction, if the database is shared); the files are deleted right after it, and what was published of it as
+        Entries with such a chunk in their context are dropped too. They are gone at the commit (of the surrounding
+        transaction, if the database is shared). The files are deleted right after it, and published copies as
         soon as the shared tier can be reached.
 
         Returns:
             How many entries were dropped.
         """
-        with self._parts.database.transaction():
-            dropped = self._parts.files.discard(self._parts.ownership.disown(owner))
-            self._parts.wake_later()
+        with self._components.database.transaction():
+            dropped = self._tiers.disk.drop_files(self._components.ownership.disown(owner))
+            self._replicate()
         return dropped
 
-    # Limits and care
-
-    @property
-    def limit_bytes(self) -> int:
-        """The hard cap on the size of all files, in bytes."""
-        return self._parts.capacity.limit_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """The size of all files that are listed, of all namespaces; cheaper than `stats`, and writes nothing."""
-        return self._parts.catalog.total_bytes()
-
-    @property
-    def unasked_bytes(self) -> int:
-        """The size of the files that no look-up has ever found: what mostly goes first when room is needed."""
-        self._parts.usage.flush_quietly()
-        return self._parts.catalog.unasked_bytes()
-
-    def set_limit(self, limit_bytes: int, tier: TierName = "disk") -> None:
-        """Change a tier's cap for good, and evict down to it at once.
-
-        Raises:
-            InvalidRequest: a negative limit.
-            StoreFull: others have filled the disk to the last byte, so that the change cannot be recorded.
-        """
-        care.set_limit(self._parts, tier, limit_bytes)
-
-    def clear(self, tier: TierName = "disk") -> int:
-        """Drop every entry of a tier; who owns which chunk stays. Returns how many.
-
-        Of the disk, of all namespaces, with what is in memory; of the shared tier, those of this namespace.
-        """
-        return care.clear(self._parts, tier)
-
-    def stats(self) -> StoreStats:
-        """How much is stored, and how it was used since the store was made."""
-        return care.stats(self._parts)
-
-    def verify(self, tier: TierName | None = None) -> VerifyReport:
-        """Read every entry in full, drop the damaged ones, sweep files that no row lists, and put counters right.
-
-        Files younger than ten minutes are left: another process may be about to list them. `tier` disk or shared checks
-        only that one; what is in memory was verified when it came there.
-        """
-        return care.verify(self._parts, tier)
-
-    def attach_device(self, device: torch.device, limit_bytes: int | None = None) -> None:
-        """Keep copies of the hottest KV on the device that the model is on, as many as the cap allows.
-
-        Args:
-            device: of a CPU nothing is kept: its memory is the host's.
-            limit_bytes: the cap, kept from then on; None leaves it as it is, at first 0, which holds none.
-        """
-        care.attach_device(self._parts, device, limit_bytes)
-
-    def forget_recent(self) -> None:
-        """Let go of what was read and written: the next look-up reads its file from the disk and verifies it.
-
-        The kernel is asked to drop the pages of all files, where it can be asked (not on macOS). It keeps
-        those that are still mapped: let go of found KV first.
-        """
-        self._parts.forget()
-
-    def forget_files(self) -> None:
-        """As `forget_recent`, but the copies that the host's or a device's memory holds under a cap of their own stay."""
-        self._parts.forget_files()
-
     def close(self) -> None:
-        """Write the counters, publish what is left to, and let go of everything and, unless it was given, the database."""
-        self._parts.close()
+        """Write the counters, publish what is queued, and release everything; close the database unless it was given."""
+        self._components.close()
 
     def __enter__(self) -> Self:
         return self
@@ -436,28 +304,81 @@ class ChunkStore:
     ) -> EntryKey:
         return EntryKey(self.namespace, model.digest, tokens, provenance, content)
 
+    def _look_up(
+        self,
+        model: ModelFingerprint,
+        content: ContentKind,
+        token_ids: Sequence[int],
+        provenances: Sequence[KVProvenance],
+    ) -> LookUp:
+        tokens = digest_tokens(token_ids) if provenances else ""
+        keys = [self._key(model, tokens, provenance, content) for provenance in provenances]
+        return LookUp(keys, token_ids)
+
+    def _find(
+        self,
+        model: ModelFingerprint,
+        content: ContentKind,
+        wanted: Sequence[tuple[Sequence[int], Sequence[KVProvenance]]],
+        lease: Lease | None,
+        *,
+        whole: bool = False,
+    ) -> list[Found | None]:
+        """Return for each span the first provenance that is stored, `whole`: with every layer verified; counted."""
+        look_ups = [self._look_up(model, content, ids, provenances) for ids, provenances in wanted]
+        found = self._tiers.find(look_ups, lease, whole=whole)
+        self._usage.record_hits((one.key.digest, one.tier) for one in found if one is not None)
+        tried = (one for one, each in zip(found, look_ups, strict=True) if each.candidates)
+        self._usage.add("misses", sum(one is None for one in tried))
+        if self._usage.is_flush_due:
+            self._usage.try_flush()
+        return found
+
+    def _import(
+        self,
+        model: ModelFingerprint,
+        content: ContentKind,
+        wanted: Sequence[tuple[Sequence[int], KVProvenance]],
+    ) -> list[bool]:
+        look_ups = [self._look_up(model, content, ids, [provenance]) for ids, provenance in wanted]
+        return self._tiers.import_missing(look_ups)
+
+    def _listed(
+        self, model: ModelFingerprint, content: ContentKind, wanted: Sequence[tuple[str, KVProvenance]]
+    ) -> list[bool]:
+        keys = [self._key(model, tokens, provenance, content).digest for tokens, provenance in wanted]
+        paths = self._components.catalog.paths(keys)
+        return [key in paths for key in keys]
+
     def _put(
         self,
         key: EntryKey,
         model: ModelFingerprint,
         content: Content,
         sources: Sequence[str],
-        most: int | None,
+        max_versions: int | None,
     ) -> bool:
-        if most is not None and most < 1:
-            raise InvalidRequest(f"most_versions is {most}; the entry itself is one, so give 1 or more")
-        if key.digest in self._parts.catalog.paths([key.digest]):
+        if max_versions is not None and max_versions < 1:
+            raise InvalidRequest(
+                f"max_versions is {max_versions}; the entry itself is one, so give 1 or more"
+            )
+        if key.digest in self._components.catalog.paths([key.digest]):
             return True
-        stored = self._parts.files.write(key, model.name, content, sources, most)
-        self._parts.wake_later()
+        stored = self._tiers.disk.put(key, model.name, content, sources, max_versions)
+        self._replicate()
         return stored
 
+    def _replicate(self) -> None:
+        """Process the replication queue soon, once the current transaction is committed."""
+        if self._components.replication is not None:
+            self._components.database.after_commit(self._components.replication.wake)
 
-def _kv(content: Content) -> ChunkKV:
+
+def _as_kv(content: Content) -> ChunkKV:
     assert isinstance(content, ChunkKV)  # its key says so, and reading compared it
     return content
 
 
-def _feature(content: Content) -> ChunkFeature:
-    assert isinstance(content, ChunkFeature)  # as in _kv
+def _as_feature(content: Content) -> ChunkFeature:
+    assert isinstance(content, ChunkFeature)  # as in _as_kv
     return content

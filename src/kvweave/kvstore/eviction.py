@@ -1,12 +1,12 @@
-"""What an entry is worth keeping, by one scoring function for all tiers, and whom to drop when room is needed.
+"""What an entry is worth keeping, by one scoring function for all tiers, and which entries to evict.
 
-score = heat × tokens / bytes: how often it is asked for, what computing it again costs, what keeping it costs. Heat is the
-number of retrievals, the making counted as the first, each worth half as much after every HALF_LIFE_S: least frequently
-used, with ageing. All heats halve together, so the order of two entries changes only when one of them is asked for. What
-is stored is therefore the *standing*, log2(score) plus the half-lives that had passed since the epoch: it needs no
-updating as time goes by, and an index over it is the order of eviction.
+value = frequency × tokens / bytes: how often the entry is retrieved, what recomputing it costs, what keeping it costs. The
+frequency is the number of retrievals, the computation counted as the first. Each retrieval loses half its weight every
+HALF_LIFE_S: least frequently used, with ageing. All frequencies halve together, so the order of two entries changes only
+when one of them is retrieved. The stored *eviction score* is therefore log2(value) plus the half-lives since the epoch.
+It needs no update as time passes, and an index over it is the order of eviction.
 
-Pure functions; where the rows come from, what the time is and what happens to the victims is decided elsewhere.
+Knows nothing about where the entries lie, what the time is, and what happens to the victims.
 """
 
 import json
@@ -18,55 +18,29 @@ from typing import Any
 from kvweave.database import Database
 
 HALF_LIFE_S = 7 * 24 * 3600.0
-"""A week: what last week's questions were about counts half as much as what this week's are."""
+"""A week: a retrieval last week counts half as much as one this week."""
+
+_PAGE_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionRow:
-    """What eviction looks at: an entry's `key`, its size in `bytes`, and its `standing`."""
+    """What eviction needs to know of an entry: its `key`, its size in `bytes`, and its eviction `score`."""
 
     key: str
     bytes: int
-    standing: float
-
-
-def score(heat: float, tokens: int, size_bytes: int) -> float:
-    """What keeping an entry for now is worth, per byte.
-
-    Args:
-        heat: aged number of retrievals, more than 0.
-        tokens: how many tokens a pass would have to compute to make it again.
-        size_bytes: what it takes in the tier.
-    """
-    return heat * (tokens + 1) / (size_bytes + 1)
-
-
-def standing(heat: float, tokens: int, size_bytes: int, now_s: float) -> float:
-    """The standing of an entry that has this heat at `now_s` (seconds since the epoch)."""
-    return math.log2(score(heat, tokens, size_bytes)) + now_s / HALF_LIFE_S
-
-
-def after_retrievals(before: float, count: int, tokens: int, size_bytes: int, now_s: float) -> float:
-    """The standing of an entry that had the standing `before`, once it was retrieved `count` more times."""
-    added = standing(count, tokens, size_bytes, now_s)
-    higher, lower = max(before, added), min(before, added)
-    return higher + math.log2(1.0 + 2.0 ** (lower - higher))
-
-
-def heat(at: float, tokens: int, size_bytes: int, now_s: float) -> float:
-    """The heat at `now_s` of an entry with the standing `at`: about its retrievals in the last half-life or two."""
-    return float(2.0 ** min(1023.0, at - standing(1.0, tokens, size_bytes, now_s)))
+    score: float
 
 
 def choose_victims(rows: Iterable[EvictionRow], bytes_to_free: int) -> list[EvictionRow]:
-    """The entries of the lowest standing that together free at least `bytes_to_free`.
+    """Return the entries with the lowest scores that together free at least `bytes_to_free`.
 
     Returns:
-        The victims, lowest first; every row if all of them together are too little, none if `bytes_to_free` is 0 or
-        less.
+        The victims, lowest score first; every row if all of them together are too little, none if `bytes_to_free` is 0
+        or less.
     """
     victims: list[EvictionRow] = []
-    for row in sorted(rows, key=lambda row: (row.standing, row.key)):
+    for row in sorted(rows, key=lambda row: (row.score, row.key)):
         if bytes_to_free <= 0:
             break
         victims.append(row)
@@ -74,42 +48,73 @@ def choose_victims(rows: Iterable[EvictionRow], bytes_to_free: int) -> list[Evic
     return victims
 
 
-_PAGE_ROWS = 256
+# The score
 
 
-def raised(database: Database, table: str, uses: Mapping[str, int], now_s: float) -> dict[str, float]:
-    """The standing that each of these entries, if the table has it, gets by so many more retrievals; changes nothing.
+def value_per_byte(frequency: float, tokens: int, size_bytes: int) -> float:
+    """Return what keeping an entry is worth at this moment, per byte.
+
+    Args:
+        frequency: aged number of retrievals, more than 0.
+        tokens: how many tokens a pass would have to compute to make the entry again.
+        size_bytes: what the entry takes in the tier.
+    """
+    return frequency * (tokens + 1) / (size_bytes + 1)
+
+
+def eviction_score(frequency: float, tokens: int, size_bytes: int, now_s: float) -> float:
+    """Return the score of an entry that has this frequency at `now_s` (seconds since the epoch)."""
+    return math.log2(value_per_byte(frequency, tokens, size_bytes)) + now_s / HALF_LIFE_S
+
+
+def after_retrievals(score: float, count: int, tokens: int, size_bytes: int, now_s: float) -> float:
+    """Return the score that an entry with this score gets by `count` more retrievals."""
+    added = eviction_score(count, tokens, size_bytes, now_s)
+    higher, lower = max(score, added), min(score, added)
+    return higher + math.log2(1.0 + 2.0 ** (lower - higher))
+
+
+def frequency(score: float, tokens: int, size_bytes: int, now_s: float) -> float:
+    """Return an entry's frequency at `now_s`: about its retrievals in the last half-life or two."""
+    return float(2.0 ** min(1023.0, score - eviction_score(1.0, tokens, size_bytes, now_s)))
+
+
+# Tables with a column `standing`, the eviction score
+
+
+def scores_after_retrievals(
+    database: Database, table: str, uses: Mapping[str, int], now_s: float
+) -> dict[str, float]:
+    """Return the scores that these entries get by their retrievals, for those that the table has; changes nothing.
 
     Args:
         database: has the table.
         table: its columns include key, standing, tokens and bytes.
-        uses: retrievals, given by key.
-        now_s: when they were.
+        uses: number of retrievals by key.
+        now_s: when they happened.
     """
     rows = database.query(
         f"SELECT key, standing, tokens, bytes FROM {table} WHERE key IN (SELECT value FROM json_each(?))",
         (json.dumps(list(uses)),),
     )
-    return {
-        key: after_retrievals(before, uses[key], tokens, size, now_s) for key, before, tokens, size in rows
-    }
+    return {key: after_retrievals(score, uses[key], tokens, size, now_s) for key, score, tokens, size in rows}
 
 
-def least_worth(
+def lowest_scores(
     database: Database,
     source: str,
     values: Sequence[Any],
     total_bytes: int,
     spare: Collection[str],
 ) -> list[EvictionRow]:
-    """The entries of the lowest standing, as many as together make up at least `total_bytes`, without `spare`.
+    """Return the entries with the lowest scores that together take at least `total_bytes`.
 
     Args:
         database: has the table.
         source: the table, with an index over (standing, key, bytes), and which of its rows count.
         values: of the placeholders in `source`.
-        total_bytes: how much is wanted.
-        spare: keys.
+        total_bytes: how much is needed.
+        spare: keys to leave out.
     """
     limit = _PAGE_ROWS + len(spare)
     while True:

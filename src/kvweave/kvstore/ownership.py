@@ -1,7 +1,7 @@
-"""Who owns which chunk: documents, as opaque strings, and the chunks cut from them.
+"""Which documents own which chunks; a document is an opaque string here.
 
-An entry lives as long as every owned chunk it was made from has an owner. Chunks that nobody ever owned,
-those of library callers without documents, do not count. Knows nothing about files.
+An entry lives until one of the owned chunks it was made from loses its last owner. Chunks that never had an owner, those of
+callers without documents, do not count. Knows nothing about files.
 """
 
 import json
@@ -19,7 +19,7 @@ _SCHEMA = (
 
 
 class Ownership:
-    """The table `chunk_owners` of `database`, made if it is not there; all calls are within one namespace."""
+    """The table `chunk_owners` of `database`, created if missing; all calls are within one namespace."""
 
     def __init__(self, database: Database, catalog: Catalog, namespace: str) -> None:
         self._database = database
@@ -28,7 +28,7 @@ class Ownership:
         database.script(_SCHEMA)
 
     def own(self, owner: str, chunks: Iterable[str]) -> None:
-        """Record that `owner` has these chunks, beside those it has already."""
+        """Record that `owner` has these chunks, in addition to those it has already."""
         self._database.execute(
             """INSERT OR IGNORE INTO chunk_owners (namespace, chunk, owner)
                SELECT ?, value, ? FROM json_each(?)""",
@@ -36,7 +36,7 @@ class Ownership:
         )
 
     def all_owned(self, chunks: Iterable[str]) -> bool:
-        """Whether each of these chunks has an owner; true of none at all."""
+        """Return whether each of these chunks has an owner; True for no chunks."""
         ownerless = self._database.query(
             """SELECT 1 FROM json_each(?) WHERE NOT EXISTS (
                  SELECT 1 FROM chunk_owners WHERE namespace = ? AND chunk = value) LIMIT 1""",

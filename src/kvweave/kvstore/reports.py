@@ -1,4 +1,4 @@
-"""What the store says about itself: plain values for the command line and for tests."""
+"""What the store reports about itself: plain values for the command line and for tests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ TIERS: tuple[TierName, ...] = get_args(TierName)
 
 @dataclass(frozen=True, slots=True)
 class KindTotals:
-    """How much is stored of one kind; `bytes` are file sizes, `heat` the sum of its entries' (`store/eviction.py`)."""
+    """How much is stored of one kind; `bytes` are file sizes, `heat` is the sum of the entries' frequencies (`eviction.py`)."""
 
     entries: int
     tokens: int
@@ -21,10 +21,10 @@ class KindTotals:
 
 @dataclass(frozen=True, slots=True)
 class TierTotals:
-    """How much one tier holds and may hold, and how many look-ups it has answered.
+    """How much one tier holds and may hold, and how many look-ups it has served.
 
-    Of device and host it is what this process holds. Of the shared tier it is this namespace's, as far as is known
-    here; `waiting` entries are still to be put there or deleted, and `state` says if it is in use and answers.
+    For device and host, this is what this process holds. For the shared tier it is what this machine knows of this namespace.
+    `waiting` entries are still to be put there or deleted. `state` says whether the tier is in use and answers.
     """
 
     entries: int
@@ -39,10 +39,10 @@ class TierTotals:
 class StoreStats:
     """The state of one store folder, over all models and namespaces; sizes and limit are the disk's.
 
-    `by_kind` has a row per kind that occurs, of KV and of notes, `by_tier` one per tier. `hits` and `misses` count the spans and notes
-    looked up, `damaged` the files that failed their checks, `evicted` the entries dropped for room or as one
-    version too many: all since the store was made, as far as the processes using it have reported (each does
-    so now and then, and on closing).
+    `by_kind` has a row per kind that occurs, of KV and of features, `by_tier` one per tier. `hits` and `misses` count
+    look-ups of spans and features, `damaged` the files that failed their checks, `evicted` the entries dropped to make room or
+    as surplus versions. All are since the store was created, of what the processes using it have written so far. Each
+    process writes from time to time and on closing.
     """
 
     entries: int
@@ -59,13 +59,13 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a check of every file found and mended.
+    """What a check of every file found and repaired.
 
-    `checked` entries were read in full. `damaged` says for each dropped entry what was wrong; `newer` names
-    files of a newer format version and `unopened` files that could not be opened this time, which are left
-    alone. `swept_files` that no entry listed were removed. `miscounted` if the counters were not what the rows add up to,
-    or a row not as large as its file, and were put right. `shared_checked` and `shared_damaged` are the same of the shared tier, where damaged entries are
-    deleted; `shared_reconciled` rows about it were wrong.
+    `checked` entries were read in full. `damaged` says for each dropped entry what was wrong. `newer` names files of a newer
+    format version and `unopened` files that could not be opened this time; both are left alone. `swept_files` files that no
+    entry listed were removed. `miscounted` if the counters did not match the rows, or a row the size of its file; both
+    were corrected. `shared_checked` and `shared_damaged` are the same for the shared tier, where damaged entries are deleted;
+    `shared_reconciled` rows about it were wrong.
     """
 
     checked: int = 0
@@ -80,8 +80,8 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
-        """Whether every entry that this version can read was read, and nothing was wrong with any.
+        """Whether every entry that this version can read was read, and nothing was wrong with any of them.
 
-        After damage the entries are dropped: the next check is sound, unless there is more amiss.
+        Damaged entries are dropped, so the next check finds them no more.
         """
         return not (self.damaged or self.unopened or self.shared_damaged or self.miscounted)

@@ -1,8 +1,9 @@
-"""What this catalogue knows of the shared tier: what it holds, made from what, and what is still to be done there.
+"""What this machine knows of the shared tier: its entries, what they were made from, and the replication queue.
 
-The work to do is part of the transactions that cause it: a new entry is to be published, one made from a chunk that lost its
-last owner is to be deleted. So nothing is forgotten when the tier does not answer or the process is killed. What other
-machines put there is known from listings, as far as it was listed. Knows nothing about servers.
+The queue lists the entries that are to be put into the tier or deleted from it. It is filled in the transactions that cause the
+work: a new entry is to be put, an entry made from a chunk that lost its last owner is to be deleted. So nothing is forgotten
+if the tier does not answer or the process is killed. What other machines put is known from listings of the tier. Knows
+nothing about servers.
 """
 
 import json
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvweave.database import Database
-from kvweave.kvstore.eviction import EvictionRow, least_worth, raised, standing
-from kvweave.kvstore.totals import Total, Totals, counted
+from kvweave.kvstore.eviction import EvictionRow, eviction_score, lowest_scores, scores_after_retrievals
+from kvweave.kvstore.totals import Total, Totals, counting_triggers
 
-Errand = Literal["put", "delete"]
+Operation = Literal["put", "delete"]
 
-PUT_WITHIN_S = 600.0
-"""Whoever has not said by then what became of an entry that he was about to put was killed."""
+PUT_TIMEOUT_S = 600.0
+"""A put that was not confirmed after this long is taken for that of a killed process."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS shared_tier (namespace TEXT PRIMARY KEY, place TEXT NOT NULL) WITHOUT ROWID",
@@ -29,100 +30,96 @@ _SCHEMA = (
         namespace TEXT NOT NULL, chunk TEXT NOT NULL, key TEXT NOT NULL,
         PRIMARY KEY (namespace, chunk, key)) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS shared_sources_by_key ON shared_sources (key)",
+    # The replication queue.
     """CREATE TABLE IF NOT EXISTS shared_errands (
         namespace TEXT NOT NULL, key TEXT NOT NULL, errand TEXT NOT NULL,
         PRIMARY KEY (namespace, key)) WITHOUT ROWID""",
-    # What is being put, and since when.
+    # The puts in progress, and since when.
     """CREATE TABLE IF NOT EXISTS shared_puts (
         namespace TEXT NOT NULL, key TEXT NOT NULL, since_s REAL NOT NULL,
         PRIMARY KEY (namespace, key)) WITHOUT ROWID""",
-    *counted("shared_entries", "shared", kind="namespace", uses=None),
+    *counting_triggers("shared_entries", "shared", kind="namespace", uses=None),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Publishable:
-    """An entry that is to be published, made from the chunks `sources`."""
+class QueuedEntry:
+    """An entry that is to be put into the tier, with its eviction `score`; made from the chunks `sources`."""
 
     key: str
     tokens: int
     bytes: int
-    standing: float
+    score: float
     sources: tuple[str, ...]
 
 
 class SharedCatalog:
-    """The tables about the shared tier in `database`, made if they are not there; one tier to a namespace."""
+    """The tables about the shared tier in `database`, created if missing; one tier per namespace."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._totals = Totals(database)
         database.script(_SCHEMA)
 
-    # The tier
-
-    def settle(self, namespace: str, place: str) -> None:
-        """Name the tier of a namespace; of another one than before, nothing is known, and all there is gets published."""
+    def set_location(self, namespace: str, location: str) -> None:
+        """Record where the namespace's tier is; after a change, forget the old tier and queue all entries for the new one."""
         with self._database.transaction():
             if self._database.query(
-                "SELECT 1 FROM shared_tier WHERE namespace = ? AND place = ?", (namespace, place)
+                "SELECT 1 FROM shared_tier WHERE namespace = ? AND place = ?", (namespace, location)
             ):
                 return
             for table in ("shared_entries", "shared_sources", "shared_errands", "shared_puts"):
                 self._database.execute(f"DELETE FROM {table} WHERE namespace = ?", (namespace,))
-            self._database.execute("REPLACE INTO shared_tier VALUES (?, ?)", (namespace, place))
+            self._database.execute("REPLACE INTO shared_tier VALUES (?, ?)", (namespace, location))
             self._database.execute(
                 "INSERT INTO shared_errands SELECT namespace, key, 'put' FROM entries WHERE namespace = ?",
                 (namespace,),
             )
 
-    # What is to be done there
+    # The replication queue
 
-    def publish(self, namespace: str, keys: Sequence[str]) -> None:
-        """Entries that are new in this catalogue are to be put into the tier, if the namespace has one."""
+    def queue_puts(self, namespace: str, keys: Sequence[str]) -> None:
+        """Queue entries that are new in this catalogue for the tier, if the namespace has one."""
         self._database.execute(
             """REPLACE INTO shared_errands SELECT namespace, value, 'put' FROM shared_tier, json_each(?)
                WHERE namespace = ?""",
             (json.dumps(keys), namespace),
         )
 
-    def withdraw_made_from(self, namespace: str, chunks: str) -> None:
-        """What was published and made from one of these chunks (a JSON list) is to be deleted from the tier.
+    def queue_deletions(self, namespace: str, chunks: Sequence[str]) -> None:
+        """Queue the deletion of everything that was published and made from one of these chunks.
 
-        What waits to be published is left to `announce`, which asks whether the catalogue still lists it.
+        Entries that still wait to be put are left to `begin_puts`, which asks whether the catalogue still lists them.
         """
         self._database.execute(
             """REPLACE INTO shared_errands SELECT DISTINCT namespace, key, 'delete' FROM shared_sources
                WHERE namespace = ? AND chunk IN (SELECT value FROM json_each(?))""",
-            (namespace, chunks),
+            (namespace, json.dumps(chunks)),
         )
 
-    def errands(self, namespace: str, errand: Errand, most: int) -> list[str]:
-        """The keys of some entries that this is to be done with."""
+    def queued(self, namespace: str, operation: Operation, limit: int) -> list[str]:
+        """Return the keys of at most `limit` entries that are queued for an operation."""
         rows = self._database.query(
             "SELECT key FROM shared_errands WHERE namespace = ? AND errand = ? ORDER BY key LIMIT ?",
-            (namespace, errand, most),
+            (namespace, operation, limit),
         )
         return [key for (key,) in rows]
 
-    def waiting(self, namespace: str) -> int:
-        """How much is to be done."""
-        return int(
-            self._database.query("SELECT COUNT(*) FROM shared_errands WHERE namespace = ?", (namespace,))[0][
-                0
-            ]
-        )
+    def queue_length(self, namespace: str) -> int:
+        """Return how many operations are queued."""
+        rows = self._database.query("SELECT COUNT(*) FROM shared_errands WHERE namespace = ?", (namespace,))
+        return int(rows[0][0])
 
-    def deleted(self, namespace: str, keys: Sequence[str]) -> None:
-        """These are deleted from the tier, as was to be done."""
+    def confirm_deletions(self, namespace: str, keys: Sequence[str]) -> None:
+        """Record that queued deletions were done."""
         with self._database.transaction():
             self.remove(namespace, keys)
-            self._done(namespace, "delete", keys)
+            self._dequeue(namespace, "delete", keys)
 
-    def announce(self, namespace: str, keys: Sequence[str], now_s: float) -> list[Publishable]:
-        """Those of these entries that the catalogue still lists, the most worth keeping first, which are put from now on.
+    def begin_puts(self, namespace: str, keys: Sequence[str], now_s: float) -> list[QueuedEntry]:
+        """Record that these entries are being put; return those that the catalogue still lists, highest score first.
 
-        It is known what they are made from, so that no removal that comes meanwhile overlooks them.
+        Their sources are recorded first, so that a removal in the meantime finds them.
         """
         with self._database.transaction():
             found = self._still_listed(namespace, keys)
@@ -131,62 +128,71 @@ class SharedCatalog:
             )
         return found
 
-    def recover(self, namespace: str, now_s: float) -> None:
-        """See to what killed processes were putting.
+    def confirm_puts(self, namespace: str, keys: Sequence[str], stored: Sequence[QueuedEntry]) -> None:
+        """Record that these queued keys are done with, and that the tier holds `stored`.
 
-        What was deleted meanwhile may have come there afterwards, and is then to be deleted once again.
+        The sources of the other keys stay known: the tier may hold those entries from an earlier time. The sources of `stored`
+        may have been forgotten, if another process deleted the entries while they were put. Such an entry is queued for
+        deletion unless the catalogue lists it, because it is unknown whether the put or the deletion was last.
+        """
+        with self._database.transaction():  # no REPLACE, whose deletions no trigger counts
+            self._remove_entries(namespace, [entry.key for entry in stored])
+            self._database.execute_many(
+                "INSERT INTO shared_entries VALUES (?, ?, ?, ?, ?)",
+                [(entry.key, namespace, entry.tokens, entry.bytes, entry.score) for entry in stored],
+            )
+            self._dequeue(namespace, "put", keys)
+            self._delete_unknown(namespace, [entry.key for entry in stored if entry.sources])
+            self._end_puts(namespace, keys)
+
+    def recover(self, namespace: str, now_s: float) -> None:
+        """Settle the puts of killed processes.
+
+        An entry that was deleted in the meantime may have reached the tier afterwards, and is then queued for deletion.
         """
         late = self._database.query(
             "SELECT key FROM shared_puts WHERE namespace = ? AND since_s <= ?",
-            (namespace, now_s - PUT_WITHIN_S),
+            (namespace, now_s - PUT_TIMEOUT_S),
         )
         if late:
             keys = [key for (key,) in late]
             with self._database.transaction():
-                self._withdraw_forgotten(namespace, keys)
-                self._settled(namespace, keys)
+                self._delete_unknown(namespace, keys)
+                self._end_puts(namespace, keys)
 
-    def _still_listed(self, namespace: str, keys: Sequence[str]) -> list[Publishable]:
-        """Those that the catalogue lists; from now on it is known what they are made from."""
-        with self._database.transaction():
-            rows = self._database.query(
-                """SELECT key, tokens, bytes, standing,
-                          (SELECT json_group_array(chunk) FROM entry_sources WHERE entry = id) FROM entries
-                   WHERE key IN (SELECT value FROM json_each(?)) ORDER BY standing DESC""",
-                (json.dumps(keys),),
-            )
-            found = [
-                Publishable(key, tokens, size, at, tuple(json.loads(sources)))
-                for key, tokens, size, at, sources in rows
-            ]
-            self._database.execute_many(
-                "INSERT OR IGNORE INTO shared_sources VALUES (?, ?, ?)",
-                [(namespace, chunk, entry.key) for entry in found for chunk in entry.sources],
-            )
-        return found
+    # The tier's entries
 
-    def published(self, namespace: str, keys: Sequence[str], kept: Sequence[Publishable]) -> None:
-        """All of these keys are dealt with; the tier has `kept`.
+    def known(self, namespace: str) -> frozenset[str]:
+        """Return the keys of all entries that the tier is known to hold."""
+        rows = self._database.query("SELECT key FROM shared_entries WHERE namespace = ?", (namespace,))
+        return frozenset(key for (key,) in rows)
 
-        What the others are made from stays known: the tier may hold them from an earlier time. Of `kept` it may have been
-        forgotten, since somebody deleted them there while they were put. What the catalogue does not list any more is then
-        to be deleted once again, for it is not known which of the two was last.
-        """
-        with self._database.transaction():  # no REPLACE, whose deletions no trigger counts
-            there = [entry.key for entry in kept]
-            self._remove_entries(namespace, there)
-            self._database.execute_many(
-                "INSERT INTO shared_entries VALUES (?, ?, ?, ?, ?)",
-                [(entry.key, namespace, entry.tokens, entry.bytes, entry.standing) for entry in kept],
-            )
-            self._done(namespace, "put", keys)
-            self._withdraw_forgotten(namespace, [entry.key for entry in kept if entry.sources])
-            self._settled(namespace, keys)
+    def total(self, namespace: str) -> Total:
+        """Return how much the tier is known to hold of a namespace."""
+        return self._totals.by_kind("shared").get(namespace, Total())
 
-    # What is there
+    def score(self, key: str) -> float | None:
+        """Return the eviction score of an entry that the tier is known to hold."""
+        rows = self._database.query("SELECT standing FROM shared_entries WHERE key = ?", (key,))
+        return float(rows[0][0]) if rows else None
+
+    def lowest_scores(
+        self, namespace: str, total_bytes: int, spare: Collection[str] = ()
+    ) -> list[EvictionRow]:
+        """Return the entries with the lowest scores that together take at least `total_bytes`, without `spare`."""
+        source = "shared_entries WHERE namespace = ?"
+        return lowest_scores(self._database, source, (namespace,), total_bytes, spare)
+
+    def count_uses(self, uses: Mapping[str, int], now_s: float) -> None:
+        """Add retrievals, given by key, whichever tier served them."""
+        scores = scores_after_retrievals(self._database, "shared_entries", uses, now_s)
+        self._database.execute_many(
+            "UPDATE shared_entries SET standing = ? WHERE key = ?",
+            [(score, key) for key, score in scores.items()],
+        )
 
     def remove(self, namespace: str, keys: Iterable[str]) -> None:
-        """These were deleted from the tier: what they were made from can be forgotten."""
+        """Forget entries that were deleted from the tier, and their sources."""
         gone = list(keys)
         with self._database.transaction():
             self._remove_entries(namespace, gone)
@@ -195,20 +201,15 @@ class SharedCatalog:
                 (namespace, json.dumps(gone)),
             )
 
-    def known(self, namespace: str) -> frozenset[str]:
-        """The keys of all that the tier holds, as far as is known here."""
-        rows = self._database.query("SELECT key FROM shared_entries WHERE namespace = ?", (namespace,))
-        return frozenset(key for (key,) in rows)
-
     def reconcile(
         self, namespace: str, known_before: Set[str], sizes: Mapping[str, int], now_s: float
     ) -> int:
-        """Put right what is known by a listing of the tier.
+        """Correct what is known by a listing of the tier.
 
         Args:
             namespace: whose entries were listed.
-            known_before: what `known` gave before the listing: what was put since then is not taken for gone, nor for new
-                what was deleted since.
+            known_before: the result of `known` before the listing. Entries put since then do not count as gone, and entries
+                deleted since then do not count as new.
             sizes: the listing, in bytes by key.
             now_s: the catalogue's time.
 
@@ -229,14 +230,14 @@ class SharedCatalog:
                 for key, size in sizes.items()
                 if known.get(key) != size and key not in deleted_since
             ]
-            # A listing does not tell tokens: as many to a byte as there are in what this machine has.
-            here = self._totals.of("disk")
+            # A listing does not tell tokens: assume the tokens per byte of this machine's own entries.
+            here = self._totals.of_tier("disk")
             tokens = {key: size * here.tokens // max(1, here.bytes) for key, size in new}
             self._database.execute_many(
                 """INSERT INTO shared_entries VALUES (?, ?, ?, ?, ?)
                    ON CONFLICT (key) DO UPDATE SET bytes = excluded.bytes""",
                 [
-                    (key, namespace, tokens[key], size, standing(1, tokens[key], size, now_s))
+                    (key, namespace, tokens[key], size, eviction_score(1, tokens[key], size, now_s))
                     for key, size in new
                 ],
             )
@@ -246,51 +247,38 @@ class SharedCatalog:
             )
         return len(gone) + len(new)
 
-    def total(self, namespace: str) -> Total:
-        """How much the tier holds of a namespace, as far as is known here."""
-        return self._totals.by_kind("shared").get(namespace, Total())
+    # Inside
 
-    def standing(self, key: str) -> float | None:
-        """That of an entry which the tier holds, as far as is known here."""
-        rows = self._database.query("SELECT standing FROM shared_entries WHERE key = ?", (key,))
-        return float(rows[0][0]) if rows else None
+    def _still_listed(self, namespace: str, keys: Sequence[str]) -> list[QueuedEntry]:
+        """Return the entries that the catalogue lists, highest score first, and record their sources."""
+        with self._database.transaction():
+            rows = self._database.query(
+                """SELECT key, tokens, bytes, standing,
+                          (SELECT json_group_array(chunk) FROM entry_sources WHERE entry = id) FROM entries
+                   WHERE key IN (SELECT value FROM json_each(?)) ORDER BY standing DESC""",
+                (json.dumps(keys),),
+            )
+            found = [
+                QueuedEntry(key, tokens, size, score, tuple(json.loads(sources)))
+                for key, tokens, size, score, sources in rows
+            ]
+            self._database.execute_many(
+                "INSERT OR IGNORE INTO shared_sources VALUES (?, ?, ?)",
+                [(namespace, chunk, entry.key) for entry in found for chunk in entry.sources],
+            )
+        return found
 
-    def count_uses(self, uses: Mapping[str, int], now_s: float) -> None:
-        """Add retrievals, given by key, whichever tier they were served from."""
-        after = raised(self._database, "shared_entries", uses, now_s)
-        self._database.execute_many(
-            "UPDATE shared_entries SET standing = ? WHERE key = ?", [(at, key) for key, at in after.items()]
-        )
-
-    def least_worth(self, namespace: str, total_bytes: int, spare: Collection[str] = ()) -> list[EvictionRow]:
-        """The entries of the lowest standing, as many as together make up at least `total_bytes`, without `spare`."""
-        source = "shared_entries WHERE namespace = ?"
-        return least_worth(self._database, source, (namespace,), total_bytes, spare)
-
-    def _remove_entries(self, namespace: str, keys: Sequence[str]) -> None:
-        self._database.execute(
-            "DELETE FROM shared_entries WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
-            (namespace, json.dumps(keys)),
-        )
-
-    def _withdraw_forgotten(self, namespace: str, keys: Sequence[str]) -> None:
-        """Have those deleted that the tier may hold and that nothing is known of here any more, nor is to be done with."""
-        forgotten = self._without_sources(namespace, keys)
-        listed = {entry.key for entry in self._still_listed(namespace, forgotten)}
+    def _delete_unknown(self, namespace: str, keys: Sequence[str]) -> None:
+        """Queue the deletion of entries whose sources are unknown, that nothing lists and that are not queued."""
+        unknown = self._without_sources(namespace, keys)
+        listed = {entry.key for entry in self._still_listed(namespace, unknown)}
         self._database.execute_many(
             "INSERT OR IGNORE INTO shared_errands VALUES (?, ?, 'delete')",
-            [(namespace, key) for key in forgotten if key not in listed],
-        )
-
-    def _settled(self, namespace: str, keys: Sequence[str]) -> None:
-        """These are not being put any more."""
-        self._database.execute(
-            "DELETE FROM shared_puts WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
-            (namespace, json.dumps(keys)),
+            [(namespace, key) for key in unknown if key not in listed],
         )
 
     def _without_sources(self, namespace: str, keys: Sequence[str]) -> list[str]:
-        """Those of these keys of which it is not known what they are made from."""
+        """Return those of these keys whose sources are not recorded."""
         rows = self._database.query(
             """SELECT value FROM json_each(?) WHERE NOT EXISTS (
                  SELECT 1 FROM shared_sources WHERE namespace = ? AND key = value)""",
@@ -298,10 +286,23 @@ class SharedCatalog:
         )
         return [key for (key,) in rows]
 
-    def _done(self, namespace: str, errand: Errand, keys: Sequence[str]) -> None:
-        """Unless the opposite is to be done by now."""
+    def _remove_entries(self, namespace: str, keys: Sequence[str]) -> None:
+        self._database.execute(
+            "DELETE FROM shared_entries WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
+            (namespace, json.dumps(keys)),
+        )
+
+    def _end_puts(self, namespace: str, keys: Sequence[str]) -> None:
+        """Record that these are not being put any more."""
+        self._database.execute(
+            "DELETE FROM shared_puts WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
+            (namespace, json.dumps(keys)),
+        )
+
+    def _dequeue(self, namespace: str, operation: Operation, keys: Sequence[str]) -> None:
+        """Remove operations from the queue, unless the opposite operation has replaced them."""
         self._database.execute(
             """DELETE FROM shared_errands WHERE namespace = ? AND errand = ?
                AND key IN (SELECT value FROM json_each(?))""",
-            (namespace, errand, json.dumps(keys)),
+            (namespace, operation, json.dumps(keys)),
         )

@@ -1,7 +1,7 @@
-"""Entries, tokens and bytes per tier and kind, counted by SQLite itself whenever a row comes or goes.
+"""Entries, tokens and bytes per tier and kind, counted by SQLite triggers whenever a row is inserted or deleted.
 
-So that asking for the size of a store costs the same whether it holds ten entries or a million, and so that no statement
-about entries can forget to count. Knows neither what an entry is nor who asks.
+Reading a store's size costs the same for ten entries and for a million, and no statement about entries can forget to count.
+Knows nothing of what an entry is.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,64 @@ _NUMBERS = "entries, tokens, bytes, unasked_bytes"
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """How many entries, their tokens and bytes; `unasked_bytes` of them no look-up has ever found."""
+    """Number of entries, their tokens and bytes; `unused_bytes` of them were never found by a look-up."""
 
     entries: int = 0
     tokens: int = 0
     bytes: int = 0
-    unasked_bytes: int = 0
+    unused_bytes: int = 0
 
 
-def counted(table: str, tier: str, *, kind: str, uses: str | None) -> tuple[str, ...]:
-    """Schema statements that have the rows of `table` counted as those of `tier`.
+class Totals:
+    """The table `store_totals` of `database`, which the triggers of `counting_triggers` keep."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script([_TABLE])
+
+    def by_kind(self, tier: str) -> dict[str, Total]:
+        """Return the totals of each kind of which the tier holds any entry."""
+        rows = self._database.query(
+            f"SELECT kind, {_NUMBERS} FROM store_totals WHERE tier = ? AND entries <> 0", (tier,)
+        )
+        return {kind: Total(*numbers) for kind, *numbers in rows}
+
+    def of_tier(self, tier: str) -> Total:
+        """Return the totals of all kinds together."""
+        (numbers,) = self._database.query(
+            """SELECT COALESCE(SUM(entries), 0), COALESCE(SUM(tokens), 0), COALESCE(SUM(bytes), 0),
+                      COALESCE(SUM(unasked_bytes), 0) FROM store_totals WHERE tier = ?""",
+            (tier,),
+        )
+        return Total(*numbers)
+
+    def recount(self, tier: str, counting: str) -> bool:
+        """Correct a tier's totals by counting its rows; return whether they were right.
+
+        `counting` is a SELECT that returns rows of kind, entries, tokens, bytes and unused bytes.
+        """
+        with self._database.transaction():
+            counted = {kind: Total(*numbers) for kind, *numbers in self._database.query(counting)}
+            right = self.by_kind(tier) == counted
+            if not right:
+                self._database.execute("DELETE FROM store_totals WHERE tier = ?", (tier,))
+                self._database.execute_many(
+                    f"INSERT INTO store_totals (tier, kind, {_NUMBERS}) VALUES (?, ?, ?, ?, ?, ?)",
+                    [
+                        (tier, kind, total.entries, total.tokens, total.bytes, total.unused_bytes)
+                        for kind, total in counted.items()
+                    ],
+                )
+        return right
+
+
+def counting_triggers(table: str, tier: str, *, kind: str, uses: str | None) -> tuple[str, ...]:
+    """Return schema statements that count the rows of `table` as entries of `tier`.
 
     Args:
-        table: has the columns `tokens` and `bytes`, which no row changes, unless a `recount` follows.
-        tier: what the rows are counted as.
-        kind: the column that tells kinds apart.
+        table: has the columns `tokens` and `bytes`; after an update of them `recount` must be called.
+        tier: the tier to count them for.
+        kind: the column that distinguishes kinds.
         uses: the column that counts look-ups, None if there is none.
     """
     unasked = {row: f"({row}.bytes * ({row}.{uses} = 0))" if uses else "0" for row in ("NEW", "OLD")}
@@ -56,46 +99,3 @@ def counted(table: str, tier: str, *, kind: str, uses: str | None) -> tuple[str,
                 END"""
         )
     return tuple(statements)
-
-
-class Totals:
-    """The table `store_totals` of `database`, which the triggers of `counted` keep."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        database.script([_TABLE])
-
-    def by_kind(self, tier: str) -> dict[str, Total]:
-        """The totals of each kind that the tier holds any of."""
-        rows = self._database.query(
-            f"SELECT kind, {_NUMBERS} FROM store_totals WHERE tier = ? AND entries <> 0", (tier,)
-        )
-        return {kind: Total(*numbers) for kind, *numbers in rows}
-
-    def of(self, tier: str) -> Total:
-        """The totals of all kinds together."""
-        (numbers,) = self._database.query(
-            """SELECT COALESCE(SUM(entries), 0), COALESCE(SUM(tokens), 0), COALESCE(SUM(bytes), 0),
-                      COALESCE(SUM(unasked_bytes), 0) FROM store_totals WHERE tier = ?""",
-            (tier,),
-        )
-        return Total(*numbers)
-
-    def recount(self, tier: str, counting: str) -> bool:
-        """Put the totals of a tier right by the rows that `counting` (a SELECT) finds; whether they were right.
-
-        The rows are: kind, entries, tokens, bytes, unasked bytes.
-        """
-        with self._database.transaction():
-            counted_anew = {kind: Total(*numbers) for kind, *numbers in self._database.query(counting)}
-            right = self.by_kind(tier) == counted_anew
-            if not right:
-                self._database.execute("DELETE FROM store_totals WHERE tier = ?", (tier,))
-                self._database.execute_many(
-                    f"INSERT INTO store_totals (tier, kind, {_NUMBERS}) VALUES (?, ?, ?, ?, ?, ?)",
-                    [
-                        (tier, kind, t.entries, t.tokens, t.bytes, t.unasked_bytes)
-                        for kind, t in counted_anew.items()
-                    ],
-                )
-        return right

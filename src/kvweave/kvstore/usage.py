@@ -1,6 +1,6 @@
-"""Counting without writing: lookups are counted in memory and reach the database in one write, now and then.
+"""Usage counters: look-ups are counted in memory and written to the database together, every few hundred look-ups.
 
-A killed process loses the counts since its last write: an eviction a little less well informed, nothing else.
+A killed process loses the counts since its last write. Eviction is then a little less well informed, nothing else.
 """
 
 import logging
@@ -17,7 +17,7 @@ from kvweave.kvstore.reports import TIERS, TierName
 _LOG = logging.getLogger(__name__)
 
 FLUSH_AFTER = 512
-"""Lookups between two writes: a write waits for the disk, and a lookup must not."""
+"""Look-ups between two writes: a write waits for the disk, and a look-up must not."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS store_counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
@@ -26,7 +26,7 @@ _NAMES = ("hits", "misses", "damaged", "evicted", *(f"hits_{tier}" for tier in T
 
 
 class UsageCounters:
-    """Retrievals per entry, and the store's counters in the table `store_counters`; safe in several threads."""
+    """Retrievals per entry, and the counters in the table `store_counters`. Safe to use from several threads."""
 
     def __init__(self, database: Database, catalog: Catalog) -> None:
         self._database = database
@@ -37,12 +37,12 @@ class UsageCounters:
         database.script(_SCHEMA)
 
     @property
-    def due(self) -> bool:
+    def is_flush_due(self) -> bool:
         """Whether enough has gathered to be worth a write."""
         return self._counts["hits"] + self._counts["misses"] >= FLUSH_AFTER
 
-    def hit(self, found: Iterable[tuple[str, TierName]]) -> None:
-        """Entries that were found and read, with the tier that they were read from."""
+    def record_hits(self, found: Iterable[tuple[str, TierName]]) -> None:
+        """Count entries that were found, given by key and the tier that served them."""
         with self._guard:
             for key, tier in found:
                 self._uses[key] += 1
@@ -56,7 +56,7 @@ class UsageCounters:
             self._counts[name] += count
 
     def flush(self) -> None:
-        """Write what has gathered, in one transaction; if that fails it is kept for the next time."""
+        """Write what has gathered, in one transaction; if that fails, keep it for the next time."""
         with self._guard:
             uses, counts = self._uses, self._counts
             self._uses, self._counts = Counter(), Counter()
@@ -76,17 +76,17 @@ class UsageCounters:
                 self._counts.update(counts)
             raise
 
-    def flush_quietly(self) -> None:
-        """Write what has gathered if that can be done now: look-ups must neither fail by it nor undo others' work.
+    def try_flush(self) -> None:
+        """Write what has gathered, unless the database refuses: a look-up must not fail because of its counters.
 
-        Not inside a transaction, whose rollback would take the counts along, and whom a full disk would end.
+        Does nothing inside a transaction: a rollback would lose the counts, and a full disk would end the transaction.
         """
         try:
             if not self._database.in_transaction:
                 self.flush()
         except (StoreError, sqlite3.Error) as error:
-            _LOG.debug("use counters not written yet: %s", error)
+            _LOG.debug("usage counters not written yet: %s", error)
 
     def totals(self) -> dict[str, int]:
-        """All counters since the store was made, as far as they are written."""
+        """Return all counters since the store was created, of what has been written."""
         return dict.fromkeys(_NAMES, 0) | dict(self._database.query("SELECT name, value FROM store_counters"))

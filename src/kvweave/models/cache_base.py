@@ -1,6 +1,7 @@
-"""What every cache has in common that a model can go on from, token by token: where new rows stand, how they attend.
+"""Interfaces between a model pass and a cache: `AppendableCache`, `PrefixContext` and `LayerSink`.
 
-The adapter and its hooks know a cache by this class alone. Knows nothing of what a cache holds.
+An `AppendableCache` knows the positions of appended rows and how they attend. The adapter and its hooks know a
+cache by this class alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +11,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from kvweave.models.attention import AttentionHook, RowPlan
+from kvweave.models.attention import RowPlan
+from kvweave.models.hooks import AttentionHook
 
 
 class AppendableCache(Cache):
-    """A request's KV behind `positions` (N,), the rotary positions of its prompt, the last one the largest.
+    """A request's KV that a model can continue token by token.
 
-    `continuation` makes the plan by which rows behind the prompt attend, (T,) to plan; None means plain causal
-    attention through the library's own masks.
+    `positions` (N,) are the rotary positions of its prompt, the last one the largest. `continuation` makes the plan by
+    which rows (T,) after the prompt attend; None means plain causal attention through the library's own masks.
     """
 
     def __init__(self, layers: Sequence[CacheLayerMixin], positions: Tensor) -> None:
@@ -29,69 +31,72 @@ class AppendableCache(Cache):
 
     @property
     def plain(self) -> bool:
-        """Whether every token stands at its index and what follows the prompt attends as the model alone would."""
+        """Whether every token's position is its index, and rows after the prompt attend as the model alone would."""
         return self._at_indices and self.continuation is None
 
     def __bool__(self) -> bool:
-        """Whether computing the text anew gives the same: LongRoPE families' `generate` then drops a true cache.
+        """Whether computing the text again from scratch gives the same KV.
 
-        It does so when the text outgrows the short frequencies, by the cache's truth value and without a word.
+        When a text outgrows the short LongRoPE frequencies, the library's `generate` silently drops a cache that is true.
         """
         return self.plain
 
     def positions_of(self, rows: Tensor) -> Tensor:
-        """Rotary positions of rows (T,); rows behind the prompt go on from its last position."""
+        """Return the rotary positions of rows (T,); rows after the prompt continue from its last position."""
         if not self.positions.numel():
             return rows
         inside = rows.clamp(max=self.positions.numel() - 1)
         return self.positions[inside] + (rows - inside)
 
     def next_rows(self, count: int) -> Tensor:
-        """Where the next `count` appended tokens will stand, (count,)."""
+        """Return the rows of the next `count` appended tokens, (count,)."""
         start = self.get_seq_length()
         return torch.arange(start, start + count, device=self.positions.device)
 
     def before_layer(self, layer: int) -> None:
-        """Called as a layer's attention begins, before it projects anything."""
+        """Called when a layer's attention module starts, before its projections."""
 
 
 class PrefixContext(Protocol):
-    """What a prompt's canvas, on which it begins at row 0, has to know of the text before it."""
+    """The text before a prompt whose own cache starts at row 0."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All of it."""
+        """The whole text."""
         ...
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The system prefix that it begins with, which stored KV of chunks was made behind."""
+        """The system prefix that it starts with; stored chunk KV was computed after it."""
         ...
 
     def positions(self, count: int) -> Tensor:
-        """The rotary positions (count,) of as many rows that follow it."""
+        """Return the rotary positions (count,) of the rows that follow the text."""
         ...
 
     def plan(self, rows: Tensor) -> RowPlan:
-        """How prompt positions (T,), ascending, attend: to this text, and causally to the prompt."""
+        """Return how prompt positions (T,), ascending, attend: to this text, and causally to the prompt."""
         ...
 
 
 class LayerSink(AttentionHook, Protocol):
-    """Takes a prompt's KV over, layer by layer, from the pass that it watches; see `FusedCache.hand_over`."""
+    """Receives a prompt's KV layer by layer from the pass that it hooks, so that the full KV is never in memory.
+
+    See `FusedCache.stream_to`.
+    """
 
     @property
     def bounded(self) -> bool:
-        """Whether KV of other layers may not be held beside what it takes, not even to be stored."""
+        """Whether memory is bounded, so that the caller must not keep other layers' KV, not even to store it."""
         ...
 
     def begin(self, positions: Tensor) -> None:
-        """A prompt at rotary positions (N,) comes; of one that came before and was given up, nothing counts."""
+        """Start a prompt at rotary positions (N,); discard an earlier prompt that was not finished."""
         ...
 
-    def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Copy a layer's keys and values (G, N, D), with which the canvas is done.
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Copy a layer's keys and values (G, N, D), which the cache drops afterwards.
 
-        A layer that was not seen in this pass is of no use: whoever looked at the prompt beforehand has left it.
+        Ignore a layer that this pass did not show to `on_layer`: it comes from an earlier, partial pass.
         """
         ...

@@ -1,7 +1,7 @@
-"""Layers whose attention from the question tells best what decoding will attend to, as found once for each model.
+"""The layers whose attention from the question best predicts what decoding attends to; found once per model.
 
-`kvweave profile-layers` measures them and writes them under the home folder, by the model's digest; whoever loads the
-model reads them. Without a measurement they are the layers in the middle. Knows nothing of how they are measured.
+`kvweave profile-layers` measures them and stores them in the home folder, under the model's digest. `load_model` reads
+them. Without a measurement, they are the middle layers. Knows nothing of how they are measured.
 """
 
 import json
@@ -19,24 +19,24 @@ _LOG = logging.getLogger(__name__)
 
 
 def middle_layers(layers: int) -> tuple[int, ...]:
-    """The COUNT layers in the middle of so many, or all of fewer."""
+    """Return the COUNT middle layers of a model with this number of layers, or all if it has fewer."""
     first = max(0, (layers - COUNT) // 2)
     return tuple(range(first, min(layers, first + COUNT)))
 
 
 def read_layers(home: Path, model: ModelFingerprint, layers: int) -> tuple[int, ...]:
-    """What was written for this model, else the middle ones; a file that cannot be used is logged and passed over."""
+    """Return the measured layers of this model, else the middle ones; log and ignore a file that cannot be used."""
     path = _path(home, model)
     if not path.exists():
         return middle_layers(layers)
     try:
         found = tuple(json.loads(path.read_text(encoding="utf-8"))["critical_layers"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _LOG.warning("%s is passed over: %s; `kvweave profile-layers` writes it anew", path, error)
+        _LOG.warning("ignoring %s: %s; run `kvweave profile-layers` to write it again", path, error)
         return middle_layers(layers)
     if not found or not all(isinstance(layer, int) and 0 <= layer < layers for layer in found):
         _LOG.warning(
-            "%s is passed over: it names layers %s of %d; `kvweave profile-layers` writes it anew",
+            "ignoring %s: it names layers %s of %d; run `kvweave profile-layers` to write it again",
             path,
             found,
             layers,
@@ -46,14 +46,14 @@ def read_layers(home: Path, model: ModelFingerprint, layers: int) -> tuple[int, 
 
 
 def write_layers(home: Path, model: ModelFingerprint, found: Mapping[str, object]) -> Path:
-    """Write what was found, `critical_layers` among it; returns the file. Raises StoreError if it cannot be written."""
+    """Store a measurement, which contains `critical_layers`, and return its file. Raises StoreError if that fails."""
     path = _path(home, model)
     content = {"model": model.name, **found}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".tmp-{os.getpid()}")
         unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(path)  # whole or not at all
+        unfinished.replace(path)  # readers see the old file or the whole new one
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}; name another --home") from error
     return path

@@ -1,7 +1,7 @@
 """A digest of everything that stored KV depends on: weights, configuration, tokenizer, dtype.
 
-Two models with the same digest compute the same KV for the same tokens, so one may use what the other
-stored; anything else must never match, even under the same name or path.
+Two models with the same digest compute the same KV for the same tokens, so they can share stored KV. Any other model must
+never match, even under the same name or path.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.types import ModelFingerprint
 
-# Names, versions and what only generation or training reads. Anything unknown counts, to be on the safe side.
+# Names, versions and settings that only generation or training reads. Unknown settings count, to be safe.
 _WITHOUT_EFFECT = frozenset(
     {
         "architectures",
@@ -37,7 +37,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> ModelFingerprint:
-    """Digest a loaded model and tokenizer; reads every weight once (about 10 GB/s from memory)."""
+    """Digest a loaded model and tokenizer. Reads every weight once (about 10 GB/s from memory)."""
     parts = {
         "weights": _digest_weights(model),
         "tokenizer": _digest_tokenizer(tokenizer),
@@ -70,6 +70,6 @@ def _digest_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _settings(model: PreTrainedModel) -> dict[str, object]:
-    """The configuration, rope and layer settings included, less what no key or value depends on."""
+    """Return the configuration, with rope and layer settings, but without what no key or value depends on."""
     settings = model.config.get_text_config(decoder=True).to_dict()
     return {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT and name[0] != "_"}

@@ -1,6 +1,6 @@
-"""How an unmodified model is called: over rows of one canvas or of several, with a plan or by the library's masks.
+"""Calls of an unmodified model: over the rows of one cache, or packed over the rows of several.
 
-Knows nothing of prompts; whoever calls sees to it that one pass runs at a time.
+The caller makes sure that one pass runs at a time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +18,12 @@ from kvweave.errors import InvalidRequest
 from kvweave.models.attention import ROTATIONS_KEYWORD, ROWS_KEYWORD, AttentionCall, AttentionPlan, RowPlan
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.fused_cache import FusedCache
-from kvweave.models.rotary import Rotation, RotationWatch, rope_regime
+from kvweave.models.rotary import Rotation, RotationRecorder, rope_regime
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One request's share of a pass: token ids (T,) and rotary positions (T,) of its rows, and how they attend."""
+class PassRows:
+    """One request's rows in a pass: token ids (T,), rotary positions (T,), and how they attend."""
 
     kv_cache: FusedCache
     ids: Tensor
@@ -31,70 +31,17 @@ class Part:
     plan: RowPlan
 
 
-class PackedCache(Cache):
-    """Stands in for the canvases of a packed pass: new rows pass through, the plan brings each to its canvas."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """The new rows (1, G, T, D) as they are."""
-        return key_states, value_states
-
-
-class PackedPlan:
-    """Takes the rows of a packed pass apart, in the order of `parts`, and puts their outputs together again."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-        self._edges = [0, *accumulate(part.ids.numel() for part in parts)]
-
-    @property
-    def wants_unrotated(self) -> bool:
-        """Whether a watch of any request wants to see queries before rotation."""
-        return any(part.plan.wants_unrotated for part in self._parts)
-
-    @property
-    def ids(self) -> Tensor:
-        """Token ids of all rows, (rows,)."""
-        return torch.cat([part.ids for part in self._parts])
-
-    @property
-    def positions(self) -> Tensor:
-        """Rotary positions of all rows, (rows,)."""
-        return torch.cat([part.positions for part in self._parts])
-
-    @property
-    def last_rows(self) -> Tensor:
-        """Where each request's last row stands in the pass, (requests,)."""
-        return torch.tensor(self._edges[1:], device=self._parts[0].ids.device) - 1
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        """Write every request's new keys and values (1, G, T, D) to its canvas and attend there, (1, H, T, D)."""
-        outputs = []
-        for part, (start, end) in zip(self._parts, pairwise(self._edges), strict=True):
-            own = slice(start, end)
-            keys, values = part.kv_cache.update(call.keys[:, :, own], call.values[:, :, own], call.layer)
-            query = call.query[:, :, own]
-            unrotated = call.unrotated[:, :, own] if call.unrotated is not None else None
-            outputs.append(
-                part.plan.attend(replace(call, query=query, keys=keys, values=values, unrotated=unrotated))
-            )
-        return torch.cat(outputs, dim=2)
-
-
 class ModelRunner:
-    """Calls a model; hooks it once, so that what is appended to a cache attends by its continuation, whoever calls.
+    """Calls a model with a cache and a plan.
 
-    `attention` are its attention layers: their caches are told when one begins.
+    Hooks the model once. In any call, rows appended to a cache then attend by its continuation, and a cache is told when
+    one of the `attention` layers starts.
     """
 
     def __init__(self, model: PreTrainedModel, rotation: Rotation, attention: Iterable[nn.Module]) -> None:
         self._model = model
         self._rotation = rotation
-        model.register_forward_pre_hook(_continue_kv_cache, with_kwargs=True)
+        model.register_forward_pre_hook(_use_continuation, with_kwargs=True)
         for module in attention:
             module.register_forward_pre_hook(_announce_layer, with_kwargs=True)
 
@@ -104,23 +51,28 @@ class ModelRunner:
         positions: Tensor,
         kv_cache: Cache,
         plan: AttentionPlan | None = None,
-        rotations: RotationWatch | None = None,
+        recorder: RotationRecorder | None = None,
         keep: int | Tensor = 1,
     ) -> Tensor:
-        """One call over token ids (T,) at rotary positions (T,): logits (kept, vocab).
+        """Call the model over token ids (T,) at rotary positions (T,) and return logits (kept, vocab).
 
-        Without a plan the rows attend as the model's own masks and the canvas' continuation say. `rotations` is
-        active for the length of the call. `keep` is how many rows' logits are made, the last ones, or which rows'.
+        Args:
+            ids: token ids (T,).
+            positions: rotary positions (T,).
+            kv_cache: holds the keys and values that the rows attend to, and takes theirs.
+            plan: how the rows attend; None for the model's own masks and the cache's continuation.
+            recorder: active for the length of the call.
+            keep: how many rows' logits to make, from the end, or the indices of these rows.
         """
         keywords: dict[str, Any] = {}
         if plan is not None:
-            # Any 4D mask stops the library from building its own; our attention goes by the plan.
+            # Any 4D mask keeps the library from building its own; our attention follows the plan.
             mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=ids.device)
             keywords = {"attention_mask": mask, ROWS_KEYWORD: plan}
-        if rotations is not None:
-            keywords[ROTATIONS_KEYWORD] = rotations
+        if recorder is not None:
+            keywords[ROTATIONS_KEYWORD] = recorder
         self._rotation.reset_lengths()
-        with rotations or nullcontext(), torch.no_grad():
+        with recorder or nullcontext(), torch.no_grad():
             out = self._model(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -132,64 +84,112 @@ class ModelRunner:
         logits: Tensor = out.logits[0]
         return logits
 
-    def run_packed(self, parts: Sequence[Part]) -> list[Tensor]:
-        """Logits (1, vocab) of every part's last row, in one call for all that share their rotary frequencies.
+    def run_packed(self, requests: Sequence[PassRows]) -> list[Tensor]:
+        """Return the logits (1, vocab) of every request's last row, in one call per set of rotary frequencies.
 
-        Raises InvalidRequest if a canvas appears twice.
+        Raises InvalidRequest if a cache appears twice.
         """
-        if len({id(part.kv_cache) for part in parts}) < len(parts):
+        if len({id(request.kv_cache) for request in requests}) < len(requests):
             raise InvalidRequest(
-                "a canvas appears twice in one packed pass; each request needs a canvas of its own"
+                "a cache appears twice in one packed pass; each request needs a cache of its own"
             )
-        together: dict[str, list[int]] = {}
-        for number, part in enumerate(parts):
-            regime = rope_regime(self._model.config, int(part.positions.max()) + 1)
-            together.setdefault(regime, []).append(number)
+        by_regime: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            regime = rope_regime(self._model.config, int(request.positions.max()) + 1)
+            by_regime.setdefault(regime, []).append(number)
         logits: dict[int, Tensor] = {}
-        for numbers in together.values():
-            plan = PackedPlan([parts[number] for number in numbers])
-            rotations = self.rotation_hook() if plan.wants_unrotated else None
-            found = self.run(plan.ids, plan.positions, PackedCache(), plan, rotations, plan.last_rows)
-            for place, number in enumerate(numbers):
-                logits[number] = found[place : place + 1]
-        return [logits[number] for number in range(len(parts))]
-
-    def rotation_hook(self) -> RotationWatch:
-        """One that sees the rotations of a call it is handed to."""
-        return RotationWatch(self._rotation.module)
+        for numbers in by_regime.values():
+            plan = _PackedPlan([requests[number] for number in numbers])
+            recorder = RotationRecorder(self._rotation.module) if plan.needs_unrotated else None
+            found = self.run(plan.ids, plan.positions, _PassThroughCache(), plan, recorder, plan.last_rows)
+            for index, number in enumerate(numbers):
+                logits[number] = found[index : index + 1]
+        return [logits[number] for number in range(len(requests))]
 
 
-def appended_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: Tensor) -> RowPlan | None:
-    """How rows (T,) appended to a canvas attend, by a plan; None for the model's own causal attention.
+def continuation_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: Tensor) -> RowPlan | None:
+    """Return the plan by which rows (T,) appended to a cache attend; None for the model's own causal attention.
 
-    Raises InvalidRequest where LongRoPE's frequencies change and the canvas cannot be made again under the others.
+    Raises InvalidRequest where LongRoPE's frequencies change and the cache cannot be computed again under the new ones.
     """
     if kv_cache.plain:
         return None
     positions = kv_cache.positions_of(rows)
-    made, last = int(positions[0]) - 1, int(positions[-1])
-    if made >= 0 and rope_regime(model.config, made + 1) == "short" != rope_regime(model.config, last + 1):
+    held, last = int(positions[0]) - 1, int(positions[-1])
+    if held >= 0 and rope_regime(model.config, held + 1) == "short" != rope_regime(model.config, last + 1):
         raise InvalidRequest(
-            f"position {last} is the first that needs the model's long frequencies; what the canvas holds cannot be "
-            "made again under them, since its positions or its attention are not the model's own: allow fewer answer "
-            "tokens (--max-new-tokens)"
+            f"position {last} is the first that needs the model's long frequencies; what the cache holds cannot be "
+            "computed again under them, since its positions or its attention are not the model's own: allow fewer "
+            "answer tokens (--max-new-tokens)"
         )
     return kv_cache.continuation(rows) if kv_cache.continuation is not None else None
 
 
-def _continue_kv_cache(
+class _PackedPlan:
+    """Splits the rows of a packed pass by request, and joins their attention outputs again."""
+
+    def __init__(self, requests: Sequence[PassRows]) -> None:
+        self._requests = requests
+        self._edges = [0, *accumulate(request.ids.numel() for request in requests)]
+
+    @property
+    def needs_unrotated(self) -> bool:
+        """Whether a hook of any request needs queries before rotation."""
+        return any(request.plan.needs_unrotated for request in self._requests)
+
+    @property
+    def ids(self) -> Tensor:
+        """Token ids of all rows, (rows,)."""
+        return torch.cat([request.ids for request in self._requests])
+
+    @property
+    def positions(self) -> Tensor:
+        """Rotary positions of all rows, (rows,)."""
+        return torch.cat([request.positions for request in self._requests])
+
+    @property
+    def last_rows(self) -> Tensor:
+        """Index of each request's last row in the pass, (requests,)."""
+        return torch.tensor(self._edges[1:], device=self._requests[0].ids.device) - 1
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Write every request's new keys and values (1, G, T, D) to its cache and attend there, (1, H, T, D)."""
+        outputs = []
+        for request, (start, end) in zip(self._requests, pairwise(self._edges), strict=True):
+            own = slice(start, end)
+            keys, values = request.kv_cache.update(call.keys[:, :, own], call.values[:, :, own], call.layer)
+            query = call.query[:, :, own]
+            unrotated = call.unrotated[:, :, own] if call.unrotated is not None else None
+            own_call = replace(call, query=query, keys=keys, values=values, unrotated=unrotated)
+            outputs.append(request.plan.attend(own_call))
+        return torch.cat(outputs, dim=2)
+
+
+class _PassThroughCache(Cache):
+    """Replaces all caches of a packed pass: returns new rows as they are, and the plan writes them."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+def _use_continuation(
     model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Let what is appended to a canvas attend by its continuation, whoever calls the model."""
+    """Add the continuation's plan to a call that appends to a cache, whether kvweave or `generate` makes it."""
     kv_cache = kwargs.get("past_key_values")
     if not isinstance(kv_cache, AppendableCache) or ROWS_KEYWORD in kwargs:
         return args, kwargs
-    plan = appended_plan(model, kv_cache, kv_cache.next_rows(kwargs["input_ids"].shape[1]))
+    plan = continuation_plan(model, kv_cache, kv_cache.next_rows(kwargs["input_ids"].shape[1]))
     return args, (kwargs if plan is None else {**kwargs, ROWS_KEYWORD: plan})
 
 
 def _announce_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell a cache that a layer's attention begins, so that what it needs can be fetched beside the projections."""
-    for held in (*args, *kwargs.values()):  # families call it by different names
-        if isinstance(held, AppendableCache):
-            held.before_layer(cast(int, module.layer_idx))
+    """Tell a cache that a layer's attention starts, so that it can fetch what it needs during the projections."""
+    for value in (*args, *kwargs.values()):  # families name the argument differently
+        if isinstance(value, AppendableCache):
+            value.before_layer(cast(int, module.layer_idx))

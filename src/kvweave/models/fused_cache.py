@@ -1,11 +1,11 @@
-"""The KV of one request, as a transformers Cache that chosen rows can be written into in place.
+"""The KV of one request, as a transformers Cache into which a pass writes chosen rows in place.
 
-A canvas starts as a list of placed spans: stored chunk KV, unrotated and read-only, each with the prompt
-position it stands at. At a layer's first update the spans are laid out in prompt order and rotated to
-their positions. Every pass writes its rows in place, over stale ones too. Stored tensors are never written to.
+A fused cache starts as a list of placed spans: stored chunk KV, unrotated and read-only, each with its prompt position.
+At a layer's first update the spans are copied into buffers in prompt order and rotated to their positions. Every pass
+writes its rows in place, over stale ones too. Stored tensors are never written to.
 
-After prefill the canvas turns to append mode and any transformers `generate` continues on it; or it never holds
-more than one layer, and hands each over as the pass goes on to the next. Knows nothing about stores or methods.
+After prefill the cache switches to append mode, and any transformers `generate` continues on it. Instead it can stream:
+it then holds one layer at a time and writes each to a sink when the pass starts the next one.
 """
 
 import time
@@ -21,21 +21,21 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.cache_base import AppendableCache, LayerSink
-from kvweave.models.rotary import Angles, RotationWatch
-from kvweave.models.updates import Update, UpdateHook
+from kvweave.models.hooks import Update, UpdateHook
+from kvweave.models.rotary import Angles, RowCapture
 from kvweave.types import ChunkKV
 
 SPARE_TOKENS = 64  # room for the first generated tokens before a layer has to grow
 ROTATED_TOKENS = 4096
-"""Rotated at a time, whatever chunks they are of: a rotation is many small operations, too many for each chunk, and makes copies
-of what it is given, too large of a whole layer."""
+"""Tokens rotated at a time, over all chunks. A rotation is many small operations, too slow chunk by chunk, and copies its
+input, too much memory for a whole layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedSpan:
-    """Stored KV standing at prompt positions `start` … `start + kv.tokens`, rotated as if it began at `rope_start`.
+    """Stored KV at prompt positions `start` … `start + kv.tokens`, rotated as if it started at `rope_start`.
 
-    `offsets` (tokens,) are the rotary positions behind `rope_start` where tokens of a chunk are left out between them.
+    `offsets` (tokens,) are the rotary positions relative to `rope_start` where tokens of the chunk are left out.
     """
 
     kv: ChunkKV
@@ -45,28 +45,28 @@ class PlacedSpan:
 
     @property
     def end(self) -> int:
-        """The prompt position behind its last."""
+        """The prompt position after its last token."""
         return self.start + self.kv.tokens
 
     @property
     def rope_positions(self) -> Tensor:
-        """(tokens,): where each token is rotated to."""
+        """The rotary position of each token, (tokens,)."""
         offsets = torch.arange(self.kv.tokens) if self.offsets is None else self.offsets
         return self.rope_start + offsets
 
 
 def rope_positions(spans: Sequence[PlacedSpan]) -> Tensor:
-    """Where each prompt position from the first span's beginning to the last one's end is rotated to, (S,); 0 between spans.
+    """Return the rotary positions from the first span's start to the last span's end, (S,); 0 between spans.
 
-    `spans` are in prompt order; raises InvalidRequest if one stands over another.
+    `spans` are in prompt order. Raises InvalidRequest if two overlap.
     """
     if not spans:
         return torch.empty(0, dtype=torch.long)
     for before, after in pairwise(spans):
         if after.start < before.end:
             raise InvalidRequest(
-                f"stored KV is placed at positions {before.start} to {before.end - 1} and again at {after.start}; place each "
-                "span behind the one before"
+                f"stored KV is placed at positions {before.start} to {before.end - 1} and again at {after.start}; "
+                "place each span after the one before"
             )
     first = spans[0].start
     positions = torch.zeros(spans[-1].end - first, dtype=torch.long)
@@ -75,97 +75,173 @@ def rope_positions(spans: Sequence[PlacedSpan]) -> Tensor:
     return positions
 
 
-class RowCapture:
-    """Collects the unrotated K and the V of the rows that a pass computes, for a prompt of `length` tokens.
+def check_positions(positions: Tensor, length: int) -> None:
+    """Raise InvalidRequest unless there is one rotary position for each token, and the last is the largest."""
+    if positions.shape != (length,):
+        raise InvalidRequest(
+            f"positions have shape {tuple(positions.shape)} for a prompt of {length} tokens; one each is needed"
+        )
+    if length and int(positions[-1]) != int(positions.max()):
+        raise InvalidRequest(
+            f"the last token is at rotary position {int(positions[-1])}, before {int(positions.max())}; the question "
+            "must come after everything else, since the answer follows it"
+        )
 
-    `kv` is (L, 2, G, N, D) once the pass has run; only rows that it computed are valid. `queries` (L, H, N, D), unrotated,
-    belong to it where whoever ran the pass wants them kept beside it. Owned by the request.
+
+class FusedCache(AppendableCache):
+    """A request's KV over a prompt of `length` tokens.
+
+    Args:
+        layers: number of layers.
+        length: prompt tokens.
+        spans: stored KV in prompt order, without overlaps. Positions outside them must be computed by a pass before any
+            row attends to them.
+        angles: those of all positions from the first span's start to the last one's end.
+        positions: rotary positions of all prompt tokens (N,), the last one the largest.
     """
 
-    def __init__(self, hook: RotationWatch, layers: int, length: int) -> None:
-        self.hook = hook
-        self.kv: Tensor | None = None
-        self.queries: Tensor | None = None
-        self._shape = (layers, length)
+    def __init__(
+        self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles, positions: Tensor
+    ) -> None:
+        self._shared = SharedLayerState(layers, length, spans, angles)
+        super().__init__([FusedCacheLayer(self._shared, index) for index in range(layers)], positions)
 
-    def keep(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Record a layer's new rows: rotated `keys` (1, G, T, D) are exchanged for the ones seen before rotation."""
-        keys = self.hook.key_before(keys)
-        if self.kv is None:
-            layers, length = self._shape
-            self.kv = keys.new_empty(layers, 2, keys.shape[1], length, keys.shape[-1])
-        self.kv[layer, 0].index_copy_(1, rows, keys[0])
-        self.kv[layer, 1].index_copy_(1, rows, values[0])
+    @property
+    def length(self) -> int:
+        """Prompt positions."""
+        return self._shared.length
 
+    @property
+    def spans(self) -> tuple[PlacedSpan, ...]:
+        """The placed spans; empty once every layer has its own copy."""
+        return self._shared.spans
 
-class SharedLayerState:
-    """What the layers of a canvas share; see Canvas for what each part means.
+    @property
+    def place_s(self) -> float:
+        """Seconds spent on loading, copying and rotating stored KV so far."""
+        return self._shared.place_s
 
-    The canvas holds its layers and they hold this, so that nothing holds itself: the tensors of a canvas go with its last
-    reference, and not when Python next looks for cycles, which in a large process may be gigabytes later.
-    """
+    @property
+    def capture(self) -> RowCapture | None:
+        """Collects the unrotated K and the V of the rows that a pass computes; set before the pass."""
+        return self._shared.capture
 
-    def __init__(self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles) -> None:
-        self.length = length
-        self.spans = spans
-        self.rows: Tensor | None = None
-        self.written: Tensor | None = None
-        self.update_hook: UpdateHook | None = None
-        self.capture: RowCapture | None = None
-        self.sink: LayerSink | None = None
-        self.place_s = 0.0
-        self._angles = angles
-        self._to_lay_out = layers
+    @capture.setter
+    def capture(self, capture: RowCapture | None) -> None:
+        self._shared.capture = capture
 
-    def lay_out(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values (1, G, capacity, D), the placed spans in them.
+    @property
+    def sink(self) -> LayerSink | None:
+        """The sink that layers are written to; None if the cache holds them itself."""
+        return self._shared.sink
 
-        Once for each layer, or once in every pass where layers are handed over. Raises InvalidRequest afterwards.
+    def load(self, layer_s: float) -> None:
+        """Load the first layer of every span, and the other layers too if one takes longer than `layer_s` to load.
+
+        Where a layer loads faster than it computes, a pass can start while the other layers are still loading. Elsewhere
+        they are better loaded before the pass occupies the model, which other requests can use meanwhile (FusionRAG
+        §4.2). The loading time of a layer is measured on the first one; over a network, on what has arrived so far.
+        Raises DamagedEntry if a layer differs from what was stored.
         """
-        if not self._to_lay_out:
-            raise InvalidRequest("this canvas has handed its KV over; prefill the prompt again")
-        started = time.perf_counter()
-        capacity = self.length + SPARE_TOKENS
-        keys, values = (like.new_empty(1, like.shape[1], capacity, like.shape[3]) for _ in range(2))
-        covered = 0  # up to here, everything is written
+        began = time.perf_counter()
         for span in self.spans:
-            stored = span.kv.layer(layer).to(like.device)  # (2, G, S, D)
-            for laid, own in zip((keys[0], values[0]), stored, strict=True):
-                laid[:, covered : span.start] = 0
-                laid[:, span.start : span.end] = own
-            covered = span.end
-        keys[:, :, covered:] = 0
-        values[:, :, covered:] = 0
-        placed = keys[:, :, self.spans[0].start if self.spans else 0 : covered]
-        for start in range(0, placed.shape[2], ROTATED_TOKENS):
-            some = placed[:, :, start : start + ROTATED_TOKENS]
-            some.copy_(self._angles.rotate(layer, some, start))
-        if self.sink is None:
-            self._to_lay_out -= 1
-            if not self._to_lay_out:
-                self.let_go()  # all layers have their own copy
-        self.place_s += time.perf_counter() - started
-        return keys, values
+            span.kv.load(0)
+        wait_s = sum(span.kv.layer_wait_s for span in self.spans)
+        if max(time.perf_counter() - began, wait_s) > layer_s:
+            for span in self.spans:
+                for layer in range(1, len(self.layers)):
+                    span.kv.load(layer)
+        self._shared.place_s += time.perf_counter() - began
 
-    def let_go(self) -> None:
-        """Let go of the stored tensors: no layer will be laid out any more."""
-        self._to_lay_out, self.spans = 0, ()
+    @contextmanager
+    def writing(
+        self, rows: Tensor, hook: UpdateHook | None = None, write_indices: Tensor | None = None
+    ) -> Iterator[None]:
+        """For the length of one pass, write updates to these prompt positions (T,), after showing them to `hook`.
+
+        With `write_indices` (W,), write only those of the rows; the others keep the placed KV.
+        """
+        shared = self._shared
+        shared.rows, shared.update_hook, shared.write_indices = rows, hook, write_indices
+        try:
+            yield
+            self.before_layer(len(self.layers))
+        finally:
+            shared.rows = shared.update_hook = shared.write_indices = None
+            if shared.sink is not None:
+                for layer in self.layers:
+                    layer.pop_kv()
+
+    def write_only(self, rows: Tensor, *, to_hook: bool = True) -> None:
+        """For the rest of the pass write only these rows (T,), a subset; show them to the hook unless `to_hook` is false."""
+        self._shared.rows = rows
+        if not to_hook:
+            self._shared.update_hook = self._shared.write_indices = None
+
+    def stream_to(self, sink: LayerSink) -> None:
+        """From the next pass on hold one layer at a time, and write each to `sink` when the pass starts the next.
+
+        Every pass starts from the placed spans, without what earlier passes wrote: whatever must last has to be
+        computed in the pass that the sink hooks. Raises InvalidRequest where rows attend by a continuation of their own
+        (APE), and the sink's errors.
+        """
+        if self.continuation is not None:
+            raise InvalidRequest(
+                "the recipe attends to the context in a group of its own, which retrieval does not know; choose another "
+                "recipe, or leave kv_budget out"
+            )
+        sink.begin(self.positions)
+        self._shared.sink = sink
+
+    def before_layer(self, layer: int) -> None:
+        """Write the layers before this one to the sink, if there is one."""
+        if self._shared.sink is None:
+            return
+        for index, done in enumerate(self.layers[:layer]):
+            kv = done.pop_kv()
+            if kv is not None:
+                self._shared.sink.write(index, *kv)
+
+    def release(self) -> None:
+        """Release the stored tensors after the last layer was written to the sink; no pass can run any more."""
+        self._shared.release()
+
+    def layer_keys(self, layer: int, like: Tensor) -> Tensor:
+        """Return the keys of all prompt positions that a layer holds now, rotated, (1, G, N, D); read only.
+
+        Zeros where nothing is placed or computed. `like` (1, G, T, D) are other keys of the model.
+        """
+        keys: Tensor = self.layers[layer].prompt_keys(like)
+        return keys
+
+    def truncate_appended(self, tokens: int) -> None:
+        """Drop appended tokens beyond a total of `tokens`, in every layer."""
+        for layer in self.layers:
+            layer.appended = min(layer.appended, tokens - self.length)
+
+    def truncate_prompt(self, tokens: int) -> None:
+        """Continue from the first `tokens` positions; appended tokens overwrite what follows them."""
+        self._shared.length = tokens
+        for layer in self.layers:
+            layer.appended = 0
 
 
 class FusedCacheLayer(CacheLayerMixin):
-    """One layer of the canvas: buffers `keys`, `values` (B, G, capacity, D) in prompt order, owned by the request."""
+    """One layer of a fused cache: buffers `keys`, `values` (B, G, capacity, D) in prompt order, owned by the request."""
 
     is_sliding = False
     is_croppable = True
+    keys: Tensor
+    values: Tensor
 
-    def __init__(self, sheet: SharedLayerState, index: int) -> None:
+    def __init__(self, shared: "SharedLayerState", index: int) -> None:
         super().__init__()
-        self._sheet = sheet
+        self._shared = shared
         self._index = index
-        self.appended = 0  # rows written in append mode, beyond the canvas's own length
+        self.appended = 0  # rows written in append mode, after the prompt
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Part of the library's interface; the buffers come into being in `update`."""
+        """Note dtype and device for the library; `update` makes the buffers."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -173,44 +249,46 @@ class FusedCacheLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write new rows (B, G, T, D) and return all valid keys and values in prompt order."""
-        sheet = self._sheet
-        if sheet.rows is None:
+        shared = self._shared
+        if shared.rows is None:
             return self._append(key_states, value_states)
-        self._lay_out(key_states, value_states)
-        if sheet.update_hook is not None:
-            sheet.update_hook.see(self._replacing(sheet.rows, key_states, value_states))
-        if sheet.capture is not None:
-            sheet.capture.keep(self._index, sheet.rows, key_states, value_states)
-        rows, some = sheet.rows, sheet.written
+        self._make_buffers(key_states, value_states)
+        if shared.update_hook is not None:
+            shared.update_hook.on_layer(self._as_update(shared.rows, key_states, value_states))
+        if shared.capture is not None:
+            shared.capture.record(self._index, shared.rows, key_states, value_states)
+        rows, some = shared.rows, shared.write_indices
         if some is not None:
             rows, key_states, value_states = rows[some], key_states[:, :, some], value_states[:, :, some]
         self.keys.index_copy_(2, rows, key_states)
         self.values.index_copy_(2, rows, value_states)
-        return self.keys[:, :, : sheet.length], self.values[:, :, : sheet.length]
+        return self.keys[:, :, : shared.length], self.values[:, :, : shared.length]
 
-    def _lay_out(self, key_states: Tensor, value_states: Tensor) -> None:
-        """If nothing has called for it so far."""
-        if not self.is_initialized:
-            self.keys, self.values = self._sheet.lay_out(self._index, key_states)
-            self.lazy_initialization(key_states, value_states)
+    def prompt_keys(self, like: Tensor) -> Tensor:
+        """Return this layer's keys of all prompt positions, (1, G, N, D), read only; see `FusedCache.layer_keys`."""
+        if (
+            self._shared.sink is not None and not self.is_initialized
+        ):  # outside a pass, nothing would drop the buffers
+            return self._shared.materialize(self._index, like)[0][:, :, : self._shared.length]
+        self._make_buffers(like, like)
+        return self.keys[:, :, : self._shared.length]
 
-    def held_keys(self, like: Tensor) -> Tensor:
-        """The keys that this layer holds, (1, G, N, D), to be read only; see `FusedCache.held_keys`."""
-        if self._sheet.sink is not None and not self.is_initialized:  # nobody would let go of it
-            return self._sheet.lay_out(self._index, like)[0][:, :, : self._sheet.length]
-        self._lay_out(like, like)
-        return self.keys[:, :, : self._sheet.length]
-
-    def drop(self) -> tuple[Tensor, Tensor] | None:
-        """Let go of keys and values (G, N, D), and return them; None where the layer is not laid out."""
+    def pop_kv(self) -> tuple[Tensor, Tensor] | None:
+        """Drop the buffers and return their keys and values (G, N, D); None without buffers."""
         if not self.is_initialized:
             return None
-        held = self.keys[0, :, : self._sheet.length], self.values[0, :, : self._sheet.length]
+        kv = self.keys[0, :, : self._shared.length], self.values[0, :, : self._shared.length]
         self.keys = self.values = self.keys.new_empty(0)
         self.is_initialized = False
-        return held
+        return kv
 
-    def _replacing(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Update:
+    def _make_buffers(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers, with the placed spans in them, unless they exist."""
+        if not self.is_initialized:
+            self.keys, self.values = self._shared.materialize(self._index, key_states)
+            self.lazy_initialization(key_states, value_states)
+
+    def _as_update(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Update:
         return Update(
             layer=self._index,
             rows=rows,
@@ -221,10 +299,10 @@ class FusedCacheLayer(CacheLayerMixin):
         )
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        self._lay_out(key_states, value_states)
+        self._make_buffers(key_states, value_states)
         if self.keys.shape[0] < key_states.shape[0]:  # generate runs beams and several samples as a batch
             self.batch_repeat_interleave(key_states.shape[0] // self.keys.shape[0])
-        start = self._sheet.length + self.appended
+        start = self._shared.length + self.appended
         end = start + key_states.shape[2]
         if end > self.keys.shape[2]:
             grown = end + end // 2 - self.keys.shape[2]
@@ -236,21 +314,20 @@ class FusedCacheLayer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Key length and offset for the library's masks."""
-        return (
-            self._sheet.length if self._sheet.rows is not None else self.get_seq_length() + query_length
-        ), 0
+        """Return key length and offset for the library's masks."""
+        writing = self._shared.rows is not None
+        return (self._shared.length if writing else self.get_seq_length() + query_length), 0
 
     def get_seq_length(self) -> int:
-        """Positions held so far."""
-        return self._sheet.length + self.appended
+        """Return the number of positions held."""
+        return self._shared.length + self.appended
 
     def get_max_length(self) -> int:
-        """No maximum: buffers grow."""
+        """Return -1, no maximum: buffers grow."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last positions; a negative number of tokens, as the library passes it."""
+        """Drop the last positions; the library passes a negative number of tokens."""
         self.appended -= abs(tokens_to_remove)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -259,148 +336,59 @@ class FusedCacheLayer(CacheLayerMixin):
         self.values = self.values.repeat_interleave(repeats, dim=0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep chosen sequences."""
+        """Keep the chosen sequences."""
         self.keys, self.values = self.keys[indices], self.values[indices]
 
 
-class FusedCache(AppendableCache):
-    """A request's KV over a prompt of `length` tokens.
+class SharedLayerState:
+    """What the layers of a fused cache share.
 
-    `spans`, in prompt order and none over another, are placed before the first pass; positions they do not cover must be
-    computed by a pass before any row attends to them. `angles` are those of all positions from the first span's beginning
-    to the last one's end. `positions` (N,) are the rotary positions of all prompt tokens, the last one the largest.
-
-    The adapter sets `rows` and, where they are wanted, `capture` for the length of a pass.
+    The cache holds its layers and they hold this object, without a reference cycle. So the tensors are freed with the
+    cache's last reference; waiting for Python's garbage collector could hold gigabytes in a large process.
     """
 
-    def __init__(
-        self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles, positions: Tensor
-    ) -> None:
-        self._sheet = SharedLayerState(layers, length, spans, angles)
-        super().__init__([FusedCacheLayer(self._sheet, index) for index in range(layers)], positions)
+    def __init__(self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles) -> None:
+        self.length = length
+        self.spans = spans
+        self.rows: Tensor | None = None  # (T,), what updates write during a pass; None means append mode
+        self.write_indices: Tensor | None = None
+        self.update_hook: UpdateHook | None = None
+        self.capture: RowCapture | None = None
+        self.sink: LayerSink | None = None
+        self.place_s = 0.0
+        self._angles = angles
+        self._layers_left = layers  # without buffers
 
-    @property
-    def length(self) -> int:
-        """Prompt positions."""
-        return self._sheet.length
+    def materialize(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Make a layer's keys and values (1, G, capacity, D), with the placed spans in them.
 
-    @property
-    def spans(self) -> tuple[PlacedSpan, ...]:
-        """What was placed, as long as a layer has still to lay it out."""
-        return self._sheet.spans
-
-    @property
-    def place_s(self) -> float:
-        """Seconds spent loading, rotating and laying out so far."""
-        return self._sheet.place_s
-
-    def load(self, layer_s: float) -> None:
-        """Read the first layer of everything placed, and the others too if a layer takes longer than `layer_s`.
-
-        Where a layer loads faster than it computes, a pass can begin with the first while the others are on their way; elsewhere
-        they are better read before it takes the model, which other requests can have meanwhile (FusionRAG §4.2). How long
-        a layer takes is measured on the first; of what comes over a network, on what has come so far.
-        Raises DamagedEntry if a layer is not what was stored.
+        Once for each layer, or once in every pass while layers stream to a sink. Raises InvalidRequest afterwards.
         """
-        began = time.perf_counter()
+        if not self._layers_left:
+            raise InvalidRequest("this cache has streamed its KV to a sink; prefill the prompt again")
+        started = time.perf_counter()
+        capacity = self.length + SPARE_TOKENS
+        keys, values = (like.new_empty(1, like.shape[1], capacity, like.shape[3]) for _ in range(2))
+        covered = 0  # up to here, everything is written
         for span in self.spans:
-            span.kv.load(0)
-        awaited_s = sum(span.kv.awaited_s for span in self.spans)
-        if max(time.perf_counter() - began, awaited_s) > layer_s:
-            for span in self.spans:
-                for layer in range(1, len(self.layers)):
-                    span.kv.load(layer)
-        self._sheet.place_s += time.perf_counter() - began
+            stored = span.kv.layer(layer).to(like.device)  # (2, G, S, D)
+            for buffer, own in zip((keys[0], values[0]), stored, strict=True):
+                buffer[:, covered : span.start] = 0
+                buffer[:, span.start : span.end] = own
+            covered = span.end
+        keys[:, :, covered:] = 0
+        values[:, :, covered:] = 0
+        placed = keys[:, :, self.spans[0].start if self.spans else 0 : covered]
+        for start in range(0, placed.shape[2], ROTATED_TOKENS):
+            some = placed[:, :, start : start + ROTATED_TOKENS]
+            some.copy_(self._angles.rotate(layer, some, start))
+        if self.sink is None:
+            self._layers_left -= 1
+            if not self._layers_left:
+                self.release()  # every layer has its own copy
+        self.place_s += time.perf_counter() - started
+        return keys, values
 
-    @property
-    def rows(self) -> Tensor | None:
-        """The rows (T,) that an update writes, while a pass runs; None means append mode."""
-        return self._sheet.rows
-
-    @rows.setter
-    def rows(self, rows: Tensor | None) -> None:
-        self._sheet.rows = rows
-
-    @property
-    def capture(self) -> RowCapture | None:
-        """What keeps the unrotated K and the V of the rows that a pass computes."""
-        return self._sheet.capture
-
-    @capture.setter
-    def capture(self, capture: RowCapture | None) -> None:
-        self._sheet.capture = capture
-
-    @property
-    def sink(self) -> LayerSink | None:
-        """Who the layers are handed over to; None where the canvas holds them itself."""
-        return self._sheet.sink
-
-    def hand_over(self, sink: LayerSink) -> None:
-        """From the next pass on hold one layer at a time: `sink` gets each when the pass goes on to the next.
-
-        Every pass finds the layers as they were placed, without what earlier ones wrote: what is to last has to be
-        computed in the pass that the taker watches. Raises InvalidRequest where rows attend in a way of their own (APE),
-        and as the taker does.
-        """
-        if self.continuation is not None:
-            raise InvalidRequest(
-                "the recipe attends to the context in a group of its own, which retrieval does not know; choose another "
-                "recipe, or leave kv_budget out"
-            )
-        sink.begin(self.positions)
-        self._sheet.sink = sink
-
-    def let_go(self) -> None:
-        """The last layer has been handed over: hold nothing, stored tensors neither; nothing is computed here any more."""
-        self._sheet.let_go()
-
-    @contextmanager
-    def writing(
-        self, rows: Tensor, hook: UpdateHook | None = None, written: Tensor | None = None
-    ) -> Iterator[None]:
-        """For the length of one pass, updates write these prompt positions (T,) in place, shown to `hook` before.
-
-        With `written` (W,), places among them, only those there: the others keep what is placed.
-        """
-        sheet = self._sheet
-        sheet.rows, sheet.update_hook, sheet.written = rows, hook, written
-        try:
-            yield
-            self.before_layer(len(self.layers))
-        finally:
-            sheet.rows = sheet.update_hook = sheet.written = None
-            if sheet.sink is not None:
-                for layer in self.layers:
-                    layer.drop()
-
-    def before_layer(self, layer: int) -> None:
-        """Hand over the layers before this one, if they are to be."""
-        if self._sheet.sink is None:
-            return
-        for index, done in enumerate(self.layers[:layer]):
-            held = done.drop()
-            if held is not None:
-                self._sheet.sink.take(index, *held)
-
-    def write_again(self, rows: Tensor) -> None:
-        """For the rest of the pass only these rows (T,) are written; they were before, so that nobody is shown them."""
-        self._sheet.rows, self._sheet.update_hook, self._sheet.written = rows, None, None
-
-    def held_keys(self, layer: int, like: Tensor) -> Tensor:
-        """The keys of all prompt positions that a layer holds now, rotated, (1, G, N, D); to be read only.
-
-        Zeros where nothing is placed or computed. `like` (1, G, T, D) are other keys of the model.
-        """
-        keys: Tensor = self.layers[layer].held_keys(like)
-        return keys
-
-    def shrink(self, tokens: int) -> None:
-        """Forget what was appended, in whichever layers, beyond a length of `tokens`."""
-        for layer in self.layers:
-            layer.appended = min(layer.appended, tokens - self.length)
-
-    def hold(self, tokens: int) -> None:
-        """Continue from the first `tokens` positions: what stands after them is overwritten by what is appended."""
-        self._sheet.length = tokens
-        for layer in self.layers:
-            layer.appended = 0
+    def release(self) -> None:
+        """Release the stored tensors; no layer can be materialized any more."""
+        self._layers_left, self.spans = 0, ()

@@ -1,35 +1,119 @@
-"""How much chosen rows of a pass attend to each key, taken from the queries and keys of the running model.
+"""Hooks on one forward pass: what each layer shows them, and the ones that record attention.
 
-A probe watches a row plan; the pass itself stays as it is and its output bit-identical. Cost and memory go
-with the rows asked for, not with the rows computed. Knows nothing of what the rows are.
+An `AttentionHook` sees queries and keys before a layer attends, an `UpdateHook` sees new keys and values before they
+replace the cached ones. Hooks read only: the output of a complete pass stays bit-identical. Either kind may end the
+pass with `StopForward`. The cost of recording grows with the rows asked for, not with the rows computed.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention import LayerQueries
 from kvweave.ops.scores import attention_shares, mean_attention, peak_attention
 
 
-class AttentionProbe:
-    """Records softmax weights of rows on keys, per layer, averaged over rows and query heads.
+class StopForward(Exception):
+    """Raised by a hook to end the pass. An update that an `UpdateHook` stops is not written."""
 
-    Sees what attention sees: grouped heads, sliding windows and soft caps are the layer's own. Watches one pass:
+
+@dataclass(frozen=True, slots=True)
+class LayerQueries:
+    """The inputs of one layer's attention weights: rotated queries and keys, read only.
+
+    Attributes:
+        layer: index of the layer.
+        rows: prompt positions (T,) of the queries, ascending.
+        query: (B, H, T, D).
+        keys: (B, G, N, D), in prompt order.
+        scaling: factor of the logits.
+        window: the layer's sliding window, None without one.
+        softcap: the layer's soft cap on logits, None without one.
+        unrotated: the query before rotary positions, whole heads; None unless a hook of the pass needs it.
+    """
+
+    layer: int
+    rows: Tensor
+    query: Tensor
+    keys: Tensor
+    scaling: float
+    window: int | None
+    softcap: float | None
+    unrotated: Tensor | None = None
+
+
+class AttentionHook(Protocol):
+    """Sees the attention inputs of every layer of a pass.
+
+    A hook whose attribute `needs_unrotated` is true also gets the queries before rotation.
+    """
+
+    def on_layer(self, queries: LayerQueries) -> None:
+        """Called once per layer, in order, before the layer attends; may raise StopForward."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One layer's new rows before they are written, read only; keys are rotated.
+
+    Attributes:
+        layer: index of the layer.
+        rows: prompt positions (T,), ascending.
+        keys, values: the new ones, (G, T, D).
+        stale_keys, stale_values: what the cache holds at these positions, (G, T, D); zeros where it holds nothing.
+    """
+
+    layer: int
+    rows: Tensor
+    keys: Tensor
+    values: Tensor
+    stale_keys: Tensor
+    stale_values: Tensor
+
+
+class UpdateHook(Protocol):
+    """Sees what every layer of a pass is about to replace (CacheBlend and KVShare compare old and new)."""
+
+    def on_layer(self, update: Update) -> None:
+        """Called once per layer, in order, before the rows are written; may raise StopForward."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StopAtLayer:
+    """Attention hook that ends the pass at a layer, after the hooks listed before it have seen that layer.
+
+    The layer's keys and values are in the cache by then.
+    """
+
+    layer: int
+
+    def on_layer(self, queries: LayerQueries) -> None:
+        """Raise StopForward at the layer."""
+        if queries.layer == self.layer:
+            raise StopForward
+
+
+class AttentionProbe:
+    """Records the softmax weights of rows on keys, per layer, averaged over rows and query heads.
+
+    Grouped heads, sliding windows and soft caps count as in the layer itself. Use it for one pass:
 
         plan = adapter.rows(rows)
-        plan.watches.append(probe)
-        adapter.compute(canvas, token_ids, plan)
+        plan.hooks.append(probe)
+        adapter.compute(kv_cache, token_ids, plan)
         probe.weights
 
     Args:
-        rows: prompt positions (R,), a subset of those that the pass computes.
-        columns: (first, end) of the prompt positions that the softmax runs over, and that are recorded; None for
-            all that a row sees. With the context's bounds neither system prompt nor question takes part, so that
-            a layer whose heads rest on the first token counts as much as the others (ProphetKV eq. 7).
-        layers: which layers to look at; None for all. The others cost nothing.
+        rows: prompt positions (R,), a subset of the rows that the pass computes.
+        columns: (first, end) of the prompt positions that the softmax runs over and that are recorded; None for
+            all that a row sees. With the context's bounds, system prompt and question are left out, so that a
+            layer whose heads attend to the first token counts as much as the others (ProphetKV eq. 7).
+        layers: layers to record; None for all. The others cost nothing.
     """
 
     def __init__(
@@ -42,18 +126,18 @@ class AttentionProbe:
         self._rows = rows
         self._columns = columns
         self._layers = layers
-        self._places: Tensor | None = None
-        self._seen: dict[int, Tensor] = {}
+        self._indices: Tensor | None = None
+        self._recorded: dict[int, Tensor] = {}
 
-    def see(self, queries: LayerQueries) -> None:
-        """Record one layer; raises InvalidRequest if the pass does not compute a row that was asked for."""
+    def on_layer(self, queries: LayerQueries) -> None:
+        """Record one layer. Raises InvalidRequest if the pass does not compute one of the rows."""
         if self._layers is not None and queries.layer not in self._layers:
             return
-        if self._places is None:
-            self._places = places_of(self._rows.to(queries.rows.device), queries.rows)
-        self._seen[queries.layer] = mean_attention(
-            queries.query[:, :, self._places],  # (1, H, R, D)
-            queries.rows[self._places],
+        if self._indices is None:
+            self._indices = _indices_of(self._rows, queries.rows)
+        self._recorded[queries.layer] = mean_attention(
+            queries.query[:, :, self._indices],  # (1, H, R, D)
+            queries.rows[self._indices],
             queries.keys,
             scaling=queries.scaling,
             window=queries.window,
@@ -63,29 +147,15 @@ class AttentionProbe:
 
     @property
     def weights(self) -> Tensor:
-        """(L, keys) float32 on the model's device: the layers looked at, in order; call it after the pass."""
-        return torch.stack([self._seen[layer] for layer in sorted(self._seen)])
-
-
-def places_of(rows: Tensor, computed: Tensor) -> Tensor:
-    """Where each of `rows` stands among the ascending rows that a pass computes.
-
-    Raises InvalidRequest if the pass does not compute one of them.
-    """
-    places = torch.searchsorted(computed, rows).clamp_(max=max(0, computed.numel() - 1))
-    if rows.numel() and (computed.numel() == 0 or not torch.equal(computed[places], rows)):
-        missing = rows[~torch.isin(rows, computed)].tolist()
-        raise InvalidRequest(
-            f"rows {missing[:5]} are to be watched, but this pass does not compute them; watch rows of the pass"
-        )
-    return places
+        """(L, keys) float32 on the model's device, of the recorded layers in order; read it after the pass."""
+        return torch.stack([self._recorded[layer] for layer in sorted(self._recorded)])
 
 
 class AttentionShares:
     """Records the share of each row's attention that goes to each part of the prompt, averaged over layers and heads.
 
     Args:
-        rows: prompt positions (R,), a subset of those that the pass computes.
+        rows: prompt positions (R,), a subset of the rows that the pass computes.
         parts: (start, end) of each part's prompt positions.
     """
 
@@ -95,27 +165,27 @@ class AttentionShares:
         self._sum: Tensor | None = None
         self._layers = 0
 
-    def see(self, queries: LayerQueries) -> None:
-        """Add one layer; raises InvalidRequest if the pass does not compute a row that was asked for."""
-        places = places_of(self._rows.to(queries.rows.device), queries.rows)
-        among = torch.zeros(queries.keys.shape[2], len(self._parts), device=queries.keys.device)
+    def on_layer(self, queries: LayerQueries) -> None:
+        """Add one layer. Raises InvalidRequest if the pass does not compute one of the rows."""
+        indices = _indices_of(self._rows, queries.rows)
+        members = torch.zeros(queries.keys.shape[2], len(self._parts), device=queries.keys.device)
         for number, (start, end) in enumerate(self._parts):
-            among[start:end, number] = 1.0
-        found = attention_shares(
-            queries.query[:, :, places],
-            queries.rows[places],
+            members[start:end, number] = 1.0
+        shares = attention_shares(
+            queries.query[:, :, indices],
+            queries.rows[indices],
             queries.keys,
-            among,
+            members,
             scaling=queries.scaling,
             window=queries.window,
             softcap=queries.softcap,
         )[0]
-        self._sum = found if self._sum is None else self._sum + found
+        self._sum = shares if self._sum is None else self._sum + shares
         self._layers += 1
 
     @property
     def shares(self) -> Tensor:
-        """(R, parts) float32 on the model's device; call it after the pass."""
+        """(R, parts) float32 on the model's device; read it after the pass."""
         assert self._sum is not None, "the pass has not run"
         return self._sum / self._layers
 
@@ -126,9 +196,9 @@ class PeakAttention:
     def __init__(self) -> None:
         self._peak: Tensor | None = None
 
-    def see(self, queries: LayerQueries) -> None:
-        """Take one layer in."""
-        found = peak_attention(
+    def on_layer(self, queries: LayerQueries) -> None:
+        """Include one layer."""
+        peak = peak_attention(
             queries.query,
             queries.rows,
             queries.keys,
@@ -136,42 +206,58 @@ class PeakAttention:
             window=queries.window,
             softcap=queries.softcap,
         )[0]
-        self._peak = found if self._peak is None else torch.maximum(self._peak, found)
+        self._peak = peak if self._peak is None else torch.maximum(self._peak, peak)
 
     @property
     def weights(self) -> Tensor:
-        """(keys,) float32 on the model's device; call it after the pass."""
+        """(keys,) float32 on the model's device; read it after the pass."""
         assert self._peak is not None, "the pass has not run"
         return self._peak
 
 
 class UnrotatedQueries:
-    """Keeps the queries of chosen layers, unrotated, of all rows of one pass:
+    """Records the unrotated queries of chosen layers, for all rows of one pass:
 
         queries = UnrotatedQueries(layers={last})
-        plan.watches.append(queries)
-        adapter.compute(canvas, token_ids, plan)
+        plan.hooks.append(queries)
+        adapter.compute(kv_cache, token_ids, plan)
         queries.of(last)
 
-    Whole heads, whatever part of them the family turns; layers without positions give their queries as they are.
+    Heads are whole, even where the family rotates only a part of them. Layers without positions give their queries
+    as they are.
     """
 
-    wants_unrotated = True
+    needs_unrotated = True
 
     def __init__(self, layers: Collection[int]) -> None:
         self._layers = frozenset(layers)
-        self._seen: dict[int, Tensor] = {}
+        self._recorded: dict[int, Tensor] = {}
 
-    def see(self, queries: LayerQueries) -> None:
-        """Keep one layer's queries."""
+    def on_layer(self, queries: LayerQueries) -> None:
+        """Record one layer's queries."""
         if queries.layer in self._layers:
             assert queries.unrotated is not None
-            self._seen[queries.layer] = queries.unrotated
+            self._recorded[queries.layer] = queries.unrotated
 
     def of(self, layer: int) -> Tensor:
-        """(1, H, T, D), one for each row of the pass; raises InvalidRequest for a layer that was not looked at."""
-        if layer not in self._seen:
+        """Return (1, H, T, D), one query per row of the pass. Raises InvalidRequest for a layer without a record."""
+        if layer not in self._recorded:
             raise InvalidRequest(
-                f"layer {layer} was not looked at: the pass ran layers {sorted(self._seen)} of those asked for"
+                f"layer {layer} was not recorded: of the chosen layers, the pass ran {sorted(self._recorded)}"
             )
-        return self._seen[layer]
+        return self._recorded[layer]
+
+
+def _indices_of(rows: Tensor, computed: Tensor) -> Tensor:
+    """Return the index of each of `rows` among the ascending rows that a pass computes.
+
+    Raises InvalidRequest if the pass does not compute one of them.
+    """
+    rows = rows.to(computed.device)
+    indices = torch.searchsorted(computed, rows).clamp_(max=max(0, computed.numel() - 1))
+    if rows.numel() and (computed.numel() == 0 or not torch.equal(computed[indices], rows)):
+        missing = rows[~torch.isin(rows, computed)].tolist()
+        raise InvalidRequest(
+            f"rows {missing[:5]} cannot be recorded, since this pass does not compute them; choose rows of the pass"
+        )
+    return indices

@@ -1,4 +1,4 @@
-"""From a name to a model ready to compute: the shipped reference model, a local folder, or a hub id."""
+"""Loads a model by name: a shipped model, a local folder, or a hub id."""
 
 import logging
 from pathlib import Path
@@ -11,14 +11,14 @@ from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
-from kvweave.ops.cpu_units import multiplies
+from kvweave.ops.cpu_features import has_fast_matmul
 from kvweave.plugins import plugins
 
 _LOG = logging.getLogger(__name__)
 
 REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
 _SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
-_SLOW_FROM = 50_000_000  # parameters from which on slow products are felt
+_SLOW_FROM = 50_000_000  # parameters from which slow matrix products are noticeable
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -27,14 +27,19 @@ def load_model(
 ) -> Adapter:
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
-    `name` is a local folder or a hub id; None or "reference" is the small model that ships with kvweave, "auxiliary"
-    the even smaller one that looks where the reference model looks; a plugin may add more names (kvweave-lab has "longer").
-    `dtype` auto takes the checkpoint's, with a warning where this CPU is slow at it; `device` auto takes a GPU if there is one. `home` is where
-    `kvweave profile-layers` left what it found about the model; None is the default home folder. Raises ModelNotFound when
-    there is nothing to load, UnsupportedModel when its KV cannot be represented, InvalidRequest for an
-    unknown dtype or device.
+    Args:
+        name: a local folder or a hub id. None or "reference" is the small model that ships with kvweave, "auxiliary" an even
+            smaller one that predicts the reference model's attention. Plugins may add names (kvweave-lab has "longer").
+        dtype: auto is the checkpoint's, with a warning where this CPU is slow at it.
+        device: auto is a GPU if there is one.
+        home: the folder with the measurements of `kvweave profile-layers`; None is the default home folder.
+
+    Raises:
+        ModelNotFound: there is nothing to load.
+        UnsupportedModel: the model's KV cannot be represented.
+        InvalidRequest: an unknown dtype or device.
     """
-    adapter = _load_named(name or REFERENCE_NAME, dtype, device_named(device))
+    adapter = _load_named(name or REFERENCE_NAME, dtype, parse_device(device))
     found = read_layers(home or default_home(), adapter.fingerprint, adapter.geometry.layers)
     adapter.critical_layers = found
     return adapter
@@ -43,28 +48,28 @@ def load_model(
 def _load_named(name: str, dtype: str, place: torch.device) -> Adapter:
     shipped = _shipped(name)
     if shipped is not None:
-        # Small enough that full precision costs nothing, and it was measured that way.
+        # Full precision costs little at this size, and the published results were measured with it.
         return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, place)
     _check_folder(name)
     folder = Path(name).expanduser()
-    source = str(folder.absolute()) if folder.exists() else name  # a name that means the same from anywhere
+    source = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
     return _load(source, source, dtype, place)
 
 
 def _shipped(name: str) -> Path | None:
-    """The folder of a model that comes with kvweave or with a plugin; None for any other."""
+    """Return the folder of a model that ships with kvweave or a plugin; None for any other."""
     plugin = plugins("kvweave.models").get(name)
     return _SHIPPED.get(name) or (None if plugin is None else Path(plugin.load()))
 
 
 def reference_tokenizer() -> PreTrainedTokenizerBase:
-    """The tokenizer of the shipped reference model."""
+    """Return the tokenizer of the shipped reference model."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_SHIPPED[REFERENCE_NAME])
     return tokenizer
 
 
-def device_named(device: str) -> torch.device:
-    """The device a name stands for; auto is a GPU if there is one. Raises InvalidRequest for one that is not here."""
+def parse_device(device: str) -> torch.device:
+    """Return the named device; auto is a GPU if there is one. Raises InvalidRequest if it is not available."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -75,8 +80,8 @@ def device_named(device: str) -> torch.device:
     return place
 
 
-def dtype_named(dtype: str) -> torch.dtype | None:
-    """The dtype a name stands for, None for auto; raises InvalidRequest for an unknown one."""
+def parse_dtype(dtype: str) -> torch.dtype | None:
+    """Return the named dtype, None for auto. Raises InvalidRequest for an unknown one."""
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidRequest(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
     return _DTYPES.get(dtype)
@@ -96,17 +101,17 @@ def _check_folder(name: str) -> None:
 
 
 def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
-    numbers = dtype_named(dtype) or "auto"
+    torch_dtype = parse_dtype(dtype) or "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=numbers)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         raise ModelNotFound(f"cannot load the model {name!r}: {why}") from error
     stored = model.dtype
-    if dtype == "auto" and not multiplies(device, stored) and model.num_parameters() >= _SLOW_FROM:
+    if dtype == "auto" and not has_fast_matmul(device, stored) and model.num_parameters() >= _SLOW_FROM:
         _LOG.warning(
-            "%s is in %s, for which this CPU has no units: dtype float32 computes several times faster, in twice the memory",
+            "%s is in %s, for which this CPU has no units: dtype float32 is several times faster, in twice the memory",
             name,
             str(stored).removeprefix("torch."),
         )

@@ -1,7 +1,7 @@
-"""Passes of low priority: they stop between two layers when somebody else is to have the model, and go on afterwards.
+"""Passes of low priority: they stop between two layers when the model is needed elsewhere, and resume afterwards.
 
-A prefill runs in blocks of rows, so that one layer of one pass is short, and only the block that was stopped is
-computed again. Knows neither who else there is nor what the passes are for.
+A prefill runs in blocks of rows. So one layer of one pass is short, and only the block that was stopped is computed
+again. Knows neither the other users of the model nor what the passes are for.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,33 +13,33 @@ import torch
 from torch import Tensor, nn
 
 from kvweave.models.attention import RowPlan
-from kvweave.models.flops import PassCost
+from kvweave.models.pass_cost import PassCost
 
 BLOCK_TOKENS: Final = 32
-"""Rows of a block: few, so that one layer of it is short, and yet enough that weights are not read for a handful."""
+"""Rows of a block: few, so that one layer of it is short, but enough to be worth reading the weights."""
 
-Once = Callable[[RowPlan, int | Tensor], Tensor]
-"""One call of the model over a plan's rows, and which rows' logits are made: logits (kept, vocab)."""
+RunRows = Callable[[RowPlan, int | Tensor], Tensor]
+"""One call of the model over a plan's rows; the second argument says which rows' logits to return, (kept, vocab)."""
 
 
 class Preemption(Protocol):
-    """Decides when passes of low priority give way."""
+    """Decides when passes of low priority stop."""
 
-    def wanted(self) -> bool:
-        """Whether somebody else is to have the model now; asked before every layer, so it must be quick."""
+    def stop_requested(self) -> bool:
+        """Whether the model is needed elsewhere now; asked before every layer, so it must be quick."""
         ...
 
-    def give_way(self) -> None:
-        """Called without any lock when a pass was stopped; returns when it may go on, or raises to give it up."""
+    def wait_for_requests(self) -> None:
+        """Return when a stopped pass may resume, or raise to give it up; called without any lock."""
         ...
 
-    def ran(self, flops: int) -> None:
-        """Told after every pass what it took."""
+    def record_flops(self, flops: int) -> None:
+        """Called after every pass with its cost."""
         ...
 
 
 class Preempted(Exception):
-    """A pass was stopped that cannot go on from where it was: what it belongs to has to begin again."""
+    """A pass was stopped that cannot be resumed: the caller has to start the work that it belongs to again."""
 
 
 class _Stopped(Exception):
@@ -47,13 +47,13 @@ class _Stopped(Exception):
 
 
 class LowPriority:
-    """Runs passes that give way to others.
+    """Runs passes that stop when `preemption` asks for it.
 
     Args:
         layers: the model's decoder layers.
-        cost: what its passes cost.
-        preemption: who decides.
-        block_tokens: how many rows run at once, at least 1.
+        cost: the cost of its passes.
+        preemption: decides when to stop.
+        block_tokens: rows that run at once, at least 1.
     """
 
     def __init__(
@@ -69,62 +69,61 @@ class LowPriority:
         self._block_tokens = block_tokens
 
     @contextmanager
-    def stopping(self) -> Iterator[None]:
-        """For the length of one call, which the caller has locked the model for, it can be stopped at every layer."""
+    def interruptible(self) -> Iterator[None]:
+        """For the length of one call of the model, which the caller has locked, let it stop before every layer."""
         with ExitStack() as hooks:
             for layer in self._layers:
-                hooks.callback(layer.register_forward_pre_hook(self._before).remove)
+                hooks.callback(layer.register_forward_pre_hook(self._before_layer).remove)
             yield
 
-    def prefill(self, once: Once, plan: RowPlan, *, whole: bool, watched: bool) -> Tensor:
-        """Run a plan's rows in blocks, or as a `whole`: logits of the last row, (1, vocab).
+    def prefill(self, run: RunRows, plan: RowPlan, *, in_blocks: bool, resumable: bool) -> Tensor:
+        """Run a plan's rows in blocks or in one piece, and return the logits of the last row, (1, vocab).
 
-        One that is `watched` runs as a whole too, and when it was stopped it cannot go on, since what watches it has
-        seen some layers already: raises Preempted.
+        A pass that is not `resumable` has shown some layers to hooks when it stops: raises Preempted then.
         """
-        whole = whole or watched
-        blocks = [plan] if whole else [plan.narrowed(rows) for rows in plan.rows.split(self._block_tokens)]
-        nothing = torch.empty(0, dtype=torch.long, device=plan.rows.device)
+        blocks = [plan.subset(rows) for rows in plan.rows.split(self._block_tokens)] if in_blocks else [plan]
+        no_logits = torch.empty(0, dtype=torch.long, device=plan.rows.device)
         for block in blocks[:-1]:
-            self._through(partial(once, block, nothing), block.rows, 0, again=True)
+            self._run_to_end(partial(run, block, no_logits), block.rows, 0)
         last = blocks[-1]
-        return self._through(partial(once, last, 1), last.rows, 1, again=not watched)
+        return self._run_to_end(partial(run, last, 1), last.rows, 1, resumable=resumable)
 
     def append(
-        self, once: Callable[[], Tensor], undo: Callable[[], None] | None, rows: Tensor, logits: int
+        self, run: Callable[[], Tensor], undo: Callable[[], None] | None, rows: Tensor, logits: int
     ) -> Tensor:
-        """A pass over appended rows (T,), a decoding step mostly, that makes the logits of so many; `undo` takes back what
-        a stopped one has appended.
+        """Run a pass over appended rows (T,), usually a decoding step, and return the logits of the last `logits` rows.
 
-        One that cannot be taken back (None) gives way before it begins; it counts as if it attended to everything.
+        `undo` removes what a stopped pass has appended. Without it the pass can stop only before it begins. The cost is
+        that of attention to everything before the rows.
         """
         if undo is None:
-            if self._preemption.wanted():
-                self._preemption.give_way()
-            return self._through(once, rows, logits, again=False)
-        return self._through(once, rows, logits, again=True, undo=undo)
+            if self._preemption.stop_requested():
+                self._preemption.wait_for_requests()
+            return self._run_to_end(run, rows, logits, resumable=False)
+        return self._run_to_end(run, rows, logits, undo=undo)
 
-    def _through(
+    def _run_to_end(
         self,
-        once: Callable[[], Tensor],
+        run: Callable[[], Tensor],
         rows: Tensor,
         logits: int,
         *,
-        again: bool,
+        resumable: bool = True,
         undo: Callable[[], None] = lambda: None,
     ) -> Tensor:
+        """Run a pass, from its start again after each stop, until it is complete."""
         while True:
             try:
-                found = once()
+                result = run()
             except _Stopped:
                 undo()
-                self._preemption.give_way()
-                if not again:
+                self._preemption.wait_for_requests()
+                if not resumable:
                     raise Preempted from None
             else:
-                self._preemption.ran(self._cost.pass_over(rows, logits))
-                return found
+                self._preemption.record_flops(self._cost.flops(rows, logits))
+                return result
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._preemption.wanted():
+    def _before_layer(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._preemption.stop_requested():
             raise _Stopped

@@ -1,8 +1,8 @@
-"""Rotary positions, applied and watched through the model's own functions.
+"""Rotary positions, recorded and applied through the model's own functions.
 
-Keys are stored before rotation. They are seen by standing in front of the modelling module's
-`apply_rotary_pos_emb` while a pass runs, and rotated again, when placed, by calling that very function
-with the model's own `rotary_emb`: bit-identical, whatever the scaling, width or pairing of the family.
+Keys are stored before rotation. While a pass runs, `RotationRecorder` wraps the modelling module's
+`apply_rotary_pos_emb` and records its arguments. To place stored keys, `Rotation` calls that same function with the
+model's own `rotary_emb`: bit-identical, whatever the scaling, width or pairing of the family.
 """
 
 import sys
@@ -22,9 +22,9 @@ _PATCH_LOCK = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class LayerRotation:
-    """How one layer rotates: the module that makes cos and sin, its extra arguments, and how many head dims turn.
+    """How one layer rotates: the module that makes cos and sin, its extra arguments, and the number of head dims it turns.
 
-    `embedding` None means that the layer applies no positions (NoPE).
+    `embedding` is None for a layer that applies no positions (NoPE).
     """
 
     embedding: nn.Module | None
@@ -32,12 +32,12 @@ class LayerRotation:
     width: int = 0
 
 
-class RotationWatch(AbstractContextManager["RotationWatch"]):
-    """While active, remembers what the latest rotation of this thread was given: query, key and cos.
+class RotationRecorder(AbstractContextManager["RotationRecorder"]):
+    """While active, records the arguments of this thread's latest rotation: query, key and cos.
 
-    The stand-in is installed in the modelling module and taken out again on exit, whatever happens; passes
-    of other threads go through it untouched. Each layer's rotation is handed over once, so that a layer
-    that applies no positions finds nothing.
+    On entry the modelling module's function is replaced by a recording one, and on exit it is put back, errors
+    included. Passes of other threads run through it unrecorded. Each recorded rotation can be read once, so that a layer
+    that applies no positions finds none.
     """
 
     def __init__(self, module: ModuleType) -> None:
@@ -47,11 +47,11 @@ class RotationWatch(AbstractContextManager["RotationWatch"]):
         self._query: Tensor | None = None
         self._key: tuple[Tensor, Tensor] | None = None
 
-    def __enter__(self) -> "RotationWatch":
+    def __enter__(self) -> "RotationRecorder":
         _PATCH_LOCK.acquire()
         self._thread = threading.get_ident()
         self._original = getattr(self._module, APPLY_NAME)
-        setattr(self._module, APPLY_NAME, self._stand_in)
+        setattr(self._module, APPLY_NAME, self._record_and_apply)
         return self
 
     def __exit__(
@@ -61,7 +61,22 @@ class RotationWatch(AbstractContextManager["RotationWatch"]):
         self._query = self._key = None
         _PATCH_LOCK.release()
 
-    def _stand_in(
+    def pop_key(self) -> tuple[Tensor, Tensor] | None:
+        """Return the unrotated key and the cos of the rotation since the last call; None if there was none."""
+        recorded, self._key = self._key, None
+        return recorded
+
+    def unrotated_key(self, rotated: Tensor) -> Tensor:
+        """Return what a layer's rotated key (B, G, T, D) was before its rotation; the key itself for NoPE."""
+        recorded = self.pop_key()
+        return rotated if recorded is None else _whole_heads(rotated, recorded[0])
+
+    def unrotated_query(self, rotated: Tensor) -> Tensor:
+        """Return what a layer's rotated query (B, H, T, D) was before its rotation; the query itself for NoPE."""
+        recorded, self._query = self._query, None
+        return rotated if recorded is None else _whole_heads(rotated, recorded)
+
+    def _record_and_apply(
         self, q: Tensor, k: Tensor, cos: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         assert self._original is not None
@@ -69,44 +84,51 @@ class RotationWatch(AbstractContextManager["RotationWatch"]):
             self._query, self._key = q, (k, cos)
         return self._original(q, k, cos, *args, **kwargs)
 
-    def take_key(self) -> tuple[Tensor, Tensor] | None:
-        """The unrotated key and the cos of the rotation since the last call; None if there was none."""
-        seen, self._key = self._key, None
-        return seen
 
-    def key_before(self, rotated: Tensor) -> Tensor:
-        """What a layer's rotated key (B, G, T, D) was before its rotation; the key itself for NoPE."""
-        seen = self.take_key()
-        return rotated if seen is None else _with_rest_of(rotated, seen[0])
-
-    def query_before(self, rotated: Tensor) -> Tensor:
-        """What a layer's rotated query (B, H, T, D) was before its rotation; the query itself for NoPE."""
-        seen, self._query = self._query, None
-        return rotated if seen is None else _with_rest_of(rotated, seen)
+def _whole_heads(rotated: Tensor, before: Tensor) -> Tensor:
+    """Return the head dims before rotation, followed by those that never turn, (B, heads, T, D)."""
+    width = before.shape[-1]
+    return before if width == rotated.shape[-1] else torch.cat([before, rotated[..., width:]], dim=-1)
 
 
-def _with_rest_of(rotated: Tensor, turning: Tensor) -> Tensor:
-    """The head dims before they turned, and behind them those that never turn, (B, heads, T, D)."""
-    width = turning.shape[-1]
-    return turning if width == rotated.shape[-1] else torch.cat([turning, rotated[..., width:]], dim=-1)
+class RowCapture:
+    """Collects the unrotated K and the V of the rows that a pass computes, for a prompt of `length` tokens.
+
+    `kv` is (L, 2, G, N, D) after the pass; only the rows that it computed are valid. The caller of the pass may set
+    `queries` (L, H, N, D), unrotated, to keep them with the KV. Owned by the request.
+    """
+
+    def __init__(self, recorder: RotationRecorder, layers: int, length: int) -> None:
+        self.kv: Tensor | None = None
+        self.queries: Tensor | None = None
+        self._recorder = recorder
+        self._layers, self._length = layers, length
+
+    def record(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Record a layer's new rows (1, G, T, D), with the unrotated keys in place of the rotated `keys`."""
+        keys = self._recorder.unrotated_key(keys)
+        if self.kv is None:
+            self.kv = keys.new_empty(self._layers, 2, keys.shape[1], self._length, keys.shape[-1])
+        self.kv[layer, 0].index_copy_(1, rows, keys[0])
+        self.kv[layer, 1].index_copy_(1, rows, values[0])
 
 
 class Rotation:
-    """Rotates stored keys of every layer; made once per model by the probe, outside any watch.
+    """Rotates stored keys of every layer with the model's own function.
 
-    The model's function turns a query along with the keys, which is thrown away: `query_heads` of it. Few functions ask
-    for one at all.
+    Made once per model by the probe, while no recorder is active. That function rotates a query along with the keys,
+    whose result is dropped: `query_heads` of it. Few families' functions need a query at all.
     """
 
     def __init__(self, module: ModuleType, layers: tuple[LayerRotation, ...], query_heads: int = 1) -> None:
         self.module = module
         self.layers = layers
         self.query_heads = query_heads
-        with _PATCH_LOCK:  # no other thread's watch may stand in the function's place
+        with _PATCH_LOCK:  # another thread's recorder may have replaced the function
             self.apply: Callable[..., tuple[Tensor, Tensor]] = getattr(module, APPLY_NAME)
 
     def angles(self, positions: Tensor, prompt_tokens: int, like: Tensor) -> "Angles":
-        """Prepare cos and sin for positions (S,) in a prompt `prompt_tokens` long.
+        """Prepare cos and sin for positions (S,) in a prompt of `prompt_tokens` tokens.
 
         The length matters to families that change frequencies with it (dynamic, longrope). `like` gives
         dtype and device.
@@ -114,9 +136,9 @@ class Rotation:
         return Angles(self, positions, prompt_tokens, like)
 
     def reset_lengths(self) -> None:
-        """Forget the longest prompt a dynamic scaling has seen, so that a pass depends on its own length alone.
+        """Reset the longest length that dynamic scaling has seen, so that a pass depends on its own length alone.
 
-        The model keeps that state between calls; call this under the adapter's lock, before each pass.
+        The model keeps that state between calls. Call this under the adapter's lock, before each pass.
         """
         embedding: Any
         for embedding in {layer.embedding for layer in self.layers if layer.embedding is not None}:
@@ -126,17 +148,20 @@ class Rotation:
 
 
 class Angles:
-    """cos and sin for a run of positions, made on first use and shared by the layers that agree on them."""
+    """cos and sin for a run of positions, made on first use and shared by the layers with the same rotation."""
 
     def __init__(self, rotation: Rotation, positions: Tensor, prompt_tokens: int, like: Tensor) -> None:
         self._rotation = rotation
         last = torch.tensor([max(prompt_tokens - 1, 0)], device=like.device)
-        self._positions = torch.cat([positions, last])[None]  # the last one only tells the length
+        self._positions = torch.cat([positions, last])[None]  # the last one only gives the length
         self._like = like
         self._made: dict[tuple[int, tuple[Any, ...]], tuple[Tensor, Tensor]] = {}
 
     def rotate(self, layer: int, keys: Tensor, start: int = 0) -> Tensor:
-        """Keys (B, G, S, D) of a layer, rotated to the run's positions from its `start` on: a new tensor, `keys` itself for NoPE."""
+        """Rotate a layer's keys (B, G, S, D) to the run's positions from index `start`.
+
+        Returns a new tensor; `keys` itself for NoPE.
+        """
         how = self._rotation.layers[layer]
         if how.embedding is None or keys.shape[2] == 0:
             return keys
@@ -157,9 +182,9 @@ class Angles:
 
 
 def rope_regime(config: Any, prompt_tokens: int) -> str:
-    """Name of the frequencies that a pass over `prompt_tokens` tokens uses.
+    """Name the set of frequencies that a pass over `prompt_tokens` tokens uses.
 
-    "fixed" for every scaling that ignores the length. LongRoPE has two sets; dynamic NTK has one for every
+    "fixed" for every scaling that ignores the length. LongRoPE has two sets. Dynamic NTK has one for every
     length beyond the trained one, so KV made there is exact for that length only.
     """
     text = config.get_text_config(decoder=True)
@@ -177,5 +202,5 @@ def rope_regime(config: Any, prompt_tokens: int) -> str:
 
 
 def modelling_module(attention: nn.Module) -> ModuleType:
-    """The transformers module that defines an attention class."""
+    """Return the transformers module that defines an attention class."""
     return sys.modules[type(attention).__module__]

@@ -1,9 +1,9 @@
-"""What a model's attention needs, found by watching one pass over a few tokens.
+"""Checks that kvweave supports a model, and finds out what its attention needs.
 
-Instead of copying modelling code for every family, the probe runs the unmodified model once and notes, for
-each layer, which rotary module made its angles, how much of a head turns, and the shape of its keys. It then
-rotates the unrotated keys itself and compares bit by bit. A model that works in a way the canvas cannot
-represent is refused here, with the reason, before anything is computed or stored for it.
+Instead of copying modelling code for every family, `probe` runs the unmodified model once over a few tokens. It records, for
+each layer, the rotary module that made its angles, the number of head dims that turn, and the shape of its keys. It then
+rotates the unrotated keys itself and compares bit by bit. A model that a fused cache cannot represent is refused here, with the
+reason, before anything is computed or stored for it.
 """
 
 import inspect
@@ -18,7 +18,9 @@ from transformers.cache_utils import DynamicCache
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.attention import ROWS_KEYWORD, RowPlan
-from kvweave.models.rotary import APPLY_NAME, LayerRotation, Rotation, RotationWatch, modelling_module
+from kvweave.models.rotary import APPLY_NAME, LayerRotation, Rotation, RotationRecorder, modelling_module
+
+PROBE_TOKENS = 5
 
 # Layer types that keep keys and values for every position; the others hold a recurrent or compressed state.
 KV_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -33,8 +35,52 @@ REFUSED_FIELDS = {
 }
 
 
-def refuse_by_config(config: Any) -> None:
-    """Raise UnsupportedModel, naming the mechanism, if the configuration shows one that cannot work."""
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The shapes of a model's KV: L layers, G KV heads, D head width, context in tokens."""
+
+    layers: int
+    kv_heads: int
+    head_width: int
+    context_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return self.layers * 2 * self.kv_heads * self.head_width * self.dtype.itemsize
+
+
+def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
+    """Run the model once over a few tokens and return its geometry and rotation.
+
+    Raises UnsupportedModel, naming what kvweave cannot represent. The model is left as it was.
+    """
+    check_config(model.config)
+    module = modelling_module(_first_attention(model))
+    if not hasattr(module, APPLY_NAME):
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not rotate keys through {APPLY_NAME}(): only models with rotary "
+            "positions are supported (not ALiBi, learned or fused positions)"
+        )
+    recorded = _run_probe(model, module)
+    layers = tuple(_layer_rotation(recorded, index) for index in range(len(recorded.updates)))
+    rotation = _rotation(model, module, layers, recorded)
+    keys = recorded.updates[0].keys
+    geometry = Geometry(
+        layers=len(layers),
+        kv_heads=keys.shape[1],
+        head_width=keys.shape[3],
+        context_tokens=_context_tokens(model.config.get_text_config(decoder=True)),
+        dtype=keys.dtype,
+        device=keys.device,
+    )
+    return geometry, rotation
+
+
+def check_config(config: Any) -> None:
+    """Raise UnsupportedModel, naming the mechanism, if the configuration has one that cannot work."""
     text = config.get_text_config(decoder=True)
     name = type(config).__name__
     for field, mechanism in REFUSED_FIELDS.items():
@@ -55,90 +101,8 @@ def refuse_by_config(config: Any) -> None:
         )
 
 
-PROBE_TOKENS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Shapes the canvas and the store rely on: L layers, G KV heads, D head width, context in tokens."""
-
-    layers: int
-    kv_heads: int
-    head_width: int
-    context_tokens: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes that one token's keys and values take over all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_width * self.dtype.itemsize
-
-
-def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
-    """Run the model once over a few tokens and return what was learnt.
-
-    Raises UnsupportedModel naming what kvweave cannot represent. The model is left as it was.
-    """
-    refuse_by_config(model.config)
-    attention = _first_attention(model)
-    module = modelling_module(attention)
-    if not hasattr(module, APPLY_NAME):
-        raise UnsupportedModel(
-            f"{type(model).__name__} does not rotate keys through {APPLY_NAME}(): only models with rotary "
-            "positions are supported (not ALiBi, learned or fused positions)"
-        )
-    seen = _hook_pass(model, module)
-    layers = tuple(_layer_rotation(seen, index) for index in range(len(seen.updates)))
-    rotation = _rotation(model, module, layers, seen)
-    keys = seen.updates[0].keys
-    geometry = Geometry(
-        layers=len(layers),
-        kv_heads=keys.shape[1],
-        head_width=keys.shape[3],
-        context_tokens=_context_tokens(model.config.get_text_config(decoder=True)),
-        dtype=keys.dtype,
-        device=keys.device,
-    )
-    return geometry, rotation
-
-
-def _context_tokens(config: Any) -> int:
-    context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
-    rope = getattr(config, "rope_parameters", None) or {}
-    # Dynamic scaling states the trained length as the maximum and stretches it on the way.
-    return int(context * rope.get("factor", 1)) if rope.get("rope_type") == "dynamic" else context
-
-
-@dataclass(slots=True)
-class _Update:
-    """One layer's cache update: keys as the cache got them, and as they were before rotation."""
-
-    keys: Tensor
-    values: Tensor
-    unrotated: Tensor | None
-    cos: Tensor | None
-
-
-class _Seen(DynamicCache):
-    """A cache that notes what reaches it; keys of all layers in full, whatever the model's windows."""
-
-    def __init__(self, hook: RotationWatch) -> None:
-        super().__init__()
-        self.updates: dict[int, _Update] = {}
-        self.embeddings: list[tuple[nn.Module, tuple[Any, ...], Tensor]] = []
-        self._hook = hook
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        unrotated, cos = self._hook.take_key() or (None, None)
-        self.updates[layer_idx] = _Update(key_states, value_states, unrotated, cos)
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
-
-
 def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The model's attention layers by their names within it, in order."""
+    """Return the model's attention layers by their names within it, in order."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -154,16 +118,52 @@ def _first_attention(model: PreTrainedModel) -> nn.Module:
     )
 
 
-def _hook_pass(model: PreTrainedModel, module: Any) -> _Seen:
-    hook = RotationWatch(module)
-    seen = _Seen(hook)
+def _context_tokens(config: Any) -> int:
+    context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Dynamic scaling gives the trained length as the maximum and stretches it as needed.
+    return int(context * rope.get("factor", 1)) if rope.get("rope_type") == "dynamic" else context
 
-    def note(embedding: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+
+@dataclass(slots=True)
+class _CacheUpdate:
+    """One layer's cache update: keys as the cache got them, and as they were before rotation."""
+
+    keys: Tensor
+    values: Tensor
+    unrotated: Tensor | None
+    cos: Tensor | None
+
+
+class _RecordingCache(DynamicCache):
+    """A cache that records its updates; it keeps the keys of all layers in full, whatever the model's windows."""
+
+    def __init__(self, recorder: RotationRecorder) -> None:
+        super().__init__()
+        self.updates: dict[int, _CacheUpdate] = {}
+        self.embeddings: list[tuple[nn.Module, tuple[Any, ...], Tensor]] = []  # rotary module, arguments, cos
+        self._recorder = recorder
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        unrotated, cos = self._recorder.pop_key() or (None, None)
+        self.updates[layer_idx] = _CacheUpdate(key_states, value_states, unrotated, cos)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _run_probe(model: PreTrainedModel, module: ModuleType) -> _RecordingCache:
+    recorder = RotationRecorder(module)
+    recorded = _RecordingCache(recorder)
+
+    def record_angles(
+        embedding: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         bound = inspect.signature(embedding.forward).bind(*args, **kwargs)
-        seen.embeddings.append((embedding, bound.args[2:], output[0]))
+        recorded.embeddings.append((embedding, bound.args[2:], output[0]))
 
     hooks = [
-        found.register_forward_hook(note, with_kwargs=True)
+        found.register_forward_hook(record_angles, with_kwargs=True)
         for found in model.modules()
         if "Rotary" in type(found).__name__
     ]
@@ -171,12 +171,12 @@ def _hook_pass(model: PreTrainedModel, module: Any) -> _Seen:
     rows = torch.arange(PROBE_TOKENS, device=device)
     plan = RowPlan(rows, model.dtype)
     try:
-        with hook, torch.no_grad():
+        with recorder, torch.no_grad():
             model(
                 input_ids=rows[None] % model.config.get_text_config().vocab_size,
                 position_ids=rows[None],
                 attention_mask=torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=device),
-                past_key_values=seen,
+                past_key_values=recorded,
                 use_cache=True,
                 logits_to_keep=1,
                 **{ROWS_KEYWORD: plan},
@@ -188,58 +188,57 @@ def _hook_pass(model: PreTrainedModel, module: Any) -> _Seen:
     finally:
         for hook in hooks:
             hook.remove()
-    _check_calls(model, seen, plan)
-    return seen
+    _check_updates(model, recorded, plan)
+    return recorded
 
 
-def _check_calls(model: PreTrainedModel, seen: _Seen, plan: RowPlan) -> None:
-    name = type(model).__name__
-    if sorted(seen.updates) != list(range(len(seen.updates))) or not seen.updates:
+def _check_updates(model: PreTrainedModel, recorded: _RecordingCache, plan: RowPlan) -> None:
+    """Raise UnsupportedModel unless every layer has its own KV of one shape and attended by the plan."""
+    name, updates = type(model).__name__, recorded.updates
+    if sorted(updates) != list(range(len(updates))) or not updates:
         raise UnsupportedModel(
-            f"{name} keeps KV for layers {sorted(seen.updates)} only; every layer must have its own"
+            f"{name} keeps KV for layers {sorted(updates)} only; every layer must have its own"
         )
-    if plan.layers_seen != set(seen.updates):
+    if plan.layers_seen != set(updates):
         raise UnsupportedModel(
             f"{name} does not hand extra arguments to its attention function in layers "
-            f"{sorted(set(seen.updates) - plan.layers_seen)}; rows cannot be chosen there"
+            f"{sorted(set(updates) - plan.layers_seen)}; rows cannot be chosen there"
         )
-    shapes = {tuple(u.keys.shape) for u in seen.updates.values()} | {
-        tuple(u.values.shape) for u in seen.updates.values()
-    }
+    shapes = {tuple(part.shape) for update in updates.values() for part in (update.keys, update.values)}
     if len(shapes) > 1:
         raise UnsupportedModel(
             f"{name} has keys and values of different shapes ({sorted(shapes)}); one is needed"
         )
 
 
-def _layer_rotation(seen: _Seen, index: int) -> LayerRotation:
-    update = seen.updates[index]
+def _layer_rotation(recorded: _RecordingCache, index: int) -> LayerRotation:
+    update = recorded.updates[index]
     if update.unrotated is None or update.cos is None:
         return LayerRotation(None)
-    for embedding, arguments, cos in seen.embeddings:
+    for embedding, arguments, cos in recorded.embeddings:
         if cos is update.cos or cos.data_ptr() == update.cos.data_ptr():
             return LayerRotation(embedding, arguments, update.unrotated.shape[-1])
     raise UnsupportedModel(f"layer {index} rotates with angles that no rotary module of the model made")
 
 
 def _rotation(
-    model: PreTrainedModel, module: ModuleType, layers: tuple[LayerRotation, ...], seen: _Seen
+    model: PreTrainedModel, module: ModuleType, layers: tuple[LayerRotation, ...], recorded: _RecordingCache
 ) -> Rotation:
-    """One that rotates as the model does; without any query where that gives the same, since it costs a third."""
+    """Return a rotation that equals the model's; without a query if that works, since a query costs a third more."""
     try:
         rotation = Rotation(module, layers, query_heads=0)
-        _compare(model, rotation, seen)
-    except Exception:  # whatever the model's function makes of an empty tensor
+        _check_rotation(model, rotation, recorded)
+    except Exception:  # the model's function may raise anything for an empty tensor
         rotation = Rotation(module, layers)
-        _compare(model, rotation, seen)
+        _check_rotation(model, rotation, recorded)
     return rotation
 
 
-def _compare(model: PreTrainedModel, rotation: Rotation, seen: _Seen) -> None:
-    """Rotating what was seen before rotation must give what the cache got, to the bit."""
-    positions = torch.arange(PROBE_TOKENS, device=seen.updates[0].keys.device)
-    angles = rotation.angles(positions, PROBE_TOKENS, seen.updates[0].keys)
-    for index, update in seen.updates.items():
+def _check_rotation(model: PreTrainedModel, rotation: Rotation, recorded: _RecordingCache) -> None:
+    """Raise UnsupportedModel unless rotating the unrotated keys gives the cached ones, bit by bit."""
+    positions = torch.arange(PROBE_TOKENS, device=recorded.updates[0].keys.device)
+    angles = rotation.angles(positions, PROBE_TOKENS, recorded.updates[0].keys)
+    for index, update in recorded.updates.items():
         if update.unrotated is None:
             continue
         if update.unrotated.shape[:3] != update.keys.shape[:3]:
@@ -247,8 +246,8 @@ def _compare(model: PreTrainedModel, rotation: Rotation, seen: _Seen) -> None:
                 f"{type(model).__name__} rotates keys in another layout than it caches them"
             )
         rest = update.keys[..., update.unrotated.shape[-1] :]
-        again = angles.rotate(index, torch.cat([update.unrotated, rest], dim=-1))
-        if not torch.equal(again, update.keys):
+        rotated = angles.rotate(index, torch.cat([update.unrotated, rest], dim=-1))
+        if not torch.equal(rotated, update.keys):
             raise UnsupportedModel(
                 f"{type(model).__name__} changes keys after rotating them (layer {index}); stored keys could not "
                 "be moved exactly"

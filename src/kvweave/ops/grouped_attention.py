@@ -1,7 +1,7 @@
-"""Attention in two groups: the context's keys under a softmax of their own, merged with that over all others (APE).
+"""Attention in two groups: the context's keys under a softmax of their own, merged with that over all other keys (APE).
 
-Chunks that were prefilled apart from each other draw more attention together than one text of their length would.
-A temperature sharpens the context's softmax and a scale lowers what it weighs against the rest.
+Chunks that were prefilled separately draw more attention together than one text of their length would. A temperature
+sharpens the context's softmax, and a scale lowers its weight against the rest.
 
 Tensor letters: B batch, H query heads, G KV heads, T query rows, S keys, D head width.
 """
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.ops.attention import AttentionInput, kept_rows
-from kvweave.ops.logits import block_rows, masked_logits, visible_keys
+from kvweave.ops.attention import AttentionInput, without_skipped
+from kvweave.ops.logits import apply_softcap, masked_logits, rows_per_block, visible_keys
 
 
 @dataclass(frozen=True, slots=True)
 class ContextGroup:
     """The keys at prompt positions `first` … `end` − 1 as a group of their own.
 
-    Their logits are divided by `temperature`; the log of what they sum to is multiplied by
+    Their logits are divided by `temperature`; the log of their exponentials' sum is multiplied by
     `scale` · `temperature`. At 1 and 1 the group makes no difference. Raises InvalidRequest for a temperature or
     scale that is not above 0, and for columns that end before they begin.
     """
@@ -33,51 +33,12 @@ class ContextGroup:
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.end:
             raise InvalidRequest(
-                f"the context goes from {self.first} to {self.end}; it must end behind its start"
+                f"the context goes from {self.first} to {self.end}; it must not end before its start"
             )
         if self.temperature <= 0 or self.scale <= 0:
             raise InvalidRequest(
                 f"temperature is {self.temperature} and scale {self.scale}; both must be above 0 (1: no difference)"
             )
-
-
-def attend_grouped_reference(
-    query: Tensor,
-    rows: Tensor,
-    given: AttentionInput,
-    group: ContextGroup,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    """Two softmaxes and their merge in float32, straight from the definition (APE).
-
-    Arguments, what a row sees and the result (B, H, T, D) are as in `attend_reference`. Every row must see itself.
-    """
-    stored = kept_rows(given)
-    heads = query.shape[1] // stored.keys.shape[1]
-    keys, values = (x.float().repeat_interleave(heads, dim=1) for x in (stored.keys, stored.values))
-    logits = query.float() @ keys.transpose(2, 3) * scaling  # (B, H, T, S)
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    visible = stored.positions[None, :] <= rows[:, None]  # (T, S)
-    if window is not None:
-        visible &= stored.positions[None, :] > rows[:, None] - window
-    context = (stored.positions >= group.first) & (stored.positions < group.end)  # (S,)
-
-    outputs, masses = [], []
-    for members, temperature, scale in (
-        (context, group.temperature, group.scale * group.temperature),
-        (~context, 1.0, 1.0),
-    ):
-        own = (logits / temperature).masked_fill(~(visible & members), float("-inf"))
-        outputs.append(
-            own.softmax(dim=-1).nan_to_num(0.0) @ values
-        )  # zeros where a row sees none of the group
-        masses.append(own.logsumexp(dim=-1) * scale)  # (B, H, T)
-    shares = torch.stack(masses).softmax(dim=0)[..., None]
-    return (shares[0] * outputs[0] + shares[1] * outputs[1]).to(query.dtype)
 
 
 def attend_grouped(
@@ -91,28 +52,28 @@ def attend_grouped(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """What `attend_grouped_reference` defines, over keys and values (B, G, S, D) in prompt order from position 0.
+    """Do what `attend_grouped_reference` defines, over keys and values (B, G, S, D) in prompt order from position 0.
 
-    Writes logits out, for some rows at a time: meant for a question's rows, not for a prompt's. Returns
+    Writes logits out, block by block of rows: meant for a question's rows, not for a prompt's. Returns
     (B, H, T, D).
     """
     batch, heads, count, width = query.shape
-    block = block_rows(batch, heads, keys.shape[2], keys.device)
+    block = rows_per_block(batch, heads, keys.shape[2], keys.device)
     parts = [query[:, :, :0]]
     for start in range(0, count, block):
         q = query[:, :, start : start + block]
         visible = visible_keys(rows[start : start + block], 0, keys.shape[2], window)
         logits = masked_logits(q, keys, visible, scaling=scaling, softcap=softcap)
-        weights = _merged(logits, group).softmax(dim=-1).to(query.dtype)
+        weights = _merge_groups(logits, group).softmax(dim=-1).to(query.dtype)
         folded = weights.reshape(batch, keys.shape[1], -1, keys.shape[2]) @ values  # (B, G, H/G · rows, D)
         parts.append(folded.reshape(batch, heads, -1, width))
     return torch.cat(parts, dim=2)
 
 
-def _merged(logits: Tensor, group: ContextGroup) -> Tensor:
-    """Logits (B, H, T, S) whose one softmax over all keys is the merge of both groups; changes them in place.
+def _merge_groups(logits: Tensor, group: ContextGroup) -> Tensor:
+    """Change logits (B, H, T, S) in place, so that one softmax over all keys gives the merge of both groups.
 
-    A group's weights depend on its logits up to a constant only: the constant is chosen so that they sum to the
+    A group's weights depend on its logits up to a constant only. The constant is chosen so that the weights sum to the
     mass that the definition gives the group.
     """
     context = logits[..., group.first : group.end]
@@ -120,3 +81,39 @@ def _merged(logits: Tensor, group: ContextGroup) -> Tensor:
     mass = context.logsumexp(dim=-1, keepdim=True)
     context += torch.where(mass.isfinite(), (group.scale * group.temperature - 1) * mass, 0.0)
     return logits
+
+
+def attend_grouped_reference(
+    query: Tensor,
+    rows: Tensor,
+    source: AttentionInput,
+    group: ContextGroup,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Two softmaxes and their merge in float32, straight from the definition (APE).
+
+    Arguments, visibility and the result (B, H, T, D) are as in `attend_reference`. Every row must see itself.
+    """
+    stored = without_skipped(source)
+    heads = query.shape[1] // stored.keys.shape[1]
+    keys, values = (x.float().repeat_interleave(heads, dim=1) for x in (stored.keys, stored.values))
+    logits = apply_softcap(query.float() @ keys.transpose(2, 3) * scaling, softcap)  # (B, H, T, S)
+    visible = stored.positions[None, :] <= rows[:, None]  # (T, S)
+    if window is not None:
+        visible &= stored.positions[None, :] > rows[:, None] - window
+    context = (stored.positions >= group.first) & (stored.positions < group.end)  # (S,)
+
+    outputs, masses = [], []
+    for members, temperature, scale in (
+        (context, group.temperature, group.scale * group.temperature),
+        (~context, 1.0, 1.0),
+    ):
+        own = (logits / temperature).masked_fill(~(visible & members), float("-inf"))
+        weights = own.softmax(dim=-1).nan_to_num(0.0)  # zeros where a row sees none of the group
+        outputs.append(weights @ values)
+        masses.append(own.logsumexp(dim=-1) * scale)  # (B, H, T)
+    shares = torch.stack(masses).softmax(dim=0)[..., None]
+    return (shares[0] * outputs[0] + shares[1] * outputs[1]).to(query.dtype)

@@ -1,6 +1,6 @@
 """k-means over the keys of several heads at once, and the division of one cluster in two.
 
-Deterministic: first centres are points spread evenly over the sequence. Tensor letters: G heads, N points,
+Deterministic: the first centres are points spread evenly over the sequence. Tensor letters: G heads, N points,
 K clusters, D width. Knows nothing of attention, files or budgets.
 """
 
@@ -11,27 +11,10 @@ ITERATIONS = 8
 _BLOCK = 2**22  # distances held at a time, elements
 
 
-def nearest(points: Tensor, centres: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Index of the nearest centre of each point, by squared distance: (G, N, D) and (G, K, D) → (G, N).
-
-    `valid` (G, K) hides centres; each head needs one at least.
-    """
-    lengths = centres.square().sum(-1)  # (G, K)
-    if valid is not None:
-        lengths = lengths.masked_fill(~valid, float("inf"))
-    heads, count, _ = points.shape
-    block = max(1, _BLOCK // max(1, heads * centres.shape[1]))
-    parts = [
-        (lengths[:, None] - 2 * points[:, start : start + block] @ centres.transpose(1, 2)).argmin(-1)
-        for start in range(0, count, block)
-    ]
-    return torch.cat(parts, dim=1) if parts else points.new_empty(heads, 0, dtype=torch.long)
-
-
 def k_means(points: Tensor, clusters: int, iterations: int = ITERATIONS) -> Tensor:
     """Assign points (G, N, D) float32 to at most `clusters` clusters of their head: (G, N) of 0 … clusters − 1.
 
-    Clusters may come out empty, where points coincide.
+    Clusters may be empty, where points coincide.
     """
     heads, count, width = points.shape
     clusters = max(1, min(clusters, count))
@@ -50,11 +33,28 @@ def k_means(points: Tensor, clusters: int, iterations: int = ITERATIONS) -> Tens
     return assigned
 
 
-def halve(points: Tensor, largest: int) -> Tensor:
+def nearest(points: Tensor, centres: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Return the index of the nearest centre of each point, by squared distance: (G, N, D) and (G, K, D) → (G, N).
+
+    `valid` (G, K) masks centres; each head needs at least one.
+    """
+    lengths = centres.square().sum(-1)  # (G, K)
+    if valid is not None:
+        lengths = lengths.masked_fill(~valid, float("inf"))
+    heads, count, _ = points.shape
+    block = max(1, _BLOCK // max(1, heads * centres.shape[1]))
+    parts = [
+        (lengths[:, None] - 2 * points[:, start : start + block] @ centres.transpose(1, 2)).argmin(-1)
+        for start in range(0, count, block)
+    ]
+    return torch.cat(parts, dim=1) if parts else points.new_empty(heads, 0, dtype=torch.long)
+
+
+def split_in_two(points: Tensor, largest: int) -> Tensor:
     """Divide points (N, D) in two, none empty and none above `largest` (at least half of them): (N,) bool.
 
-    2-means from the two ends of the direction in which the points spread most; where that leaves a side empty or
-    too large, the points are cut at the median of that direction.
+    Runs 2-means from the two ends of the direction in which the points spread most. If that leaves a side empty or
+    too large, cuts the points at the median of that direction.
     """
     count = points.shape[0]
     assert count >= 2
@@ -66,7 +66,7 @@ def halve(points: Tensor, largest: int) -> Tensor:
         direction = direction / direction.norm().clamp(min=1e-30)
     along = centred @ direction  # (N,)
     ends = points[torch.stack([along.argmin(), along.argmax()])]
-    side = k_means_from(points, ends)
+    side = _two_means(points, ends)
     larger = max(int(side.sum()), count - int(side.sum()))
     if larger == count or larger > largest:
         side = torch.zeros(count, dtype=torch.bool)
@@ -74,8 +74,8 @@ def halve(points: Tensor, largest: int) -> Tensor:
     return side
 
 
-def k_means_from(points: Tensor, centres: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """2-means of points (N, D) from two given centres (2, D): which points belong to the second, (N,) bool."""
+def _two_means(points: Tensor, centres: Tensor, iterations: int = ITERATIONS) -> Tensor:
+    """Run 2-means of points (N, D) from given centres (2, D); return which points belong to the second, (N,) bool."""
     side = nearest(points[None], centres[None])[0].bool()
     for _ in range(iterations - 1):
         if side.all() or not side.any():

@@ -1,11 +1,11 @@
-"""Attention of chosen rows as one Triton kernel that reads shared spans and private rows where they lie.
+"""Attention of chosen rows as one Triton kernel that reads shared spans and private rows in place.
 
-FusionRAG §4.3 (Q-Sparse-Attn): query rows are told by position, so that no mask is made or read, keys behind a
-block's last row are never loaded, and neither are stale copies that fill a page. One launch serves all requests of a
+FusionRAG §4.3 (Q-Sparse-Attn): query rows are given by position, so that no mask is made or read. Keys after a
+block's last row are never loaded, nor are pages full of stale copies. One launch serves all requests of a
 pass. Heads that share keys are rows of one block, so that a page is loaded once for all of them.
 
-Needs Triton, which comes with PyTorch for GPUs and with the extra `gpu`; runs on CPU tensors in Triton's interpreter
-(TRITON_INTERPRET=1), which is for tests.
+Needs Triton, which comes with PyTorch for GPUs and with the extra `gpu`. Tests run it on CPU tensors in Triton's interpreter
+(TRITON_INTERPRET=1).
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, KeyRows, rows_whole
+from kvweave.ops.attention import AttentionInput, KVRows, with_contiguous_rows
 
 PAGE_ROWS = 64
+BLOCK_QUERIES = 64  # rows times the heads that share keys, handled by one program
+UNLIMITED = 2**30  # a window longer than any prompt
 HIDDEN = 2**31 - 1
-"""The position of a row that nobody sees: a stale copy, or one beyond the end of its span."""
+"""The position of a row that is never seen: a stale copy, or one beyond the end of its span."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The pages of several requests, one request behind the other; int32, on the device of the positions.
+    """The pages of several requests, request by request; int32, on the device of the positions.
 
     Attributes:
-        positions: (P, PAGE_ROWS) prompt positions of each page's rows, HIDDEN for those that nobody sees.
-        places: (P, 2) which span a page is of, as `spans_of` counts them, and the page's first row in that span.
-        bounds: (P, 2) the lowest and the highest position that a page shows.
-        edges: (requests + 1,) where each request's pages begin, and where the last one's end.
+        positions: (P, PAGE_ROWS) prompt positions of each page's rows, HIDDEN for rows that are never seen.
+        places: (P, 2) the number of each page's span, as `spans_of` counts them, and the page's first row in that span.
+        bounds: (P, 2) the lowest and the highest visible position of each page.
+        edges: (requests + 1,) the first page of each request, and the end of the last one's pages.
     """
 
     positions: Tensor
@@ -42,48 +44,44 @@ class Pages:
     edges: Tensor
 
 
-def spans_of(given: Sequence[AttentionInput]) -> list[KeyRows]:
-    """All spans in the order in which pages count them: each request's shared ones, then its private rows."""
-    return [span for own in given for span in (*own.shared, own.private)]
+def spans_of(sources: Sequence[AttentionInput]) -> list[KVRows]:
+    """Return all spans in the order in which pages count them: each request's shared ones, then its private rows."""
+    return [span for own in sources for span in (*own.shared, own.private)]
 
 
-def paged(given: Sequence[AttentionInput]) -> Pages:
+def cut_pages(sources: Sequence[AttentionInput]) -> Pages:
     """Cut the spans of several requests into pages."""
-    spans = [positions for own in given for positions in _shown(own)]
-    requests = [request for request, own in enumerate(given) for _ in (*own.shared, own.private)]
-    cut = [_cut(positions) for positions in spans]
+    spans = [positions for own in sources for positions in _visible_positions(own)]
+    requests = [request for request, own in enumerate(sources) for _ in (*own.shared, own.private)]
+    cut = [_cut_span(positions) for positions in spans]
     sizes = torch.tensor([pages.shape[0] for pages in cut])
     positions = torch.cat(cut)  # (P, PAGE_ROWS)
     numbers = torch.arange(len(spans)).repeat_interleave(sizes)
     firsts = (torch.arange(len(numbers)) - (sizes.cumsum(0) - sizes)[numbers]) * PAGE_ROWS
     places = torch.stack([numbers, firsts], dim=1).to(positions)
-    shown = positions != HIDDEN
-    kept = shown.any(dim=1)
-    bounds = torch.stack([positions.amin(dim=1), positions.masked_fill(~shown, -1).amax(dim=1)], dim=1)
+    visible = positions != HIDDEN
+    kept = visible.any(dim=1)
+    bounds = torch.stack([positions.amin(dim=1), positions.masked_fill(~visible, -1).amax(dim=1)], dim=1)
     owners = torch.tensor(requests)[numbers].to(kept.device)[kept]
-    edges = torch.searchsorted(owners, torch.arange(len(given) + 1, device=kept.device), out_int32=True)
+    edges = torch.searchsorted(owners, torch.arange(len(sources) + 1, device=kept.device), out_int32=True)
     return Pages(positions[kept], places[kept], bounds[kept], edges)
 
 
-def _shown(own: AttentionInput) -> list[Tensor]:
-    """The positions of every span, int32, HIDDEN for shared rows that are stale."""
+def _visible_positions(own: AttentionInput) -> list[Tensor]:
+    """Return the positions of every span, int32, HIDDEN for shared rows that are stale."""
     shared = (span.positions.masked_fill(torch.isin(span.positions, own.skip), HIDDEN) for span in own.shared)
     return [positions.to(torch.int32) for positions in (*shared, own.private.positions)]
 
 
-def _cut(positions: Tensor) -> Tensor:
-    """One span's positions as pages, (pages, PAGE_ROWS)."""
+def _cut_span(positions: Tensor) -> Tensor:
+    """Return one span's positions as pages, (pages, PAGE_ROWS)."""
     return F.pad(positions, (0, -positions.numel() % PAGE_ROWS), value=HIDDEN).reshape(-1, PAGE_ROWS)
-
-
-BLOCK_QUERIES = 64  # rows times the heads that share keys, handled by one program
-UNLIMITED = 2**30  # a window no prompt reaches
 
 
 class PagedAttention:
     """Attention of the packed rows of several requests, `rows` (T,) each, ascending; see RowAttention.
 
-    The places of all keys are taken from the first layer's input.
+    The positions of all keys are read from the first layer's input.
     """
 
     def __init__(self, rows: Sequence[Tensor]) -> None:
@@ -95,26 +93,26 @@ class PagedAttention:
     def attend(
         self,
         query: Tensor,
-        given: Sequence[AttentionInput],
+        sources: Sequence[AttentionInput],
         *,
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """One launch over all requests; see RowAttention."""
+        """Attend in one launch over all requests; see RowAttention."""
         assert query.shape[0] == 1
-        spans = spans_of(given)
+        spans = spans_of(sources)
         kv_heads, width = spans[0].keys.shape[1], spans[0].keys.shape[3]
         group = query.shape[1] // kv_heads
         if self._pages is None:
-            self._pages = paged(given)
+            self._pages = cut_pages(sources)
         size = max(1, BLOCK_QUERIES // group)
         pages, blocks = self._pages, self._blocks_of(size)
         query = query.contiguous()
         out = torch.empty_like(query)
         if not blocks.shape[0]:
             return out
-        addresses, strides, held = _addresses(spans, query.device)
+        addresses, strides, tensors = _addresses(spans, query.device)
         _attend[(blocks.shape[0], kv_heads)](
             query,
             out,
@@ -138,11 +136,11 @@ class PagedAttention:
             hidden=HIDDEN,
             capped=softcap is not None,
         )
-        del held  # what the addresses point at has to live until the launch is queued
+        del tensors  # the addresses point into them, so they must live until the launch is queued
         return out
 
     def _blocks_of(self, size: int) -> Tensor:
-        """(blocks, 3): each block's request, its first row in the packed query, and the row behind its last."""
+        """Return (blocks, 3): each block's request, its first row in the packed query, and the row after its last."""
         if size not in self._blocks:
             edges = list(accumulate((own.numel() for own in self._rows), initial=0))
             found = [
@@ -150,23 +148,23 @@ class PagedAttention:
                 for request in range(len(self._rows))
                 for start in range(edges[request], edges[request + 1], size)
             ]
-            made = torch.tensor(found, dtype=torch.int32, device=self._positions.device)
-            self._blocks[size] = made.reshape(-1, 3)
+            table = torch.tensor(found, dtype=torch.int32, device=self._positions.device)
+            self._blocks[size] = table.reshape(-1, 3)
         return self._blocks[size]
 
 
-def _addresses(spans: Sequence[KeyRows], device: torch.device) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Where spans lie: (spans, 2) addresses of keys and values, (spans, 4) their strides, and the tensors themselves.
+def _addresses(spans: Sequence[KVRows], device: torch.device) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return (spans, 2) addresses of keys and values, (spans, 4) their strides, and the tensors themselves.
 
-    Strides are those from head to head and from row to row, of keys, then of values, in elements.
+    Strides are from head to head and from row to row, of keys, then of values, in elements.
     """
-    held = [rows_whole(tensor) for span in spans for tensor in (span.keys, span.values)]
-    addresses = torch.tensor([tensor.data_ptr() for tensor in held], dtype=torch.int64)
-    strides = torch.tensor([(tensor.stride(1), tensor.stride(2)) for tensor in held], dtype=torch.int64)
-    return addresses.reshape(-1, 2).to(device), strides.reshape(-1, 4).to(device), held
+    tensors = [with_contiguous_rows(tensor) for span in spans for tensor in (span.keys, span.values)]
+    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
+    strides = torch.tensor([(tensor.stride(1), tensor.stride(2)) for tensor in tensors], dtype=torch.int64)
+    return addresses.reshape(-1, 2).to(device), strides.reshape(-1, 4).to(device), tensors
 
 
-# A number of rows is no reason to compile anew. Arguments are pointers and numbers, which Python's types do not tell.
+# Another number of rows must not compile the kernel again. Arguments are pointers and numbers without Python types.
 @triton.jit(do_not_specialize=["query_rows"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query,
@@ -191,15 +189,15 @@ def _attend(  # type: ignore[no-untyped-def]
     hidden: tl.constexpr,
     capped: tl.constexpr,
 ):
-    """One block of one request's rows with the query heads of one KV head, over all pages that it can see.
+    """Attend for one block of one request's rows and the query heads of one KV head, over all pages that it can see.
 
-    The softmax is carried from page to page in float32 (most: the largest logit so far, mass: the sum of weights).
+    Keeps a running softmax over the pages in float32 (most: the largest logit so far, mass: the sum of weights).
     """
     block, head = tl.program_id(0), tl.program_id(1)
     request = tl.load(blocks + block * 3)
     first = tl.load(blocks + block * 3 + 1)
     end = tl.load(blocks + block * 3 + 2)
-    numbers = tl.arange(0, block_queries)  # row by row, in each the heads that share keys
+    numbers = tl.arange(0, block_queries)  # row by row, the heads that share keys side by side
     row = first + numbers // group
     real = row < end
     position = tl.load(rows + row, mask=real, other=-1)
@@ -237,7 +235,7 @@ def _attend(  # type: ignore[no-untyped-def]
             seen = (where[None, :] <= position[:, None]) & (where[None, :] > position[:, None] - window)
             logits = tl.where(seen, logits, float("-inf"))
             higher = tl.maximum(most, tl.max(logits, axis=1))
-            shift = tl.where(higher == float("-inf"), 0.0, higher)  # of rows that have seen nothing yet
+            shift = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key
             kept = tl.exp(most - shift)
             weights = tl.exp(logits - shift[:, None])
             mass = mass * kept + tl.sum(weights, axis=1)

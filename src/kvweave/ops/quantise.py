@@ -1,19 +1,19 @@
-"""Chunk KV in 8 or 4 bits a number: keys per channel, values per token, the few outlying tokens as they are.
+"""Chunk KV in 8 or 4 bits a number: keys per channel, values per token, the few outlier tokens exactly.
 
-Keys have channels that are large in every token and values have none, so keys are coded channel by channel over the
-tokens of the chunk, values token by token over their channels (KIVI, arXiv 2402.02750). A single token far out would
-take the levels from all others of its channels; those few are kept as they are (KVQuant, arXiv 2401.18079).
+Keys have channels that are large in every token, and values have none. So keys are coded channel by channel over the
+tokens of the chunk, values token by token over their channels (KIVI, arXiv 2402.02750). A single outlier token would
+use up the levels of its channels; those few are kept exactly (KVQuant, arXiv 2401.18079).
 
-The definition, for one layer with keys and values x[g, s, d], M = 2**bits - 1 levels, and E the outlying tokens:
+The definition, for one layer with keys and values x[g, s, d], M = 2**bits - 1 levels, and E the outlier tokens:
 
     keys      low[g, d] = min over s not in E of x,   step[g, d] = (max - low) / M
     values    low[g, s] = min over d of x,            step[g, s] = (max - low) / M,  both rounded outwards to bfloat16
     code      round((x - low) / step),  0 where step is 0
     decoded   x itself for s in E, else low + code · step in float32, rounded to the dtype of x
 
-Codes are taken against the ranges as they are stored, so that no number is off by more than half a step. The ranges of
-keys need all of a chunk's tokens: KV that is written token by token is coded by `quantise_rows`. Knows nothing of files
-or models. Tensor letters: L layers, G KV heads, S tokens, D head width, E outlying tokens.
+Codes are computed from the stored, rounded ranges, so that no number is off by more than half a step. The ranges of
+keys need all of a chunk's tokens; `quantise_rows` codes KV that is written token by token. Knows nothing of files
+or models. Tensor letters: L layers, G KV heads, S tokens, D head width, E outlier tokens.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,17 @@ from kvweave.errors import InvalidRequest
 from kvweave.types import Storage
 
 BITS: Mapping[Storage, int] = {"int8": 8, "int4": 4}
-"""What is not stored exactly, and in how many bits."""
+"""The quantised storages and their bits per number."""
+
+SCALE_BYTES = 2  # float16, of `quantise_rows`
 
 TOKENS_PER_OUTLIER = 128
-"""One token in so many, rounded up, is kept as it is: at D = 64 less than 1 % of the bytes."""
+"""One token in this many, rounded up, is kept exactly: at D = 64 less than 1 % of the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedKV:
-    """A chunk's KV, coded; gives it back layer by layer (see `kvweave.types.KVLayers`).
+    """A chunk's quantised KV, which decodes layer by layer (see `kvweave.types.KVLayers`).
 
     Attributes:
         storage: int8 or int4.
@@ -57,38 +59,38 @@ class QuantisedKV:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(L, 2, G, S, D) of what it stands for."""
+        """Shape of the decoded KV, (L, 2, G, S, D)."""
         return (*self.codes.shape[:-1], self.outlier_rows.shape[-1])
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what it stands for."""
+        """Dtype of the decoded KV."""
         return self.outlier_rows.dtype
 
     @property
     def nbytes(self) -> int:
-        """Of everything that it holds."""
+        """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by attribute, the codes last: what comes before them is little."""
+        """Return all tensors by attribute, the codes last: those before them are small."""
         small = ("key_low", "key_step", "outlier_tokens", "outlier_rows", "value_low", "value_step")
         return {name: getattr(self, name) for name in (*small, "codes")}
 
     @property
-    def awaited_s(self) -> float:
-        """0: it is all in memory."""
+    def layer_wait_s(self) -> float:
+        """0: everything is in memory."""
         return 0.0
 
     def load(self, index: int) -> None:
-        """Nothing: it is all in memory."""
+        """Do nothing: everything is in memory."""
 
     def layer(self, index: int) -> Tensor:
-        """One layer decoded, (2, G, S, D), the caller's own."""
+        """Return one decoded layer, (2, G, S, D), owned by the caller."""
         return self._decode(index, self.codes.new_empty(self.shape[1:], dtype=self.dtype))
 
-    def whole(self) -> Tensor:
-        """Everything decoded, (L, 2, G, S, D), the caller's own."""
+    def all_layers(self) -> Tensor:
+        """Return the decoded KV, (L, 2, G, S, D), owned by the caller."""
         decoded = self.codes.new_empty(self.shape, dtype=self.dtype)
         for index, into in enumerate(decoded):
             self._decode(index, into)
@@ -112,25 +114,24 @@ class QuantisedKV:
 
 
 def quantise(kv: Tensor, storage: Storage) -> QuantisedKV:
-    """Code KV (L, 2, G, S, D), keys before rotation, as int8 or int4; `kv` is not changed and not kept.
+    """Quantise KV (L, 2, G, S, D), keys before rotation, to int8 or int4; `kv` is not changed and not kept.
 
     Raises:
-        InvalidRequest: another storage; numbers that are not finite in more tokens than are kept as they are.
+        InvalidRequest: another storage; numbers that are not finite in more tokens than are kept exactly.
     """
     if storage not in BITS:
         raise InvalidRequest(f"KV cannot be coded as {storage}; choose one of {', '.join(BITS)}")
     bits = BITS[storage]
-    tokens = outlying_tokens(kv)
-    aside = torch.zeros(kv.shape[0], kv.shape[3], dtype=torch.bool).scatter_(1, tokens, True)[
-        :, None, :, None
-    ]
-    numbers = kv.float().masked_fill(aside[:, None], 0.0)
+    tokens = find_outliers(kv)
+    is_outlier = torch.zeros(kv.shape[0], kv.shape[3], dtype=torch.bool).scatter_(1, tokens, True)
+    is_outlier = is_outlier[:, None, :, None]  # (L, 1, S, 1)
+    numbers = kv.float().masked_fill(is_outlier[:, None], 0.0)
     keys, values = numbers.unbind(1)  # each (L, G, S, D)
-    key_low, key_step = _key_ranges(keys, aside, bits)
+    key_low, key_step = _key_ranges(keys, is_outlier, bits)
     value_low, value_step = _value_ranges(values, bits)
-    for ends in (numbers, key_low, key_step, value_low, value_step):
-        if not ends.isfinite().all():
-            raise InvalidRequest("KV holds numbers that are not finite; store it as it is (storage exact)")
+    for tensor in (numbers, key_low, key_step, value_low, value_step):
+        if not tensor.isfinite().all():
+            raise InvalidRequest("KV holds numbers that are not finite; store it unquantised (storage exact)")
     codes = torch.stack(
         [_codes(keys, key_low, key_step, bits), _codes(values, value_low.float(), value_step.float(), bits)],
         dim=1,
@@ -139,7 +140,7 @@ def quantise(kv: Tensor, storage: Storage) -> QuantisedKV:
     rows = kv.permute(0, 3, 1, 2, 4)[layers, tokens]  # (L, E, 2, G, D)
     return QuantisedKV(
         storage=storage,
-        codes=two_in_a_byte(codes) if bits == 4 else codes,
+        codes=pack_nibbles(codes) if bits == 4 else codes,
         key_low=key_low,
         key_step=key_step,
         value_low=value_low,
@@ -149,35 +150,35 @@ def quantise(kv: Tensor, storage: Storage) -> QuantisedKV:
     )
 
 
-def coded_bytes(shape: tuple[int, int, int, int, int], dtype: torch.dtype, storage: Storage) -> int:
-    """What KV of this shape (L, 2, G, S, D) and dtype takes when it is coded; InvalidRequest as `quantise`."""
+def quantised_bytes(shape: tuple[int, int, int, int, int], dtype: torch.dtype, storage: Storage) -> int:
+    """Return the bytes of quantised KV of this shape (L, 2, G, S, D) and dtype; InvalidRequest as `quantise`."""
     if storage not in BITS:
         raise InvalidRequest(f"KV cannot be coded as {storage}; choose one of {', '.join(BITS)}")
     layers, parts, heads, tokens, width = shape
     outliers = -(-tokens // TOKENS_PER_OUTLIER)
     codes = parts * heads * tokens * (-(-width // 2) if BITS[storage] == 4 else width)
     keys, values = 2 * heads * width * 4, 2 * heads * tokens * 2  # low and step of each
-    aside = outliers * (4 + parts * heads * width * dtype.itemsize)
-    return layers * (codes + keys + values + aside)
+    exact = outliers * (4 + parts * heads * width * dtype.itemsize)
+    return layers * (codes + keys + values + exact)
 
 
-def outlying_tokens(kv: Tensor) -> Tensor:
-    """Of KV (L, 2, G, S, D) the tokens of each layer whose keys lie farthest out, (L, E) ascending.
+def find_outliers(kv: Tensor) -> Tensor:
+    """Return the tokens of each layer of KV (L, 2, G, S, D) whose keys are the farthest outliers, (L, E) ascending.
 
-    E = ⌈S / TOKENS_PER_OUTLIER⌉. How far is the mean over the channels of z⁴, z being the distance from the channel's
-    mean in its standard deviations; a token with numbers that are not finite lies farther out than any.
+    E = ⌈S / TOKENS_PER_OUTLIER⌉. The distance is the mean over the channels of z⁴, where z is the difference from the
+    channel's mean in standard deviations. A token with numbers that are not finite is farther out than any other.
     """
     unusable = ~kv.isfinite().all(dim=-1).all(dim=2).all(dim=1)  # (L, S)
     keys = kv[:, 0].float().masked_fill(unusable[:, None, :, None], 0.0)
-    off = keys - keys.mean(dim=2, keepdim=True)
-    deviation = off.square().mean(dim=2, keepdim=True).sqrt()
-    far = (off / deviation.masked_fill(deviation == 0, 1.0)).pow(4).mean(dim=(1, 3))  # (L, S)
-    order = far.masked_fill(unusable, torch.inf).argsort(dim=1, descending=True, stable=True)
+    difference = keys - keys.mean(dim=2, keepdim=True)
+    deviation = difference.square().mean(dim=2, keepdim=True).sqrt()
+    distance = (difference / deviation.masked_fill(deviation == 0, 1.0)).pow(4).mean(dim=(1, 3))  # (L, S)
+    order = distance.masked_fill(unusable, torch.inf).argsort(dim=1, descending=True, stable=True)
     return order[:, : -(-kv.shape[3] // TOKENS_PER_OUTLIER)].sort(dim=1).values
 
 
-def two_in_a_byte(codes: Tensor) -> Tensor:
-    """Codes below 16, (…, D) uint8, as (…, ⌈D / 2⌉): channel c in the low half, c + ⌈D / 2⌉ in the high one."""
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Pack codes below 16, (…, D) uint8, to (…, ⌈D / 2⌉): channel c in the low half, c + ⌈D / 2⌉ in the high one."""
     half = -(-codes.shape[-1] // 2)
     packed = codes[..., :half].clone()
     packed[..., : codes.shape[-1] - half] |= codes[..., half:] << 4
@@ -185,7 +186,7 @@ def two_in_a_byte(codes: Tensor) -> Tensor:
 
 
 def dequantise_reference(packed: QuantisedKV, layer: int) -> Tensor:
-    """One layer, (2, G, S, D), number by number from the definition: what `QuantisedKV.layer` is tested against."""
+    """Decode one layer, (2, G, S, D), number by number from the definition: the reference for `QuantisedKV.layer`."""
     decoded = torch.empty(packed.shape[1:], dtype=packed.dtype)
     half = packed.codes.shape[-1]
     for part, head, token, channel in torch.cartesian_prod(*map(torch.arange, decoded.shape)).tolist():
@@ -198,59 +199,56 @@ def dequantise_reference(packed: QuantisedKV, layer: int) -> Tensor:
             else (packed.value_low[layer, head, token, 0], packed.value_step[layer, head, token, 0])
         )
         decoded[part, head, token, channel] = low.double() + code * step.double()
-    for place, token in enumerate(packed.outlier_tokens[layer].tolist()):
-        decoded[:, :, token] = packed.outlier_rows[layer, :, :, place]
+    for index, token in enumerate(packed.outlier_tokens[layer].tolist()):
+        decoded[:, :, token] = packed.outlier_rows[layer, :, :, index]
     return decoded
 
 
-def _key_ranges(keys: Tensor, aside: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """low and step, (L, G, 1, D) float32, of the tokens that are not set aside (L, 1, S, 1)."""
-    if bool(aside.all()):  # of a single token, and of none
-        nothing = keys.new_zeros(keys.shape[0], keys.shape[1], 1, keys.shape[3])
-        return nothing, nothing.clone()
-    low = keys.masked_fill(aside, torch.inf).amin(dim=2, keepdim=True)
-    high = keys.masked_fill(aside, -torch.inf).amax(dim=2, keepdim=True)
+def _key_ranges(keys: Tensor, is_outlier: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Return low and step, (L, G, 1, D) float32, of the tokens that are no outliers; `is_outlier` is (L, 1, S, 1)."""
+    if bool(is_outlier.all()):  # at most one token
+        zeros = keys.new_zeros(keys.shape[0], keys.shape[1], 1, keys.shape[3])
+        return zeros, zeros.clone()
+    low = keys.masked_fill(is_outlier, torch.inf).amin(dim=2, keepdim=True)
+    high = keys.masked_fill(is_outlier, -torch.inf).amax(dim=2, keepdim=True)
     return low, (high - low) / (2**bits - 1)
 
 
 def _value_ranges(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """low and step, (L, G, S, 1) bfloat16, rounded outwards so that the range still covers every number."""
+    """Return low and step, (L, G, S, 1) bfloat16, rounded outwards so that the range still covers every number."""
     low = _rounded(values.amin(dim=-1, keepdim=True), -torch.inf)
     step = (values.amax(dim=-1, keepdim=True) - low.float()) / (2**bits - 1)
     return low, _rounded(step, torch.inf)
 
 
 def _rounded(numbers: Tensor, towards: float) -> Tensor:
-    """To bfloat16, downwards or upwards."""
-    near = numbers.bfloat16()
-    passed = near.float() < numbers if towards > 0 else near.float() > numbers
-    return torch.where(passed, torch.nextafter(near, torch.full_like(near, towards)), near)
+    """Round to bfloat16, down or up."""
+    nearest = numbers.bfloat16()
+    wrong_side = nearest.float() < numbers if towards > 0 else nearest.float() > numbers
+    return torch.where(wrong_side, torch.nextafter(nearest, torch.full_like(nearest, towards)), nearest)
 
 
 def _codes(numbers: Tensor, low: Tensor, step: Tensor, bits: int) -> Tensor:
-    """(L, G, S, D) uint8."""
-    places = (numbers - low) / step.masked_fill(step == 0, 1.0)
-    return places.round_().clamp_(0, 2**bits - 1).to(torch.uint8)
-
-
-SCALE_BYTES = 2  # float16
+    """Return codes (L, G, S, D), uint8."""
+    levels = (numbers - low) / step.masked_fill(step == 0, 1.0)
+    return levels.round_().clamp_(0, 2**bits - 1).to(torch.uint8)
 
 
 def quantise_rows(x: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    """Codes and scales of x (…, D), D a multiple of `group` and even: (…, D · bits / 8) uint8, (…, D / group) float16.
+    """Return codes (…, D · bits / 8) uint8 and scales (…, D / group) float16 of x (…, D), each row on its own.
 
-    `bits` is 8 or 4; in 4 bits a byte holds two channels as `two_in_a_byte` has them.
+    D is even and a multiple of `group`. `bits` is 8 or 4; in 4 bits a byte holds two channels, as in `pack_nibbles`.
     """
     most = 2 ** (bits - 1) - 1
     grouped = x.float().unflatten(-1, (-1, group))  # (…, D / group, group)
-    # The scale is rounded up to what float16 holds, so that no code goes beyond the last.
+    # The scale is rounded up to a float16 number, so that no code exceeds the largest.
     scales = (grouped.abs().amax(-1) / most * (1 + 2**-10)).clamp(min=6e-8, max=65504.0).half()
     codes = (grouped / scales[..., None].float()).round_().clamp_(-most, most).flatten(-2).to(torch.int8)
-    return codes.view(torch.uint8) if bits == 8 else two_in_a_byte((codes + 8).to(torch.uint8)), scales
+    return codes.view(torch.uint8) if bits == 8 else pack_nibbles((codes + 8).to(torch.uint8)), scales
 
 
-def restore_rows(codes: Tensor, scales: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """What `quantise_rows` made codes and scales of, up to its rounding: (…, D) in `dtype`."""
+def dequantise_rows(codes: Tensor, scales: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+    """Return what `quantise_rows` coded, up to its rounding: (…, D) in `dtype`."""
     if bits == 8:
         whole = codes.view(torch.int8)
     else:

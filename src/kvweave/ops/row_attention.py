@@ -1,7 +1,4 @@
-"""Which implementation of attention over chosen rows runs where. All of them do what `attend_reference` defines.
-
-Knows the implementations, and nothing of who asks.
-"""
+"""Chooses the implementation of attention over chosen rows. All of them do what `attend_reference` defines."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -16,27 +13,28 @@ from kvweave.ops.split_attention import SplitAttention, can_split
 
 
 def row_attention(rows: Sequence[Tensor], dtype: torch.dtype) -> RowAttention:
-    """For the rows of one pass, (T,) of each request, ascending; `dtype` is the query's.
+    """Return the fastest implementation for the rows of one pass, (T,) of each request, ascending.
 
-    On GPUs a kernel of our own, where there is Triton. Else PyTorch's fused attention: as it is where every request computes all
-    rows, on CPUs split into keys with and without a mask, elsewhere in blocks.
+    `dtype` is the query's. GPUs with Triton run a kernel of our own; all else is PyTorch's fused attention. If every
+    request computes all rows, it runs as it is; otherwise on CPUs split into keys with and without a mask, elsewhere in
+    blocks.
     """
     device = rows[0].device.type
     if device == "cuda" and has_triton():
         from kvweave.ops.paged_attention import PagedAttention
 
         return PagedAttention(rows)
-    if device == "cpu" and can_split() and not all(map(_whole, rows)):
+    if device == "cpu" and can_split() and not all(map(_is_whole, rows)):
         return SplitAttention(rows, dtype)
     return BlockedAttention(rows, dtype)
-
-
-def _whole(rows: Tensor) -> bool:
-    """Whether a request's rows are all up to the last one: plain causal attention."""
-    return rows.numel() > 0 and int(rows[-1]) == rows.numel() - 1
 
 
 @cache
 def has_triton() -> bool:
     """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
+
+
+def _is_whole(rows: Tensor) -> bool:
+    """Whether a request's rows are all up to the last one: plain causal attention."""
+    return rows.numel() > 0 and int(rows[-1]) == rows.numel() - 1

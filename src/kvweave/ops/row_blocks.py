@@ -1,6 +1,6 @@
-"""Attention of chosen rows through PyTorch's fused attention, on any device: sorted rows cut into blocks.
+"""Attention of chosen rows through PyTorch's fused attention, on any device: sorted rows, cut into blocks.
 
-Each block of rows attends to the key range that its rows can see at most, through the library's fused
+Each block of rows attends to the widest key range that one of its rows can see, through the library's fused
 attention and a mask shared by all layers. Rows 0..N−1 (a full prefill) need no mask at all. Exact for any
 set of rows, sliding windows, grouped heads and soft-capped logits.
 """
@@ -14,31 +14,43 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, contiguous, unpacked
+from kvweave.ops.attention import AttentionInput, in_prompt_order, split_packed
+from kvweave.ops.logits import apply_softcap
 
 MIN_BLOCKS = 4  # of a large pass: fewer waste masked keys, more add calls
-SIDE_BY_SIDE = (
-    16  # rows spread over no more than this part of the keys they see waste few masked ones in one block
-)
+SIDE_BY_SIDE = 16  # rows spread over at most this part of their keys waste few masked keys in one block
 MAX_BLOCK_ROWS = 512  # bounds a block's mask and, with soft caps, its logits
-MAX_KEPT_MASKS = 2**26  # elements; beyond it masks are made again in every layer instead of being held
+MAX_KEPT_MASKS = 2**26  # elements; beyond this, every layer makes its masks again
 
 BlockT = TypeVar("BlockT", bound=Hashable)
 
 
-class KeptMasks(Generic[BlockT]):
-    """Blocks' masks, kept for the next layer unless all of them together have too many `elements`."""
+class BlockedAttention:
+    """Attention of the packed rows of several requests, `rows` (T,) each, ascending, in `dtype`; see RowAttention.
 
-    def __init__(self, elements: int) -> None:
-        self._kept: dict[BlockT, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
+    Blocks are made once per sliding window.
+    """
 
-    def of(self, block: BlockT, make: Callable[[BlockT], Tensor]) -> Tensor:
-        """The block's mask, which `make` makes if it is not there."""
-        if self._kept is None:
-            return make(block)
-        if block not in self._kept:
-            self._kept[block] = make(block)
-        return self._kept[block]
+    def __init__(self, rows: Sequence[Tensor], dtype: torch.dtype) -> None:
+        self._rows = rows
+        self._dtype = dtype
+        self._blocks: dict[int | None, list[RowBlocks]] = {}
+
+    def attend(
+        self,
+        query: Tensor,
+        sources: Sequence[AttentionInput],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Attend request by request; see RowAttention."""
+        if window not in self._blocks:
+            self._blocks[window] = [RowBlocks(rows, window=window, dtype=self._dtype) for rows in self._rows]
+        requests = zip(split_packed(query, self._rows), sources, self._blocks[window], strict=True)
+        parts = [attend_rows(q, own, blocks, scaling=scaling, softcap=softcap) for q, own, blocks in requests]
+        return torch.cat(parts, dim=2) if len(parts) != 1 else parts[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,86 +77,51 @@ class RowBlocks:
         self._window = window
         self._dtype = dtype
         elements = sum((b.end - b.start) * (b.key_end - b.key_start) for b in self.blocks if b.masked)
-        self._masks = KeptMasks[RowBlock](elements)
+        self._masks = MaskCache[RowBlock](elements)
 
     def mask(self, block: RowBlock) -> Tensor | None:
-        """What hides keys from a block's rows, (rows, keys); None if nothing needs to be hidden."""
-        return self._masks.of(block, self._make_mask) if block.masked else None
+        """Return the mask of a block's rows, (rows, keys); None if they see all keys of the block."""
+        return self._masks.get(block, self._make_mask) if block.masked else None
 
     def _make_mask(self, block: RowBlock) -> Tensor:
         own = self._rows[block.start : block.end]
         positions = torch.arange(block.key_start, block.key_end, device=own.device)
-        return hiding_mask(own, positions, self._window, self._dtype)
+        return additive_mask(own, positions, self._window, self._dtype)
 
 
-def hiding_mask(rows: Tensor, positions: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """What hides keys at `positions` (S,) from rows (T,) before them, or whose window has left them behind; additive, (T, S)."""
+class MaskCache(Generic[BlockT]):
+    """Keeps the masks of blocks for the next layer, unless all of them together have too many `elements`."""
+
+    def __init__(self, elements: int) -> None:
+        self._masks: dict[BlockT, Tensor] | None = {} if elements <= MAX_KEPT_MASKS else None
+
+    def get(self, block: BlockT, make: Callable[[BlockT], Tensor]) -> Tensor:
+        """Return the block's mask, made by `make` if it is not kept."""
+        if self._masks is None:
+            return make(block)
+        if block not in self._masks:
+            self._masks[block] = make(block)
+        return self._masks[block]
+
+
+def additive_mask(rows: Tensor, positions: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Return −inf where a key at `positions` (S,) is after a row (T,) or before its window, else 0, (T, S)."""
     hidden = positions[None, :] > rows[:, None]
     if window is not None:
         hidden |= positions[None, :] <= rows[:, None] - window
     return torch.zeros(hidden.shape, dtype=dtype, device=rows.device).masked_fill_(hidden, float("-inf"))
 
 
-def _cut(rows: Tensor, window: int | None) -> tuple[RowBlock, ...]:
-    count = rows.numel()
-    if count == 0:
-        return ()
-    unlimited = window is None or int(rows[-1]) < window
-    if unlimited and int(rows[0]) == 0 and int(rows[-1]) == count - 1:
-        return (RowBlock(0, count, 0, count, masked=False, causal=True),)
-    last, spread = int(rows[-1]), int(rows[-1]) - int(rows[0])
-    seen = last + 1 if window is None else min(last + 1, window)
-    least = 1 if count < 2 * MIN_BLOCKS or spread * SIDE_BY_SIDE <= seen else MIN_BLOCKS
-    blocks = max(least, -(-count // MAX_BLOCK_ROWS))
-    edges = torch.linspace(0, count, blocks + 1).round().int().tolist()
-    return tuple(_block(rows, a, b, window) for a, b in pairwise(edges) if b > a)
-
-
-def _block(rows: Tensor, start: int, end: int, window: int | None) -> RowBlock:
-    key_end = int(rows[end - 1]) + 1
-    key_start = 0 if window is None else max(0, int(rows[start]) - window + 1)
-    one_row_sees_all = end - start == 1 and (window is None or key_end - key_start <= window)
-    return RowBlock(start, end, key_start, key_end, masked=not one_row_sees_all)
-
-
-class BlockedAttention:
-    """Attention of the packed rows of several requests, `rows` (T,) each, ascending, in `dtype`; see RowAttention.
-
-    Blocks are made once per sliding window.
-    """
-
-    def __init__(self, rows: Sequence[Tensor], dtype: torch.dtype) -> None:
-        self._rows = rows
-        self._dtype = dtype
-        self._blocks: dict[int | None, list[RowBlocks]] = {}
-
-    def attend(
-        self,
-        query: Tensor,
-        given: Sequence[AttentionInput],
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """Request by request; see RowAttention."""
-        if window not in self._blocks:
-            self._blocks[window] = [RowBlocks(rows, window=window, dtype=self._dtype) for rows in self._rows]
-        shares = zip(unpacked(query, self._rows), given, self._blocks[window], strict=True)
-        parts = [attend_rows(q, own, blocks, scaling=scaling, softcap=softcap) for q, own, blocks in shares]
-        return torch.cat(parts, dim=2) if len(parts) != 1 else parts[0]
-
-
 def attend_rows(
-    query: Tensor, given: AttentionInput, rows: RowBlocks, *, scaling: float, softcap: float | None = None
+    query: Tensor, source: AttentionInput, rows: RowBlocks, *, scaling: float, softcap: float | None = None
 ) -> Tensor:
     """Attend block by block: what `attend_reference` defines, for query (B, H, T, D) at the positions of `rows`.
 
-    Every position up to a row's own must be covered by `given`, and rows it skips be replaced by private ones.
-    Keys are read in prompt order: shared spans are merged first, so hand over merged ones where several
-    passes or layers use them. Returns (B, H, T, D).
+    `source` must cover every position up to a row's own, and private rows must replace the skipped ones.
+    Keys are read in prompt order: shared spans are merged first. Pass merged ones if several passes or layers use
+    them. Returns (B, H, T, D).
     """
-    keys, values = contiguous(given)
+    keys, values = in_prompt_order(source)
     parts = [query[:, :, :0]]
     for block in rows.blocks:
         q = query[:, :, block.start : block.end]  # (B, H, rows, D)
@@ -177,15 +154,15 @@ def attend_softcap(
     scaling: float,
     softcap: float,
 ) -> Tensor:
-    """Attention with soft-capped logits (Gemma 2), which the fused kernels lack.
+    """Attend with soft-capped logits (Gemma 2), which the fused kernels lack.
 
-    Shapes as in `attend_rows`; `mask` is additive or boolean (True sees), broadcastable to (B, H, T, S);
-    `causal` hides later keys, rows and keys aligned at their end.
+    Shapes as in `attend_rows`. `mask` is additive or boolean (True sees), broadcastable to (B, H, T, S);
+    `causal` masks later keys, with rows and keys aligned at their end.
     """
     groups = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
     logits = (query @ keys.transpose(2, 3)).float() * scaling  # (B, H, T, S)
-    logits = torch.tanh(logits / softcap) * softcap
+    logits = apply_softcap(logits, softcap)
     if causal:
         rows, count = logits.shape[-2:]
         later = torch.ones(rows, count, dtype=torch.bool, device=logits.device).triu(count - rows + 1)
@@ -193,3 +170,25 @@ def attend_softcap(
     if mask is not None:
         logits = logits.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
     return logits.softmax(dim=-1).to(query.dtype) @ values
+
+
+def _cut(rows: Tensor, window: int | None) -> tuple[RowBlock, ...]:
+    count = rows.numel()
+    if count == 0:
+        return ()
+    unlimited = window is None or int(rows[-1]) < window
+    if unlimited and int(rows[0]) == 0 and int(rows[-1]) == count - 1:
+        return (RowBlock(0, count, 0, count, masked=False, causal=True),)
+    last, spread = int(rows[-1]), int(rows[-1]) - int(rows[0])
+    seen = last + 1 if window is None else min(last + 1, window)
+    least = 1 if count < 2 * MIN_BLOCKS or spread * SIDE_BY_SIDE <= seen else MIN_BLOCKS
+    blocks = max(least, -(-count // MAX_BLOCK_ROWS))
+    edges = torch.linspace(0, count, blocks + 1).round().int().tolist()
+    return tuple(_block(rows, a, b, window) for a, b in pairwise(edges) if b > a)
+
+
+def _block(rows: Tensor, start: int, end: int, window: int | None) -> RowBlock:
+    key_end = int(rows[end - 1]) + 1
+    key_start = 0 if window is None else max(0, int(rows[start]) - window + 1)
+    one_row_sees_all = end - start == 1 and (window is None or key_end - key_start <= window)
+    return RowBlock(start, end, key_start, key_end, masked=not one_row_sees_all)

@@ -1,6 +1,6 @@
-"""Scores of context tokens, as pure reductions: how much rows attend to them, how far their KV is off.
+"""Scores of context tokens: how much rows attend to them, how far their KV deviates.
 
-Selectors rank tokens by these. Nothing here knows models, prompts or methods.
+Selectors rank tokens by these. Nothing here knows models, prompts or recipes.
 
 Tensor letters: B batch, H query heads, G KV heads, R query rows, S keys, D head width, n tokens.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvweave.ops.logits import block_rows, masked_logits, visible_keys
+from kvweave.ops.logits import masked_logits, rows_per_block, visible_keys
 
 
 def mean_attention(
@@ -23,10 +23,10 @@ def mean_attention(
     softcap: float | None = None,
     columns: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Softmax weights of query rows on keys, averaged over rows and heads.
+    """Return the softmax weights of query rows on keys, averaged over rows and heads.
 
-    Query (B, H, R, D) stands at prompt positions `rows` (R,), keys (B, G, S, D) at 0 … S − 1; a row sees what
-    `ops.attention.attend_reference` lets it see. With `columns` (first, end) the softmax runs over those keys
+    Query (B, H, R, D) is at prompt positions `rows` (R,), keys (B, G, S, D) at 0 … S − 1; visibility is that of
+    `ops.attention.attend_reference`. With `columns` (first, end) the softmax runs over those keys
     alone; a row that sees none of them counts as zeros. Logits are made in the query's dtype, as attention
     makes them, and the softmax in float32. Returns (B, end − first), float32.
     """
@@ -47,7 +47,7 @@ def peak_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The largest softmax weight of any query row and head on each key, (B, S), float32; as `mean_attention` else."""
+    """Return the largest softmax weight of any query row and head on each key, (B, S), float32; else as `mean_attention`."""
     peak = torch.zeros(query.shape[0], keys.shape[2], device=keys.device)
     for weights in _weights(query, rows, keys, scaling, window, softcap, (0, keys.shape[2])):
         peak = torch.maximum(peak, weights.amax(dim=(1, 2)))
@@ -64,7 +64,7 @@ def attention_shares(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """How each query row's attention divides among parts of the keys, averaged over heads; as `mean_attention` else.
+    """Return the share of each query row's attention on parts of the keys, averaged over heads; else as `mean_attention`.
 
     `parts` (S, P) is 1 where a key belongs to a part. Returns (B, R, P), float32.
     """
@@ -83,10 +83,10 @@ def _weights(
     softcap: float | None,
     columns: tuple[int, int],
 ) -> Iterator[Tensor]:
-    """Softmax weights (B, H, rows, end − first) of blocks of rows, in order; zeros for a row that sees no key."""
+    """Yield softmax weights (B, H, rows, end − first) of blocks of rows, in order; zeros for a row that sees no key."""
     first, end = columns
     batch, heads, count, _ = query.shape
-    block = block_rows(batch, heads, end - first, keys.device)
+    block = rows_per_block(batch, heads, end - first, keys.device)
     for start in range(0, count, block):
         visible = visible_keys(rows[start : start + block], first, end, window)  # (rows, keys)
         q = query[:, :, start : start + block]
@@ -99,38 +99,40 @@ def _weights(
 
 
 def top_tokens(scores: Tensor, count: int) -> Tensor:
-    """Which tokens are among the `count` with the highest scores: bool like `scores` (…, n); ties go to the first."""
+    """Mark the `count` tokens with the highest scores: bool like `scores` (…, n); ties go to the first."""
     best = scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
     return torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True)
 
 
 def residual_norms(weights: Tensor, values: Tensor, stale_weights: Tensor, stale_values: Tensor) -> Tensor:
-    """What each token, left stale, adds to the bound on the attention output's error (ProphetKV eq. 5).
+    """Return each token's share of the bound on the attention output's error if it stays stale (ProphetKV eq. 5).
 
-    Attention weights (n,) averaged over rows and heads, values (G, n, D), each under full attention and over
+    Takes attention weights (n,) averaged over rows and heads, and values (G, n, D), each under full attention and over
     stale KV. Returns ‖Φ V − Φ′ V′‖₂ over all heads and dims, (n,), float32.
     """
-    off = weights[:, None] * values.float() - stale_weights[:, None] * stale_values.float()  # (G, n, D)
-    return off.square().sum(dim=(0, 2)).sqrt()
+    difference = (
+        weights[:, None] * values.float() - stale_weights[:, None] * stale_values.float()
+    )  # (G, n, D)
+    return difference.square().sum(dim=(0, 2)).sqrt()
 
 
 def kv_deviation(full: Tensor, stale: Tensor) -> Tensor:
-    """Squared distance of each token's stale keys or values from full attention's (FusionRAG eq. 7).
+    """Return the squared distance of each token's stale keys or values from full attention's (FusionRAG eq. 7).
 
-    Both (G, n, D), at the same positions; rotated or not makes no difference. Returns (n,), float32.
+    Both are (G, n, D), at the same positions; rotation makes no difference. Returns (n,), float32.
     """
     return (full.float() - stale.float()).square().sum(dim=(0, 2))
 
 
 Offsets = Sequence[tuple[int, int]]
-"""The first character of each token and the one after its last."""
+"""The first character of each token and the one after its last, in one text."""
 
 
-def carry(scores: Tensor, source: Offsets, target: Offsets, characters: int) -> Tensor:
-    """Scores of tokens at `source` offsets as scores of the tokens at `target` offsets of the same text.
+def transfer_scores(scores: Tensor, source: Offsets, target: Offsets, characters: int) -> Tensor:
+    """Transfer the scores of tokens at `source` offsets to the tokens at `target` offsets of the same text.
 
-    A token's score is shared out evenly over its characters; a character's is shared out evenly over the
-    target tokens that stand for it (several do where a character takes several bytes). (source,) → (target,),
+    A token's score is split evenly over its characters. A character's score is split evenly over the
+    target tokens that contain it (several, if it takes several bytes). (source,) → (target,),
     float64 on the CPU; the sum stays the same where both sides cover every character.
     """
     from_start, from_end = _bounds(source, characters)
@@ -138,79 +140,79 @@ def carry(scores: Tensor, source: Offsets, target: Offsets, characters: int) -> 
     by_character = _sum_over(density, from_start, from_end, characters)
     to_start, to_end = _bounds(target, characters)
     covers = _sum_over(torch.ones(len(to_start), dtype=torch.float64), to_start, to_end, characters)
-    shared = by_character / covers.clamp_min(1.0)
-    before = torch.cat([shared.new_zeros(1), shared.cumsum(0)])
+    per_token = by_character / covers.clamp_min(1.0)
+    before = torch.cat([per_token.new_zeros(1), per_token.cumsum(0)])
     return (before[to_end] - before[to_start]).clamp_min(0.0)
 
 
-def lowest(values: Tensor, source: Offsets, target: Offsets, characters: int, otherwise: int) -> Tensor:
-    """For each target token the lowest value of the source tokens that it shares a character with.
+def transfer_lowest(
+    values: Tensor, source: Offsets, target: Offsets, characters: int, otherwise: int
+) -> Tensor:
+    """Return for each target token the lowest value of the source tokens that it shares a character with.
 
-    Integers (source,) → (target,), int64 on the CPU; `otherwise`, which is above all values, where it shares none.
+    Integers (source,) → (target,), int64 on the CPU. A token that shares no character gets `otherwise`, which must be
+    above all values.
     """
     by_character = torch.full((characters,), otherwise)
-    owner, place = _characters_of(source, characters)
-    by_character.scatter_reduce_(0, place, values[owner], "amin")
-    owner, place = _characters_of(target, characters)
-    return torch.full((len(target),), otherwise).scatter_reduce_(0, owner, by_character[place], "amin")
+    token, character = _characters_of(source, characters)
+    by_character.scatter_reduce_(0, character, values[token], "amin")
+    token, character = _characters_of(target, characters)
+    return torch.full((len(target),), otherwise).scatter_reduce_(0, token, by_character[character], "amin")
 
 
 def _bounds(offsets: Offsets, characters: int) -> tuple[Tensor, Tensor]:
     start, end = torch.tensor(offsets, dtype=torch.long).reshape(-1, 2).unbind(-1)
     start = start.clamp(max=characters - 1)
-    return start, torch.maximum(
-        end, start + 1
-    )  # a token that stands for no character counts with the next one
+    return start, torch.maximum(end, start + 1)  # a token without characters counts with the next one
 
 
 def _sum_over(amounts: Tensor, start: Tensor, end: Tensor, characters: int) -> Tensor:
-    """For every character the sum of the amounts whose range holds it."""
+    """Return for every character the sum of the amounts whose range contains it."""
     steps = torch.zeros(characters + 1, dtype=torch.float64)
     steps.index_add_(0, start, amounts).index_add_(0, end, -amounts)
     return steps.cumsum(0)[:-1].clamp_min(0.0)
 
 
 def _characters_of(offsets: Offsets, characters: int) -> tuple[Tensor, Tensor]:
-    """Every character of every token: which token, and which character."""
+    """Return every (token, character) pair, token by token: the tokens, and the characters."""
     start, end = _bounds(offsets, characters)
     lengths = end - start
-    owner = torch.arange(len(lengths)).repeat_interleave(lengths)
+    token = torch.arange(len(lengths)).repeat_interleave(lengths)
     first = lengths.cumsum(0) - lengths
-    return owner, start[owner] + torch.arange(len(owner)) - first[owner]
+    return token, start[token] + torch.arange(len(token)) - first[token]
 
 
-def kept_from(scores: Tensor, lengths: Sequence[int], *, window: int, more_than: int) -> Tensor:
-    """How many of the highest-scoring tokens have to be selected before each token is kept (CacheClip §3.3).
+def windowed_ranks(scores: Tensor, lengths: Sequence[int], *, window: int, more_than: int) -> Tensor:
+    """Return the number of highest-scoring tokens to select before each token is kept (CacheClip §3.3).
 
-    Tokens are cut into windows of `window`, beginning anew with each run of `lengths`; a run's last window may be
-    shorter. Of a selection, a window's selected tokens are kept if there are more than `more_than` of them, which is
-    below `window`. So the k tokens with the highest scores (n,), ties to the first, keep those whose count here is at
-    most k.
+    Each run of `lengths` tokens is cut into windows of `window`; its last window may be shorter. A window keeps its
+    selected tokens if more than `more_than` of them are selected, which is below `window`. So if the k tokens with the
+    highest scores (n,) are selected, ties to the first, the kept ones are those whose rank here is at most k.
 
     Returns:
-        (n,) int64: 1 … n; above n where a window is too short ever to be kept, there in the order of the scores.
+        (n,) int64: 1 … n; above n where a window is too short ever to be kept, in the order of the scores.
     """
     count = scores.numel()
     rank = torch.empty(count, dtype=torch.long)
     rank[scores.argsort(descending=True, stable=True)] = torch.arange(1, count + 1)
     if not count:
         return rank
-    places, real = _windows(lengths, window)
+    tokens, real = _windows(lengths, window)
     never = count + 1
-    ranks = rank[places].masked_fill(~real, never)  # (windows, window)
-    enough = ranks.sort(dim=1).values[:, more_than, None]  # the selection that first has enough of a window
+    ranks = rank[tokens].masked_fill(~real, never)  # (windows, window)
+    enough = ranks.sort(dim=1).values[:, more_than, None]  # the smallest selection with enough of the window
     kept = torch.where(enough == never, count + ranks, ranks.maximum(enough))
-    return torch.empty_like(rank).scatter_(0, places[real], kept[real])
+    return torch.empty_like(rank).scatter_(0, tokens[real], kept[real])
 
 
 def _windows(lengths: Sequence[int], window: int) -> tuple[Tensor, Tensor]:
-    """Token numbers of all windows, (windows, window), and which of them are there: the others repeat the last one."""
+    """Return token numbers of all windows, (windows, window), and which are real; the others repeat the last one."""
     sizes = torch.tensor(lengths)
     ends = sizes.cumsum(0)
     pieces = (sizes + window - 1) // window
     run = torch.arange(len(sizes)).repeat_interleave(pieces)
     number = torch.arange(len(run)) - (pieces.cumsum(0) - pieces)[run]  # of the window in its run
     first = (ends - sizes)[run] + number * window
-    places = first[:, None] + torch.arange(window)
+    tokens = first[:, None] + torch.arange(window)
     last = ends[run, None] - 1
-    return places.minimum(last), places <= last
+    return tokens.minimum(last), tokens <= last

@@ -1,10 +1,10 @@
-"""Attention of chosen rows on CPUs: fused attention without a mask over most keys, with one over the few between the rows.
+"""Attention of chosen rows on CPUs: fused attention without a mask over most keys, with a mask over the few between the rows.
 
-Ascending rows are cut into blocks. Keys that all rows of a block see need no mask; what is left are the keys between its
-first and its last row, and with a sliding window those that the last row has left behind. Both shares go through PyTorch's
-fused kernel, which gives out the logits' mass beside its result, so that they can be joined exactly. Heads that share keys are
-rows of one call: the kernel is the faster the more rows it is given, as it takes more of them at a time. Measured on a CPU
-without matrix units (`lab/experiments/row_attention.py`).
+Ascending rows are cut into blocks. Keys that all rows of a block see need no mask. The rest are the keys between the
+block's first and last row and, with a sliding window, those before the last row's window. Both shares run through PyTorch's
+fused kernel, which also returns the mass of the logits, so that they can be joined exactly. Heads that share keys are
+rows of one call: the kernel takes more rows at a time, and is faster, the more rows it gets. Measured on a CPU without matrix
+units (`lab/experiments/row_attention.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,25 +14,67 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, contiguous, rows_whole, unpacked
-from kvweave.ops.row_blocks import BlockedAttention, KeptMasks, hiding_mask
+from kvweave.ops.attention import AttentionInput, in_prompt_order, split_packed, with_contiguous_rows
+from kvweave.ops.row_blocks import BlockedAttention, MaskCache, additive_mask
 
 LARGE, LARGE_STEP = 768, 256
-"""Queries of a call, rows times heads that share keys, from which on a thread of the kernel takes so many at a time."""
+"""Queries of a large call (rows times heads that share keys): the least number, and the number that one thread takes at a time."""
 SMALL, SMALL_STEP = 192, 64
-"""The same of calls for passes with fewer rows."""
-MANY = 4
-"""Large calls are made for rows that fill so many: among fewer, more keys lie between a block's rows than large calls save."""
+"""The same for passes with fewer rows."""
+MIN_LARGE_CALLS = 4
+"""Passes with rows for fewer large calls make small ones: large blocks would put more keys between a block's rows than they save."""
 
 
 def can_split() -> bool:
-    """Whether this PyTorch has the kernel as an operation of its own, mass included."""
+    """Whether this PyTorch has the kernel as an operation of its own, with mass."""
     return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+class SplitAttention:
+    """Attention of the packed rows of several requests, `rows` (T,) each, ascending, on a CPU; see RowAttention.
+
+    Blocks are made once per sliding window. BlockedAttention handles soft-capped logits, which the kernel lacks. No gradients.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], dtype: torch.dtype) -> None:
+        self._rows = rows
+        self._dtype = dtype
+        self._softcapped = BlockedAttention(rows, dtype)
+        self._blocks: dict[tuple[int | None, int, int], list[_Blocks]] = {}
+
+    def attend(
+        self,
+        query: Tensor,
+        sources: Sequence[AttentionInput],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Attend request by request; see RowAttention."""
+        if softcap is not None:
+            return self._softcapped.attend(query, sources, scaling=scaling, window=window, softcap=softcap)
+        kv_heads = sources[0].private.keys.shape[1]
+        shape = (window, query.shape[1] // kv_heads, kv_heads)
+        if shape not in self._blocks:
+            self._blocks[shape] = [_Blocks(rows, *shape, self._dtype) for rows in self._rows]
+        out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3]).transpose(1, 2)
+        requests = zip(
+            split_packed(query, self._rows),
+            split_packed(out, self._rows),
+            sources,
+            self._blocks[shape],
+            strict=True,
+        )
+        for own_query, own_out, own, blocks in requests:
+            keys, values = map(with_contiguous_rows, in_prompt_order(own))
+            _attend(own_query[0], keys, values, blocks, scaling, own_out[0])
+        return out
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Query rows `start:end`: keys `first:clear` and `hidden:last` are masked, those in between all rows see."""
+    """Query rows `start:end`: keys `first:clear` and `hidden:last` are masked, all rows see those in between."""
 
     start: int
     end: int
@@ -45,20 +87,18 @@ class _Block:
     def masked_keys(self) -> int:
         return self.clear - self.first + self.last - self.hidden
 
-    def masked(self, kept: Tensor) -> Tensor:
-        """Of keys or values (1, G, S, D), those that are masked."""
+    def masked(self, tensor: Tensor) -> Tensor:
+        """Return the masked ones of keys or values (1, G, S, D)."""
         if self.clear == self.hidden:
-            return kept[:, :, self.first : self.last]
-        after = kept[:, :, self.hidden : self.last]
-        return (
-            torch.cat([kept[:, :, self.first : self.clear], after], dim=2)
-            if self.clear > self.first
-            else after
-        )
+            return tensor[:, :, self.first : self.last]
+        after = tensor[:, :, self.hidden : self.last]
+        if self.clear == self.first:
+            return after
+        return torch.cat([tensor[:, :, self.first : self.clear], after], dim=2)
 
 
 class _Blocks:
-    """A request's rows (T,), ascending, cut into blocks for layers with one window, of `sharing` query heads to each KV head.
+    """A request's rows (T,), ascending, cut into blocks for layers with one window and `sharing` query heads per KV head.
 
     Masks are additive, in the query's `dtype`.
     """
@@ -69,92 +109,54 @@ class _Blocks:
         self.blocks = tuple(_cut(rows, window, sharing, kv_heads))
         self._rows, self._window, self._sharing, self._dtype = rows, window, sharing, dtype
         elements = sum(sharing * (block.end - block.start) * block.masked_keys for block in self.blocks)
-        self._masks = KeptMasks[_Block](elements)
+        self._masks = MaskCache[_Block](elements)
 
     def mask(self, block: _Block) -> Tensor | None:
-        """(sharing · rows, masked keys); None for a single row, which sees all of them."""
-        return self._masks.of(block, self._make_mask) if block.end - block.start > 1 else None
+        """Return (sharing · rows, masked keys); None for a single row, which sees all of them."""
+        return self._masks.get(block, self._make_mask) if block.end - block.start > 1 else None
 
     def _make_mask(self, block: _Block) -> Tensor:
         own = self._rows[block.start : block.end]
         positions = torch.cat(
             [torch.arange(block.first, block.clear), torch.arange(block.hidden, block.last)]
         )
-        return hiding_mask(own, positions, self._window, self._dtype).repeat(self._sharing, 1)
-
-
-class SplitAttention:
-    """Attention of the packed rows of several requests, `rows` (T,) each, ascending, on a CPU; see RowAttention.
-
-    Blocks are made once per sliding window. Soft-capped logits, which the kernel lacks, are BlockedAttention's. No gradients.
-    """
-
-    def __init__(self, rows: Sequence[Tensor], dtype: torch.dtype) -> None:
-        self._rows = rows
-        self._dtype = dtype
-        self._capped = BlockedAttention(rows, dtype)
-        self._blocks: dict[tuple[int | None, int, int], list[_Blocks]] = {}
-
-    def attend(
-        self,
-        query: Tensor,
-        given: Sequence[AttentionInput],
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """Request by request; see RowAttention."""
-        if softcap is not None:
-            return self._capped.attend(query, given, scaling=scaling, window=window, softcap=softcap)
-        kv_heads = given[0].private.keys.shape[1]
-        how = (window, query.shape[1] // kv_heads, kv_heads)
-        if how not in self._blocks:
-            self._blocks[how] = [_Blocks(rows, *how, self._dtype) for rows in self._rows]
-        out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3]).transpose(1, 2)
-        shares = zip(
-            unpacked(query, self._rows), unpacked(out, self._rows), given, self._blocks[how], strict=True
-        )
-        for own_query, own_out, own, blocks in shares:
-            keys, values = map(rows_whole, contiguous(own))
-            _attend(own_query[0], keys, values, blocks, scaling, own_out[0])
-        return out
+        return additive_mask(own, positions, self._window, self._dtype).repeat(self._sharing, 1)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, cut: _Blocks, scaling: float, out: Tensor) -> None:
-    """One request: query (H, T, D) over keys and values (1, G, S, D), written to `out` (H, T, D)."""
+    """Attend for one request: query (H, T, D) over keys and values (1, G, S, D), written to `out` (H, T, D)."""
     query, out = (each.unflatten(0, (keys.shape[1], -1)) for each in (query, out))  # (G, H/G, T, D)
     for block in cut.blocks:
         own = query[:, :, block.start : block.end]
-        packed = rows_whole(own.flatten(1, 2)[None])  # (1, G, H/G · rows, D)
-        made, mass = _fused(packed, block.masked(keys), block.masked(values), cut.mask(block), scaling)
+        packed = with_contiguous_rows(own.flatten(1, 2)[None])  # (1, G, H/G · rows, D)
+        result, mass = _fused(packed, block.masked(keys), block.masked(values), cut.mask(block), scaling)
         if block.hidden > block.clear:
             seen = slice(block.clear, block.hidden)
             more, more_mass = _fused(packed, keys[:, :, seen], values[:, :, seen], None, scaling)
-            made = torch.lerp(made.to(mass), more.to(mass), (more_mass - mass).sigmoid()[..., None])
-        out[:, :, block.start : block.end] = made.view(own.shape)
+            result = torch.lerp(result.to(mass), more.to(mass), (more_mass - mass).sigmoid()[..., None])
+        out[:, :, block.start : block.end] = result.view(own.shape)
 
 
 def _fused(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention (1, G, T, D), and the log of the sum of each row's exponentiated logits (1, G, T)."""
-    made: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    """Return attention (1, G, T, D), and the log of the sum of each row's exponentiated logits (1, G, T)."""
+    result: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, keys, values, attn_mask=mask, scale=scaling
     )
-    return made
+    return result
 
 
 def _cut(rows: Tensor, window: int | None, sharing: int, kv_heads: int) -> Iterator[_Block]:
-    """Blocks of about equal size; calls are large enough for all threads."""
+    """Cut rows into blocks of about equal size, whose calls are large enough for all threads."""
     count = rows.numel()
     if not count:
         return
     threads = -(-torch.get_num_threads() // kv_heads)
     small, large = max(SMALL, SMALL_STEP * threads), max(LARGE, LARGE_STEP * threads)
     span = int(rows[-1]) - int(rows[0]) + 1
-    near = count if window is None else count * min(window, span) // span  # rows that look at the same keys
-    queries = large if near * sharing >= MANY * large else small
+    near = count if window is None else count * min(window, span) // span  # rows with the same keys in view
+    queries = large if near * sharing >= MIN_LARGE_CALLS * large else small
     blocks = min(count, max(1, count * sharing // queries))
     edges = torch.linspace(0, count, blocks + 1).round().int().tolist()
     for start, end in pairwise(edges):
@@ -162,7 +164,7 @@ def _cut(rows: Tensor, window: int | None, sharing: int, kv_heads: int) -> Itera
 
 
 def _block(own: Tensor, start: int, window: int | None) -> _Block:
-    """The block of the rows at positions `own` (rows,), of which the first is the pass's row `start`."""
+    """Return the block of the rows at positions `own` (rows,), the first of which is the pass's row `start`."""
     lowest, highest = int(own[0]), int(own[-1])
     first = 0 if window is None else max(0, lowest - window + 1)
     clear = 0 if window is None else max(0, highest - window + 1)

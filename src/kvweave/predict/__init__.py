@@ -1,1 +1,1 @@
-"""What is likely to be asked next: the key content of the documents, the questions so far, and what follows from them."""
+"""Predicts the questions that users will ask, from a summary of the documents and from earlier questions."""

@@ -1,96 +1,99 @@
-"""What to predict next, as jobs: one at a time, from what is written down. Runs none of them itself.
+"""Chooses the next job of question prediction from what is stored. Runs no job.
 
-Each job's outcome changes what is written down, so that whoever is stopped, or killed, goes on by asking again.
+A job's result changes what is stored, so an interrupted or killed process continues by asking for the next job again.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from kvweave.predict.store import ChunkName, Part, PredictionStore
+from kvweave.predict.store import ChunkRef, PredictionStore, SummaryPart
 
-KNOWLEDGE_ROUNDS: Final = 2
-"""Rounds of predictions from each part of the abstract (PerCache §5.3)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SumUp:
-    """Sum up a batch of chunks, in reading order, as a new part of the abstract."""
-
-    chunks: tuple[ChunkName, ...]
+ROUNDS_PER_PART: Final = 2
+"""Rounds of predictions from each part of the summary (PerCache §5.3)."""
 
 
 @dataclass(frozen=True, slots=True)
-class FromKnowledge:
-    """Predict from the abstract with this part first; `round` counts the part's rounds, from 0."""
+class Summarise:
+    """Summarise a batch of chunks, in reading order, as a new part of the summary."""
 
-    part: Part
-    others: tuple[Part, ...]
+    chunks: tuple[ChunkRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictFromDocuments:
+    """Predict from the summary, with `part` first."""
+
+    part: SummaryPart
+    others: tuple[SummaryPart, ...]
 
     @property
     def round(self) -> int:
-        """Which of the part's rounds it is."""
+        """The part's round of predictions, from 0."""
         return self.part.rounds
 
 
 @dataclass(frozen=True, slots=True)
-class FromHistory:
-    """Predict from recent questions, the oldest first, over these parts; `number` is the latest question's."""
+class PredictFromHistory:
+    """Predict from earlier questions, oldest first, and the summary's parts; `number` is the latest question's."""
 
     earlier: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[SummaryPart, ...]
     number: int
 
 
-Job = SumUp | FromKnowledge | FromHistory
+Job = Summarise | PredictFromDocuments | PredictFromHistory
 
 
 def next_job(
     predictions: PredictionStore,
-    chunks: Sequence[ChunkName],
+    chunks: Sequence[ChunkRef],
     batch_tokens: Callable[[], int],
-    most_earlier: Callable[[], int],
+    max_earlier: Callable[[], int],
 ) -> Job | None:
-    """What is due: what follows from new questions, then from new parts, then the next part; None if nothing is.
+    """Return the job that is due, or None: first new questions, then new parts, then the next part.
+
+    `batch_tokens` and `max_earlier` depend on the model, and calling them may load it. They are called only if needed.
 
     Args:
-        outlook: what is written down.
+        predictions: what is stored.
         chunks: all listed chunks, in reading order.
-        batch_tokens: gives how many tokens of chunks are summed up at once, if there is more than one chunk.
-        most_earlier: gives how many questions of the history at most.
-
-    Both depend on the model, which may have to be loaded for them: they are called only where a job needs them.
+        batch_tokens: returns the most tokens to summarise at once; a single chunk may have more.
+        max_earlier: returns the most questions of the history to predict from.
     """
-    parts = predictions.abstract.parts()
-    if parts and predictions.history.has_news:
+    parts = predictions.summary.parts()
+    if parts and predictions.history.has_new:
         number = predictions.history.last
-        return FromHistory(tuple(predictions.history.recent(most_earlier())), tuple(reversed(parts)), number)
-    due = [part for part in parts if part.rounds < KNOWLEDGE_ROUNDS]
+        earlier = tuple(predictions.history.recent(max_earlier()))
+        return PredictFromHistory(earlier, tuple(reversed(parts)), number)
+    due = [part for part in parts if part.rounds < ROUNDS_PER_PART]
     if due:
         part = min(due, key=lambda each: (each.rounds, each.id))
         others = tuple(other for other in reversed(parts) if other.id != part.id)
-        return FromKnowledge(part, others)
-    lacking = predictions.abstract.lacking(chunks)
-    return SumUp(_batch(lacking, batch_tokens())) if lacking else None
+        return PredictFromDocuments(part, others)
+    missing = predictions.summary.missing(chunks)
+    return Summarise(_batch(missing, batch_tokens())) if missing else None
 
 
-def _batch(chunks: Sequence[ChunkName], most_tokens: int) -> tuple[ChunkName, ...]:
-    taken: list[ChunkName] = []
+def _batch(chunks: Sequence[ChunkRef], max_tokens: int) -> tuple[ChunkRef, ...]:
+    batch: list[ChunkRef] = []
     for chunk in chunks:
-        if taken and sum(each.tokens for each in taken) + chunk.tokens > most_tokens:
+        if batch and sum(each.tokens for each in batch) + chunk.tokens > max_tokens:
             break
-        taken.append(chunk)
-    return tuple(taken)
+        batch.append(chunk)
+    return tuple(batch)
 
 
-Extent: TypeAlias = Literal["prefill", "answer"]
+PrecomputeExtent: TypeAlias = Literal["prefill", "answer"]
 
 
-def extent(threshold: float, cutoff: float) -> Extent:
-    """With τ above the cutoff few questions will be near enough to a stored one, and decoding would be in vain.
+def precompute_extent(threshold: float, cutoff: float) -> PrecomputeExtent:
+    """Return how much of a predicted question to compute: its KV, or its answer too.
+
+    Above the cutoff few questions are similar enough to a predicted one for its answer to be used.
 
     Args:
         threshold: τ, the least similarity of questions that share an answer, 0..1.
-        cutoff: the highest τ at which answers are computed ahead, 0..1.
+        cutoff: the highest τ at which answers are computed, 0..1.
     """
     return "answer" if threshold <= cutoff else "prefill"

@@ -1,6 +1,6 @@
-"""What kvweave asks a model in order to predict: in the words that the reference model was trained on, or as instructions.
+"""The prompts for question prediction, as the reference model was trained on them, or as instructions.
 
-The notes stand in front of the request as chunks do in front of a question.
+The notes precede the request as chunks precede a question.
 """
 
 from collections.abc import Sequence
@@ -9,90 +9,90 @@ from typing import Final, Protocol
 
 
 class PromptSet(Protocol):
-    """The three requests that one kind of model understands."""
+    """The three requests, in a form that one kind of model understands."""
 
     @property
     def questions_per_reply(self) -> int:
-        """How many questions one reply may hold."""
+        """The most questions in one reply."""
         ...
 
     @property
     def earlier_questions(self) -> int:
-        """How many earlier questions a request may name."""
+        """The most earlier questions in a request."""
         ...
 
     @property
-    def parts_at_once(self) -> int | None:
-        """How many parts of the abstract may stand in front of a request; None for as many as fit."""
+    def max_parts(self) -> int | None:
+        """The most parts of the summary in front of a request; None for as many as fit."""
         ...
 
     @property
     def batch_tokens(self) -> int | None:
-        """How many tokens of chunks are summed up at once; None for a share of the model's context."""
+        """The most tokens of chunks to summarise at once; None for a share of the model's context."""
         ...
 
-    def sum_up(self) -> str:
-        """For the key content of the notes."""
+    def summarise(self) -> str:
+        """Return the request for the key content of the notes."""
         ...
 
-    def from_knowledge(self, count: int) -> str:
-        """For so many questions that the notes answer."""
+    def predict_from_documents(self, count: int) -> str:
+        """Return the request for `count` questions that the notes answer."""
         ...
 
-    def from_history(self, earlier: Sequence[str], count: int) -> str:
-        """For so many questions that may follow these earlier ones."""
+    def predict_from_history(self, earlier: Sequence[str], count: int) -> str:
+        """Return the request for `count` questions that may follow these earlier ones."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencePrompts:
-    """The reference model's own three requests, word for word as it learned them (`models/reference/README.md`)."""
+    """The reference model's requests, word for word as in its training (`models/reference/README.md`)."""
 
     questions_per_reply: int = 1
     earlier_questions: int = 2
-    parts_at_once: int | None = 1
+    max_parts: int | None = 1
     batch_tokens: int | None = 256  # it was trained on a handful of facts at once
 
-    def sum_up(self) -> str:
-        """As trained."""
+    def summarise(self) -> str:
+        """Return the request it was trained on."""
         return "What is the key content of these notes?"
 
-    def from_knowledge(self, count: int) -> str:
-        """As trained; always for one."""
+    def predict_from_documents(self, count: int) -> str:
+        """Return the request it was trained on, which is for one question."""
         return "Which question do these notes answer?"
 
-    def from_history(self, earlier: Sequence[str], count: int) -> str:
-        """As trained; always for one."""
+    def predict_from_history(self, earlier: Sequence[str], count: int) -> str:
+        """Return the request it was trained on, which is for one question."""
         return f"Earlier questions: {' '.join(earlier)} Which question could be next?"
 
 
 @dataclass(frozen=True, slots=True)
 class InstructPrompts:
-    """For models that follow instructions. What is asked for is PerCache's (§4.1.2, App. B.3), the words are ours."""
+    """Requests for models that follow instructions. They ask for what PerCache's do (§4.1.2, App. B.3), in our words."""
 
     questions_per_reply: int = 5
     earlier_questions: int = 10
-    parts_at_once: int | None = None
+    max_parts: int | None = None
     batch_tokens: int | None = None
 
-    def sum_up(self) -> str:
-        """Names, topics, dates, numbers."""
+    def summarise(self) -> str:
+        """Ask for names, topics, dates and numbers."""
         return (
             "What do these notes say? Give the key facts in short sentences of their own: who and what they are about, "
             "what happened or is planned, and every date, time, place, number and amount. Leave out everything else "
             "and add nothing."
         )
 
-    def from_knowledge(self, count: int) -> str:
-        """General ones and detailed ones."""
+    def predict_from_documents(self, count: int) -> str:
+        """Ask for general and detailed questions."""
         return (
             f"Which {count} questions is the owner of these notes most likely to ask about them? Mix general questions "
             "with questions for a single detail. Each must be complete by itself, name what it is about, and be "
             f"answered by the notes. {_FORM}"
         )
 
-    def from_history(self, earlier: Sequence[str], count: int) -> str:
-        """In the style of the earlier ones."""
+    def predict_from_history(self, earlier: Sequence[str], count: int) -> str:
+        """Ask for questions in the style of the earlier ones."""
         asked = "\n".join(f"- {question}" for question in earlier)
         return (
             f"The owner of these notes has asked before:\n{asked}\nWhich {count} questions will the same person ask "
@@ -104,6 +104,6 @@ class InstructPrompts:
 _FORM: Final = "Write one question per line and nothing else."
 
 
-def wording_for(model: str) -> PromptSet:
-    """What the model of this name understands: the shipped reference model its own words, all others instructions."""
+def prompts_for(model: str) -> PromptSet:
+    """Return the prompts for the model of this name: its own for the reference model, instructions for all others."""
     return ReferencePrompts() if model == "reference" else InstructPrompts()

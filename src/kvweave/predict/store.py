@@ -1,6 +1,6 @@
-"""What a knowledge base knows about questions to come: the abstract, the history, and what was predicted from them.
+"""What question prediction stores: a summary of the documents, the questions asked, and the questions predicted.
 
-Lives in the knowledge base's own database, so that what a document has told goes in the commit that takes it out.
+It is part of the knowledge base's own database, so the commit that removes a document also deletes what came from it.
 """
 
 import json
@@ -11,21 +11,18 @@ from typing import Final, Literal, TypeAlias
 
 from kvweave.database import Database
 
-_SCHEMA: Final = (
-    """CREATE TABLE IF NOT EXISTS abstract_parts (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL, rounds INTEGER NOT NULL DEFAULT 0,
-        made_at REAL NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS abstract_chunks (
-        chunk TEXT PRIMARY KEY, version TEXT NOT NULL,
-        part INTEGER NOT NULL REFERENCES abstract_parts (id) ON DELETE CASCADE) WITHOUT ROWID""",
-    "CREATE INDEX IF NOT EXISTS abstract_chunks_by_version ON abstract_chunks (version)",
-    "CREATE INDEX IF NOT EXISTS abstract_chunks_by_part ON abstract_chunks (part)",
-)
+HISTORY_LIMIT: Final = 64
+"""The most questions in the history; earlier ones are deleted."""
+
+PredictionOrigin: TypeAlias = Literal["knowledge", "history"]
+"""What a question was predicted from: the summary alone, or earlier questions too."""
+DropReason: TypeAlias = Literal["unanswerable"]
+"""Why a predicted question was dropped: no retrieved chunk is about it, or the model had no answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkName:
-    """A listed chunk: its name in the index, the version of its document, and its tokens."""
+class ChunkRef:
+    """A listed chunk: its name in the index, the version of its document, its length."""
 
     name: str
     version: str
@@ -33,8 +30,8 @@ class ChunkName:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Key content of some chunks, the versions of their documents, and how often questions were predicted from it."""
+class SummaryPart:
+    """Key content of some chunks, the versions of their documents, and the rounds of predictions made from it."""
 
     id: int
     text: str
@@ -42,22 +39,92 @@ class Part:
     rounds: int
 
 
-class CorpusSummary:
-    """The tables `abstract_parts` and `abstract_chunks` of `database`, made if they are not there."""
+@dataclass(frozen=True, slots=True)
+class PredictionTotals:
+    """What prediction has done.
+
+    Attributes:
+        predicted: number of questions kept, by origin.
+        dropped: number of questions found unanswerable.
+        served: number of kept questions whose answer a user got at least once.
+        given: how often users got such answers.
+    """
+
+    predicted: dict[str, int]
+    dropped: int
+    served: int
+    given: int
+
+    @property
+    def kept(self) -> int:
+        """Number of questions kept."""
+        return sum(self.predicted.values())
+
+    @property
+    def given_per_question(self) -> float:
+        """Answers given per predicted question; 0 without any."""
+        return self.given / self.kept if self.kept else 0.0
+
+
+class PredictionStore:
+    """The three tables together. Questions are passed as `clean_text` returns them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        database.script(_SCHEMA)
+        self.summary = CorpusSummary(database)
+        self.history = QuestionHistory(database)
+        self.predicted = PredictedQuestions(database)
 
-    def lacking(self, chunks: Iterable[ChunkName]) -> list[ChunkName]:
-        """Those of some chunks that no part was made from."""
+    def record_question(self, question: str) -> None:
+        """Record that a user asked a question and got an answer."""
+        with self._database.transaction():
+            self.history.add(question)
+            self.predicted.record_asked(question)
+
+    def documents_changed(self, gone: Iterable[str]) -> list[str]:
+        """Delete what came from versions that are gone, in this transaction; return the predicted questions deleted."""
+        versions = list(gone)
+        if not versions:
+            return []
+        with self._database.transaction():
+            self.summary.delete(versions)
+            return self.predicted.delete(versions)
+
+    def clear(self) -> None:
+        """Delete everything."""
+        with self._database.transaction():
+            self.summary.clear()
+            self.history.clear()
+            self.predicted.clear()
+
+
+class CorpusSummary:
+    """The tables `abstract_parts` and `abstract_chunks` of `database`, created if missing."""
+
+    _SCHEMA: Final = (
+        """CREATE TABLE IF NOT EXISTS abstract_parts (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL, rounds INTEGER NOT NULL DEFAULT 0,
+            made_at REAL NOT NULL)""",
+        """CREATE TABLE IF NOT EXISTS abstract_chunks (
+            chunk TEXT PRIMARY KEY, version TEXT NOT NULL,
+            part INTEGER NOT NULL REFERENCES abstract_parts (id) ON DELETE CASCADE) WITHOUT ROWID""",
+        "CREATE INDEX IF NOT EXISTS abstract_chunks_by_version ON abstract_chunks (version)",
+        "CREATE INDEX IF NOT EXISTS abstract_chunks_by_part ON abstract_chunks (part)",
+    )
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script(self._SCHEMA)
+
+    def missing(self, chunks: Iterable[ChunkRef]) -> list[ChunkRef]:
+        """Return the chunks that no part covers."""
         covered = {name for (name,) in self._database.query("SELECT chunk FROM abstract_chunks")}
         return [chunk for chunk in chunks if chunk.name not in covered]
 
-    def put(self, chunks: Sequence[ChunkName], text: str) -> None:
-        """Write down the key content of a batch; nothing where it has none, so that it is not asked for again.
+    def put(self, chunks: Sequence[ChunkRef], text: str) -> None:
+        """Store the key content of a batch; an empty text if it has none, so that it is not summarised again.
 
-        Call it in the transaction that has seen that the chunks are still listed.
+        Call it in the transaction that has checked that the chunks are still listed.
         """
         with self._database.transaction():
             self._database.execute(
@@ -69,25 +136,27 @@ class CorpusSummary:
                 [(chunk.name, chunk.version, part) for chunk in chunks],
             )
 
-    def parts(self) -> list[Part]:
-        """All parts that say something, the oldest first."""
+    def parts(self) -> list[SummaryPart]:
+        """Return all parts with content, oldest first."""
         versions: dict[int, set[str]] = {}
         for part, version in self._database.query("SELECT part, version FROM abstract_chunks"):
             versions.setdefault(part, set()).add(version)
         rows = self._database.query(
             "SELECT id, text, rounds FROM abstract_parts WHERE text <> '' ORDER BY id"
         )
-        return [Part(id_, text, frozenset(versions.get(id_, ())), rounds) for id_, text, rounds in rows]
+        return [
+            SummaryPart(id_, text, frozenset(versions.get(id_, ())), rounds) for id_, text, rounds in rows
+        ]
 
-    def used(self, part: int) -> bool:
-        """Count one round of predictions from a part; False if it is gone."""
+    def record_round(self, part: int) -> bool:
+        """Count one round of predictions from a part; return False if the part is gone."""
         changed = self._database.execute(
             "UPDATE abstract_parts SET rounds = rounds + 1 WHERE id = ?", (part,)
         )
         return changed > 0
 
-    def forget(self, versions: Iterable[str]) -> None:
-        """Drop every part that something of these versions went into."""
+    def delete(self, versions: Iterable[str]) -> None:
+        """Delete every part that covers a chunk of these versions."""
         self._database.execute(
             """DELETE FROM abstract_parts WHERE id IN
                  (SELECT part FROM abstract_chunks WHERE version IN (SELECT value FROM json_each(?)))""",
@@ -95,29 +164,25 @@ class CorpusSummary:
         )
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Delete everything."""
         self._database.execute("DELETE FROM abstract_parts")
 
 
-KEPT: Final = 64
-"""Questions in the buffer; an earlier one is forgotten."""
-
-_SCHEMA_history: Final = (
-    """CREATE TABLE IF NOT EXISTS question_history (
-        question TEXT PRIMARY KEY, number INTEGER NOT NULL, asked_at REAL NOT NULL) WITHOUT ROWID""",
-    "CREATE TABLE IF NOT EXISTS question_history_seen (number INTEGER NOT NULL)",
-)
-
-
 class QuestionHistory:
-    """The table `question_history` of `database`, made if it is not there; each question stands in it once."""
+    """The table `question_history` of `database`, created if missing; it holds each question once."""
+
+    _SCHEMA: Final = (
+        """CREATE TABLE IF NOT EXISTS question_history (
+            question TEXT PRIMARY KEY, number INTEGER NOT NULL, asked_at REAL NOT NULL) WITHOUT ROWID""",
+        "CREATE TABLE IF NOT EXISTS question_history_seen (number INTEGER NOT NULL)",
+    )
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        database.script(_SCHEMA_history)
+        database.script(self._SCHEMA)
 
     def add(self, question: str) -> None:
-        """A user has asked this."""
+        """Add a question that a user asked."""
         with self._database.transaction():
             number = self.last + 1
             self._database.execute(
@@ -125,34 +190,36 @@ class QuestionHistory:
                    ON CONFLICT (question) DO UPDATE SET number = excluded.number, asked_at = excluded.asked_at""",
                 (question, number, time.time()),
             )
-            self._database.execute("DELETE FROM question_history WHERE number <= ?", (number - KEPT,))
+            self._database.execute(
+                "DELETE FROM question_history WHERE number <= ?", (number - HISTORY_LIMIT,)
+            )
 
     @property
     def last(self) -> int:
-        """The number of the latest question; 0 before the first one."""
+        """Number of the latest question; 0 before the first one."""
         ((number,),) = self._database.query("SELECT coalesce(max(number), 0) FROM question_history")
         return max(int(number), self._seen)
 
     @property
-    def has_news(self) -> bool:
-        """Whether somebody has asked something since questions were last predicted from here."""
+    def has_new(self) -> bool:
+        """Whether users asked anything since questions were last predicted from the history."""
         return self.last > self._seen
 
     def recent(self, most: int) -> list[str]:
-        """The latest questions, the oldest of them first."""
+        """Return the latest questions, oldest of them first."""
         rows = self._database.query(
             "SELECT question FROM question_history ORDER BY number DESC LIMIT ?", (most,)
         )
         return [question for (question,) in reversed(rows)]
 
-    def seen(self, number: int) -> None:
-        """Questions were predicted from everything up to this number."""
+    def mark_seen(self, number: int) -> None:
+        """Record that questions were predicted from everything up to this number."""
         with self._database.transaction():
             self._database.execute("DELETE FROM question_history_seen")
             self._database.execute("INSERT INTO question_history_seen VALUES (?)", (number,))
 
     def clear(self) -> None:
-        """Forget every question."""
+        """Delete every question."""
         with self._database.transaction():
             self._database.execute("DELETE FROM question_history")
             self._database.execute("DELETE FROM question_history_seen")
@@ -163,60 +230,31 @@ class QuestionHistory:
         return int(rows[0][0]) if rows else 0
 
 
-Origin: TypeAlias = Literal["knowledge", "history"]
-"""What a question was predicted from: the abstract alone, or earlier questions too."""
-Dropped: TypeAlias = Literal["unanswerable"]
-"""Why a predicted question is not kept: nothing that was found says anything about it, or the model said so."""
-
-_SCHEMA_ledger: Final = (
-    """CREATE TABLE IF NOT EXISTS predicted_questions (
-        question TEXT PRIMARY KEY, origin TEXT NOT NULL, made_at REAL NOT NULL, dropped TEXT,
-        given INTEGER NOT NULL DEFAULT 0, asked INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS predicted_from (
-        question TEXT NOT NULL REFERENCES predicted_questions (question) ON DELETE CASCADE, version TEXT NOT NULL,
-        PRIMARY KEY (version, question)) WITHOUT ROWID""",
-    "CREATE INDEX IF NOT EXISTS predicted_from_by_question ON predicted_from (question)",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionTotals:
-    """What prediction has done.
-
-    Attributes:
-        predicted: questions that are kept, by what they were predicted from.
-        dropped: others that turned out to be unanswerable.
-        served: kept ones whose answer a user got at least once.
-        given: how often users got such answers.
-    """
-
-    predicted: dict[str, int]
-    dropped: int
-    served: int
-    given: int
-
-    @property
-    def kept(self) -> int:
-        """All that are kept."""
-        return sum(self.predicted.values())
-
-    @property
-    def given_per_question(self) -> float:
-        """Answers given per predicted question; 0 without any."""
-        return self.given / self.kept if self.kept else 0.0
-
-
 class PredictedQuestions:
-    """The tables `predicted_questions` and `predicted_from` of `database`, made if they are not there."""
+    """The tables `predicted_questions` and `predicted_from` of `database`, created if missing."""
+
+    _SCHEMA: Final = (
+        """CREATE TABLE IF NOT EXISTS predicted_questions (
+            question TEXT PRIMARY KEY, origin TEXT NOT NULL, made_at REAL NOT NULL, dropped TEXT,
+            given INTEGER NOT NULL DEFAULT 0, asked INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+        """CREATE TABLE IF NOT EXISTS predicted_from (
+            question TEXT NOT NULL REFERENCES predicted_questions (question) ON DELETE CASCADE, version TEXT NOT NULL,
+            PRIMARY KEY (version, question)) WITHOUT ROWID""",
+        "CREATE INDEX IF NOT EXISTS predicted_from_by_question ON predicted_from (question)",
+    )
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        database.script(_SCHEMA_ledger)
+        database.script(self._SCHEMA)
 
-    def put(
-        self, question: str, origin: Origin, versions: Iterable[str], dropped: Dropped | None = None
+    def add(
+        self,
+        question: str,
+        origin: PredictionOrigin,
+        versions: Iterable[str],
+        dropped: DropReason | None = None,
     ) -> None:
-        """Write a new prediction down, with the versions of the documents that it was predicted from."""
+        """Add a new prediction with the versions of the documents it was made from."""
         with self._database.transaction():
             self._database.execute(
                 "INSERT OR IGNORE INTO predicted_questions (question, origin, made_at, dropped) VALUES (?, ?, ?, ?)",
@@ -227,29 +265,29 @@ class PredictedQuestions:
                 [(question, version) for version in set(versions)],
             )
 
-    def knows(self, question: str) -> bool:
-        """Whether a question was predicted before, kept or not."""
+    def contains(self, question: str) -> bool:
+        """Return whether a question was predicted before, dropped or not."""
         return bool(self._database.query("SELECT 1 FROM predicted_questions WHERE question = ?", (question,)))
 
-    def drop(self, question: str, why: Dropped) -> bool:
-        """Note that a predicted question is not kept; False, and nothing changes, if a user has asked it meanwhile."""
+    def drop(self, question: str, reason: DropReason) -> bool:
+        """Mark a predicted question as dropped; return False, and change nothing, if a user has asked it meanwhile."""
         changed = self._database.execute(
-            "UPDATE predicted_questions SET dropped = ? WHERE question = ? AND NOT asked", (why, question)
+            "UPDATE predicted_questions SET dropped = ? WHERE question = ? AND NOT asked", (reason, question)
         )
         return changed > 0
 
-    def gave(self, question: str) -> None:
-        """A user got the answer to a question; it counts if that was predicted and not asked before."""
+    def record_hit(self, question: str) -> None:
+        """Count an answer given to a user, if its question was predicted and no user had asked it before."""
         self._database.execute(
             "UPDATE predicted_questions SET given = given + 1 WHERE question = ? AND NOT asked", (question,)
         )
 
-    def asked(self, question: str) -> None:
-        """A user has asked a question in these words."""
+    def record_asked(self, question: str) -> None:
+        """Record that a user asked a question in these words."""
         self._database.execute("UPDATE predicted_questions SET asked = 1 WHERE question = ?", (question,))
 
-    def forget(self, versions: Iterable[str]) -> list[str]:
-        """Drop what was predicted from these versions; returns the questions that nobody has asked."""
+    def delete(self, versions: Iterable[str]) -> list[str]:
+        """Delete and return the questions predicted from these versions that no user has asked."""
         values = (json.dumps(list(versions)),)
         condition = "version IN (SELECT value FROM json_each(?))"
         where = f"question IN (SELECT question FROM predicted_from WHERE {condition}) AND NOT asked"
@@ -260,7 +298,7 @@ class PredictedQuestions:
         return [question for (question,) in rows]
 
     def totals(self) -> PredictionTotals:
-        """Numbers for people."""
+        """Return counts."""
         rows = self._database.query(
             """SELECT origin, sum(dropped IS NULL), sum(dropped IS NOT NULL), sum(given > 0), sum(given)
                FROM predicted_questions GROUP BY origin ORDER BY origin"""
@@ -273,37 +311,5 @@ class PredictedQuestions:
         )
 
     def clear(self) -> None:
-        """Forget every prediction."""
+        """Delete every prediction."""
         self._database.execute("DELETE FROM predicted_questions")
-
-
-class PredictionStore:
-    """`abstract`, `history` and `ledger` in `database`. Questions are given as the answer bank has them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.abstract = CorpusSummary(database)
-        self.history = QuestionHistory(database)
-        self.ledger = PredictedQuestions(database)
-
-    def asked(self, question: str) -> None:
-        """A user has asked this, and has an answer."""
-        with self._database.transaction():
-            self.history.add(question)
-            self.ledger.asked(question)
-
-    def documents_changed(self, gone: Iterable[str]) -> list[str]:
-        """Versions leave the list of documents in this transaction; returns predicted questions to be forgotten."""
-        versions = list(gone)
-        if not versions:
-            return []
-        with self._database.transaction():
-            self.abstract.forget(versions)
-            return self.ledger.forget(versions)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._database.transaction():
-            self.abstract.clear()
-            self.history.clear()
-            self.ledger.clear()

@@ -11,37 +11,37 @@ from kvweave.recipes.request import Matched, PrefillRequest
 
 
 class Attend(Protocol):
-    """Turns the rows of a pass into the plan that the attention function goes by."""
+    """Makes the plan that the attention function follows."""
 
     def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
-        """Whether it is plain causal attention here, so that rows computed with it may count as exact."""
+        """Return whether this request uses plain causal attention, so that computed rows can be exact."""
         ...
 
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
-        """A plan for these ascending prompt positions (T,)."""
+        """Return a plan for these prompt positions (T,), ascending."""
         ...
 
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]
     ) -> Callable[[Tensor], RowPlan] | None:
-        """What makes a plan for the rows of generated tokens; None where they attend as the model would."""
+        """Return a function from rows of generated tokens to their plan; None if they attend as the model would."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Causal:
-    """Every row sees every position up to its own, stale or fresh, with the model's own softmax."""
+    """Every row attends to all positions up to its own, stale or fresh, with the model's own softmax."""
 
     def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
-        """Blocks of rows, one mask per block for all layers."""
+        """Return the request's plain plan: blocks of rows, one mask per block for all layers."""
         return request.plan(rows)
 
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]
     ) -> Callable[[Tensor], RowPlan] | None:
-        """None: generated tokens are nothing special."""
+        """Return None."""
         return None

@@ -1,4 +1,4 @@
-"""What chunks are prepared with: the model, the store, the system prefix, and the chunks around them."""
+"""What preparing a chunk needs (model, store, system prefix, other chunks), and the entries that it leaves to be stored."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,75 +9,78 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_chunks, digest_tokens
+from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
-from kvweave.types import ChunkKV, KVProvenance, Storage
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint, Storage
 
 Ids = tuple[int, ...]
-"""A chunk's token ids as they stand in a prompt."""
+"""A chunk's token ids as they appear in a prompt."""
+
+Vectors = npt.NDArray[np.float32]
 
 
 class Corpus(Protocol):
-    """The chunks among which one is prepared, as far as preparing it depends on others."""
+    """The chunks that a knowledge base holds, for preparations that depend on other chunks."""
 
     @property
     def size(self) -> int:
-        """How many different chunks there are."""
+        """The number of different chunks."""
         ...
 
     @property
     def digest(self) -> str:
-        """Names the chunks that there are: another one as soon as any joins or goes."""
+        """Names the set of chunks; changes when a chunk is added or removed."""
         ...
 
-    def similar(self, chunk: Ids, most: int) -> Sequence[Ids]:
-        """Other chunks by similarity of meaning, most similar first, at most so many."""
+    def similar(self, chunk: Ids, limit: int) -> Sequence[Ids]:
+        """Return at most `limit` other chunks, the most similar in meaning first."""
         ...
 
-    def before(self, chunk: Ids, most: int) -> Sequence[Ids]:
-        """The chunks that stand right before it in its document, in reading order, at most so many."""
+    def previous(self, chunk: Ids, limit: int) -> Sequence[Ids]:
+        """Return the last `limit` chunks before this one in its document, in reading order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoCorpus:
-    """Every chunk is the only one."""
+    """A corpus without other chunks."""
 
     size: ClassVar[int] = 0
     digest: ClassVar[str] = ""
 
-    def similar(self, chunk: Ids, most: int) -> Sequence[Ids]:
-        """None."""
+    def similar(self, chunk: Ids, limit: int) -> Sequence[Ids]:
+        """Return nothing."""
         return ()
 
-    def before(self, chunk: Ids, most: int) -> Sequence[Ids]:
-        """None."""
+    def previous(self, chunk: Ids, limit: int) -> Sequence[Ids]:
+        """Return nothing."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareContext:
-    """Where chunk KV is made.
+    """What chunk KV and chunk features are computed with.
 
     Attributes:
         adapter: the model.
-        store: where what is made goes.
+        store: where entries are looked up and stored.
         prefix: token ids of the system prefix that prompts will have.
-        corpus: the chunks around.
+        corpus: the other chunks.
         progress: called with the number of tokens done.
-        storage: how KV is stored that a preparation or a record takes and stores on the way; the prefix's is always exact.
+        storage: how KV is stored that a preparation or a feature extractor stores on the way. The prefix's KV is always
+            stored exactly.
     """
 
     adapter: Adapter
-    store: ChunkStore
+    store: KVStore
     prefix: Ids
     corpus: Corpus = field(default_factory=NoCorpus)
     progress: Callable[[int], None] = lambda tokens: None
     storage: Storage = "exact"
 
     def prefix_kv(self) -> ChunkKV:
-        """The system prefix's KV from the store, computed and stored if it is not there."""
+        """Return the system prefix's KV from the store; compute and store it if it is missing."""
         provenance = KVProvenance("bare", (), rope_regime=self.adapter.rope_regime(len(self.prefix)))
         found = self.store.get(self.adapter.fingerprint, self.prefix, provenance)
         if found is None:
@@ -86,33 +89,56 @@ class PrepareContext:
         return found
 
 
-Vectors = npt.NDArray[np.float32]
+@dataclass(frozen=True, slots=True)
+class StoreEntry:
+    """KV or a feature of one chunk that is worth storing.
+
+    Attributes:
+        content: the KV or the feature.
+        provenance: how it was computed.
+        sources: token digests of the chunks that it was computed from.
+        max_versions: how many KV entries of this chunk and kind may stay in the store; None sets no limit.
+    """
+
+    content: ChunkKV | ChunkFeature
+    provenance: KVProvenance
+    sources: tuple[str, ...]
+    max_versions: int | None = None
+
+    def put(self, store: KVStore, model: ModelFingerprint) -> bool:
+        """Store it; return whether the store holds it now. Raises as `ChunkStore.put` does."""
+        if isinstance(self.content, ChunkFeature):
+            return store.put_feature(
+                model, self.content, self.provenance, self.sources, max_versions=self.max_versions
+            )
+        return store.put(model, self.content, self.provenance, self.sources, max_versions=self.max_versions)
 
 
 class ChunkList:
-    """A corpus of documents whose chunks stand in reading order; of a text that is there twice, the first counts.
+    """A corpus of documents given as lists of chunk texts, in reading order; the first of several equal texts counts.
 
     Args:
-        documents: the texts of each one's chunks.
-        ids: from a text to its token ids as they stand in a prompt.
-        encode: texts to unit vectors (n, width); only asked for when likeness is.
+        documents: the chunk texts of each document.
+        tokenize: returns a text's token ids as they appear in a prompt.
+        embed: returns unit vectors (n, width) of texts; called only when similar chunks are asked for.
     """
 
     def __init__(
         self,
         documents: Sequence[Sequence[str]],
-        ids: Callable[[str], Sequence[int]],
-        encode: Callable[[Sequence[str]], Vectors],
+        tokenize: Callable[[str], Sequence[int]],
+        embed: Callable[[Sequence[str]], Vectors],
     ) -> None:
         self._texts = [text for chunks in documents for text in chunks]
-        self._first = [
-            end - len(chunks) for end, chunks in zip(_ends(documents), documents, strict=True) for _ in chunks
+        ends = accumulate(len(chunks) for chunks in documents)
+        self._document_start = [
+            end - len(chunks) for end, chunks in zip(ends, documents, strict=True) for _ in chunks
         ]
-        self._read, self._encode = ids, encode
+        self._tokenize, self._embed = tokenize, embed
 
     @cached_property
     def _ids(self) -> list[Ids]:
-        return [tuple(self._read(text)) for text in self._texts]
+        return [tuple(self._tokenize(text)) for text in self._texts]
 
     @cached_property
     def _place(self) -> dict[Ids, int]:
@@ -120,30 +146,25 @@ class ChunkList:
 
     @cached_property
     def _vectors(self) -> Vectors:
-        return self._encode(self._texts)
+        return self._embed(self._texts)
 
     @property
     def size(self) -> int:
-        """How many different chunks there are."""
+        """The number of different chunks."""
         return len(self._place)
 
     @cached_property
     def digest(self) -> str:
-        """Of the chunks, in whatever order they stand."""
+        """Names the set of chunks, whatever their order."""
         return digest_chunks(map(digest_tokens, self._place))
 
-    def similar(self, chunk: Ids, most: int) -> list[Ids]:
-        """By cosine of embeddings; equals of the chunk itself left out (FusionRAG §3.1)."""
+    def similar(self, chunk: Ids, limit: int) -> list[Ids]:
+        """Return other chunks by the cosine of their embeddings (FusionRAG §3.1)."""
         cosines = self._vectors @ self._vectors[self._place[chunk]]
         ranked = (self._ids[number] for number in np.argsort(-cosines, kind="stable"))
-        return [ids for ids in dict.fromkeys(ranked) if ids != chunk][:most]
+        return [ids for ids in dict.fromkeys(ranked) if ids != chunk][:limit]
 
-    def before(self, chunk: Ids, most: int) -> list[Ids]:
-        """The last of those before it in its document."""
+    def previous(self, chunk: Ids, limit: int) -> list[Ids]:
+        """Return the last chunks before it in its document."""
         place = self._place[chunk]
-        return self._ids[max(self._first[place], place - most) : place]
-
-
-def _ends(documents: Sequence[Sequence[str]]) -> list[int]:
-    """Where each document's chunks end among all of them."""
-    return list(accumulate(len(chunks) for chunks in documents))
+        return self._ids[max(self._document_start[place], place - limit) : place]

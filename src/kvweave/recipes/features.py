@@ -1,180 +1,117 @@
-"""How much each token of a chunk depends on what stands before the chunk, found out before any question comes."""
+"""Chunk features: what is stored of a chunk beside its KV, for selectors and preparations to read.
+
+Extractors compute features before any question; they are in `simulated_requests.py`, `auxiliary.py` and, if only one
+method reads them, in that method's file. The attention of a version is recorded by the pass that computes its KV.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
-from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.hooks import PeakAttention
-from kvweave.ops.scores import top_tokens
-from kvweave.recipes.context import Corpus, Ids, PrepareContext
-from kvweave.recipes.entries import StoreEntry
-from kvweave.recipes.prepare import Isolated, Similar, WithNeighbours, feature_bytes, isolated_kv, kv_behind
-from kvweave.recipes.request import Budget, PrefillRequest
-from kvweave.recipes.state import PrefillState
-from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
+from kvweave.models.hooks import AttentionShares
+from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
+from kvweave.recipes.request import PrefillRequest
+from kvweave.recipes.state import rows_of
+from kvweave.types import ChunkFeature, KVProvenance, TokenizedPrompt
+
+_SHARES = "shares"
+
+ENTRY_OVERHEAD_BYTES = 8192
+"""A generous bound on an entry's header and token ids."""
 
 
 class FeatureExtractor(Protocol):
-    """Makes a note about each of several chunks at once, since what is recorded may lie between them."""
+    """Computes one feature per chunk, of several chunks at once because the feature may depend on the others."""
 
     @property
-    def together(self) -> bool:
-        """Whether it does, so that a note about a chunk depends on which others it is made with."""
+    def across_chunks(self) -> bool:
+        """Whether a chunk's feature depends on which other chunks it is extracted with."""
         ...
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
-        """What names the note about a chunk of this length behind a system prefix."""
+        """Return the provenance that the feature of a chunk of this length after a system prefix is stored under."""
         ...
 
-    def make(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
-        """Look at different chunks; yields their notes, and whatever else the looking left that is worth keeping.
+    def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
+        """Yield the features of different chunks, and KV computed on the way that is worth storing; stores none of it.
 
-        Stores none of it. A chunk about which nothing can be said among the chunks that there are gets no note, and is
-        asked about again among others.
+        A chunk whose feature cannot be computed among the chunks of the corpus gets none, and is tried again when
+        the corpus has changed.
         """
         ...
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """About how much of the store what is yielded about a chunk of this length takes."""
+        """Return about how many bytes of the store the entries of a chunk of this length take."""
         ...
 
 
-def features_of(
+def stored_features(
     extractor: FeatureExtractor, request: PrefillRequest, chunks: Sequence[Ids]
 ) -> list[ChunkFeature | None]:
-    """What was recorded of each chunk behind the request's system prefix, in one look-up; None where nothing was."""
+    """Look up the features of chunks after the request's system prefix; None where none is stored."""
     wanted = [(ids, extractor.provenance(request.adapter, request.prefix, len(ids))) for ids in chunks]
     return request.store.find_features(request.adapter.fingerprint, wanted)
 
 
 def placeholder(provenance: KVProvenance, corpus: Corpus) -> KVProvenance:
-    """What names the empty note on a chunk about which a record of this making says nothing among a corpus' chunks."""
+    """Return the provenance of the empty feature stored where none can be computed among a corpus' chunks."""
     return replace(provenance, kind=f"{provenance.kind}-unsaid", context=(*provenance.context, corpus.digest))
 
 
-@dataclass(frozen=True, slots=True)
-class ContextSensitivity:
-    """How far each token's KV moves when other chunks are put before its chunk: a note, `moved` (n,) float32.
+def feature_bytes(tokens: int, numbers: int = 1) -> int:
+    """Return at most how many bytes a feature with `numbers` float32 numbers per token takes."""
+    return 4 * tokens * numbers + ENTRY_OVERHEAD_BYTES
 
-    The distance between KV computed behind `neighbours` and isolated KV, as a share of the latter's length, on the mean
-    over layers, keys (before rotation) and values. Both are as they were computed, however KV is stored: what coding a
-    chunk's own KV loses is no movement, and the neighbours stand there as they are stored. A token that says the same behind any text hardly moves; one that
-    takes its meaning from earlier text, as what follows a pronoun does, moves even behind the wrong text. A chunk
-    before which no neighbour stands, since there is none or none fits the model's context, gets no note.
+
+def attention_key(kv: KVProvenance) -> KVProvenance:
+    """Return the provenance of the attention feature that belongs to KV of this provenance."""
+    return replace(kv, kind="attention")
+
+
+class AttentionRecorder:
+    """Records, in a pass that computes whole chunks after exact rows, how each chunk's tokens attend.
+
+    `hook` goes on the pass.
+
+    Args:
+        prompt: what the pass computes.
+        chunks: the numbers of the chunks' spans; the pass computes all their rows.
     """
 
-    neighbours: WithNeighbours = field(default_factory=Similar)
-    together: ClassVar[bool] = False
+    def __init__(self, prompt: TokenizedPrompt, chunks: Sequence[int]) -> None:
+        self._prompt = prompt
+        spans = [prompt.spans[number] for number in chunks]
+        self._rows = rows_of(spans)
+        self.hook = AttentionShares(self._rows, [(span.start, span.end) for span in prompt.spans])
 
-    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
-        """Behind the system prefix, named after the neighbours."""
-        behind, isolated = self.neighbours.provenances(adapter, prefix, chunk_tokens)
-        return KVProvenance(f"moved-{behind.kind}", isolated.context, rope_regime=isolated.rope_regime)
-
-    def make(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
-        """One pass over each chunk behind its neighbours' isolated KV; what comes out is measured and not kept."""
-        for chunk in chunks:
-            standing = self.neighbours.standing(ctx, chunk)
-            if standing:
-                alone, made = _alone(ctx, chunk), kv_behind(ctx, standing, chunk)
-                feature = ChunkFeature(chunk, {"moved": _distance(made.kv, alone)})
-                yield StoreEntry(feature, self.provenance(ctx.adapter, ctx.prefix, len(chunk)), made.sources)
-
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """One number for each token."""
-        return feature_bytes(chunk_tokens)
-
-    def of_stale(self, state: PrefillState) -> Tensor:
-        """(n,) float32: how far each stale token moves, from the notes of its chunk.
-
-        A chunk without a note counts as if all its tokens moved as far as those of the other chunks do on the mean.
-        """
-        request = state.request
-        chunks = [request.prompt.ids(found.span) for found in state.matched if found.origin == "reused"]
-        features = features_of(self, request, chunks)
-        known = [feature.tensors["moved"] for feature in features if feature is not None]
-        mean = torch.cat(known).mean() if known else torch.ones(())
-        found = [
-            mean.expand(len(ids)) if feature is None else feature.tensors["moved"]
-            for ids, feature in zip(chunks, features, strict=True)
-        ]
-        return torch.cat(found)
-
-
-def _alone(ctx: PrepareContext, chunk: Ids) -> ChunkKV:
-    """A chunk's isolated KV; computed again, and not stored, where what is stored is coded."""
-    return isolated_kv(ctx, chunk) if ctx.storage == "exact" else Isolated().make(ctx, chunk).kv
-
-
-def _distance(kv: ChunkKV, plain: ChunkKV) -> Tensor:
-    """(n,) float32, from KV (L, 2, G, n, D) of the same tokens."""
-    off = (kv.kv.float() - plain.kv.float()).square().sum(dim=(2, 4))  # (L, 2, n)
-    length = plain.kv.float().square().sum(dim=(2, 4)).clamp(min=1e-9)
-    return (off / length).sqrt().mean(dim=(0, 1)).cpu()
-
-
-SINKS = 4
+    def feature(self, number: int) -> ChunkFeature:
+        """Return the attention of one of the chunks, as `stored_attention` reads it; call it after the pass."""
+        span = self._prompt.spans[number]
+        inside = (self._rows >= span.start) & (self._rows < span.end)
+        earlier = [n for n in range(1, number) if self._prompt.spans[n].tokens]
+        shares = self.hook.shares.cpu()[inside][:, [0, *earlier, number]]  # (n, P + 2)
+        return ChunkFeature(self._prompt.ids(span), {_SHARES: shares.T.contiguous()})
 
 
 @dataclass(frozen=True, slots=True)
-class Importance:
-    """The largest attention that a token of a chunk gets while the chunk is repeated, over heads, layers and repeated rows.
+class StoredAttention:
+    """How the n tokens of a version attended, averaged over layers and heads; each token's shares add up to 1.
 
-    The model runs over S ++ C ++ C; the second C, as much of it as fits the model's context, is what attends.
-    KVzip asks the model in words to repeat the context before it does; here the repetition follows at once, since small
-    models and other languages have no use for the words. A chunk that leaves the model no room to repeat anything has
-    no importance anywhere.
+    `prefix` (n,) went to the system prefix, `inter` (P, n) to each of the P chunks before it, `intra` (n,) to its own
+    chunk.
     """
 
-    together: ClassVar[bool] = False
-
-    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
-        """Behind the system prefix, as isolated KV."""
-        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
-        return KVProvenance("importance", isolated.context, rope_regime=isolated.rope_regime)
-
-    def make(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
-        """One pass over each chunk, two over those whose isolated KV is not stored."""
-        for chunk in chunks:
-            feature = ChunkFeature(chunk, {"importance": _importance(ctx, chunk)})
-            yield StoreEntry(
-                feature, self.provenance(ctx.adapter, ctx.prefix, len(chunk)), (digest_tokens(chunk),)
-            )
-
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """One number for each token."""
-        return feature_bytes(chunk_tokens)
+    prefix: Tensor
+    inter: Tensor
+    intra: Tensor
 
 
-def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
-    """(n,) float32."""
-    adapter, start = ctx.adapter, len(ctx.prefix)
-    end = start + len(chunk)
-    ids = (*ctx.prefix, *chunk, *chunk)[: adapter.geometry.context_tokens]
-    if len(ids) <= end:
-        return torch.zeros(len(chunk))
-    isolated = Isolated()
-    (provenance,) = isolated.provenances(adapter, ctx.prefix, len(chunk))
-    kv = ctx.store.get(adapter.fingerprint, chunk, provenance) or isolated.make(ctx, chunk).kv
-    before = [PlacedSpan(ctx.prefix_kv(), 0, 0)] if start else []
-    plan = adapter.rows(torch.arange(end, len(ids)))
-    peak = PeakAttention()
-    plan.hooks.append(peak)
-    adapter.compute(adapter.new_cache(len(ids), [*before, PlacedSpan(kv, start, start)]), ids, plan)
-    return peak.weights[start:end].cpu()
-
-
-def digest_of(importance: Tensor, share: float) -> Tensor:
-    """Which of a chunk's n tokens are its digest, ascending: ⌈share · n⌉ of the highest importance (n,), and its first.
-
-    The first SINKS tokens are those that attention rests on whatever it looks for.
-    """
-    kept = top_tokens(importance, Budget(share).rows(importance.numel()))
-    kept[:SINKS] = True
-    return kept.nonzero()[:, 0]
+def stored_attention(feature: ChunkFeature | None, earlier: int) -> StoredAttention | None:
+    """Read the feature of a chunk after `earlier` others; None without a feature, or for one of another path."""
+    if feature is None or feature.tensors[_SHARES].shape[0] != earlier + 2:
+        return None
+    shares = feature.tensors[_SHARES]
+    return StoredAttention(shares[0], shares[1:-1], shares[-1])

@@ -1,4 +1,4 @@
-"""Slot 2, match: which stored KV stands for which span of the prompt."""
+"""Slot 2, match: which stored KV is used for which span of the prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,38 +10,38 @@ from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.request import OBSERVED, Matched, PrefillRequest
 from kvweave.types import ChunkKV, KVProvenance, Span, SpanKind
 
-NOTHING: frozenset[SpanKind] = frozenset()
-SYSTEM: frozenset[SpanKind] = frozenset({"system"})
-PATHS: frozenset[SpanKind] = frozenset({"system", "chunk"})
+NO_KINDS: frozenset[SpanKind] = frozenset()
+SYSTEM_ONLY: frozenset[SpanKind] = frozenset({"system"})
+SYSTEM_AND_CHUNKS: frozenset[SpanKind] = frozenset({"system", "chunk"})
 
 
 class Match(Protocol):
-    """Looks stored KV up for every span; the answer lies within the prompt, one entry per span, in order."""
+    """Looks up stored KV for every span of a prompt."""
 
     @property
-    def remembers(self) -> frozenset[SpanKind]:
+    def stored_kinds(self) -> frozenset[SpanKind]:
         """Kinds of spans whose exact KV, computed in a request, is worth storing: later requests look for it."""
         ...
 
-    def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Look up and load; verified entries only. What is damaged or gone counts as absent."""
+    @property
+    def position_independent(self) -> bool:
+        """Whether chunk KV is used at any position, so that it can be loaded before the prompt is known."""
         ...
 
-    @property
-    def anywhere(self) -> bool:
-        """Whether KV of chunks is taken wherever they stand: then it can be loaded before the prompt is made."""
+    def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
+        """Return one result per span, in order. Damaged and evicted entries count as missing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MatchNothing:
-    """Every span is computed."""
+    """Compute every span."""
 
-    remembers: frozenset[SpanKind] = NOTHING
-    anywhere: bool = False
+    stored_kinds: frozenset[SpanKind] = NO_KINDS
+    position_independent: bool = False
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """All fresh."""
+        """Return fresh spans only."""
         return tuple(
             Matched(span, "fresh", _why_fresh(span, "this recipe reuses nothing"))
             for span in request.prompt.spans
@@ -50,58 +50,77 @@ class MatchNothing:
 
 @dataclass(frozen=True, slots=True)
 class MatchSystemThenChunk:
-    """The system prefix exactly; chunks by content, wherever they stand."""
+    """The system prefix exactly; chunks by content, at any position."""
 
-    remembers: frozenset[SpanKind] = SYSTEM
-    anywhere: bool = True
+    stored_kinds: frozenset[SpanKind] = SYSTEM_ONLY
+    position_independent: bool = True
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """One catalogue query for the whole prompt."""
+        """Run one catalogue query for the whole prompt."""
         return _find(request, prepare, exact_chunks=False, any_chunks=True)
 
 
 @dataclass(frozen=True, slots=True)
 class MatchExactPath:
-    """Only KV made behind exactly the same earlier spans (RAGCache's knowledge tree, PerCache §4.1.1).
+    """Only KV computed after exactly the same earlier spans (RAGCache's knowledge tree, PerCache §4.1.1).
 
-    A node whose parent was evicted still equals full attention and is used: its rows depend on the text
-    before them, not on whether that text's KV is still stored.
+    A node whose parent was evicted still equals full attention and is used: its rows depend on the text before them, not on
+    whether that text's KV is still stored.
     """
 
-    remembers: frozenset[SpanKind] = PATHS
-    anywhere: bool = False
+    stored_kinds: frozenset[SpanKind] = SYSTEM_AND_CHUNKS
+    position_independent: bool = False
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """One catalogue query for the whole path."""
+        """Run one catalogue query for the whole path."""
         return _find(request, prepare, exact_chunks=True, any_chunks=False)
 
 
 @dataclass(frozen=True, slots=True)
 class MatchExactPathWithQueries:
-    """As MatchExactPath, among entries that hold queries too (PerCache §4.2.2); never others, nor they by others.
+    """Like MatchExactPath, but only among entries that also hold queries (PerCache §4.2.2).
 
-    Where a model could make no use of queries (see `Adapter.projections`) it is MatchExactPath.
+    Other recipes do not find these entries. For models that cannot use queries (see `Adapter.projections`) it equals
+    MatchExactPath.
     """
 
-    remembers: frozenset[SpanKind] = PATHS
-    anywhere: bool = False
+    stored_kinds: frozenset[SpanKind] = SYSTEM_AND_CHUNKS
+    position_independent: bool = False
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """One catalogue query for the whole path."""
+        """Run one catalogue query for the whole path."""
         queries = request.adapter.projections is not None
         return _find(request, prepare, exact_chunks=True, any_chunks=False, queries=queries)
 
 
 @dataclass(frozen=True, slots=True)
 class MatchPathThenChunk:
-    """The exact path first, then by content: nothing is recomputed that some entry can stand for."""
+    """The exact path first, then chunks by content."""
 
-    remembers: frozenset[SpanKind] = PATHS
-    anywhere: bool = True
+    stored_kinds: frozenset[SpanKind] = SYSTEM_AND_CHUNKS
+    position_independent: bool = True
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """One catalogue query for the whole prompt."""
+        """Run one catalogue query for the whole prompt."""
         return _find(request, prepare, exact_chunks=True, any_chunks=True)
+
+
+def missing_chunks(request: PrefillRequest, match: Match, prepare: Prepare) -> list[int]:
+    """Return the numbers of the prompt's chunk spans for which the catalogue lists no usable KV, in order.
+
+    Reads no entry and counts as no look-up.
+    """
+    chunks = [number for number, span in enumerate(request.prompt.spans) if span.kind == "chunk"]
+    by_path = "chunk" in match.stored_kinds
+    wanted = [
+        (number, provenance)
+        for number, candidates in zip(chunks, prepare.candidates(request, chunks), strict=True)
+        for provenance in (*([request.exact_provenance(number)] if by_path else []), *candidates)
+    ]
+    keys = [(request.digests[number], provenance) for number, provenance in wanted]
+    stored = request.store.has_many(request.adapter.fingerprint, keys)
+    found = {number for (number, _), is_stored in zip(wanted, stored, strict=True) if is_stored}
+    return [number for number in chunks if number not in found]
 
 
 def _find(
@@ -111,15 +130,15 @@ def _find(
     exact = [_exact_provenance(request, i, span, exact_chunks) for i, span in enumerate(spans)]
     if queries:
         exact = [provenance and with_queries(provenance) for provenance in exact]
-    anywhere = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
-    accepted = dict(zip(anywhere, prepare.accepted(request, anywhere), strict=True))
+    by_content = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
+    candidates = dict(zip(by_content, prepare.candidates(request, by_content), strict=True))
     wanted = []
     for number, (span, best) in enumerate(zip(spans, exact, strict=True)):
-        provenances = [*([best] if best is not None else []), *accepted.get(number, ())]
+        provenances = [*([best] if best is not None else []), *candidates.get(number, ())]
         wanted.append((request.prompt.ids(span), provenances if span.tokens else []))
     found = request.store.find(request.adapter.fingerprint, wanted, request.lease)
     tried = [provenances for _, provenances in wanted]
-    return tuple(_describe(*each) for each in zip(spans, found, exact, tried, strict=True))
+    return tuple(_matched(*each) for each in zip(spans, found, exact, tried, strict=True))
 
 
 def _exact_provenance(
@@ -130,48 +149,47 @@ def _exact_provenance(
     return None
 
 
-def _describe(
+def _matched(
     span: Span,
     found: tuple[ChunkKV, KVProvenance] | None,
     exact: KVProvenance | None,
     tried: Sequence[KVProvenance],
 ) -> Matched:
-    """`tried` are the makings that were looked for, the best first."""
+    """Describe one look-up; `tried` are the provenances that were looked for, best first."""
     if span.tokens == 0:
         return Matched(span, "exact", "empty")
     if found is None:
-        return Matched(span, "fresh", _why_fresh(span, _nowhere(exact, tried)))
+        return Matched(span, "fresh", _why_fresh(span, _why_missing(exact, tried)))
     kv, provenance = found
     if provenance is exact:
-        return Matched(span, "exact", "stored behind exactly this text", kv, provenance)
+        return Matched(span, "exact", "stored after exactly this text", kv, provenance)
     better = list(takewhile(lambda other: other is not provenance, tried))
-    reason = f"{_without(exact, better)}stored {_described(provenance, tried[len(better) :])}"
+    reason = f"{_why_not_better(exact, better)}stored {_used(provenance, tried[len(better) :])}"
     return Matched(span, "reused", reason, kv, provenance)
 
 
-def _described(provenance: KVProvenance, left: Sequence[KVProvenance]) -> str:
-    """What KV was taken, and of how many versions; `left` are those that would have done, it among them."""
-    place = "behind other chunks" if provenance.kind == OBSERVED else "to stand anywhere"
-    several = len(left) > 1 and any(other.kind == OBSERVED for other in left)
-    return f"{place} ({provenance.kind}){f', the best of {len(left)} versions' if several else ''}"
+def _used(provenance: KVProvenance, usable: Sequence[KVProvenance]) -> str:
+    """Say which KV is used, and of how many versions; `usable` is that one and all that rank below it."""
+    computed = "after other chunks" if provenance.kind == OBSERVED else "for any position"
+    versions = len(usable) > 1 and any(other.kind == OBSERVED for other in usable)
+    return f"{computed} ({provenance.kind}){f', the best of {len(usable)} versions' if versions else ''}"
 
 
-def _nowhere(exact: KVProvenance | None, tried: Sequence[KVProvenance]) -> str:
-    """Why nothing was found, for people."""
+def _why_missing(exact: KVProvenance | None, tried: Sequence[KVProvenance]) -> str:
     kinds = _kinds(exact, tried)
     if exact is None:
-        return f"nothing is stored to stand anywhere ({kinds})"
+        return f"nothing is stored for any position ({kinds})"
     if not exact.context:
         return "not stored yet"
-    return f"no KV behind exactly this text, {f'nor to stand anywhere ({kinds})' if kinds else 'and no other will do'}"
+    return f"no KV after exactly this text, {f'nor for any position ({kinds})' if kinds else 'and this recipe accepts no other'}"
 
 
-def _without(exact: KVProvenance | None, missed: Sequence[KVProvenance]) -> str:
-    """What was looked for and not found before something was, for people."""
+def _why_not_better(exact: KVProvenance | None, missed: Sequence[KVProvenance]) -> str:
+    """Say which better KV was looked for and not found."""
     kinds = _kinds(exact, missed)
     parts = [
-        *(["no KV behind exactly this text"] if exact is not None else []),
-        *([f"none made as {kinds}"] if kinds else []),
+        *(["no KV after exactly this text"] if exact is not None else []),
+        *([f"none prepared as {kinds}"] if kinds else []),
     ]
     return f"{', '.join(parts)}; " if parts else ""
 

@@ -1,106 +1,146 @@
-"""Everything that a recipe wants made of chunks before any question: their KV, and records about them."""
+"""Prepare chunks before any question: compute and store the KV and the features that a recipe needs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from kvweave.embedding import TextEncoder
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.recipes.context import Ids, PrepareContext
-from kvweave.recipes.entries import StoreEntry
+from kvweave.kvstore.kv_store import KVStore
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.context import ChunkList, Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, placeholder
+from kvweave.recipes.methods import as_recipe
 from kvweave.recipes.recipe import Recipe
 from kvweave.types import ChunkFeature
 
 
+def prepare(
+    adapter: Adapter,
+    store: KVStore,
+    chunks: Sequence[str],
+    *,
+    recipe: str | Recipe = "weave",
+    prepare: str | None = None,
+    storage: str = "exact",
+    system: str | None = None,
+    embedding: str | None = None,
+) -> int:
+    """Compute and store what a recipe needs of some chunks; return how many chunks were computed.
+
+    Chunks that are stored already cost a look-up. Where a recipe prepares chunks after others, these are taken
+    from the same list: the chunks before it, or the most similar ones.
+
+    Args:
+        chunks: the chunk texts, in the order of their document.
+        recipe: a recipe or its name.
+        prepare: another preparation for a recipe given by its name, such as similar.
+        storage: how chunk KV is stored: exact, int8 or int4.
+        system: the instruction that prompts will have; None is the default one. KV prepared with another one is not found.
+        embedding: the embedding model for similar chunks; None is the default one.
+
+    Raises UnknownRecipe, InvalidRequest, and as `ChunkStore.put`.
+    """
+    if isinstance(chunks, str):
+        raise TypeError("chunks is one string; give a list or tuple of chunk texts")
+    ids = [tuple(adapter.template.chunk_ids(text)) for text in chunks]
+    corpus = ChunkList(
+        [chunks], adapter.template.chunk_ids, lambda texts: TextEncoder(embedding).encode(texts)
+    )
+    ctx = PrepareContext(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus)
+    return prepare_chunks(ctx, ids, as_recipe(recipe, prepare, storage))
+
+
 def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe: Recipe) -> int:
-    """Make and store what the recipe needs of each chunk and the store lacks.
+    """Compute and store what the recipe needs of each chunk and the store does not hold.
 
-    `chunks` are token ids as they stand in a prompt (`adapter.template.chunk_ids(text)`); records may be made of all
-    of them together. Returns how many chunks had something computed and stored, each before the next begins: an
-    interrupted run keeps what it did.
+    `chunks` are token ids as they appear in a prompt (`adapter.template.chunk_ids(text)`). Features may be extracted of all
+    of them together. Each entry is stored before the next is computed, so that an interrupted run keeps what it did.
+    Return the number of chunks for which something was computed and stored.
     """
-    ctx = replace(ctx, storage=recipe.prepare.storage)  # also for KV that records take and store on the way
-    wanted = list(dict.fromkeys(map(tuple, chunks)))  # a text that is there twice is made once
+    ctx = replace(ctx, storage=recipe.prepare.storage)  # also for KV that extractors store on the way
+    wanted = list(dict.fromkeys(map(tuple, chunks)))  # equal texts are computed once
     named = [(digest_tokens(ids), len(ids)) for ids in wanted]
-    lacking = set(_without_kv(ctx, named, recipe))
-    made = set()
+    missing = set(_missing_kv(ctx, named, recipe))
+    computed = set()
     for number, ids in enumerate(wanted):
-        if number in lacking and _make_kv(ctx, ids, recipe):
-            made.add(ids)
+        if number in missing and _compute_kv(ctx, ids, recipe):
+            computed.add(ids)
         ctx.progress(len(ids))
-    for extractor in _records(recipe):
-        about = [wanted[number] for number in _without_note(ctx, named, extractor)]
-        made |= _make_record(ctx, _nowhere(ctx, about, extractor), extractor)
-    return len(made)
+    for extractor in _extractors(recipe):
+        without = [wanted[number] for number in _missing_features(ctx, named, extractor)]
+        computed |= _extract(ctx, _not_imported(ctx, without, extractor), extractor)
+    return len(computed)
 
 
-def lacking(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe) -> dict[int, int]:
-    """Which of some chunks, given by digest and tokens, lack the KV that the recipe prepares first of all, or a record.
+def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe) -> dict[int, int]:
+    """Return which chunks lack the recipe's KV or a feature, and about how many bytes of the store these take.
 
-    With each, in order, about how many bytes of the store it takes to make up for what it lacks.
+    `chunks` are digests and numbers of tokens; the keys of the result are places in them, ascending. KV of the recipe's
+    first choice counts, not what else may be used instead.
     """
-    room: dict[int, int] = defaultdict(int)
-    for number in _without_kv(ctx, chunks, recipe):
-        room[number] += recipe.prepare.bytes(ctx.adapter, chunks[number][1])
-    for extractor in _records(recipe):
-        for number in _without_note(ctx, chunks, extractor):
-            room[number] += extractor.bytes(ctx.adapter, chunks[number][1])
-    return dict(sorted(room.items()))
+    missing: dict[int, int] = defaultdict(int)
+    for number in _missing_kv(ctx, chunks, recipe):
+        missing[number] += recipe.prepare.bytes(ctx.adapter, chunks[number][1])
+    for extractor in _extractors(recipe):
+        for number in _missing_features(ctx, chunks, extractor):
+            missing[number] += extractor.bytes(ctx.adapter, chunks[number][1])
+    return dict(sorted(missing.items()))
 
 
-def _records(recipe: Recipe) -> list[FeatureExtractor]:
-    """The preparation's before the selector's: it may leave what the selector asks for."""
+def _extractors(recipe: Recipe) -> list[FeatureExtractor]:
+    """Return the preparation's extractors before the selector's: they may store the feature that the selector reads."""
     return list(dict.fromkeys((*recipe.prepare.extractors, *recipe.select.extractors)))
 
 
-def _without_kv(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe) -> list[int]:
+def _missing_kv(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe) -> list[int]:
     provenances = [recipe.prepare.provenances(ctx.adapter, ctx.prefix, tokens) for _, tokens in chunks]
-    asked = [(n, chunks[n][0], made[0]) for n, made in enumerate(provenances) if made]
-    held = ctx.store.has_many(
-        ctx.adapter.fingerprint, [(digest, provenance) for _, digest, provenance in asked]
+    wanted = [(number, chunks[number][0], each[0]) for number, each in enumerate(provenances) if each]
+    stored = ctx.store.has_many(
+        ctx.adapter.fingerprint, [(digest, provenance) for _, digest, provenance in wanted]
     )
-    return [number for (number, _, _), there in zip(asked, held, strict=True) if not there]
+    return [number for (number, _, _), is_stored in zip(wanted, stored, strict=True) if not is_stored]
 
 
-def _without_note(
+def _missing_features(
     ctx: PrepareContext, chunks: Sequence[tuple[str, int]], extractor: FeatureExtractor
 ) -> list[int]:
-    """Those of which nothing is recorded, but for those about which nothing can be said among the chunks there are."""
-    asked = [(digest, extractor.provenance(ctx.adapter, ctx.prefix, tokens)) for digest, tokens in chunks]
-    held = ctx.store.has_features(ctx.adapter.fingerprint, asked)
-    without = [number for number, there in enumerate(held) if not there]
-    if not without or not ctx.corpus.size:
-        return without
-    empty = [(asked[number][0], placeholder(asked[number][1], ctx.corpus)) for number in without]
-    silent = ctx.store.has_features(ctx.adapter.fingerprint, empty)
-    return [number for number, there in zip(without, silent, strict=True) if not there]
+    """Return the chunks without a feature, except those whose feature cannot be computed among the corpus' chunks."""
+    wanted = [(digest, extractor.provenance(ctx.adapter, ctx.prefix, tokens)) for digest, tokens in chunks]
+    stored = ctx.store.has_features(ctx.adapter.fingerprint, wanted)
+    missing = [number for number, is_stored in enumerate(stored) if not is_stored]
+    if not missing or not ctx.corpus.size:
+        return missing
+    placeholders = [(wanted[number][0], placeholder(wanted[number][1], ctx.corpus)) for number in missing]
+    impossible = ctx.store.has_features(ctx.adapter.fingerprint, placeholders)
+    return [number for number, is_impossible in zip(missing, impossible, strict=True) if not is_impossible]
 
 
-def _make_kv(ctx: PrepareContext, chunk: Ids, recipe: Recipe) -> bool:
+def _compute_kv(ctx: PrepareContext, chunk: Ids, recipe: Recipe) -> bool:
     provenance = recipe.prepare.provenances(ctx.adapter, ctx.prefix, len(chunk))[0]
     if ctx.store.import_entries(ctx.adapter.fingerprint, [(chunk, provenance)])[0]:
-        return False  # another machine has made it
-    made = recipe.prepare.make(ctx, chunk)
-    return ctx.store.put(ctx.adapter.fingerprint, made.kv, provenance, made.sources)
+        return False  # another machine has computed it
+    prepared = recipe.prepare.compute(ctx, chunk)
+    return ctx.store.put(ctx.adapter.fingerprint, prepared.kv, provenance, prepared.sources)
 
 
-def _nowhere(ctx: PrepareContext, chunks: Sequence[Ids], extractor: FeatureExtractor) -> list[Ids]:
-    """Those of which no other machine has made the record either."""
-    asked = [(chunk, extractor.provenance(ctx.adapter, ctx.prefix, len(chunk))) for chunk in chunks]
-    held = ctx.store.import_features(ctx.adapter.fingerprint, asked)
-    return [chunk for chunk, there in zip(chunks, held, strict=True) if not there]
+def _not_imported(ctx: PrepareContext, chunks: Sequence[Ids], extractor: FeatureExtractor) -> list[Ids]:
+    """Import the features that other machines have computed; return the other chunks."""
+    wanted = [(chunk, extractor.provenance(ctx.adapter, ctx.prefix, len(chunk))) for chunk in chunks]
+    stored = ctx.store.import_features(ctx.adapter.fingerprint, wanted)
+    return [chunk for chunk, is_stored in zip(chunks, stored, strict=True) if not is_stored]
 
 
-def _make_record(ctx: PrepareContext, chunks: Sequence[Ids], extractor: FeatureExtractor) -> set[Ids]:
-    """The chunks that got a note; of the others is noted that there is none, until other chunks are around."""
-    made, said = set(), set()
-    for kept in extractor.make(ctx, chunks) if chunks else ():
-        said.add(kept.content.token_ids)
-        if kept.put(ctx.store, ctx.adapter.fingerprint) and isinstance(kept.content, ChunkFeature):
-            made.add(kept.content.token_ids)
+def _extract(ctx: PrepareContext, chunks: Sequence[Ids], extractor: FeatureExtractor) -> set[Ids]:
+    """Extract and store features; return the chunks that got one, and store placeholders for the others."""
+    stored, extracted = set(), set()
+    for entry in extractor.extract(ctx, chunks) if chunks else ():
+        extracted.add(entry.content.token_ids)
+        if entry.put(ctx.store, ctx.adapter.fingerprint) and isinstance(entry.content, ChunkFeature):
+            stored.add(entry.content.token_ids)
     for chunk in chunks if ctx.corpus.size else ():
-        if chunk not in said:
+        if chunk not in extracted:
             provenance = placeholder(extractor.provenance(ctx.adapter, ctx.prefix, len(chunk)), ctx.corpus)
             empty = StoreEntry(ChunkFeature(chunk, {}), provenance, (digest_tokens(chunk),), max_versions=1)
             empty.put(ctx.store, ctx.adapter.fingerprint)
-    return made
+    return stored

@@ -1,4 +1,4 @@
-"""Slot 3, place: at which positions the stored keys are rotated in."""
+"""Slot 3, place: at which rotary positions stored keys are placed."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -11,45 +11,43 @@ from kvweave.recipes.request import Matched, PrefillRequest
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where stored spans are rotated to, and rotary positions (N,) of all prompt tokens where they are not 0 … N − 1."""
+    """The placed spans, and the rotary positions (N,) of all prompt tokens; None if these are 0 … N − 1."""
 
     spans: tuple[PlacedSpan, ...]
     positions: Tensor | None = None
 
 
 class Place(Protocol):
-    """Decides rotary positions; the order of the spans in the prompt never changes."""
+    """Chooses rotary positions; the order of the spans in the prompt never changes."""
 
     def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
-        """A place for everything that has stored KV."""
+        """Return a place for every span with stored KV."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TruePositions:
-    """Each token at its index in the text: what full attention would use (FusionRAG eq. 6)."""
+    """Each token at its index in the text, as full attention would have it (FusionRAG eq. 6)."""
 
     def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
-        """Rotated to where the span stands."""
-        first = request.first_position
+        """Rotate each span to its position in the prompt."""
+        first, prefix_context = request.first_position, request.prefix_context
         return Placement(
             tuple(PlacedSpan(m.kv, m.span.start, first + m.span.start) for m in matched if m.kv is not None),
-            None
-            if request.prefix_context is None
-            else request.prefix_context.positions(request.prompt.tokens),
+            None if prefix_context is None else prefix_context.positions(request.prompt.tokens),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class AsStored:
-    """Each chunk where it stood when it was prepared, whatever stands there in the prompt: wrong, the lower bound.
+class StoredPositions:
+    """Each chunk at the position where it was prepared, which is wrong in most prompts: a lower bound.
 
-    That is the front for one that was prefilled alone, and right behind the system prefix for all others: entries do
-    not say how long the neighbours were that some were prepared behind.
+    That is position 0 for a chunk that was prefilled alone. All others start right after the system prefix, because
+    entries do not record the length of the neighbours that a chunk was prepared after.
     """
 
     def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
-        """Rotated to where the span stood; exact ones are where they belong."""
+        """Leave each reused span unmoved; exact spans are at their true positions already."""
         true = TruePositions().place(request, matched)
         stored = [
             span

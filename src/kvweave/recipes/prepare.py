@@ -1,65 +1,52 @@
-"""Slot 1, prepare: how a chunk's KV is made offline, before any question asks for it."""
+"""Slot 1, prepare: how a chunk's KV is computed offline, before any question uses it."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.models.adapter import Adapter
-from kvweave.ops.quantise import BITS, coded_bytes, quantise
+from kvweave.ops.quantise import BITS, quantise, quantised_bytes
 from kvweave.recipes.context import Corpus, Ids, PrepareContext
-from kvweave.recipes.features import FeatureExtractor
+from kvweave.recipes.features import ENTRY_OVERHEAD_BYTES, FeatureExtractor
 from kvweave.recipes.request import PrefillRequest
 from kvweave.types import ChunkKV, KVProvenance, Storage
 
-ENTRY_OVERHEAD_BYTES = 8192
-"""An entry's header and token ids, generously."""
-
-
-def kv_bytes(adapter: Adapter, tokens: int, storage: Storage = "exact") -> int:
-    """An entry of KV of so many tokens, at most."""
-    shape = adapter.geometry
-    if storage not in BITS:
-        return tokens * shape.token_bytes + ENTRY_OVERHEAD_BYTES
-    dimensions = (shape.layers, 2, shape.kv_heads, tokens, shape.head_width)
-    return coded_bytes(dimensions, shape.dtype, storage) + ENTRY_OVERHEAD_BYTES
-
-
-def feature_bytes(tokens: int, numbers: int = 1) -> int:
-    """A note with so many float32 numbers about each of so many tokens, at most."""
-    return 4 * tokens * numbers + ENTRY_OVERHEAD_BYTES
-
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A chunk's KV, and the digests of the chunks that it was made from."""
+class PreparedChunk:
+    """A chunk's KV, and the token digests of the chunks that it was computed from."""
 
     kv: ChunkKV
     sources: tuple[str, ...]
 
 
 class Prepare(Protocol):
-    """Makes KV of chunks that may then stand anywhere behind a system prefix (ids).
+    """Computes chunk KV that can be used at any position after a system prefix (ids).
 
-    Inherit from it for what most preparations have in common.
+    Inherit from it: most preparations share its defaults.
     """
 
     @abstractmethod
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
-        """What may stand for a chunk of this length, the best first; nothing when the recipe prepares nothing.
+        """Return the provenances of KV usable for a chunk of this length, best first; empty if nothing is prepared.
 
-        The first one is what `make` makes; the others are accepted where that is missing.
+        `compute` makes KV of the first one. The others are used where that is missing.
         """
         ...
 
     @abstractmethod
-    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
-        """Compute a chunk's KV; does not store it."""
+    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
+        """Compute a chunk's KV; do not store it."""
         ...
 
-    def accepted(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[KVProvenance, ...]]:
-        """What may stand for each of these spans of a prompt, the best first: the same in every prompt."""
+    def candidates(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[KVProvenance, ...]]:
+        """Return the provenances of KV usable for each of these spans of a prompt, best first.
+
+        By default the same in every prompt.
+        """
         return [
             self.provenances(request.adapter, request.prefix, request.prompt.spans[number].tokens)
             for number in spans
@@ -67,217 +54,208 @@ class Prepare(Protocol):
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """What is recorded, beside what a selector asks for, of chunks prepared so: nothing."""
+        """Features to extract beside those of the selector; by default none."""
         return ()
 
     @property
-    def entries(self) -> int:
-        """How many KV entries making a chunk's KV leaves at most: one."""
+    def entry_count(self) -> int:
+        """The most KV entries that preparing a chunk stores; by default one."""
         return 1
 
     @property
     def storage(self) -> Storage:
-        """How what is prepared is stored: as it is."""
+        """How prepared KV is stored; by default exactly."""
         return "exact"
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """What those entries take of the store, for a chunk of this length, at most."""
-        return self.entries * kv_bytes(adapter, chunk_tokens, self.storage)
+        """Return at most how many bytes of the store those entries take for a chunk of this length."""
+        return self.entry_count * kv_bytes(adapter, chunk_tokens, self.storage)
 
     @property
     def max_versions(self) -> int | None:
-        """How many exact versions of a chunk's KV are kept, each with a note on its attention.
+        """How many exact versions of a chunk's KV are kept, each with a feature of its attention.
 
-        None: as many as requests leave of any chunk (`kept.py`), without notes.
+        None: versions are kept without features, within the limit that holds for every recipe (`recipe.py`).
         """
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class NotPrepared(Prepare):
-    """Nothing is made offline."""
+    """Compute nothing offline."""
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
-        """None."""
+        """Return nothing."""
         return ()
 
-    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
-        """Never called: there is no making."""
+    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
+        """Never called, since there is no provenance."""
         raise AssertionError("a recipe that prepares nothing was asked to prepare")
 
 
 @dataclass(frozen=True, slots=True)
 class Bare(Prepare):
-    """Prefill the chunk alone from position 0: it keeps an attention sink of its own (CacheClip §2.3)."""
+    """Prefill the chunk alone from position 0, so that it has its own attention sink (CacheClip §2.3)."""
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
-        """Exact after nothing."""
+        """Return one, exact after no text."""
         return (KVProvenance("bare", (), rope_regime=adapter.rope_regime(chunk_tokens)),)
 
-    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
-        """One pass over the chunk."""
-        return Prepared(ctx.adapter.encode(chunk), (digest_tokens(chunk),))
+    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
+        """Run one pass over the chunk."""
+        return PreparedChunk(ctx.adapter.encode(chunk), (digest_tokens(chunk),))
 
 
 @dataclass(frozen=True, slots=True)
 class Isolated(Prepare):
-    """Prefill S ++ C and keep C's rows: one sink at the front of the prompt (FusionRAG eq. 5)."""
+    """Prefill S ++ C and keep C's rows: one attention sink at the front of the prompt (FusionRAG eq. 5)."""
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
-        """Exact after the system prefix alone."""
+        """Return one, exact after the system prefix alone."""
         regime = adapter.rope_regime(len(prefix) + chunk_tokens)
-        return (KVProvenance("isolated", _context(prefix), rope_regime=regime),)
+        context = (digest_tokens(prefix),) if prefix else ()
+        return (KVProvenance("isolated", context, rope_regime=regime),)
 
-    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
-        """One pass over the chunk behind the prefix's stored KV."""
+    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
+        """Run one pass over the chunk after the prefix's stored KV."""
         adapter, prefix = ctx.adapter, ctx.prefix
         sources = (digest_tokens(chunk),)
         if not prefix:
-            return Prepared(adapter.encode(chunk), sources)
+            return PreparedChunk(adapter.encode(chunk), sources)
         if adapter.rope_regime(len(prefix)) == adapter.rope_regime(len(prefix) + len(chunk)):
-            return Prepared(adapter.encode(chunk, ctx.prefix_kv()), sources)
+            return PreparedChunk(adapter.encode(chunk, ctx.prefix_kv()), sources)
         # The prefix alone would run under other frequencies: compute both together and keep the chunk.
         both = adapter.encode((*prefix, *chunk))
-        return Prepared(ChunkKV(chunk, both.kv[:, :, :, len(prefix) :].contiguous()), sources)
+        return PreparedChunk(ChunkKV(chunk, both.kv[:, :, :, len(prefix) :].contiguous()), sources)
 
 
 class WithNeighbours(Prepare):
-    """Prefill a chunk behind others that it is likely to meet in prompts, so that it has seen their like.
+    """Prefill a chunk after other chunks that are likely to come before it in prompts.
 
-    Their `isolated` KV stands between system prefix and chunk, so that no chunk waits for another to be finished.
-    Accepts `isolated` KV where this is missing, as it is when one of the neighbours was removed.
+    The neighbours' `isolated` KV is placed between system prefix and chunk, so that no chunk has to wait for another.
+    Where this KV is missing, for instance because a neighbour was removed, `isolated` KV is used.
     """
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """What its makings are called."""
+        """The provenance kind of this KV."""
         ...
 
     @abstractmethod
     def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """The chunks that stand before this one, in order."""
+        """Return the chunks to place before this one, in order."""
         ...
 
     @property
-    def entries(self) -> int:
-        """Its own, and the `isolated` one that others are prepared behind."""
+    def entry_count(self) -> int:
+        """Two: the chunk's own KV, and the `isolated` KV that other chunks are prepared after."""
         return 2
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
-        """Not exact: the neighbours' KV does not know each other."""
+        """Return this kind, not exact because the neighbours' KV was computed apart, and then `isolated`."""
         (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
         return KVProvenance(
             self.kind, isolated.context, exact=False, rope_regime=isolated.rope_regime
         ), isolated
 
-    def make(self, ctx: PrepareContext, chunk: Ids) -> Prepared:
-        """One pass over the chunk behind its neighbours' stored KV, as many of them as fit the model's context.
+    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
+        """Run one pass over the chunk after the stored KV of as many neighbours as fit the model's context.
 
-        The chunk's own isolated KV is stored as well: it is exact where the chunk comes first, stands in where this one
-        is gone, and others are prepared behind it. Without neighbours the two are the same, out of one pass.
+        Also store the chunk's isolated KV. It is exact where the chunk comes first in a prompt, replaces this KV where that
+        is missing, and serves to prepare other chunks. Without neighbours one pass gives both.
         """
-        standing = self.standing(ctx, chunk)
-        if standing:
+        neighbours = self.fitting_neighbours(ctx, chunk)
+        if neighbours:
             isolated_kv(ctx, chunk)
-            return kv_behind(ctx, standing, chunk)
-        alone = Isolated().make(ctx, chunk)
-        _stored_isolated(ctx, alone)
-        return alone
+            return encode_after(ctx, neighbours, chunk)
+        isolated = Isolated().compute(ctx, chunk)
+        _store_isolated(ctx, isolated)
+        return isolated
 
-    def standing(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
-        """As many of a chunk's neighbours as fit the model's context before it, the first ones first."""
+    def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
+        """Return the first neighbours, as many as fit the model's context before the chunk."""
         adapter = ctx.adapter
         length = len(ctx.prefix) + len(chunk)
         regime = adapter.rope_regime(length)
-        standing = []
+        fitting = []
         for ids in self.neighbours(ctx.corpus, chunk):
             length += len(ids)
             if length > adapter.geometry.context_tokens or adapter.rope_regime(length) != regime:
                 break
-            standing.append(ids)
-        return standing
+            fitting.append(ids)
+        return fitting
 
 
 @dataclass(frozen=True, slots=True)
 class Similar(WithNeighbours):
-    """Behind the `most` chunks most similar to it, most similar first (FusionRAG §3.1 eq. 10)."""
+    """After the `count` chunks most similar to it, the most similar first (FusionRAG §3.1 eq. 10)."""
 
-    most: int = 10
+    count: int = 10
 
     @property
     def kind(self) -> str:
-        """With the number of neighbours."""
-        return f"similar-{self.most}"
+        """Includes the number of neighbours."""
+        return f"similar-{self.count}"
 
     def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """By similarity."""
-        return corpus.similar(chunk, self.most)
+        """Return similar chunks."""
+        return corpus.similar(chunk, self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Previous(WithNeighbours):
-    """Behind the `most` chunks that stand before it in its document.
+    """After the `count` chunks before it in its document, to which its first sentences often refer. In no paper."""
 
-    What a chunk's first sentences refer to mostly stands there. In none of the papers.
-    """
-
-    most: int = 1
+    count: int = 1
 
     @property
     def kind(self) -> str:
-        """With the number of neighbours."""
-        return f"following-{self.most}"
+        """Includes the number of neighbours."""
+        return f"following-{self.count}"
 
     def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """In reading order."""
-        return corpus.before(chunk, self.most)
+        """Return the previous chunks, in reading order."""
+        return corpus.previous(chunk, self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class SimilarAndPrevious(WithNeighbours):
-    """Behind the `similar` chunks most similar to it, and then the `before` ones that stand before it in its document.
-
-    Similar and Following in one pass. In none of the papers.
-    """
+    """After the `similar` most similar chunks and then the `previous` chunks before it in its document. In no paper."""
 
     similar: int = 10
-    before: int = 1
+    previous: int = 1
 
     @property
     def kind(self) -> str:
-        """With both numbers of neighbours."""
-        return f"woven-{self.similar}-{self.before}"
+        """Includes both numbers of neighbours."""
+        return f"woven-{self.similar}-{self.previous}"
 
     def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """Those before it stand nearest, and count as similar no second time."""
-        before = corpus.before(chunk, self.before)
-        alike = corpus.similar(chunk, self.similar + len(before))
-        return [*[ids for ids in alike if ids not in before][: self.similar], *before]
+        """Return similar chunks, then the previous ones, which do not count as similar too."""
+        previous = corpus.previous(chunk, self.previous)
+        similar = corpus.similar(chunk, self.similar + len(previous))
+        return [*[ids for ids in similar if ids not in previous][: self.similar], *previous]
 
 
-def _context(prefix: Ids) -> tuple[str, ...]:
-    return (digest_tokens(prefix),) if prefix else ()
-
-
-def kv_behind(ctx: PrepareContext, standing: Sequence[Ids], chunk: Ids) -> Prepared:
-    """A chunk's KV behind the isolated KV of others, which the context has room for; theirs is stored if it is not."""
+def encode_after(ctx: PrepareContext, neighbours: Sequence[Ids], chunk: Ids) -> PreparedChunk:
+    """Compute a chunk's KV after the isolated KV of others, which must fit the context; store theirs if it is missing."""
     prefix = [ctx.prefix_kv()] if ctx.prefix else []
-    before = [isolated_kv(ctx, ids) for ids in standing]
+    before = [isolated_kv(ctx, ids) for ids in neighbours]
     kv = ctx.adapter.encode(chunk, *prefix, *before)
-    return Prepared(kv, tuple(digest_tokens(ids) for ids in (chunk, *standing)))
+    return PreparedChunk(kv, tuple(digest_tokens(ids) for ids in (chunk, *neighbours)))
 
 
 def isolated_kv(ctx: PrepareContext, chunk: Ids) -> ChunkKV:
-    """A chunk's isolated KV from the store, computed and stored as the shop stores it if it is not there."""
+    """Return a chunk's isolated KV from the store; compute and store it if it is missing."""
     found = ctx.store.get(ctx.adapter.fingerprint, chunk, _isolated_provenance(ctx, chunk))
-    return _stored_isolated(ctx, Isolated().make(ctx, chunk)) if found is None else found
+    return _store_isolated(ctx, Isolated().compute(ctx, chunk)) if found is None else found
 
 
-def _stored_isolated(ctx: PrepareContext, made: Prepared) -> ChunkKV:
-    """A chunk's isolated KV as the shop stores it, which it does unless it has it."""
-    kv = packed(made.kv, ctx.storage)
-    ctx.store.put(ctx.adapter.fingerprint, kv, _isolated_provenance(ctx, kv.token_ids), made.sources)
+def _store_isolated(ctx: PrepareContext, isolated: PreparedChunk) -> ChunkKV:
+    """Store a chunk's isolated KV unless the store has it, and return it as stored."""
+    kv = quantise_kv(isolated.kv, ctx.storage)
+    ctx.store.put(ctx.adapter.fingerprint, kv, _isolated_provenance(ctx, kv.token_ids), isolated.sources)
     return kv
 
 
@@ -286,6 +264,63 @@ def _isolated_provenance(ctx: PrepareContext, chunk: Ids) -> KVProvenance:
     return quantised(exact, ctx.storage)
 
 
-def packed(kv: ChunkKV, storage: Storage) -> ChunkKV:
-    """KV as it is stored: coded in fewer bits, or itself."""
+def quantise_kv(kv: ChunkKV, storage: Storage) -> ChunkKV:
+    """Return KV as it is stored: quantised, or unchanged if the storage is exact."""
     return kv if storage == "exact" else ChunkKV(kv.token_ids, quantise(kv.kv, storage))
+
+
+def kv_bytes(adapter: Adapter, tokens: int, storage: Storage = "exact") -> int:
+    """Return at most how many bytes a KV entry of this length takes."""
+    shape = adapter.geometry
+    if storage not in BITS:
+        return tokens * shape.token_bytes + ENTRY_OVERHEAD_BYTES
+    dimensions = (shape.layers, 2, shape.kv_heads, tokens, shape.head_width)
+    return quantised_bytes(dimensions, shape.dtype, storage) + ENTRY_OVERHEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised(Prepare):
+    """The KV of another preparation, stored as int8 or int4 and dequantised whenever it is placed in a prompt.
+
+    Quantised KV is never exact: it is used in no exact path, and what a request computes after it is not stored.
+    Where it is missing, the same KV stored exactly by another process is used.
+
+    Raises InvalidRequest for a preparation that keeps exact versions.
+    """
+
+    inner: Prepare
+    coding: Storage
+
+    def __post_init__(self) -> None:
+        if self.inner.max_versions is not None:
+            raise InvalidRequest(
+                f"a preparation that keeps exact versions of chunks cannot be stored as {self.coding}, which is never "
+                "exact; use storage exact, or another preparation"
+            )
+
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+        """Return each provenance of the inner preparation, quantised and then exact."""
+        exact = self.inner.provenances(adapter, prefix, chunk_tokens)
+        return tuple(
+            each for provenance in exact for each in (quantised(provenance, self.coding), provenance)
+        )
+
+    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
+        """Quantise what the inner preparation computes; `ctx.storage` says how KV is stored on the way."""
+        prepared = self.inner.compute(ctx, chunk)
+        return PreparedChunk(quantise_kv(prepared.kv, self.coding), prepared.sources)
+
+    @property
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner preparation."""
+        return self.inner.extractors
+
+    @property
+    def entry_count(self) -> int:
+        """As many as the inner preparation stores."""
+        return self.inner.entry_count
+
+    @property
+    def storage(self) -> Storage:
+        """The chosen number of bits."""
+        return self.coding

@@ -1,84 +1,53 @@
-"""A method of KV reuse as a recipe of six slots, and the one function that follows it.
+"""A method of KV reuse as a recipe of six slots, and `run`, which prefills a prompt by a recipe.
 
-Each slot answers one question; most have a default. A new method is a file under `methods/` that fills the
+Each slot answers one question; all but the name have a default. A new method is a file in `methods/` that fills the
 slots it changes, and one line in METHODS. If a method needs an edit here, a slot is wrong.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
-from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import with_queries
+from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
-from kvweave.models.attention import AttentionHook
 from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.models.fused_cache import FusedCache
+from kvweave.models.hooks import AttentionHook
 from kvweave.recipes.attend import Attend, Causal
-from kvweave.recipes.entries import MOST_PATHS, StoreEntry
+from kvweave.recipes.context import StoreEntry
+from kvweave.recipes.features import AttentionRecorder, attention_key
 from kvweave.recipes.match import Match, MatchSystemThenChunk
 from kvweave.recipes.place import Place, TruePositions
 from kvweave.recipes.prepare import Isolated, Prepare
 from kvweave.recipes.recompute import Recompute, SelectedRows
 from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
-from kvweave.recipes.simulated_requests import ChunkAttention, attention_key
 from kvweave.recipes.state import PrefillState, rows_of
-from kvweave.types import ChunkKV, Plan, PlanSpan, Timing, TokenizedPrompt
+from kvweave.results import Plan, PlanSpan, Timing
+from kvweave.types import TokenizedPrompt
 
 _LOG = logging.getLogger(__name__)
 
-Made = TypeVar("Made")
-
-
-def retry_on_corruption(step: Callable[[], Made]) -> Made:
-    """What `step` returns, taken from its beginning again as often as an entry that it uses turns out damaged.
-
-    The step looks up everything that it uses, and what it has done before it fails need not be undone. This ends: no
-    damaged entry is found twice, and none that broke off is found again but whole.
-    """
-    while True:
-        try:
-            return step()
-        except DamagedEntry as error:
-            _LOG.warning("starting anew without an entry that cannot be used: %s", error)
-
-
-def verify_entries(used: Iterable[ChunkKV | None]) -> None:
-    """Check all that a step is going to use, where it could not begin again; raises DamagedEntry."""
-    for kv in used:
-        if kv is not None:
-            verify_content(kv)
-
-
-@contextmanager
-def verify_rest_on_corruption(used: Iterable[ChunkKV | None]) -> Iterator[None]:
-    """When one of the entries that a step uses turns out damaged, look for damage in all the others as well.
-
-    Damage seldom comes alone: so the next attempt is the last one, not one of as many as there are damaged entries.
-    """
-    try:
-        yield
-    except DamagedEntry:
-        for kv in used:
-            with suppress(DamagedEntry):
-                if kv is not None:
-                    verify_content(kv)
-        raise
+MAX_EXACT_VERSIONS = 16
+"""How many exact KV entries of a chunk requests may leave, each after other text. Each takes as much room as the prepared
+KV that is used at any position; the least used go first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Six answers. `ratio` is the budget a request gets when it names none."""
+    """The six slots, and the `ratio` that is the budget of a request without one.
+
+    `name` is what people read and type, such as prophetkv or similar-int8+prophetkv.
+    """
 
     name: str
     prepare: Prepare = field(default_factory=Isolated)
@@ -90,7 +59,7 @@ class Recipe:
     ratio: float = 0.0
 
     def budget(self, ratio: float | None, coverage: float | None) -> Budget:
-        """The budget asked for, else the recipe's own; raises InvalidRequest for both at once or an impossible one."""
+        """Return the budget asked for, or the recipe's own; raise InvalidRequest for both at once or an impossible one."""
         if ratio is not None and coverage is not None:
             raise InvalidRequest(f"both ratio {ratio} and coverage {coverage} are given; give one of them")
         if ratio is None and coverage is None:
@@ -101,7 +70,7 @@ class Recipe:
 def run(
     recipe: Recipe,
     adapter: Adapter,
-    store: ChunkStore,
+    store: KVStore,
     prompt: TokenizedPrompt,
     *,
     ratio: float | None = None,
@@ -112,118 +81,167 @@ def run(
 ) -> PrefillResult:
     """Prefill a prompt by a recipe: match → place → select → recompute.
 
-    No stored entry is changed; what was computed and is worth keeping comes back in `remembered`, for the
-    caller to store when the answer is out. `ratio` or `coverage` is the budget, without them the recipe's own. `lease`
-    is what the caller has loaded ahead; nothing that is found is evicted while it lasts, or else until this returns.
-    With a `sink` stored KV is placed one layer at a time, recomputed rows attend to it, and the layer is handed over before
-    the next is placed; where the taker is bounded, nothing is remembered, since it would be held until the end.
-    `prefix_context` is text that the prompt stands behind, and into which the taker then puts it.
-    Raises InvalidRequest for an impossible budget and PromptTooLong; and as the taker does.
+    A damaged entry is dropped from the store and the request starts again, so that the result is as if the entry had
+    never been stored. This ends, because no damaged entry is found twice. No entry is written: `remember` stores what
+    is worth storing, once the answer is out.
+
+    Args:
+        ratio: budget as a share of the stale rows; without a budget the recipe's own is used.
+        coverage: budget as a share of the scores.
+        lease: holds what the caller prefetched. Entries found are not evicted while it lasts; without one, until this returns.
+        sink: receives each layer's KV as soon as the layer is computed, so the full KV is never in memory. If it is
+            bounded, the result has no new entries, since these would be held until the end.
+        prefix_context: text before the prompt, which the sink appends to.
+
+    Raises InvalidRequest for an impossible budget, PromptTooLong, and whatever the sink raises.
     """
     adapter.check_length(prompt.tokens + (len(prefix_context.token_ids) if prefix_context is not None else 0))
-    began = time.perf_counter()
+    started = time.perf_counter()
     budget = recipe.budget(ratio, coverage)
     with store.lease() if lease is None else nullcontext(lease) as held:
         request = PrefillRequest(adapter, store, prompt, budget, held, prefix_context)
+        while True:
+            matched: tuple[Matched, ...] = ()
+            try:
+                matched = recipe.match.find(request, recipe.prepare)
+                if prefix_context is not None:  # the sink could not start again in the middle of the pass
+                    _verify(matched)
+                clock = _Clock(started, matched=time.perf_counter())
+                state = _place(recipe, request, matched, sink)
+                selected = _select(recipe, state)
+                clock.selected, clock.placed_s = time.perf_counter(), state.kv_cache.place_s
+                new = _NewEntries(recipe, state, sink)
+                hooks = new.hooks if sink is None else [*new.hooks, sink]
+                rows = torch.cat([selected, state.fresh]).sort().values
+                logits = recipe.recompute.run(state, rows, hooks, capture=bool(new.spans))
+                return _result(recipe, state, selected, logits, new, clock)
+            except DamagedEntry as error:
+                _verify_each(matched)
+                _LOG.warning("retrying without an entry that cannot be used: %s", error)
 
-        def attempt() -> PrefillResult:
-            matched = recipe.match.find(request, recipe.prepare)
-            with verify_rest_on_corruption(found.kv for found in matched):
-                if prefix_context is not None:  # which could not begin anew in the middle of the pass
-                    verify_entries(found.kv for found in matched)
-                return _follow(recipe, request, matched, began, sink)
 
-        return retry_on_corruption(attempt)
+def remember(result: PrefillResult) -> int:
+    """Store what a request computed and is worth storing; return how many entries the store took.
+
+    Log a store that fails, and do not raise: the result is valid without it.
+    """
+    request = result.request
+    try:
+        return sum(entry.put(request.store, request.adapter.fingerprint) for entry in result.new_entries)
+    except (StoreError, OSError) as error:
+        _LOG.warning("what this request computed is not stored: %s", error)
+        return 0
 
 
-def _follow(
-    recipe: Recipe,
-    request: PrefillRequest,
-    matched: tuple[Matched, ...],
-    began: float,
-    sink: LayerSink | None,
-) -> PrefillResult:
-    """The slots behind match; `began` is when the request came in (`time.perf_counter`)."""
-    adapter, prompt, budget = request.adapter, request.prompt, request.budget
-    matched_at = time.perf_counter()
+def _verify(matched: Sequence[Matched]) -> None:
+    """Check all KV that was found; raise DamagedEntry at the first damaged entry, which drops it from the store."""
+    for found in matched:
+        if found.kv is not None:
+            verify_content(found.kv)
 
+
+def _verify_each(matched: Sequence[Matched]) -> None:
+    """Drop all damaged entries among those found: damage rarely comes alone, and the next attempt is then the last."""
+    for found in matched:
+        with suppress(DamagedEntry):
+            _verify([found])
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When the steps of a request ended (`time.perf_counter`), and the seconds spent placing KV while selecting."""
+
+    started: float
+    matched: float
+    selected: float = 0.0
+    placed_s: float = 0.0
+
+    def timing(self, place_s: float) -> Timing:
+        """Return the timing of a request that ends now and spent `place_s` placing KV."""
+        done = time.perf_counter()
+        return Timing(
+            match_s=self.matched - self.started,
+            place_s=place_s,
+            select_s=self.selected - self.matched - self.placed_s,  # a selector that runs the model places KV
+            recompute_s=done - self.selected - (place_s - self.placed_s),
+            ttft_s=done - self.started,
+            total_s=done - self.started,
+        )
+
+
+def _place(
+    recipe: Recipe, request: PrefillRequest, matched: tuple[Matched, ...], sink: LayerSink | None
+) -> PrefillState:
     placement = recipe.place.place(request, matched)
-    kv_cache = adapter.new_cache(prompt.tokens, placement.spans, placement.positions)
+    kv_cache = request.adapter.new_cache(request.prompt.tokens, placement.spans, placement.positions)
     kv_cache.continuation = recipe.attend.continuation(request, matched)
     if sink is not None:
-        kv_cache.hand_over(sink)
-    state = PrefillState(request, kv_cache, matched, recipe.attend)
-    selected = _select(recipe, state)
-    selected_at, placed_s = time.perf_counter(), kv_cache.place_s
-
-    rows = torch.cat([selected, state.fresh]).sort().values
-    kept = _worth_keeping(recipe, request, matched) if sink is None or not sink.bounded else []
-    noted = _noted(recipe, request, kept)
-    hooks: list[AttentionHook] = [noted.hook] if noted is not None else []
-    if sink is not None:
-        hooks.append(sink)
-    logits = recipe.recompute.run(state, rows, hooks, capture=bool(kept))
-    if sink is not None:
-        kv_cache.let_go()
-    adapter.synchronize()
-    done_at = time.perf_counter()
-
-    timing = Timing(
-        match_s=matched_at - began,
-        place_s=kv_cache.place_s,
-        select_s=selected_at - matched_at - placed_s,  # a selector that runs the model has stored KV laid out
-        recompute_s=done_at - selected_at - (kv_cache.place_s - placed_s),
-        ttft_s=done_at - began,
-        total_s=done_at - began,
-    )
-    plan = Plan(recipe.name, budget.ratio, _plan_spans(matched, selected), budget.coverage)
-    remembered = tuple(
-        each for number in kept for each in _remember(recipe, request, kv_cache, number, noted)
-    )
-    kv_cache.capture = None  # copied where it is worth keeping
-    return PrefillResult(logits, plan, timing, kv_cache, selected, remembered, request)
+        kv_cache.stream_to(sink)
+    return PrefillState(request, kv_cache, matched, recipe.attend)
 
 
 def _select(recipe: Recipe, state: PrefillState) -> Tensor:
-    if state.request.budget.everything:
+    if state.request.budget.recomputes_all:
         # Every context row, exact ones too: the result must equal full attention.
         return rows_of(m.span for m in state.matched if m.span.kind == "chunk" and m.origin != "fresh")
     return recipe.select.choose(state)
 
 
-def _worth_keeping(recipe: Recipe, request: PrefillRequest, matched: tuple[Matched, ...]) -> list[int]:
-    """Spans computed in this request whose KV is exact: all before them is exact, fresh or recomputed."""
-    if request.prefix_context is not None or not recipe.attend.causal(request, matched):
+class _NewEntries:
+    """The spans whose exact KV a request computes and which are worth storing.
+
+    `hooks` go on the pass. They record the attention of chunks that are kept as versions, if the recipe reads it.
+    """
+
+    def __init__(self, recipe: Recipe, state: PrefillState, sink: LayerSink | None) -> None:
+        self._recipe, self._request = recipe, state.request
+        self.spans = [] if sink is not None and sink.bounded else _storable(recipe, state)
+        chunks = [number for number in self.spans if self._request.prompt.spans[number].kind == "chunk"]
+        recorded = bool(chunks) and recipe.prepare.max_versions is not None
+        self._recorder = AttentionRecorder(self._request.prompt, chunks) if recorded else None
+        self.hooks: list[AttentionHook] = [self._recorder.hook] if self._recorder is not None else []
+
+    def of(self, kv_cache: FusedCache) -> Iterator[StoreEntry]:
+        """Yield each span's KV and, if it was recorded, the feature of its attention; call it after the pass."""
+        request, prompt = self._request, self._request.prompt
+        limit = self._recipe.prepare.max_versions or MAX_EXACT_VERSIONS
+        for number in self.spans:
+            span, sources = prompt.spans[number], request.sources(number)
+            provenance = request.exact_provenance(number)
+            kv = request.adapter.extract_chunk_kv(kv_cache, prompt.token_ids, span.start, span.end)
+            named = provenance if kv.queries is None else with_queries(provenance)
+            yield StoreEntry(kv, named, sources, limit if span.kind == "chunk" else None)
+            if self._recorder is not None and span.kind == "chunk":
+                yield StoreEntry(self._recorder.feature(number), attention_key(provenance), sources)
+
+
+def _storable(recipe: Recipe, state: PrefillState) -> list[int]:
+    """Return the fresh spans whose KV will be exact, because everything before them is exact, fresh or recomputed."""
+    request = state.request
+    if request.prefix_context is not None or not recipe.attend.causal(request, state.matched):
         return []
-    kept = []
-    for number, found in enumerate(matched):
-        if found.origin == "reused" and not request.budget.everything:
-            break  # tainted from here on: rows computed behind stale ones are not full attention's
-        if found.origin == "fresh" and found.span.kind in recipe.match.remembers:
-            kept.append(number)
-    return kept
+    spans = []
+    for number, found in enumerate(state.matched):
+        if found.origin == "reused" and not request.budget.recomputes_all:
+            break  # rows computed after stale ones are not full attention's
+        if found.origin == "fresh" and found.span.kind in recipe.match.stored_kinds:
+            spans.append(number)
+    return spans
 
 
-def _noted(recipe: Recipe, request: PrefillRequest, kept: list[int]) -> ChunkAttention | None:
-    """What notes the attention of the chunks that are kept as versions; None where no recipe would read it."""
-    if recipe.prepare.max_versions is None:
-        return None
-    chunks = [number for number in kept if request.prompt.spans[number].kind == "chunk"]
-    return ChunkAttention(request.prompt, chunks) if chunks else None
-
-
-def _remember(
-    recipe: Recipe, request: PrefillRequest, kv_cache: FusedCache, number: int, noted: ChunkAttention | None
-) -> Iterator[StoreEntry]:
-    """A span's KV, and the note on its attention if it has one."""
-    prompt, provenance, sources = request.prompt, request.exact_provenance(number), request.sources(number)
-    span = prompt.spans[number]
-    kv = request.adapter.captured(kv_cache, prompt.token_ids, span.start, span.end)
-    most = recipe.prepare.max_versions or MOST_PATHS
-    named = provenance if kv.queries is None else with_queries(provenance)
-    yield StoreEntry(kv, named, sources, most if span.kind == "chunk" else None)
-    if noted is not None and span.kind == "chunk":
-        yield StoreEntry(noted.feature(number), attention_key(provenance), sources)
+def _result(
+    recipe: Recipe, state: PrefillState, selected: Tensor, logits: Tensor, new: _NewEntries, clock: _Clock
+) -> PrefillResult:
+    request, kv_cache = state.request, state.kv_cache
+    if kv_cache.sink is not None:
+        kv_cache.release()
+    request.adapter.synchronize()
+    timing = clock.timing(kv_cache.place_s)
+    budget = request.budget
+    plan = Plan(recipe.name, budget.ratio, _plan_spans(state.matched, selected), budget.coverage)
+    new_entries = tuple(new.of(kv_cache))
+    kv_cache.capture = None  # the entries are copies
+    return PrefillResult(logits, plan, timing, kv_cache, selected, new_entries, request)
 
 
 def _plan_spans(matched: tuple[Matched, ...], selected: Tensor) -> tuple[PlanSpan, ...]:
@@ -235,16 +253,3 @@ def _plan_spans(matched: tuple[Matched, ...], selected: Tensor) -> tuple[PlanSpa
             PlanSpan(span.kind, span.start, span.end, found.origin, inside, found.reason, span.chunk)
         )
     return tuple(spans)
-
-
-def remember(result: PrefillResult) -> int:
-    """Store what a request computed and is worth keeping; returns how many entries the store took.
-
-    The result is there already: a store that fails is logged and does not take it back.
-    """
-    request = result.request
-    try:
-        return sum(kept.put(request.store, request.adapter.fingerprint) for kept in result.remembered)
-    except (StoreError, OSError) as error:
-        _LOG.warning("what this request computed is not kept: %s", error)
-        return 0

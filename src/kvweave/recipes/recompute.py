@@ -6,20 +6,21 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvweave.models.attention import AttentionHook
+from kvweave.models.hooks import AttentionHook
 from kvweave.recipes.state import PrefillState
 
 
 class Recompute(Protocol):
-    """Runs rows and leaves their K,V in the canvas."""
+    """Runs rows through the model and writes their K,V to the KV cache."""
 
     def run(
         self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
     ) -> Tensor:
-        """Compute prompt positions `rows` (T,), ascending, the last one included; logits (1, vocab) of the last.
+        """Compute prompt positions `rows` (T,), ascending, the last one included; return its logits (1, vocab).
 
-        Fresh rows run through all layers in one pass, the last one, which the watches see. Of stale rows others than those in `rows`
-        may run too, as long as no more than these are computed on the mean over the layers.
+        The last pass must run all fresh rows through all layers, with `hooks` on it. Other stale rows than those in `rows`
+        may run too, as long as on average over the layers no more stale rows run than `rows` holds. With `capture`,
+        `kv_cache.capture` afterwards holds the unrotated KV of the rows.
         """
         ...
 
@@ -31,5 +32,7 @@ class SelectedRows:
     def run(
         self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
     ) -> Tensor:
-        """One pass."""
-        return state.run(rows, *hooks, capture=capture)
+        """Run one pass."""
+        return state.request.adapter.compute(
+            state.kv_cache, state.request.prompt.token_ids, state.plan(rows, *hooks), capture=capture
+        )

@@ -1,4 +1,4 @@
-"""What the slots of a recipe hand to each other while one prompt is prefilled."""
+"""What the slots of a recipe pass to each other while one prompt is prefilled."""
 
 import math
 from dataclasses import dataclass
@@ -7,26 +7,27 @@ from functools import cached_property
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import RowPlan
 from kvweave.models.cache_base import PrefixContext
 from kvweave.models.fused_cache import FusedCache
-from kvweave.recipes.entries import StoreEntry
-from kvweave.types import ChunkKV, KVProvenance, Origin, Plan, Span, Timing, TokenizedPrompt
+from kvweave.recipes.context import StoreEntry
+from kvweave.results import Plan, SpanOrigin, Timing
+from kvweave.types import ChunkKV, KVProvenance, Span, TokenizedPrompt
 
-FLOOR, CEILING = 0.02, 0.5  # shares of the stale rows between which a coverage budget stays
-OBSERVED = "observed"  # the kind of KV that was made behind other chunks, exact there
+FLOOR, CEILING = 0.02, 0.5  # a coverage budget recomputes at least and at most these shares of the stale rows
+OBSERVED = "observed"  # the kind of exact KV that a pass over a whole prompt computed after other chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How many stale context rows may be recomputed.
 
-    `ratio` 0..1 of them, rounded up; or, with `coverage` 0..1, as few as hold that share of all scores, so that
-    easy questions cost less than hard ones, but between FLOOR and CEILING of them.
+    With `ratio` 0..1: that share of them, rounded up. With `coverage` 0..1: as few rows as hold that share of all
+    scores, between FLOOR and CEILING of the stale rows, so that easy questions cost less than hard ones.
     """
 
     ratio: float = 0.0
@@ -39,26 +40,26 @@ class Budget:
             raise InvalidRequest(f"coverage is {self.coverage}; it is a share of the scores between 0 and 1")
 
     @property
-    def everything(self) -> bool:
+    def recomputes_all(self) -> bool:
         """Whether all context rows are computed, exact ones too."""
         return self.ratio == 1 and self.coverage is None
 
     @property
-    def nothing(self) -> bool:
-        """Whether no stale row may be computed, so that none needs a score."""
+    def recomputes_none(self) -> bool:
+        """Whether no stale row may be recomputed, so that no row needs a score."""
         return self.ratio == 0 and self.coverage is None
 
-    def rows(self, stale: int) -> int:
-        """At most so many of `stale` rows: k = ⌈ratio · stale⌉."""
+    def max_rows(self, stale: int) -> int:
+        """Return the most rows that may be recomputed of `stale` rows: k = ⌈ratio · stale⌉."""
         return _share(CEILING if self.coverage is not None else self.ratio, stale)
 
-    def spend(self, scores: Tensor) -> int:
-        """How many of the rows with these scores (n,) are recomputed; scores of a coverage are at least 0."""
+    def row_count(self, scores: Tensor) -> int:
+        """Return how many of the rows with these scores (n,) to recompute; a coverage needs scores of at least 0."""
         if self.coverage is None:
-            return self.rows(scores.numel())
+            return self.max_rows(scores.numel())
         shares = scores.sort(descending=True).values.cumsum(0)
         reached = int((shares < self.coverage * shares[-1:]).sum()) + 1 if scores.numel() else 0
-        return min(max(reached, _share(FLOOR, scores.numel())), self.rows(scores.numel()))
+        return min(max(reached, _share(FLOOR, scores.numel())), self.max_rows(scores.numel()))
 
 
 def _share(ratio: float, rows: int) -> int:
@@ -67,14 +68,14 @@ def _share(ratio: float, rows: int) -> int:
 
 @dataclass(frozen=True)
 class PrefillRequest:
-    """One prompt, and what is at hand to prefill it: the model and the store of chunk KV.
+    """One prompt with the model and the store that prefill it.
 
-    What is found in the store through `lease` is not evicted while the request runs. `prefix_context` is the text that the
-    prompt stands behind; its system span is then whatever joins the two.
+    Entries found through `lease` are not evicted while the request runs. `prefix_context` is text before the prompt, such as
+    earlier turns; the prompt's system span then holds the tokens that join the two.
     """
 
     adapter: Adapter
-    store: ChunkStore
+    store: KVStore
     prompt: TokenizedPrompt
     budget: Budget
     lease: Lease | None = None
@@ -87,12 +88,10 @@ class PrefillRequest:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The system prefix that stored KV of chunks was made behind."""
-        return (
-            self.prompt.ids(self.prompt.spans[0])
-            if self.prefix_context is None
-            else self.prefix_context.prefix
-        )
+        """The token ids of the system prefix, after which stored chunk KV was computed."""
+        if self.prefix_context is not None:
+            return self.prefix_context.prefix
+        return self.prompt.ids(self.prompt.spans[0])
 
     @cached_property
     def first_position(self) -> int:
@@ -100,45 +99,45 @@ class PrefillRequest:
         return 0 if self.prefix_context is None else int(self.prefix_context.positions(1))
 
     def plan(self, rows: Tensor) -> RowPlan:
-        """Plain causal attention of prompt positions (T,), ascending, to all that stands before them."""
+        """Return plain causal attention of prompt positions (T,), ascending, to everything before them."""
         return self.adapter.rows(rows) if self.prefix_context is None else self.prefix_context.plan(rows)
 
     def context(self, span: int) -> tuple[str, ...]:
-        """Digests of what stands before a span: the exact path to it."""
+        """Return the digests of everything before a span: the exact path to it."""
         before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
         path = tuple(digest for part, digest in before if part.tokens)
         return path if self.prefix_context is None else (digest_tokens(self.prefix_context.token_ids), *path)
 
     @property
     def system_path(self) -> tuple[str, ...]:
-        """The digest of the system prefix, if there is one: how every path begins."""
+        """The digest of the system prefix, with which every path begins; empty without a prefix."""
         return (digest_tokens(self.prefix),) if self.prefix else ()
 
     def chunks_before(self, span: int) -> tuple[str, ...]:
-        """Digests of the prompt's chunks that stand before a span, in order."""
+        """Return the digests of the prompt's chunks before a span, in order."""
         before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
         return tuple(digest for part, digest in before if part.kind == "chunk" and part.tokens)
 
     def exact_provenance(self, span: int) -> KVProvenance:
-        """How KV of this span must have been made to equal full attention's in this prompt."""
+        """Return the provenance of KV of this span that equals full attention's in this prompt."""
         regime = self.adapter.rope_regime(self.first_position + self.prompt.tokens)
         return KVProvenance(OBSERVED, self.context(span), exact=True, rope_regime=regime)
 
     def sources(self, span: int) -> tuple[str, ...]:
-        """Digests of the chunks that KV of this span depends on: its own and those before it."""
+        """Return the digests of the chunks that KV of this span depends on: its own and those before it."""
         path = zip(self.prompt.spans[: span + 1], self.digests[: span + 1], strict=True)
         return tuple(digest for part, digest in path if part.kind == "chunk")
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """How one span of the prompt starts out, before selection.
+    """The stored KV found for one span of the prompt, before selection.
 
     `kv` is None for fresh spans, `provenance` says which stored KV it is. `reason` is a sentence for people.
     """
 
     span: Span
-    origin: Origin
+    origin: SpanOrigin
     reason: str
     kv: ChunkKV | None = None
     provenance: KVProvenance | None = None
@@ -148,9 +147,15 @@ class Matched:
 class PrefillResult:
     """A prefilled prompt.
 
-    `logits` (1, vocab) are those of the last prompt position. `kv_cache` holds K,V of every position, unless it has handed
-    them over, and belongs to the caller. `selected` (k,) are the prompt positions that were selected for recomputation; no more than k
-    of the stored ones were computed on the mean over the layers. `remembered` is what the store does not hold yet.
+    Attributes:
+        logits: (1, vocab), of the last prompt position.
+        plan: what was computed and what was reused, span by span.
+        timing: seconds per step.
+        kv_cache: K,V of every position, owned by the caller; empty if a sink received the layers.
+        selected: (k,) prompt positions selected for recomputation. On average over the layers, at most k stored
+            rows were computed.
+        new_entries: what the store does not hold yet and is worth storing; see `remember`.
+        request: what was asked for.
     """
 
     logits: Tensor
@@ -158,10 +163,10 @@ class PrefillResult:
     timing: Timing
     kv_cache: FusedCache
     selected: Tensor
-    remembered: tuple[StoreEntry, ...]
+    new_entries: tuple[StoreEntry, ...]
     request: PrefillRequest
 
     @property
     def generate_kwargs(self) -> dict[str, object]:
-        """Arguments for an ordinary `model.generate`; hands the canvas over, so use them for one call."""
+        """Arguments for one call of `model.generate`, which uses the KV cache up."""
         return self.request.adapter.generate_kwargs(self.kv_cache, self.request.prompt)

@@ -1,4 +1,4 @@
-"""A prompt with its stored KV in place and nothing recomputed yet: what the last three slots work on."""
+"""A prompt with its stored KV placed and nothing recomputed yet: what the slots select, recompute and attend work on."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,80 +8,22 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention import AttentionHook, RowPlan
+from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import FusedCache
-from kvweave.models.updates import StopForward, Update
+from kvweave.models.hooks import AttentionHook, StopForward, Update, UpdateHook
 from kvweave.recipes.attend import Attend
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave.types import Span
 
-CHECKED = 1  # the second layer: the first one's K,V depend on nothing but the tokens
-
-
-@dataclass(frozen=True)
-class SecondLayer:
-    """What a layer was about to replace, and where the stale tokens' n rows stand in it.
-
-    `keys` and `values` (G, n, D), float32 and on the CPU, are new minus stale, keys rotated; made when they are asked for.
-    """
-
-    update: Update
-    places: Tensor
-
-    @cached_property
-    def keys(self) -> Tensor:
-        """Distance of the keys."""
-        return self._off(self.update.keys, self.update.stale_keys)
-
-    @cached_property
-    def values(self) -> Tensor:
-        """Distance of the values."""
-        return self._off(self.update.values, self.update.stale_values)
-
-    def _off(self, new: Tensor, stale: Tensor) -> Tensor:
-        return (new[:, self.places].float() - stale[:, self.places].float()).cpu()
-
-
-class _Compare:
-    """Watches updates until the checked layer, and ends the pass there."""
-
-    def __init__(self) -> None:
-        self.seen: Update | None = None
-
-    def see(self, update: Update) -> None:
-        if update.layer == CHECKED:
-            self.seen = update
-            raise StopForward
-
-
-def second_layer(state: "PrefillState", *hooks: AttentionHook) -> SecondLayer:
-    """Compute all stale and fresh rows through the first layer, in a pass that the watches see.
-
-    The canvas keeps its stale KV from the second layer on. Raises InvalidRequest for a model of one layer.
-    """
-    adapter = state.request.adapter
-    if adapter.geometry.layers <= CHECKED:
-        raise InvalidRequest(
-            f"{adapter.fingerprint.name} has one layer; this recipe compares the second. Take another recipe"
-        )
-    rows, compare = first_layer_rows(state), _Compare()
-    adapter.look(state.kv_cache, state.request.prompt.token_ids, state.plan(rows, *hooks), compare)
-    assert compare.seen is not None
-    places = torch.searchsorted(rows, state.stale).to(compare.seen.values.device)
-    return SecondLayer(compare.seen, places)
-
-
-def first_layer_rows(state: "PrefillState") -> Tensor:
-    """The prompt positions that the first layer computes to compare the second: all that are stale or fresh."""
-    return torch.cat([state.stale, state.fresh]).sort().values
+SECOND_LAYER = 1  # the first layer with stale KV: K,V of layer 0 depend on the tokens alone
 
 
 @dataclass(frozen=True)
 class PrefillState:
-    """The placed prompt. Rows are prompt positions, ascending, on the CPU.
+    """The placed prompt of one request.
 
-    A pass over some rows leaves their K,V in the canvas, which belongs to this request; whoever looks before the
-    recomputation may run the question, since the recomputation runs it again.
+    All rows are prompt positions, ascending, on the CPU. A pass over rows writes their K,V to `kv_cache`, which belongs
+    to this request. A selector may run the question's rows, since the recomputation runs them again.
     """
 
     request: PrefillRequest
@@ -91,7 +33,7 @@ class PrefillState:
 
     @cached_property
     def stale(self) -> Tensor:
-        """(n,): rows whose stored KV was made in another context; only these may be selected."""
+        """(n,): rows whose stored KV was computed in another context; only these may be selected."""
         return rows_of(m.span for m in self.matched if m.origin == "reused")
 
     @cached_property
@@ -100,39 +42,93 @@ class PrefillState:
         return rows_of(m.span for m in self.matched if m.origin == "fresh")
 
     @cached_property
-    def asked(self) -> Tensor:
-        """The rows that the user wrote; all of the question's where that is none."""
+    def not_exact(self) -> Tensor:
+        """All stale and fresh rows."""
+        return torch.cat([self.stale, self.fresh]).sort().values
+
+    @cached_property
+    def question_rows(self) -> Tensor:
+        """The rows that the user wrote; the whole question span if the user wrote nothing."""
         start, end = self.request.prompt.user_rows
         question = self.request.prompt.spans[-1]
         return torch.arange(start, end) if end > start else torch.arange(question.start, question.end)
 
     @cached_property
     def context(self) -> tuple[int, int]:
-        """First position of the first chunk, and the end of the last one; (0, 0) without chunks."""
+        """First position of the first chunk and the end of the last one; (0, 0) without chunks."""
         chunks = [m.span for m in self.matched if m.span.kind == "chunk"]
         return (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
 
     @cached_property
-    def second_layer(self) -> SecondLayer:
-        """How far stale KV is off there; whoever asks first pays for it."""
-        return second_layer(self)
+    def second_layer(self) -> "LayerDeviation":
+        """The deviation of stale KV in the second layer; the first access runs a pass for it."""
+        return self.compare_second_layer()
 
     def plan(self, rows: Tensor, *hooks: AttentionHook) -> RowPlan:
-        """How these rows attend, with watches on them."""
+        """Return how these rows attend, with hooks on the pass."""
         plan = self.attend.plan(self.request, self.matched, rows)
         plan.hooks.extend(hooks)
         return plan
 
-    def run(self, rows: Tensor, *hooks: AttentionHook, capture: bool = False) -> Tensor:
-        """Compute rows through all layers; logits (1, vocab) of the last."""
+    def run_partial(self, rows: Tensor, *hooks: AttentionHook, update_hook: UpdateHook | None = None) -> None:
+        """Compute rows for what the hooks see; a hook that raises StopForward ends the pass."""
         ids = self.request.prompt.token_ids
-        return self.request.adapter.compute(self.kv_cache, ids, self.plan(rows, *hooks), capture=capture)
+        self.request.adapter.run_partial(self.kv_cache, ids, self.plan(rows, *hooks), update_hook)
 
-    def look(self, rows: Tensor, *hooks: AttentionHook) -> None:
-        """Compute rows as far as the watches want to see them: one that raises StopForward ends the pass."""
-        self.request.adapter.look(self.kv_cache, self.request.prompt.token_ids, self.plan(rows, *hooks))
+    def compare_second_layer(self, *hooks: AttentionHook) -> "LayerDeviation":
+        """Compute all stale and fresh rows through the first layer, with hooks on the pass, and compare the second.
+
+        The KV cache keeps its stale KV from the second layer on. Raises InvalidRequest for a model of one layer.
+        """
+        adapter, rows = self.request.adapter, self.not_exact
+        if adapter.geometry.layers <= SECOND_LAYER:
+            raise InvalidRequest(
+                f"{adapter.fingerprint.name} has one layer; this recipe compares the second. Take another recipe"
+            )
+        second = _StopAtSecondLayer()
+        self.run_partial(rows, *hooks, update_hook=second)
+        assert second.update is not None
+        places = torch.searchsorted(rows, self.stale).to(second.update.values.device)
+        return LayerDeviation(second.update, places)
+
+
+@dataclass(frozen=True)
+class LayerDeviation:
+    """How far stale KV is from newly computed KV in one layer.
+
+    `update` is what the layer was about to write; `places` (n,) say where the stale rows are in it. `keys` and `values`
+    (G, n, D), float32, on the CPU, are new minus stale, keys rotated; computed at the first access.
+    """
+
+    update: Update
+    places: Tensor
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """New minus stale keys."""
+        return self._difference(self.update.keys, self.update.stale_keys)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """New minus stale values."""
+        return self._difference(self.update.values, self.update.stale_values)
+
+    def _difference(self, new: Tensor, stale: Tensor) -> Tensor:
+        return (new[:, self.places].float() - stale[:, self.places].float()).cpu()
+
+
+class _StopAtSecondLayer:
+    """Keeps the second layer's update and ends the pass before it is written."""
+
+    def __init__(self) -> None:
+        self.update: Update | None = None
+
+    def on_layer(self, update: Update) -> None:
+        if update.layer == SECOND_LAYER:
+            self.update = update
+            raise StopForward
 
 
 def rows_of(spans: Iterable[Span]) -> Tensor:
-    """All prompt positions of some spans, in their order; none for no spans."""
+    """Return all prompt positions of some spans, in their order."""
     return torch.cat([torch.empty(0, dtype=torch.long), *(torch.arange(s.start, s.end) for s in spans)])

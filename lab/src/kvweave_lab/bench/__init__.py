@@ -1,1 +1,1 @@
-"""Measurements that users can repeat: `kvweave bench`. Each is a ratio of things timed in turn, in one run, or counts."""
+"""Measurements that users can repeat with `kvweave bench`. Each one is a count, or a ratio of things timed in turn."""

@@ -1,8 +1,8 @@
-"""What a decoded token costs with the KV on flash: by strategy, budget, storage and length, in turn with dense decoding.
+"""`kvweave bench decode`: the cost of a token decoded with KV on flash, by strategy, budget, storage and length.
 
-The KV is made up and filled in, since prefilling it would take the machine's day; it lies in groups that drift, as
-keys do, so that clusters have sizes and neighbours. A model with random weights then decodes on it. That tells
-cost alone: what random weights attend to says nothing about recall.
+The KV is synthetic, since prefilling long texts would take hours. Its keys form groups that drift along the text, as
+real keys do, so that clusters have sizes and neighbours. A model with random weights decodes over it, in turn with dense
+decoding. This measures cost only: attention of random weights has no meaningful recall.
 """
 
 import statistics
@@ -24,15 +24,16 @@ from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.fused_cache import FusedCache
-from kvweave.types import Decoding, Storage
-from kvweave_lab.bench.spread import Spread, ratios
+from kvweave.results import DecodeStats
+from kvweave.types import Storage
+from kvweave_lab.bench.measurement import MedianRange, paired_ratios
 
 WARM_UP = 4
-"""Steps before a sample begins: the first ones find nothing in memory."""
+"""Untimed steps at the beginning, which find nothing in memory."""
 ROUNDS = 8
-"""How often texts take turns, if there are so many steps."""
+"""How many times texts take turns, unless there are fewer steps."""
 DENSE = "dense"
-"""Decoding on a canvas, with all KV in memory and the library's fused attention."""
+"""Decoding over a `FusedCache`: all KV in memory, with transformers' fused attention."""
 _GROUPS, _DRIFT = 64, 0.02
 
 Times = list[list[float]]
@@ -43,11 +44,23 @@ Times = list[list[float]]
 class DecodeCost:
     """One row of the report.
 
-    `strategy` names a variant, see `decode.ablations`. `budget` None for dense; `decode_tokens` is the length decoded at,
-    `steps` how many were timed. `of_dense`: time of a round's steps as a share of dense decoding's beside it.
-    `growth_of_dense`: what a token takes longer than at the length before, as a share of what dense decoding's does. Both
-    None without dense decoding, the second also at the shortest length, and where dense decoding's growth is lost in noise. `dense_kv_bytes` is what all KV takes at that length. `direct`: past the page cache.
-    `resident_bound_bytes`: what was allowed. `decoding` None for dense. Per token: bytes written, read for splits alone, and written again only to make room.
+    Attributes:
+        strategy: name of a variant, see `eval.decoding.variants`.
+        storage: of the KV on flash.
+        decode_tokens: length of the text that is decoded at.
+        budget: None for dense decoding.
+        steps: number of timed steps.
+        latency_s_per_token: of all timed steps.
+        dense_kv_bytes: of all KV at this length.
+        of_dense: time of a round's steps over dense decoding's in the same round; None without dense decoding.
+        growth_of_dense: growth of a token's time since the next shorter length, over dense decoding's growth. None
+            without dense decoding, at the shortest length, and where dense decoding's growth is below the noise.
+        direct: whether reads bypass the page cache.
+        resident_bound_bytes: limit of KV in memory.
+        decoding: counts per token; None for dense decoding.
+        written_bytes_per_token: bytes written.
+        split_bytes_per_token: bytes read only for splitting clusters.
+        moved_bytes_per_token: bytes written again only to make room.
     """
 
     strategy: str
@@ -55,13 +68,13 @@ class DecodeCost:
     decode_tokens: int
     budget: float | None
     steps: int
-    latency_s_per_token: Spread
+    latency_s_per_token: MedianRange
     dense_kv_bytes: int
-    of_dense: Spread | None = None
-    growth_of_dense: Spread | None = None
+    of_dense: MedianRange | None = None
+    growth_of_dense: MedianRange | None = None
     direct: bool = False
     resident_bound_bytes: int | None = None
-    decoding: Decoding | None = None
+    decoding: DecodeStats | None = None
     written_bytes_per_token: float = 0.0
     split_bytes_per_token: float = 0.0
     moved_bytes_per_token: float = 0.0
@@ -78,42 +91,43 @@ def bench_decode(
     dense: bool = True,
     progress: Progress = lambda stage, done, total: None,
 ) -> list[DecodeCost]:
-    """Rows for every length: dense first, then each of `settings`, a variant's name and what it is, with its files in `folder`.
+    """Return rows for every length: dense decoding first, then each of `settings`, with its files in `folder`.
 
-    All lengths of one setting and dense decoding at each decode some steps in turn, so that shares of one another hold
-    on a machine whose speed drifts; all are in memory together. Settings' `resident_bytes` bounds each text; None takes MEMORY_SHARE
-    of all KV at its length. Without `dense` there is room for lengths whose whole KV memory does not hold.
-    Raises InvalidRequest if a length and the steps do not fit the model's context, or memory is too little.
+    `settings` are pairs of a variant's name and its settings. All lengths of one setting, and dense decoding at each of
+    them, take turns every few steps, so that ratios hold on a machine whose speed drifts; all of them are in memory at
+    the same time. `resident_bytes` of the settings limits each text; None takes MEMORY_SHARE of all KV at its length.
+    Without `dense`, lengths are possible whose whole KV does not fit into memory. Raises InvalidRequest if a length and
+    the steps do not fit the model's context, or if the memory limit is too small.
     """
     if steps < 1:
         raise InvalidRequest(f"steps is {steps}; at least 1 is needed")
     lengths = sorted(set(lengths))
     for length in lengths:
         adapter.check_length(length, WARM_UP + steps)
-    kv_caches = [_kv_cache(adapter, length, seed) for length in lengths] if dense else []
-    everywhere: list[Times] = [[] for _ in kv_caches]  # dense decoding's, beside all settings
+    kv_caches = [_dense_text(adapter, length, seed) for length in lengths] if dense else []
+    dense_times: list[Times] = [[] for _ in kv_caches]  # dense decoding, over all settings
     rows: list[DecodeCost] = []
     for count, (name, chosen) in enumerate(settings):
         progress("decoding", count, len(settings))
         with ExitStack() as files:
-            held = [
-                files.enter_context(_filled(adapter, replace(chosen, folder=folder), length, seed))
+            offloaded = [
+                files.enter_context(_offloaded_text(adapter, replace(chosen, folder=folder), length, seed))
                 for length in lengths
             ]
-            beside, found = _measured(adapter, name, kv_caches, held, steps)
+            more_dense_times, found = _measure(adapter, name, kv_caches, offloaded, steps)
         rows += found
-        for taken, more in zip(everywhere, beside, strict=True):
+        for taken, more in zip(dense_times, more_dense_times, strict=True):
             taken += more
     if not settings:
-        everywhere = _in_turn(adapter, kv_caches, [], steps)
-    for kv_cache, taken in zip(kv_caches, everywhere, strict=True):
+        dense_times = _take_turns(adapter, kv_caches, [], steps)
+    for kv_cache, taken in zip(kv_caches, dense_times, strict=True):
         rows.append(_dense_row(adapter, kv_cache, steps, taken))
     progress("decoding", len(settings), len(settings))
     return sorted(rows, key=lambda row: (row.decode_tokens, row.strategy != DENSE))
 
 
-def made_up(adapter: Adapter, layer: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """One layer's keys and values (G, N, D): groups around centres that wander along the text."""
+def synthetic_kv(adapter: Adapter, layer: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return one layer's keys and values (G, N, D), in groups around centres that drift along the text."""
     g = adapter.geometry
     random = torch.Generator().manual_seed(seed * 1000 + layer)
     centres = torch.randn(_GROUPS, g.kv_heads, g.head_width, generator=random) * 2
@@ -127,68 +141,72 @@ def made_up(adapter: Adapter, layer: int, length: int, seed: int) -> tuple[Tenso
     return keys.transpose(0, 1).to(g.dtype), values.transpose(0, 1).to(g.dtype)
 
 
-def _kv_cache(adapter: Adapter, length: int, seed: int) -> FusedCache:
-    """A text of made up KV, all of it in memory."""
+def _dense_text(adapter: Adapter, length: int, seed: int) -> FusedCache:
+    """Return a text of synthetic KV, all of it in memory."""
     kv_cache = adapter.new_cache(length)
     for index, layer in enumerate(kv_cache.layers):
         keys, values = (
-            rows[None].to(adapter.geometry.device) for rows in made_up(adapter, index, length, seed)
+            rows[None].to(adapter.geometry.device) for rows in synthetic_kv(adapter, index, length, seed)
         )
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
     return kv_cache
 
 
-def _filled(adapter: Adapter, settings: OffloadSettings, length: int, seed: int) -> OffloadedCache:
-    """A text of the same KV, on flash; the caller closes it."""
+def _offloaded_text(adapter: Adapter, settings: OffloadSettings, length: int, seed: int) -> OffloadedCache:
+    """Return a text of the same KV on flash; the caller closes it."""
     bound = settings.resident_bytes or int(MEMORY_SHARE * length * adapter.geometry.token_bytes)
     settings = replace(settings, resident_bytes=bound)
-    held = OffloadedCache(adapter.geometry, settings, torch.arange(length))
+    offloaded = OffloadedCache(adapter.geometry, settings, torch.arange(length))
     try:
         for index in range(adapter.geometry.layers):
-            keys, values = made_up(adapter, index, length, seed)
+            keys, values = synthetic_kv(adapter, index, length, seed)
             heads = adapter.model.config.get_text_config(decoder=True).num_attention_heads
             rows = torch.linspace(length // 2, length - 1, min(32, length)).long()
             queries = keys[:, rows].repeat_interleave(
                 heads // keys.shape[0], 0
-            )  # (H, T, D): like what is asked later
-            held.fill(index, keys, values, queries, None)
+            )  # (H, T, D): similar to later queries
+            offloaded.fill(index, keys, values, queries, None)
     except BaseException:
-        held.close()
+        offloaded.close()
         raise
-    return held
+    return offloaded
 
 
-def _measured(
-    adapter: Adapter, name: str, kv_caches: Sequence[FusedCache], held: Sequence[OffloadedCache], steps: int
+def _measure(
+    adapter: Adapter,
+    name: str,
+    kv_caches: Sequence[FusedCache],
+    offloaded: Sequence[OffloadedCache],
+    steps: int,
 ) -> tuple[list[Times], list[DecodeCost]]:
-    """What dense decoding took on each canvas beside one setting's texts, and a row for each of those."""
-    for text in held:
+    """Time one setting's texts in turn with dense decoding; return dense decoding's times and the setting's rows."""
+    for text in offloaded:
         _steps(adapter, text, _tokens(adapter, WARM_UP))
-    before = [text.counts.copy() for text in held]
-    times = _in_turn(adapter, kv_caches, held, steps)
+    before = [text.counts.copy() for text in offloaded]
+    times = _take_turns(adapter, kv_caches, offloaded, steps)
     dense, own = times[: len(kv_caches)], times[len(kv_caches) :]
     rows = []
-    for number, text in enumerate(held):
+    for number, text in enumerate(offloaded):
         row = _row(name, text, steps, own[number], text.counts.since(before[number]))
-        rows.append(_beside(row, own, dense, number) if dense else row)
+        rows.append(_compared(row, own, dense, number) if dense else row)
     return dense, rows
 
 
-def _in_turn(
-    adapter: Adapter, kv_caches: Sequence[FusedCache], held: Sequence[OffloadedCache], steps: int
+def _take_turns(
+    adapter: Adapter, kv_caches: Sequence[FusedCache], offloaded: Sequence[OffloadedCache], steps: int
 ) -> list[Times]:
-    """Times of each text, canvases' first: some steps of one, of the next, and from the first again.
+    """Return the times of each text, dense ones first; texts take turns every few steps.
 
-    Every text decodes the same tokens; canvases begin where their made up KV ends.
+    Every text decodes the same tokens. Dense texts start at the end of their synthetic KV.
     """
     for kv_cache in kv_caches:
-        kv_cache.shrink(kv_cache.length)
+        kv_cache.truncate_appended(kv_cache.length)
         _steps(adapter, kv_cache, _tokens(adapter, WARM_UP))
     tokens = _tokens(adapter, steps)
     rounds = min(ROUNDS, steps)
     some = [tokens[steps * number // rounds : steps * (number + 1) // rounds] for number in range(rounds)]
-    texts: list[AppendableCache] = [*kv_caches, *held]
+    texts: list[AppendableCache] = [*kv_caches, *offloaded]
     found: list[Times] = [[] for _ in texts]
     for own in some:
         for text, times in zip(texts, found, strict=True):
@@ -197,7 +215,7 @@ def _in_turn(
 
 
 def _steps(adapter: Adapter, text: AppendableCache, tokens: Sequence[int]) -> list[float]:
-    """Seconds that each token takes."""
+    """Decode tokens and return the seconds of each."""
     taken = []
     for token in tokens:
         began = time.perf_counter()
@@ -208,7 +226,7 @@ def _steps(adapter: Adapter, text: AppendableCache, tokens: Sequence[int]) -> li
 
 
 def _tokens(adapter: Adapter, count: int) -> list[int]:
-    """The same in every measurement of so many."""
+    """Return random tokens; equal counts give equal tokens."""
     random = torch.Generator().manual_seed(count)
     vocabulary = adapter.model.config.get_text_config(decoder=True).vocab_size
     drawn: list[int] = torch.randint(0, vocabulary, (count,), generator=random).tolist()
@@ -222,7 +240,7 @@ def _dense_row(adapter: Adapter, kv_cache: FusedCache, steps: int, times: Times)
         decode_tokens=kv_cache.length,
         budget=None,
         steps=steps,
-        latency_s_per_token=Spread.of(chain.from_iterable(times)),
+        latency_s_per_token=MedianRange.of(chain.from_iterable(times)),
         dense_kv_bytes=kv_cache.length * adapter.geometry.token_bytes,
     )
 
@@ -235,9 +253,9 @@ def _row(name: str, text: OffloadedCache, steps: int, times: Times, counts: Deco
         decode_tokens=length,
         budget=settings.kv_budget,
         steps=steps,
-        latency_s_per_token=Spread.of(chain.from_iterable(times)),
+        latency_s_per_token=MedianRange.of(chain.from_iterable(times)),
         dense_kv_bytes=length * text.geometry.token_bytes,
-        direct=text.parts.store.pages.file.direct,
+        direct=text.shared.store.pages.file.direct,
         resident_bound_bytes=settings.resident_bytes,
         decoding=counts.per_token(),
         written_bytes_per_token=counts.bytes_written / steps,
@@ -246,18 +264,18 @@ def _row(name: str, text: OffloadedCache, steps: int, times: Times, counts: Deco
     )
 
 
-def _beside(row: DecodeCost, own: Sequence[Times], dense: Sequence[Times], number: int) -> DecodeCost:
-    """The row of length `number` with what it is beside dense decoding, given both texts' times at every length."""
-    ours, theirs = (list(map(_typical, times[: number + 1])) for times in (own, dense))
+def _compared(row: DecodeCost, own: Sequence[Times], dense: Sequence[Times], number: int) -> DecodeCost:
+    """Return the row of length `number` compared with dense decoding, given both texts' times at every length."""
+    decoded, baseline = (list(map(_round_medians, times[: number + 1])) for times in (own, dense))
     growth = None
     if number:
         more, dense_more = (
-            [long - short for short, long in zip(*pair[-2:], strict=True)] for pair in (ours, theirs)
+            [long - short for short, long in zip(*pair[-2:], strict=True)] for pair in (decoded, baseline)
         )
-        growth = ratios(more, dense_more) if min(dense_more) > 0 else None
-    return replace(row, of_dense=ratios(ours[-1], theirs[-1]), growth_of_dense=growth)
+        growth = paired_ratios(more, dense_more) if min(dense_more) > 0 else None
+    return replace(row, of_dense=paired_ratios(decoded[-1], baseline[-1]), growth_of_dense=growth)
 
 
-def _typical(times: Times) -> list[float]:
-    """The median step of each round."""
+def _round_medians(times: Times) -> list[float]:
+    """Return the median step of each round."""
     return [statistics.median(own) for own in times]

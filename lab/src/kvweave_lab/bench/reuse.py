@@ -1,46 +1,44 @@
-"""What is stored, found and computed again when chunk KV is kept in this way or that: FusionRAG's simulation (§5.3.3).
+"""`kvweave bench reuse`: hits, storage and repeated work by cache policy, as FusionRAG simulates them (§5.3.3).
 
-Pure counting: every chunk counts 1, and no KV is made. What is there, what goes when room is needed and how entries are
-named is decided by the store's own catalogue, caps and keys, and what is found and kept by the rules of the recipes (`match.py`,
-`recipe.py`): the path first, then a copy that may stand anywhere; what is computed behind exact KV alone is kept.
+Pure counting: every chunk has size 1, and no KV is computed. The store's own catalogue, limits and keys decide what is
+stored and evicted. Finding and storing follow the recipes (`match.py`, `recipe.py`): a chunk's path comes first, then
+a copy that is valid at any position, and only KV computed after exact KV is stored.
 """
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
 from kvweave.database import Database
+from kvweave.engine.state import Progress
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.types import KVProvenance
-from kvweave_lab.bench.queries import Query, Traffic, draw_queries
+from kvweave_lab.bench.workload import Query, Traffic, draw_queries
 
 QUESTION_EVERY_S = 60.0
-"""Time between two questions, by which heat ages: a thousand of them are most of a day."""
+"""Time between two questions, by which frequency decays: a thousand questions take most of a day."""
 
 UNLIMITED = 2**62
 
 _MODEL = "0" * 32
 _SYSTEM = digest_tokens([])
 
-Progress = Callable[[str, int, int], None]
-"""Called with a stage's name, how much of it is done, and how much there is."""
-
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """How a cache keeps chunk KV.
+class CachePolicy:
+    """How a cache stores and reuses chunk KV.
 
     Attributes:
         name: in tables.
-        ordered: the chunks of a question are put in the order of the longest path that is stored, the others behind them,
-            those first that were asked for most often so far.
-        anywhere: of each chunk a copy is made when its document comes, which then serves wherever the chunk stands.
-        extends: where the exact path ends, the next chunk is computed although there is a copy of it, and kept.
+        ordered: a question's chunks are reordered: the longest stored path first, then the others by how often they were
+            retrieved so far.
+        anywhere: a copy of each chunk is prepared when its document is added, and reused at any position.
+        extends: the first chunk after the exact path is computed and stored even if it has a copy.
     """
 
     name: str
@@ -49,30 +47,30 @@ class Rule:
     extends: bool = False
 
 
-RULES = (
-    Rule("prefix"),
-    Rule("ordered prefix", ordered=True),
-    Rule("anywhere", anywhere=True),
-    Rule("both", ordered=True, anywhere=True, extends=True),
+POLICIES = (
+    CachePolicy("prefix"),
+    CachePolicy("ordered prefix", ordered=True),
+    CachePolicy("anywhere", anywhere=True),
+    CachePolicy("both", ordered=True, anywhere=True, extends=True),
 )
-"""A token-prefix cache, the cheap improvement of it, kvweave's recipes, and the two together: a path that grows by a chunk
-with each question, which no recipe does, and copies for the rest."""
+"""A token-prefix cache, the same with reordered chunks, kvweave's recipes, and both together: a path that grows by one
+chunk per question, which no recipe does, and copies for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """What one cache did with all questions; counts are of chunks.
+class ReuseCounts:
+    """What one cache did with all questions, as numbers of chunks.
 
     Attributes:
-        cache: the rule's name.
+        cache: the policy's name.
         retrieved: by all questions together.
-        found: of these, those whose KV was there before the question, not counting a chunk's first question.
-        exact: of these, those whose KV was full attention's, found or computed so.
-        stale: of these, those for which KV stood that was made behind other text.
-        prepared: computed when their document came.
+        found: retrieved chunks whose KV was stored before the question; a chunk's first question does not count.
+        exact: retrieved chunks with the KV of full attention, found or computed.
+        stale: retrieved chunks whose KV was computed after other text.
+        prepared: computed when their document was added.
         computed: computed while answering.
-        again: of all that were computed, those that had been computed before, wherever they stood.
-        stored: how many there is KV of in the end, one chunk as often as it is there.
+        again: computed or prepared chunks that had been computed before, at any position.
+        stored: entries at the end; a chunk counts once for each of its entries.
     """
 
     cache: str
@@ -87,33 +85,33 @@ class Reuse:
 
     @property
     def hit_rate(self) -> float:
-        """Share of what was retrieved."""
+        """Found over retrieved chunks."""
         return self.found / self.retrieved
 
     @property
     def exact_share(self) -> float:
-        """Share of what was retrieved."""
+        """Exact over retrieved chunks."""
         return self.exact / self.retrieved
 
     def answering_share(self, ratio: float) -> float:
-        """Share of the context computed while answering if `ratio` of what is stale is computed anew."""
+        """Return the share of the context computed while answering, if `ratio` of the stale tokens is recomputed."""
         return (self.computed + ratio * self.stale) / self.retrieved
 
 
 @dataclass(frozen=True, slots=True)
 class ReusePoint:
-    """One traffic under all rules; `cap` is in chunks, None where everything is kept. The prefix cache comes first."""
+    """One traffic under all policies, the prefix cache first. `cap` is in chunks; None is no limit."""
 
     traffic: Traffic
     cap: int | None
-    caches: tuple[Reuse, ...]
+    caches: tuple[ReuseCounts, ...]
 
-    def storage(self, one: Reuse) -> float:
-        """What a cache stores, of what the prefix cache does."""
+    def storage(self, one: ReuseCounts) -> float:
+        """Return what a cache stores, as a share of the prefix cache's."""
         return one.stored / self.caches[0].stored
 
-    def avoided(self, one: Reuse) -> float | None:
-        """Share of the prefix cache's computing again that a cache does without; None if that does none."""
+    def avoided(self, one: ReuseCounts) -> float | None:
+        """Return the share of the prefix cache's repeated computation that a cache avoids; None if it has none."""
         again = self.caches[0].again
         return 1 - one.again / again if again else None
 
@@ -126,7 +124,7 @@ def sweep(
     shuffled: Sequence[float] = (),
     repeated: Sequence[float] = (),
 ) -> list[Traffic]:
-    """The base, then the base with each of the other values, one at a time."""
+    """Return the base, then the base with each of the other values, one at a time."""
     points = [base]
     points += [replace(base, chunks_per_query=value) for value in chunks_per_query]
     points += [replace(base, exponent=value) for value in exponents]
@@ -138,15 +136,15 @@ def sweep(
 def bench_reuse(
     points: Sequence[Traffic], progress: Progress = lambda stage, done, of: None
 ) -> list[ReusePoint]:
-    """Every point under every rule, and the first one once more with each cache capped at one copy of every chunk."""
+    """Simulate every point under every policy; then the first point again, capped at one copy of every chunk."""
     done: list[ReusePoint] = []
-    total = len(RULES) * (len(points) + 1)
+    total = len(POLICIES) * (len(points) + 1)
 
     def simulated(traffic: Traffic, cap: int | None) -> ReusePoint:
         queries, caches = draw_queries(traffic), []
-        for rule in RULES:
-            caches.append(count_reuse(rule, queries, traffic.known_chunks, cap))
-            progress("caches", len(done) * len(RULES) + len(caches), total)
+        for policy in POLICIES:
+            caches.append(simulate_cache(policy, queries, traffic.known_chunks, cap))
+            progress("caches", len(done) * len(POLICIES) + len(caches), total)
         return ReusePoint(traffic, cap, tuple(caches))
 
     for traffic in points:
@@ -155,76 +153,80 @@ def bench_reuse(
     return [*done, simulated(points[0], one_copy)]
 
 
-def count_reuse(rule: Rule, queries: Sequence[Query], known_chunks: int, cap: int | None = None) -> Reuse:
-    """What a cache that is empty at first does with these questions.
+def simulate_cache(
+    policy: CachePolicy, queries: Sequence[Query], known_chunks: int, cap: int | None = None
+) -> ReuseCounts:
+    """Count what a cache that starts empty does with these questions.
 
     Args:
-        rule: how it keeps KV.
-        queries: one after the other; chunks from number `known_chunks` on come with the first question for them.
-        known_chunks: how many chunks there are beforehand, the numbers from 0.
-        cap: how many chunks it may hold KV of; None for all.
+        policy: how it stores KV.
+        queries: in order; chunks from number `known_chunks` on are added with the first question for them.
+        known_chunks: number of chunks known beforehand; their numbers start at 0.
+        cap: how many chunks the cache may hold; None for all.
     """
     with tempfile.TemporaryDirectory(prefix="kvweave-bench-") as folder:
-        counted = _Counted(rule, Path(folder), known_chunks, cap)
-        with counted.database.transaction():  # nothing of it has to survive: one commit
-            if rule.anywhere:
+        simulated = _SimulatedCache(policy, Path(folder), known_chunks, cap)
+        with simulated.database.transaction():  # one commit, since nothing has to survive a crash
+            if policy.anywhere:
                 for chunk in range(known_chunks):
-                    counted.prepare(chunk)
+                    simulated.prepare(chunk)
             for query in queries:
-                counted.ask(query)
-        counted.database.close()
-    return counted.result()
+                simulated.ask(query)
+        simulated.database.close()
+    return simulated.result()
 
 
-class _Counted:
-    """One cache: which KV it holds, by the catalogue, and what it did so far."""
+class _SimulatedCache:
+    """One cache: its entries, held by a catalogue, and its counts so far."""
 
-    def __init__(self, rule: Rule, folder: Path, known_chunks: int, cap: int | None) -> None:
+    def __init__(self, policy: CachePolicy, folder: Path, known_chunks: int, cap: int | None) -> None:
         self.database = Database(folder / "catalog.sqlite")
-        self._rule, self._known_chunks = rule, known_chunks
+        self._policy, self._known_chunks = policy, known_chunks
         self._catalog = Catalog(self.database, clock=lambda: self._now_s)
         self._capacity = Capacity(self.database, self._catalog, folder, lambda: self._in_use)
         self._now_s = 0.0
-        self._in_use: frozenset[str] = frozenset()  # what the question at hand has found
+        self._in_use: frozenset[str] = frozenset()  # the entries that the current question uses
         self._capacity.set_limit(UNLIMITED if cap is None else cap)
-        self._paths: set[Query] = set()  # as the catalogue lists them, for finding the longest one
-        self._made: set[int] = set()
-        self._asked: Counter[int] = Counter()
+        self._paths: set[Query] = set()  # the catalogue's entries, to find the longest path
+        self._computed_chunks: set[int] = set()
+        self._retrieved: Counter[int] = Counter()
         self._counts: Counter[str] = Counter()
 
     def prepare(self, chunk: int) -> None:
-        """Make a chunk's own copy, as `add` does."""
-        self._count_made(chunk, "prepared")
+        """Store a chunk's own copy, as `add` does."""
+        self._count_computed(chunk, "prepared")
         self._put((chunk,))
 
     def ask(self, query: Query) -> None:
-        """One question: what is found, what is computed, what is kept of it."""
+        """Process one question: look up, compute, store."""
         self._now_s += QUESTION_EVERY_S
-        first = {chunk for chunk in query if chunk >= self._known_chunks and not self._asked[chunk]}
-        if self._rule.anywhere:
+        first = {chunk for chunk in query if chunk >= self._known_chunks and not self._retrieved[chunk]}
+        if self._policy.anywhere:
             for chunk in sorted(first):
                 self.prepare(chunk)
-        query = in_best_order(query, self._paths, self._asked) if self._rule.ordered else query
+        query = reorder_for_prefix(query, self._paths, self._retrieved) if self._policy.ordered else query
         paths = [query[: place + 1] for place in range(len(query))]
-        found = self._found(paths)
+        found = self._look_up(paths)
         self._count_found(query, found, first)
-        kept = self._computed(paths, found)
-        for path in kept:
+        to_store = self._compute(paths, found)
+        for path in to_store:
             self._put(path)
         self._in_use = frozenset()
-        self._asked.update(query)
+        self._retrieved.update(query)
 
-    def result(self) -> Reuse:
-        """The counts so far."""
+    def result(self) -> ReuseCounts:
+        """Return the counts so far."""
         names = ("retrieved", "found", "exact", "stale", "prepared", "computed", "again")
-        return Reuse(self._rule.name, **{name: self._counts[name] for name in names}, stored=len(self._paths))
+        return ReuseCounts(
+            self._policy.name, **{name: self._counts[name] for name in names}, stored=len(self._paths)
+        )
 
-    def _found(self, paths: Sequence[Query]) -> list[Query | None]:
-        """For each chunk the entry that stands for it: of its path, else its own; one query, as a look-up does."""
-        ways = [[path, path[-1:]] if self._rule.anywhere else [path] for path in paths]
-        listed = self._catalog.paths(_key(path).digest for each in ways for path in each)
-        found = [next((path for path in each if _key(path).digest in listed), None) for each in ways]
-        if self._rule.extends:
+    def _look_up(self, paths: Sequence[Query]) -> list[Query | None]:
+        """Return the entry of each chunk: its path's, otherwise its own copy; one query to the catalogue, as in a look-up."""
+        candidates = [[path, path[-1:]] if self._policy.anywhere else [path] for path in paths]
+        listed = self._catalog.paths(_key(path).digest for each in candidates for path in each)
+        found = [next((path for path in each if _key(path).digest in listed), None) for each in candidates]
+        if self._policy.extends:
             end = next((place for place, path in enumerate(paths) if found[place] != path), len(paths))
             found[end : end + 1] = [None] * len(found[end : end + 1])
         self._in_use = frozenset(_key(path).digest for path in found if path is not None)
@@ -237,28 +239,28 @@ class _Counted:
             path is not None and chunk not in first for chunk, path in zip(query, found, strict=True)
         )
 
-    def _computed(self, paths: Sequence[Query], found: Sequence[Query | None]) -> list[Query]:
-        """Count what is computed and what is exact; returns the paths whose KV is worth keeping."""
-        kept, tainted = [], False
-        for path, there in zip(paths, found, strict=True):
-            if there is None:
-                self._count_made(path[-1], "computed")
-                self._counts["exact"] += not tainted
-                kept += [] if tainted else [path]
-            elif there == path:
+    def _compute(self, paths: Sequence[Query], found: Sequence[Query | None]) -> list[Query]:
+        """Count computed and exact chunks; return the paths whose KV is to be stored."""
+        to_store, after_stale = [], False
+        for path, entry in zip(paths, found, strict=True):
+            if entry is None:
+                self._count_computed(path[-1], "computed")
+                self._counts["exact"] += not after_stale
+                to_store += [] if after_stale else [path]
+            elif entry == path:
                 self._counts["exact"] += 1
             else:
                 self._counts["stale"] += 1
-                tainted = True
-        return kept
+                after_stale = True
+        return to_store
 
-    def _count_made(self, chunk: int, how: str) -> None:
+    def _count_computed(self, chunk: int, how: str) -> None:
         self._counts[how] += 1
-        self._counts["again"] += chunk in self._made
-        self._made.add(chunk)
+        self._counts["again"] += chunk in self._computed_chunks
+        self._computed_chunks.add(chunk)
 
     def _put(self, path: Query) -> None:
-        """List an entry of size 1, after what has to go for it; none where the question uses all there is."""
+        """Insert an entry of size 1 after evicting for it; skip it if the question uses the whole capacity."""
         if len(self._in_use) >= self._capacity.limit_bytes:
             return
         for name in self._capacity.make_room(1):
@@ -268,18 +270,18 @@ class _Counted:
             self._paths.add(path)
 
 
-def in_best_order(query: Query, paths: Container[Query], asked: Mapping[int, int]) -> Query:
-    """A question's chunks in the order of the longest path that is stored, the others behind, most asked for first.
+def reorder_for_prefix(query: Query, paths: Container[Query], retrieved: Mapping[int, int]) -> Query:
+    """Return a question's chunks reordered: the longest stored path first, then the others by popularity.
 
-    `paths` are those that are stored, `asked` how often each chunk was asked for so far; none where it is missing.
+    `paths` are the stored paths, `retrieved` how often each chunk was retrieved so far.
     """
-    by_popularity = sorted(query, key=lambda chunk: (-asked.get(chunk, 0), chunk))
+    by_popularity = sorted(query, key=lambda chunk: (-retrieved.get(chunk, 0), chunk))
     path = _longest((), by_popularity, paths)
     return (*path, *(chunk for chunk in by_popularity if chunk not in path))
 
 
 def _longest(path: Query, chunks: Sequence[int], paths: Container[Query]) -> Query:
-    """The longest stored path that begins so and goes on with some of these chunks."""
+    """Return the longest stored path that starts with `path` and continues with some of these chunks."""
     longest = path
     for chunk in chunks:
         if chunk not in path and (*path, chunk) in paths:
@@ -289,7 +291,7 @@ def _longest(path: Query, chunks: Sequence[int], paths: Container[Query]) -> Que
 
 @lru_cache(maxsize=2**16)
 def _key(path: Query) -> EntryKey:
-    """As KV of a chunk is named that was made behind these others; the path of one chunk is its own copy."""
+    """Return the key of a path's last chunk, computed after the others; a path of one chunk is its own copy."""
     *before, last = map(_digest, path)
     return EntryKey("bench", _MODEL, last, KVProvenance("observed", (_SYSTEM, *before)))
 

@@ -1,74 +1,89 @@
-"""How fast stored chunk KV is there: loading it cold and warm, beside plain reads of the same bytes, and placing it.
+"""`kvweave bench store`: loading stored chunk KV cold and warm, compared with plain reads, and placing it in a prompt.
 
-Every round measures each thing once, in turn, so that what slows the machine for a while slows all of them. Files are
-put out of the page cache by asking the kernel to drop them (posix_fadvise); where it does not, as with files in
-memory, cold reads are as fast as warm ones, which the figures then show.
+Every round measures each thing once, so that a slow phase of the machine affects all of them. Files are dropped from the
+page cache by posix_fadvise. Where the kernel ignores that, as for files in memory, cold reads are as fast as warm ones,
+and the figures show it. Look-ups are timed in a catalogue of many entries that have rows but no files.
 """
 
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from kvweave.database import Database
 from kvweave.engine.state import Progress
 from kvweave.errors import InvalidRequest
+from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import verify_content
-from kvweave.kvstore.keys import digest_tokens, quantised
+from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.recipes.prepare import packed
+from kvweave.recipes.prepare import quantise_kv
 from kvweave.types import ChunkKV, KVProvenance, Storage
-from kvweave_lab.bench.catalog import CatalogSpeed, bench_catalog
-from kvweave_lab.bench.plain_reads import read_files, read_mapped
-from kvweave_lab.bench.spread import Spread, ratios, timed
+from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios, read_files, read_mapped
+from kvweave_lab.results_log import dtype_name
 
-_MADE = KVProvenance("bare", ())
+LOOK_UPS = 1000
+_CATALOG_PROVENANCE = KVProvenance("isolated", ("0" * 32,))
+_TOKENS, _BYTES = 512, 6_000_000
+_PROVENANCE = KVProvenance("bare", ())
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSpeed:
+    """`look_up_s`: seconds of one look-up of `spans` randomly drawn entries among `entries`."""
+
+    entries: int
+    spans: int
+    look_ups: int
+    look_up_s: MedianRange
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSpeed:
-    """One storage's figures for one context; seconds, from several rounds.
+    """One storage's figures for one context, in seconds over several rounds.
 
     Attributes:
         storage: exact, int8 or int4.
         bytes: of the entry files.
-        plain_cold_s: reading them one after the other, out of the page cache.
-        cold_s: looking them up, mapping and verifying every layer, out of the page cache.
-        first_layer_s: of that, until the first layer of every chunk can be used.
-        plain_warm_s: mapping them and reading every byte, from the page cache.
-        warm_s: looking them up, mapping and verifying every layer, from the page cache.
-        place_s: unpacking, rotating and laying out every layer in a prompt.
-        cold_throughput: of the plain read, 0..1: plain_cold_s / cold_s.
+        plain_cold_s: reading the files one after the other, with none of them in the page cache.
+        cold_s: looking entries up, mapping and verifying every layer, with no file in the page cache.
+        first_layer_s: the part of `cold_s` until the first layer of every chunk is usable.
+        plain_warm_s: mapping the files and reading every byte, from the page cache.
+        warm_s: looking entries up, mapping and verifying every layer, from the page cache.
+        place_s: unpacking, rotating and placing every layer in a prompt.
+        cold_throughput: share of the plain read's throughput, 0..1: plain_cold_s / cold_s.
         warm_slowdown: warm_s / plain_warm_s.
         of_prefill: (cold_s + place_s) / full prefill of as many tokens; None where that was not measured.
     """
 
     storage: Storage
     bytes: int
-    plain_cold_s: Spread
-    cold_s: Spread
-    first_layer_s: Spread
-    plain_warm_s: Spread
-    warm_s: Spread
-    place_s: Spread
-    cold_throughput: Spread
-    warm_slowdown: Spread
-    of_prefill: Spread | None
+    plain_cold_s: MedianRange
+    cold_s: MedianRange
+    first_layer_s: MedianRange
+    plain_warm_s: MedianRange
+    warm_s: MedianRange
+    place_s: MedianRange
+    cold_throughput: MedianRange
+    warm_slowdown: MedianRange
+    of_prefill: MedianRange | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreBench:
-    """What was measured: a model's shape, a context in chunks, so many rounds; `full_s`, `catalog`: None if left out."""
+    """Everything that was measured. `full_s` and `catalog` are None if they were left out."""
 
     model: str
     dtype: str
     context_tokens: int
     chunk_tokens: int
     rounds: int
-    full_s: Spread | None
+    full_s: MedianRange | None
     catalog: CatalogSpeed | None
     storages: tuple[StoreSpeed, ...]
 
@@ -85,11 +100,11 @@ def bench_store(
     catalog_entries: int,
     progress: Progress = lambda stage, done, of: None,
 ) -> StoreBench:
-    """Measure a context's chunk KV in a store under `folder`, whose disk is what cold reads are about.
+    """Measure a context's chunk KV in a store under `folder`; cold reads measure the disk of that folder.
 
-    The KV is random, in the model's shape. `full_rounds` full prefills of as many tokens are timed among the others'
-    rounds; as many chunks are looked up in a catalogue of `catalog_entries`. 0 leaves either out. Raises InvalidRequest for
-    a context that is not made of whole chunks, or of more than the catalogue has entries.
+    The KV is random, in the model's shape. In `full_rounds` rounds, full prefill of as many tokens is timed too. The same
+    number of chunks is looked up in a catalogue of `catalog_entries`. 0 leaves either out. Raises InvalidRequest for a
+    context that is not made of whole chunks, and for one with more chunks than catalogue entries.
     """
     if context_tokens % chunk_tokens or context_tokens < chunk_tokens:
         raise InvalidRequest(
@@ -100,8 +115,8 @@ def bench_store(
         raise InvalidRequest(
             f"a catalogue of {catalog_entries} entries does not have {count} to look up; give more, or 0 to leave it out"
         )
-    chunks = [_chunk(adapter, number, chunk_tokens) for number in range(count)]
-    benches = [_Bench(adapter, folder / storage, storage, chunks) for storage in storages]
+    chunks = [_random_chunk(adapter, number, chunk_tokens) for number in range(count)]
+    benches = [_StorageBench(adapter, folder / storage, storage, chunks) for storage in storages]
     full: list[float] = []
     for number in range(rounds):
         for bench in benches:
@@ -109,7 +124,7 @@ def bench_store(
         if number < full_rounds:
             full.append(_full_prefill_s(adapter, chunks))
         progress("rounds", number + 1, rounds)
-    full_s = Spread.of(full) if full else None
+    full_s = MedianRange.of(full) if full else None
     catalog = None
     if catalog_entries:
         catalog = bench_catalog(
@@ -120,7 +135,7 @@ def bench_store(
         )
     return StoreBench(
         model=adapter.fingerprint.name,
-        dtype=str(adapter.geometry.dtype).removeprefix("torch."),
+        dtype=dtype_name(adapter),
         context_tokens=context_tokens,
         chunk_tokens=chunk_tokens,
         rounds=rounds,
@@ -130,21 +145,21 @@ def bench_store(
     )
 
 
-class _Bench:
-    """The context stored in one way, and the times of its rounds by name."""
+class _StorageBench:
+    """The context in one storage, and the times of all rounds by name."""
 
     def __init__(self, adapter: Adapter, folder: Path, storage: Storage, chunks: Sequence[ChunkKV]) -> None:
         self._adapter, self._folder, self._storage = adapter, folder, storage
-        self._wanted = [(chunk.token_ids, [quantised(_MADE, storage)]) for chunk in chunks]
+        self._wanted = [(chunk.token_ids, [quantised(_PROVENANCE, storage)]) for chunk in chunks]
         self._times: dict[str, list[float]] = {}
         with self._store() as store:
             for chunk in chunks:
-                kv, (provenance,) = packed(chunk, storage), self._wanted[0][1]
+                kv, (provenance,) = quantise_kv(chunk, storage), self._wanted[0][1]
                 store.put(adapter.fingerprint, kv, provenance, [digest_tokens(chunk.token_ids)])
         self._files = sorted(folder.glob("??/*.safetensors"))
 
     def round(self, *, plain_first: bool) -> None:
-        """Each thing once; who reads first changes from round to round."""
+        """Measure each thing once; rounds alternate which read comes first."""
         cold = [self._plain_cold, self._cold]
         for step in cold if plain_first else reversed(cold):
             self._drop_pages()
@@ -153,29 +168,29 @@ class _Bench:
         for step in warm if plain_first else reversed(warm):
             step()
 
-    def speed(self, full_s: Spread | None) -> StoreSpeed:
-        """The figures of all rounds."""
+    def speed(self, full_s: MedianRange | None) -> StoreSpeed:
+        """Return the figures of all rounds."""
         times = self._times
         loaded = [cold + place for cold, place in zip(times["cold"], times["place"], strict=True)]
         return StoreSpeed(
             storage=self._storage,
             bytes=sum(file.stat().st_size for file in self._files),
-            plain_cold_s=Spread.of(times["plain cold"]),
-            cold_s=Spread.of(times["cold"]),
-            first_layer_s=Spread.of(times["first layer"]),
-            plain_warm_s=Spread.of(times["plain warm"]),
-            warm_s=Spread.of(times["warm"]),
-            place_s=Spread.of(times["place"]),
-            cold_throughput=ratios(times["plain cold"], times["cold"]),
-            warm_slowdown=ratios(times["warm"], times["plain warm"]),
-            of_prefill=Spread.of(time / full_s.median for time in loaded) if full_s else None,
+            plain_cold_s=MedianRange.of(times["plain cold"]),
+            cold_s=MedianRange.of(times["cold"]),
+            first_layer_s=MedianRange.of(times["first layer"]),
+            plain_warm_s=MedianRange.of(times["plain warm"]),
+            warm_s=MedianRange.of(times["warm"]),
+            place_s=MedianRange.of(times["place"]),
+            cold_throughput=paired_ratios(times["plain cold"], times["cold"]),
+            warm_slowdown=paired_ratios(times["warm"], times["plain warm"]),
+            of_prefill=MedianRange.of(time / full_s.median for time in loaded) if full_s else None,
         )
 
-    def _note(self, name: str, seconds: float) -> None:
+    def _record(self, name: str, seconds: float) -> None:
         self._times.setdefault(name, []).append(seconds)
 
     def _store(self) -> ChunkStore:
-        """A store that has read nothing yet."""
+        """Open a store that has read nothing yet."""
         return ChunkStore(self._folder, limit_bytes=2**62)
 
     def _drop_pages(self) -> None:
@@ -183,38 +198,40 @@ class _Bench:
             store.forget_recent()
 
     def _plain_cold(self) -> None:
-        self._note("plain cold", timed(lambda: read_files(self._files)))
+        self._record("plain cold", elapsed_s(lambda: read_files(self._files)))
 
     def _cold(self) -> None:
         with self._store() as store:
             began = time.perf_counter()
-            found = self._find(store)
+            found = self._look_up(store)
             for chunk in found:
                 chunk.layer(0)
-            self._note("first layer", time.perf_counter() - began)
+            self._record("first layer", time.perf_counter() - began)
             for chunk in found:
                 verify_content(chunk)
-            self._note("cold", time.perf_counter() - began)
+            self._record("cold", time.perf_counter() - began)
 
     def _plain_warm(self) -> None:
-        self._note("plain warm", timed(lambda: read_mapped(self._files)))
+        self._record("plain warm", elapsed_s(lambda: read_mapped(self._files)))
 
     def _warm(self) -> None:
         with self._store() as store:
             began = time.perf_counter()
-            found = self._find(store)
+            found = self._look_up(store)
             for chunk in found:
                 verify_content(chunk)
-            self._note("warm", time.perf_counter() - began)
-            self._note("place", timed(lambda: _place(self._adapter, found)))
+            self._record("warm", time.perf_counter() - began)
+            self._record("place", elapsed_s(lambda: _place(self._adapter, found)))
 
-    def _find(self, store: ChunkStore) -> list[ChunkKV]:
+    def _look_up(self, store: ChunkStore) -> list[ChunkKV]:
         found = store.find(self._adapter.fingerprint, self._wanted)
-        assert all(one is not None for one in found)  # it was put here, and nobody else knows the folder
+        assert all(
+            one is not None for one in found
+        )  # stored by the constructor, and no other process uses the folder
         return [one[0] for one in found if one is not None]
 
 
-def _chunk(adapter: Adapter, number: int, tokens: int) -> ChunkKV:
+def _random_chunk(adapter: Adapter, number: int, tokens: int) -> ChunkKV:
     g = adapter.geometry
     generator = torch.Generator().manual_seed(number)
     kv = torch.randn(g.layers, 2, g.kv_heads, tokens, g.head_width, generator=generator).to(g.dtype)
@@ -223,7 +240,7 @@ def _chunk(adapter: Adapter, number: int, tokens: int) -> ChunkKV:
 
 
 def _place(adapter: Adapter, chunks: Sequence[ChunkKV]) -> None:
-    """Lay all chunks out one behind the other, as a request does layer by layer when its pass reaches it."""
+    """Place all chunks one after the other, layer by layer, as a request's pass does."""
     spans, start = [], 0
     for chunk in chunks:
         spans.append(PlacedSpan(chunk, start, start))
@@ -232,14 +249,50 @@ def _place(adapter: Adapter, chunks: Sequence[ChunkKV]) -> None:
     g = adapter.geometry
     like = torch.empty(1, g.kv_heads, 0, g.head_width, dtype=g.dtype, device=g.device)
     for layer in range(g.layers):
-        kv_cache.held_keys(layer, like)
+        kv_cache.layer_keys(layer, like)
     adapter.synchronize()
 
 
 def _full_prefill_s(adapter: Adapter, chunks: Sequence[ChunkKV]) -> float:
-    """Of the same tokens, up to the first token's logits."""
+    """Return the seconds of a full prefill of the same tokens, up to the first token's logits."""
     ids = tuple(token for chunk in chunks for token in chunk.token_ids)
     began = time.perf_counter()
     adapter.compute(adapter.new_cache(len(ids)), ids, adapter.rows(torch.arange(len(ids))))
     adapter.synchronize()
     return time.perf_counter() - began
+
+
+def bench_catalog(folder: Path, *, entries: int, spans: int, progress: Callable[[int], None]) -> CatalogSpeed:
+    """Fill a catalogue in `folder` and time look-ups of `spans` entries, of which there must be at least as many."""
+    database = Database(folder / "catalog.sqlite")
+    try:
+        catalog = Catalog(database)
+        keys = _fill(database, catalog, entries, progress)
+        draw = random.Random(0)
+
+        def look_up(wanted: list[str]) -> float:
+            taken_s = elapsed_s(lambda: catalog.paths(wanted))
+            assert (
+                len(catalog.paths(wanted)) == spans
+            )  # they were inserted above, and no other process uses the folder
+            return taken_s
+
+        look_up(keys[:spans])  # one-time work of the process
+        taken = MedianRange.of(look_up(draw.sample(keys, spans)) for _ in range(LOOK_UPS))
+    finally:
+        database.close()
+    return CatalogSpeed(entries, spans, LOOK_UPS, taken)
+
+
+def _fill(database: Database, catalog: Catalog, entries: int, progress: Callable[[int], None]) -> list[str]:
+    """Insert entries, each of its own chunk, in one transaction; return their keys."""
+    keys = []
+    with database.transaction():
+        for number in range(entries):
+            if number % 1000 == 0:
+                progress(number)
+            chunk = f"{number:032x}"
+            key = EntryKey("default", "0" * 32, chunk, _CATALOG_PROVENANCE)
+            catalog.insert(NewEntry(key, "none", _TOKENS, _BYTES, f"{number}.safetensors", [chunk]))
+            keys.append(key.digest)
+    return keys

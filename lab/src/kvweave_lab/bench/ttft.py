@@ -1,9 +1,9 @@
-"""Time to first token: full prefill, and reuse by recipe and ratio, timed in turn in one process.
+"""`kvweave bench ttft`: time to first token of full prefill, and of reuse by recipe and ratio, in turn in one process.
 
-Ours runs from "chunks are known" to the first token's logits: look-up, loading, placement, selection and
-recomputation. Full prefill is the fastest of transformers' own, in one pass and in blocks, and ours without reuse, all
-over the same ids and with the last position's logits alone. A machine's speed drifts within minutes, so a request is compared
-with the full prefills right before and after it. What it could be at best is in `limit.py`.
+A request's time runs from known chunks to the first token's logits: look-up, loading, placement, selection and
+recomputation. Full prefill is the fastest of transformers' (in one pass and in blocks) and kvweave's without reuse, all
+over the same ids, with the last position's logits alone. A machine's speed drifts within minutes, so a request is
+compared with the full prefills right before and after it. `roofline.py` models the best possible time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
@@ -20,20 +21,141 @@ from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Budget, PrefillRequest, PrefillResult
-from kvweave.types import Timing, TokenizedPrompt
-from kvweave_lab.bench.baseline import library_attention, prefill_in_blocks, stock_prefill
-from kvweave_lab.bench.limit import Rates, memory_bytes_per_s, read_bytes_per_s
-from kvweave_lab.bench.peak import peak_bytes
-from kvweave_lab.bench.prompts import prompt_of_chunks
-from kvweave_lab.bench.spread import Spread, ratios, timed
-from kvweave_lab.bench.stores import PreparedStores
-from kvweave_lab.bench.ttft_results import FullPrefill, TtftBench, TtftRow, TtftSettings, TtftSpread, Whence
-from kvweave_lab.bench.work import Work, WorkCount
+from kvweave.results import Timing
+from kvweave.types import TokenizedPrompt
+from kvweave_lab.bench.baselines import blockwise_prefill, stock_attention, transformers_prefill
+from kvweave_lab.bench.measurement import (
+    MedianRange,
+    elapsed_s,
+    mean_of_neighbours,
+    paired_ratios,
+    peak_memory_bytes,
+)
+from kvweave_lab.bench.roofline import (
+    Rates,
+    Work,
+    WorkCounter,
+    measure_memory_bandwidth,
+    measure_read_bandwidth,
+)
+from kvweave_lab.bench.workload import PreparedStores, prompt_of_chunks
+from kvweave_lab.results_log import dtype_name
 
-OURS = "kvweave"
-"""The way of full prefill that is not transformers' own."""
-TRIED_ROUNDS = 2
-"""In so many rounds every way of full prefill is timed; afterwards the fastest alone."""
+KVSource = Literal["memory", "disk"]
+"""Where a request's stored KV is read from."""
+KV_SOURCES: tuple[KVSource, ...] = get_args(KVSource)
+KVWEAVE = "kvweave"
+"""The name of kvweave's full prefill; the others are transformers'."""
+TRIAL_ROUNDS = 2
+"""Rounds in which every implementation of full prefill is timed; later rounds time the fastest alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class TtftSettings:
+    """What is measured: every recipe at every ratio over every context, `rounds` times.
+
+    With `kv_from` disk, stored KV is dropped from memory before a request, so that it is read and verified. With both
+    memory and disk, each request is timed both ways.
+    """
+
+    context_tokens: tuple[int, ...]
+    recipes: tuple[str, ...]
+    ratios: tuple[float, ...]
+    chunk_tokens: int = 512
+    rounds: int = 5
+    kv_from: tuple[KVSource, ...] = ("memory",)
+
+
+@dataclass(frozen=True, slots=True)
+class TtftRow:
+    """One recipe at one ratio over one context: medians of all rounds.
+
+    Attributes:
+        shape, dtype, device, threads: of the model and the process.
+        context_tokens: of all chunks together, as requested.
+        recipe: its name.
+        ratio: share of stale tokens recomputed.
+        kv_from: where stored KV was at the start of the request.
+        rows: prompt tokens that were computed, including the question's.
+        full_s: full prefill, median of all times.
+        ttft_s: from known chunks to the first token's logits.
+        speedup: full prefill over ttft_s, paired with the full prefills right before and after it.
+        limit_speedup: full_s over the time of the roofline model.
+        efficiency: speedup / limit_speedup; 1 is the roofline.
+        load_s: looking up stored KV and mapping it.
+        place_s: reading and verifying it unless this process already has, rotating and placing it.
+        select_s: choosing tokens.
+        recompute_s: the last pass.
+        peak_bytes: peak memory beyond weights and stored KV; None where it is unknown.
+    """
+
+    shape: str
+    dtype: str
+    device: str
+    threads: int
+    context_tokens: int
+    recipe: str
+    ratio: float
+    kv_from: KVSource
+    rows: int
+    full_s: float
+    ttft_s: float
+    speedup: float
+    limit_speedup: float
+    efficiency: float
+    load_s: float
+    place_s: float
+    select_s: float
+    recompute_s: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TtftRange:
+    """The range over the rounds of one row."""
+
+    context_tokens: int
+    recipe: str
+    ratio: float
+    kv_from: KVSource
+    ttft_s: MedianRange
+    speedup: MedianRange
+
+
+@dataclass(frozen=True, slots=True)
+class FullPrefill:
+    """Full prefill of one context.
+
+    Attributes:
+        context_tokens: as requested.
+        prompt_tokens: of the whole prompt.
+        fastest: the implementation in `ways_s` that rows are compared with.
+        ways_s: seconds of each implementation; only the fastest is timed after the first two rounds.
+        gflops_per_s: of the fastest.
+        memory_bytes_per_s: memory bandwidth, measured after the rounds like the next two.
+        read_bytes_per_s, disk_bytes_per_s: read bandwidth of stored KV in memory and on disk.
+        peak_bytes: peak memory of the fastest beyond the weights; None where it is unknown.
+    """
+
+    context_tokens: int
+    prompt_tokens: int
+    fastest: str
+    ways_s: dict[str, MedianRange]
+    gflops_per_s: float
+    memory_bytes_per_s: float
+    read_bytes_per_s: float
+    disk_bytes_per_s: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TtftBench:
+    """Everything that was measured. `spreads` has a range for each row."""
+
+    settings: TtftSettings
+    rows: tuple[TtftRow, ...]
+    spreads: tuple[TtftRange, ...]
+    full: tuple[FullPrefill, ...]
 
 
 def bench_ttft(
@@ -43,7 +165,7 @@ def bench_ttft(
     settings: TtftSettings,
     progress: Progress = lambda stage, done, of: None,
 ) -> TtftBench:
-    """Measure; chunk KV is stored under `folder`, whose disk `kv_from` is about. `shape` is for the rows.
+    """Measure with chunk KV stored under `folder`, whose disk `kv_from` reads. `shape` is for the rows.
 
     Raises InvalidRequest for a context that is not made of whole chunks and for a recipe that no ratio applies to,
     PromptTooLong and UnknownRecipe, all before anything is measured.
@@ -55,15 +177,15 @@ def bench_ttft(
     for prompt in prompts:
         adapter.check_length(prompt.tokens)
     rows: list[TtftRow] = []
-    spreads: list[TtftSpread] = []
+    spreads: list[TtftRange] = []
     full: list[FullPrefill] = []
     for tokens, text, prompt in zip(settings.context_tokens, texts, prompts, strict=True):
         with PreparedStores(adapter, folder / str(tokens), text.chunks, recipes) as stores:
-            context = _Context(adapter, prompt, stores, cases)
+            context = _ContextBench(adapter, prompt, stores, cases)
             context.warm_up()
             for number in range(settings.rounds):
-                if number == TRIED_ROUNDS:
-                    context.settle()
+                if number == TRIAL_ROUNDS:
+                    context.keep_fastest()
                 context.round(backwards=number % 2 == 1)
                 progress(f"{tokens} tokens", number + 1, settings.rounds)
             full.append(context.full_prefill(tokens))
@@ -74,15 +196,15 @@ def bench_ttft(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is timed over each context."""
+    """One request that is timed over each context."""
 
     recipe: Recipe
     ratio: float
-    kv_from: Whence
+    kv_from: KVSource
 
 
 def _cases(recipe: Recipe, settings: TtftSettings) -> list[Case]:
-    ratios = [ratio for ratio in settings.ratios if recipe.select.selects or ratio in (0, 1)]
+    ratios = [ratio for ratio in settings.ratios if recipe.select.selective or ratio in (0, 1)]
     if not ratios:
         asked = ", ".join(f"{ratio:g}" for ratio in settings.ratios)
         raise InvalidRequest(
@@ -91,8 +213,8 @@ def _cases(recipe: Recipe, settings: TtftSettings) -> list[Case]:
     return [Case(recipe, ratio, place) for ratio in ratios for place in settings.kv_from]
 
 
-def _groups(ratios: Sequence[float]) -> list[list[int]]:
-    """Numbers of cases that together compute about one full prefill, in order."""
+def _group_cases(ratios: Sequence[float]) -> list[list[int]]:
+    """Group case numbers, in order, so that each group computes about one full prefill."""
     groups: list[list[int]] = []
     left = 0.0
     for number, ratio in enumerate(ratios):
@@ -104,25 +226,9 @@ def _groups(ratios: Sequence[float]) -> list[list[int]]:
     return groups
 
 
-def around(order: Sequence[str | int], case: int, way: str, way_s: Sequence[float]) -> list[float]:
-    """For each place of a case in the order of what was timed, the mean of a way's times right before and after it.
-
-    `way_s` are this way's times in order; where one side has none, the other's counts.
-    """
-    found: list[float] = []
-    times, before, waiting = iter(way_s), None, 0  # cases since then
-    for one in order:
-        waiting += one == case
-        if one == way:
-            after = next(times)
-            found += [after if before is None else (before + after) / 2] * waiting
-            before, waiting = after, 0
-    return [*found, *[before] * waiting] if before is not None else found
-
-
 @dataclass(frozen=True, slots=True)
-class _Cost:
-    """What one case computes and takes up, the same in every round."""
+class _CaseCost:
+    """What one case computes and reads, equal in every round."""
 
     rows: int
     works: tuple[Work, ...]
@@ -130,62 +236,60 @@ class _Cost:
     peak_bytes: int | None
 
 
-class _Context:
-    """One context: full prefill and the cases, timed in turn."""
+class _ContextBench:
+    """Full prefill and the cases over one context, timed in turn."""
 
     def __init__(
-        self,
-        adapter: Adapter,
-        prompt: TokenizedPrompt,
-        stores: PreparedStores,
-        cases: Sequence[Case],
+        self, adapter: Adapter, prompt: TokenizedPrompt, stores: PreparedStores, cases: Sequence[Case]
     ) -> None:
         self._adapter, self._prompt, self._stores, self._cases = adapter, prompt, stores, cases
         ids = torch.tensor([prompt.token_ids], device=adapter.geometry.device)
-        nothing = stores.of(cases[0].recipe)
-        self._ways: dict[str, Callable[[], object]] = {
-            "transformers": lambda: stock_prefill(adapter, ids),
-            "transformers in blocks": lambda: prefill_in_blocks(adapter, ids),
-            OURS: lambda: run(recipe_named("full"), adapter, nothing, prompt),
+        some_store = stores.of(cases[0].recipe)
+        self._full_prefills: dict[str, Callable[[], object]] = {
+            "transformers": lambda: transformers_prefill(adapter, ids),
+            "transformers in blocks": lambda: blockwise_prefill(adapter, ids),
+            KVWEAVE: lambda: run(recipe_named("full"), adapter, some_store, prompt),
         }
-        self._full_s: dict[str, list[float]] = {name: [] for name in self._ways}
+        self._full_s: dict[str, list[float]] = {name: [] for name in self._full_prefills}
         self._timings: list[list[Timing]] = [[] for _ in cases]
-        self._timed: list[str | int] = []  # what was, in order: a way by its name, a case by its number
-        self._tried = list(self._ways)  # those that may still be the fastest
-        self._costs: list[_Cost] = []
+        self._timed: list[str | int] = []  # in order: full prefills by name, cases by number
+        self._candidates = list(self._full_prefills)  # candidates for the fastest
+        self._costs: list[_CaseCost] = []
         self._full_flops = 0.0
 
     def warm_up(self) -> None:
-        """Everything once, untimed: what is computed is counted, and memory watched."""
-        count = WorkCount(self._adapter)
-        with count.counting() as works:
-            for way in self._ways.values():
-                way()
-        (work,) = works  # of ours: the library's passes carry no rows
+        """Run everything once, untimed, while counting work and peak memory."""
+        counter = WorkCounter(self._adapter)
+        with counter.record() as works:
+            for full_prefill in self._full_prefills.values():
+                full_prefill()
+        (work,) = works  # kvweave's; transformers' passes have no row plan
         self._full_flops = work.flops
         for case in self._cases:
-            self._costs.append(self._cost(count, case))
+            self._costs.append(self._measure_cost(counter, case))
 
-    def settle(self) -> None:
-        """From now on the way of full prefill that has been the fastest is timed alone."""
-        self._tried = [self._fastest()]
+    def keep_fastest(self) -> None:
+        """Time only the fastest full prefill from now on."""
+        self._candidates = [self._fastest()]
 
     def round(self, *, backwards: bool) -> None:
-        """Every case once, between full prefills; a slow drift favours nobody if every other round runs backwards."""
-        steps: list[Callable[[], None]] = [partial(self._time_way, name) for name in self._tried]
-        for group in _groups([case.ratio for case in self._cases]):
+        """Run every case once, between full prefills. With every other round backwards, slow drift cancels out."""
+        steps: list[Callable[[], None]] = [
+            partial(self._time_full_prefill, name) for name in self._candidates
+        ]
+        for group in _group_cases([case.ratio for case in self._cases]):
             steps += [partial(self._time_case, number) for number in group]
-            steps.append(lambda: self._time_way(self._fastest()))
+            steps.append(lambda: self._time_full_prefill(self._fastest()))
         for step in reversed(steps) if backwards else steps:
             step()
 
     def _fastest(self) -> str:
-        """The way of full prefill that requests are compared with, as far as is known."""
-        return min(self._tried, key=lambda name: Spread.of(self._full_s[name]).median)
+        """Return the fastest full prefill so far, which requests are compared with."""
+        return min(self._candidates, key=lambda name: MedianRange.of(self._full_s[name]).median)
 
     def full_prefill(self, context_tokens: int) -> FullPrefill:
-        """The ways beside each other, after the rounds."""
-        ways = {name: Spread.of(times) for name, times in self._full_s.items()}
+        """Return the results of full prefill; call it after the rounds."""
+        ways = {name: MedianRange.of(times) for name, times in self._full_s.items()}
         fastest = self._fastest()
         return FullPrefill(
             context_tokens=context_tokens,
@@ -193,14 +297,14 @@ class _Context:
             fastest=fastest,
             ways_s=ways,
             gflops_per_s=self._full_flops / ways[fastest].median / 1e9,
-            memory_bytes_per_s=memory_bytes_per_s(self._adapter.geometry.device),
-            read_bytes_per_s=read_bytes_per_s(self._stores.files()),
+            memory_bytes_per_s=measure_memory_bandwidth(self._adapter.geometry.device),
+            read_bytes_per_s=measure_read_bandwidth(self._stores.files()),
             disk_bytes_per_s=self._disk_bytes_per_s(),
-            peak_bytes=peak_bytes(self._ways[fastest], self._adapter.geometry.device),
+            peak_bytes=peak_memory_bytes(self._full_prefills[fastest], self._adapter.geometry.device),
         )
 
     def rows(self, shape: str, full: FullPrefill) -> Iterator[TtftRow]:
-        """The rows of all cases, in order."""
+        """Return the rows of all cases, in order."""
         geometry = self._adapter.geometry
         full_s = full.ways_s[full.fastest].median
         for case, timings, cost, spread in zip(
@@ -211,7 +315,7 @@ class _Context:
             limit_speedup = full_s / rates.limit_s(cost.works, cost.stored_bytes)
             yield TtftRow(
                 shape=shape,
-                dtype=str(geometry.dtype).removeprefix("torch."),
+                dtype=dtype_name(self._adapter),
                 device=str(geometry.device),
                 threads=torch.get_num_threads(),
                 context_tokens=full.context_tokens,
@@ -231,34 +335,41 @@ class _Context:
                 peak_bytes=cost.peak_bytes,
             )
 
-    def spreads(self, full: FullPrefill) -> Iterator[TtftSpread]:
-        """How far the rounds lie apart, case by case."""
+    def spreads(self, full: FullPrefill) -> Iterator[TtftRange]:
+        """Return the range over the rounds of each case."""
         for number, (case, timings) in enumerate(zip(self._cases, self._timings, strict=True)):
             times = [timing.ttft_s for timing in timings]
-            speedup = ratios(around(self._timed, number, full.fastest, self._full_s[full.fastest]), times)
-            yield TtftSpread(
-                full.context_tokens, case.recipe.name, case.ratio, case.kv_from, Spread.of(times), speedup
+            speedup = paired_ratios(
+                mean_of_neighbours(self._timed, number, full.fastest, self._full_s[full.fastest]), times
+            )
+            yield TtftRange(
+                full.context_tokens,
+                case.recipe.name,
+                case.ratio,
+                case.kv_from,
+                MedianRange.of(times),
+                speedup,
             )
 
-    def _time_way(self, name: str) -> None:
+    def _time_full_prefill(self, name: str) -> None:
         def step() -> None:
-            self._ways[name]()
+            self._full_prefills[name]()
             self._adapter.synchronize()
 
-        with nullcontext() if name == OURS else library_attention(self._adapter):
-            self._full_s[name].append(timed(step))
+        with nullcontext() if name == KVWEAVE else stock_attention(self._adapter):
+            self._full_s[name].append(elapsed_s(step))
         self._timed.append(name)
 
     def _time_case(self, number: int) -> None:
         self._timings[number].append(self._run(self._cases[number]).timing)
         self._timed.append(number)
 
-    def _cost(self, count: WorkCount, case: Case) -> _Cost:
+    def _measure_cost(self, counter: WorkCounter, case: Case) -> _CaseCost:
         found: list[PrefillResult] = []
-        with count.counting() as works:
-            peak = peak_bytes(lambda: found.append(self._run(case)), self._adapter.geometry.device)
+        with counter.record() as works:
+            peak = peak_memory_bytes(lambda: found.append(self._run(case)), self._adapter.geometry.device)
         plan = found[0].plan
-        return _Cost(
+        return _CaseCost(
             rows=plan.recomputed_tokens + plan.fresh_tokens,
             works=tuple(works),
             stored_bytes=self._stored_bytes(case.recipe),
@@ -266,7 +377,7 @@ class _Context:
         )
 
     def _stored_bytes(self, recipe: Recipe) -> int:
-        """Of all KV that the request finds, as it is stored: quantised KV counts as what it takes up."""
+        """Return the bytes of all KV that the request finds, as stored: quantised KV counts its quantised size."""
         store = self._stores.of(recipe)
         with store.lease() as lease:
             request = PrefillRequest(self._adapter, store, self._prompt, Budget(), lease)
@@ -281,8 +392,8 @@ class _Context:
 
     def _disk_bytes_per_s(self) -> float:
         self._stores.of(self._cases[0].recipe).forget_recent()
-        return read_bytes_per_s(self._stores.files())
+        return measure_read_bandwidth(self._stores.files())
 
 
 def _median(timings: Sequence[Timing], name: str) -> float:
-    return Spread.of(getattr(timing, name) for timing in timings).median
+    return MedianRange.of(getattr(timing, name) for timing in timings).median

@@ -1,9 +1,13 @@
-"""What all measurements share on the command line: the model they run, where they write, how they can be repeated."""
+"""What the bench and evaluation commands share: model options, the environment, and where files are written."""
 
+import json as jsons
 import shlex
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,13 +26,15 @@ Shape = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", help="Instead: a hub id or folder, or `reference`.", show_default=False),
+    typer.Option(
+        "--model", help="A hub id or folder, or `reference`, instead of a shape.", show_default=False
+    ),
 ]
 Folder = Annotated[
     Path | None,
     typer.Option(
         "--folder",
-        help="On the disk to measure. Default: the folder for temporary files.",
+        help="A folder on the disk to measure. Default: the folder for temporary files.",
         show_default=False,
     ),
 ]
@@ -37,7 +43,7 @@ Folder = Annotated[
 def measured_model(
     shape: str | None, model: str | None, dtype: str | None, device: str
 ) -> "tuple[Adapter, str]":
-    """The model, and the name it was asked for by; raises InvalidRequest for two, and for what there is not."""
+    """Return the model and its requested name; raise InvalidRequest for both options and for an unknown name."""
     from kvweave.errors import InvalidRequest
     from kvweave.models.loading import load_model
     from kvweave.models.shapes import random_model
@@ -51,5 +57,36 @@ def measured_model(
 
 
 def this_command() -> str:
-    """The command that is running, to be pasted into a shell."""
+    """Return the running command, to be pasted into a shell."""
     return shlex.join(["kvweave", *sys.argv[1:]])
+
+
+def environment() -> dict[str, Any]:
+    """Return the environment of this measurement as JSON values."""
+    from kvweave.engine.facts import facts
+    from kvweave_lab.bench.environment import current_environment
+
+    return dict(facts(current_environment(this_command())))
+
+
+@contextmanager
+def temporary_folder(folder: Path | None) -> Iterator[Path]:
+    """Provide a temporary folder on the disk to measure."""
+    with tempfile.TemporaryDirectory(prefix="kvweave-bench-", dir=folder) as place:
+        yield Path(place)
+
+
+def write_measurement(folder: Path, name: str, content: dict[str, Any], plot: bytes) -> list[Path]:
+    """Write a measurement as NAME.json and NAME.png; return the paths."""
+    from kvweave_lab.report import write_files
+
+    numbers = (jsons.dumps(content, indent=2) + "\n").encode()
+    return write_files(folder, {f"{name}.json": numbers, f"{name}.png": plot})
+
+
+def print_paths(files: Sequence[Path]) -> None:
+    """Print the paths of written files."""
+    from kvweave.cli.output import STDOUT
+
+    for file in files:
+        STDOUT.print(f"[dim]{file}[/]", soft_wrap=True)

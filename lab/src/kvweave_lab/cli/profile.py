@@ -1,4 +1,4 @@
-"""profile-layers: measure once, for a model, which layers tell what an answer will rest on."""
+"""profile-layers: measure once per model which layers predict what an answer attends to."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ from kvweave.cli.interrupted import keeps_nothing
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvweave_lab.eval.selection.layer_profile import LayerProfile
+    from kvweave_lab.eval.selection.layer_attention import LayerProfile
 
 
 @keeps_nothing
@@ -27,13 +27,13 @@ def profile_layers(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Prompts per task.")] = 8,
     context_tokens: Annotated[
-        int, typer.Option("--context-tokens", min=64, help="Length of their context.")
+        int, typer.Option("--context-tokens", min=64, help="Length of the context.")
     ] = 512,
     chunk_tokens: Annotated[int, typer.Option("--chunk-tokens", min=16, help="Largest chunk.")] = 96,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Find the layers whose attention from the question predicts decoding best, and keep them for this model."""
+    """Find the layers whose attention from the question predicts decoding best, and store them for this model."""
     from dataclasses import asdict, replace
 
     from kvweave.cli.output import STDOUT, print_json, progress_bar
@@ -41,9 +41,8 @@ def profile_layers(
     from kvweave.models.critical_layers import write_layers
     from kvweave.models.loading import load_model
     from kvweave_lab.eval.evaluation import haystack_of, token_count
-    from kvweave_lab.eval.grid import generated_cases
-    from kvweave_lab.eval.selection.layer_profile import profile_layers as measure
-    from kvweave_lab.eval.suites import suite_named
+    from kvweave_lab.eval.grid import generated_cases, suite_named
+    from kvweave_lab.eval.selection.layer_attention import profile_layers as measure_layers
 
     opt.quiet_libraries()
     adapter = load_model(model, dtype=dtype or "auto", device=device or "auto")
@@ -55,23 +54,23 @@ def profile_layers(
         samples=samples,
     )
     cases = generated_cases(prompts, "dev", haystack_of("dev", None), token_count(adapter))
-    made = [case.sample for case in cases]
-    with progress_bar(quiet or json) as report:
-        found = measure(adapter, made, progress=report)
-    path = write_layers((home or default_home()).expanduser(), adapter.fingerprint, asdict(found))
+    drawn = [case.sample for case in cases]
+    with progress_bar(quiet or json) as progress:
+        profile = measure_layers(adapter, drawn, progress=progress)
+    path = write_layers((home or default_home()).expanduser(), adapter.fingerprint, asdict(profile))
     if json:
-        print_json({"file": str(path), **asdict(found)})
+        print_json({"file": str(path), **asdict(profile)})
         return
-    STDOUT.print(_table(found))
+    STDOUT.print(_table(profile))
     STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)
 
 
-def _table(found: "LayerProfile") -> "Table":
+def _table(profile: "LayerProfile") -> "Table":
     from rich.table import Table
 
     from kvweave.cli.output import share
 
     table = Table("layer", "found of what decoding attends to", "", box=None, header_style="bold")
-    for layer, value in enumerate(found.found):
-        table.add_row(str(layer), share(value), "critical" if layer in found.critical_layers else "")
+    for layer, value in enumerate(profile.found):
+        table.add_row(str(layer), share(value), "critical" if layer in profile.critical_layers else "")
     return table

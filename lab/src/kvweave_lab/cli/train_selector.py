@@ -1,4 +1,4 @@
-"""train-selector: teach the auxiliary model where the model that answers looks."""
+"""train-selector: teach the auxiliary model to attend as the model that answers does."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from kvweave.models.adapter import Adapter
     from kvweave.types import Prompt
-    from kvweave_lab.tuning.selector import Tuned
+    from kvweave_lab.tuning.selector import TuningResult
 
-CONTEXT_TOKENS, CHUNK_TOKENS = 512, 96  # of generated prompts
+CONTEXT_TOKENS, CHUNK_TOKENS = 512, 96  # generated prompts
 
 
 def train_selector(
@@ -23,7 +23,7 @@ def train_selector(
         Path,
         typer.Option(
             "--output",
-            help="New folder for the tuned model. Interrupted, the same command goes on, less 25 steps at most.",
+            help="New folder for the tuned model. The same command resumes an interrupted run, minus 25 steps at most.",
             show_default=False,
         ),
     ],
@@ -31,7 +31,7 @@ def train_selector(
         Path | None,
         typer.Option(
             "--questions",
-            help="File with a question a line, to ask the knowledge base. Default: generated documents and questions.",
+            help="File with one question per line for the knowledge base. Default: generated documents and questions.",
         ),
     ] = None,
     home: opt.Home = None,
@@ -41,16 +41,16 @@ def train_selector(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     top_k: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks to a question. Default: 5.")
+        int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks per question. Default: 5.")
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Generated prompts per task.")] = 20,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of four prompts each.")] = 300,
-    rate: Annotated[float, typer.Option("--rate", help="Learning rate at its highest.")] = 1e-4,
-    seed: Annotated[int, typer.Option("--seed", help="Of the order of the prompts.")] = 0,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps, of four prompts each.")] = 300,
+    rate: Annotated[float, typer.Option("--rate", help="Highest learning rate.")] = 1e-4,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the order of the prompts.")] = 0,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Fine-tune the auxiliary model that cacheclip selects tokens with towards the model that answers."""
+    """Fine-tune the auxiliary model with which cacheclip selects tokens, to attend as the model that answers does."""
     from dataclasses import asdict
 
     from kvweave.cli.output import STDOUT, print_json, progress_bar
@@ -63,45 +63,45 @@ def train_selector(
         adapter = load_model(model, dtype=dtype or "auto", device=device or "auto")
         prompts = _generated(adapter, samples)
     else:
-        asked = _questions(questions)
+        texts = _questions(questions)
         with opt.open_kb(kb, home, model=model, dtype=dtype, device=device) as base:
-            adapter, prompts = base.adapter, [base.prompt(question, top_k=top_k) for question in asked]
-    with progress_bar(quiet or json) as report:
-        tuned = tune(adapter, auxiliary, prompts, output, settings, report)
+            adapter, prompts = base.adapter, [base.prompt(question, top_k=top_k) for question in texts]
+    with progress_bar(quiet or json) as progress:
+        result = tune(adapter, auxiliary, prompts, output, settings, progress)
     if json:
-        print_json({"folder": str(output), **asdict(tuned)})
+        print_json({"folder": str(output), **asdict(result)})
         return
-    STDOUT.print(_table(tuned))
+    STDOUT.print(_table(result))
     STDOUT.print(f"[dim]name it as --auxiliary {output} in add, ask and eval[/]", soft_wrap=True)
 
 
 def _questions(path: Path) -> list[str]:
-    """The lines of a file that say something, each once."""
+    """Return the different non-empty lines of a file."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    asked = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if not asked:
-        raise InvalidRequest(f"{path} holds no questions; write one a line")
-    return asked
+    questions = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not questions:
+        raise InvalidRequest(f"{path} holds no questions; write one per line")
+    return questions
 
 
 def _generated(adapter: "Adapter", samples: int) -> "list[Prompt]":
-    """Prompts of every task: facts from the pool to train on, among natural text from the one to tune on."""
+    """Return prompts of every task: facts of the split `train`, among natural text of the split `dev`."""
     from kvweave.types import Prompt
     from kvweave_lab.eval.evaluation import haystack_of, token_count
-    from kvweave_lab.eval.samples import Setting, generate
-    from kvweave_lab.eval.splits import DEV, TRAIN
+    from kvweave_lab.eval.samples import SampleSpec, generate
     from kvweave_lab.eval.tasks import TASKS
+    from kvweave_lab.eval.world import DEV, TRAIN
 
-    setting = Setting(TRAIN, 0, CONTEXT_TOKENS, CHUNK_TOKENS)
+    spec = SampleSpec(TRAIN, 0, CONTEXT_TOKENS, CHUNK_TOKENS)
     count, haystack = token_count(adapter), haystack_of(DEV, None)
     return [
         Prompt(sample.question, sample.chunks)
         for task in TASKS
-        for sample in generate(task, setting, samples, count, haystack)
+        for sample in generate(task, spec, samples, count, haystack)
     ]
 
 
-def _table(tuned: "Tuned") -> "Table":
+def _table(result: "TuningResult") -> "Table":
     from rich.table import Table
 
     from kvweave.cli.output import share
@@ -110,10 +110,10 @@ def _table(tuned: "Tuned") -> "Table":
         "",
         "KL, nats",
         "top 20 % in common (Jaccard)",
-        title=f"on {tuned.held_out} prompts held out; trained on {tuned.trained_on}, {tuned.left_out} too long",
+        title=f"on {result.held_out} prompts held out; trained on {result.trained_on}, {result.left_out} too long",
         box=None,
         header_style="bold",
     )
-    for name, found in (("before", tuned.before), ("after", tuned.after)):
+    for name, found in (("before", result.before), ("after", result.after)):
         table.add_row(name, f"{found.kl:.3f}", share(found.jaccard))
     return table

@@ -1,4 +1,4 @@
-"""Samples: a prompt's chunks, its question, and what the answer has to contain; and how tasks become samples."""
+"""Samples: a prompt's chunks, its question, and what the answer has to contain; and how tasks generate them."""
 
 import json
 import random
@@ -8,14 +8,12 @@ from functools import cache
 
 import xxhash
 
-from kvweave_lab.eval.draft import Draft
-from kvweave_lab.eval.haystack import Haystack
-from kvweave_lab.eval.layout import Laid, lay_out
+from kvweave_lab.eval.documents import Draft, GeneratedChunk, lay_out
 from kvweave_lab.eval.tasks import METRIC_OF, TASKS
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.world import Haystack, World
 
-DOCUMENTS = 16
-"""How many other documents stand in the knowledge base of a sample."""
+OTHER_DOCUMENTS = 16
+"""The number of other documents in a sample's knowledge base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +21,15 @@ class Sample:
     """One prompt of an evaluation.
 
     Attributes:
-        name: says where the sample comes from; the same in every run, and another one for another prompt.
-        task: the task it counts for.
+        name: identifies the sample; the same prompt has the same name in every run, another prompt has another one.
+        task: the task for which it counts.
         chunks: the context, in prompt order.
         question: as a user would ask it.
-        answers: reference answers; what several of them mean is the metric's business.
+        answers: reference answers; the metric decides what several of them mean.
         metric: a name in METRICS.
-        max_new_tokens: how long an answer may get.
-        continuing: for every chunk whether it goes on where the one before was cut, as all but the first do where it
-            is empty; the others begin a document.
+        max_new_tokens: maximum length of an answer.
+        continuing: for every chunk whether it continues the document of the chunk before it; the others begin a
+            document. If empty, all but the first chunk continue.
         others: the chunks of other documents in the same knowledge base.
     """
 
@@ -47,7 +45,7 @@ class Sample:
 
     @property
     def documents(self) -> list[list[str]]:
-        """The chunks, document by document."""
+        """The chunks of each document."""
         found: list[list[str]] = []
         for text, continues in zip(self.chunks, self.continuing or (True,) * len(self.chunks), strict=True):
             if found and continues:
@@ -58,16 +56,16 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """How generated samples look.
+class SampleSpec:
+    """What generated samples are like.
 
     Attributes:
         split: train, dev, test or hidden.
-        seed: two settings that are equal give equal samples.
-        context_tokens: length of the context, in tokens of the model under test: what its chunks add up to. They
-            are filled with whole sentences, which leaves it up to a few percent short.
-        chunk_tokens: the largest that a chunk may be, in the same tokens; chunks are smaller where a task needs more
-            of them than the context otherwise has.
+        seed: equal specs give equal samples.
+        context_tokens: length of all chunks together, in tokens of the model under test. Whole sentences fill the
+            chunks, so the context is up to a few percent shorter.
+        chunk_tokens: the largest chunk, in the same tokens; chunks are smaller if a task needs more of them than the
+            context otherwise has.
     """
 
     split: str
@@ -77,61 +75,61 @@ class Setting:
 
 
 def generate(
-    task: str, setting: Setting, samples: int, count: Callable[[str], int], haystack: Haystack
+    task: str, spec: SampleSpec, samples: int, count: Callable[[str], int], haystack: Haystack
 ) -> list[Sample]:
-    """The first `samples` samples of a task beside others; asking for more later gives the same ones first.
+    """Return the first `samples` samples of a task, each with other documents; a larger number begins with the same ones.
 
-    `count` is the token count of a text under the model's tokenizer. Raises InvalidRequest when the
-    context is too short for the task.
+    `count` returns the token count of a text under the model's tokenizer. Raises InvalidRequest if the context is too
+    short for the task.
     """
-    drawn = _drawn(task, setting, max(samples, DOCUMENTS + 1), count, haystack)
-    return beside_others(list(drawn))[:samples]
+    drawn = _draw_samples(task, spec, max(samples, OTHER_DOCUMENTS + 1), count, haystack)
+    return with_other_documents(list(drawn))[:samples]
 
 
-def _drawn(
-    task: str, setting: Setting, samples: int, count: Callable[[str], int], haystack: Haystack
+def _draw_samples(
+    task: str, spec: SampleSpec, samples: int, count: Callable[[str], int], haystack: Haystack
 ) -> Iterator[Sample]:
-    s = setting
-    behind = cache(_behind_a_sentence(count))
+    count_sentence = cache(_count_inside_chunk(count))
     for number in range(samples):
-        source = f"{task}/{s.split}/{s.context_tokens}/{s.chunk_tokens}/{s.seed}/{number}"
-        _, draft, laid = written(task, source, setting, behind, haystack)
-        asked = draft.questions[0]
-        texts = tuple(chunk.text for chunk in laid)
-        prompt = (texts, asked.text, asked.answers, METRIC_OF[task], 2 * count(asked.reply) + 8)
-        continuing = tuple(chunk.continues for chunk in laid)
+        source = f"{task}/{spec.split}/{spec.context_tokens}/{spec.chunk_tokens}/{spec.seed}/{number}"
+        _, draft, chunks = draw_context(task, source, spec, count_sentence, haystack)
+        question = draft.questions[0]
+        texts = tuple(chunk.text for chunk in chunks)
+        prompt = (texts, question.text, question.answers, METRIC_OF[task], 2 * count(question.reply) + 8)
+        continuing = tuple(chunk.continues for chunk in chunks)
         yield Sample(f"{source}-{_digest(prompt)}", task, *prompt, continuing=continuing)
 
 
-def written(
-    task: str, source: str, setting: Setting, count: Callable[[str], int], haystack: Haystack
-) -> tuple[World, Draft, list[Laid]]:
-    """What was drawn for one context of a task, what it says and asks, and its chunks; `source` seeds every choice.
+def draw_context(
+    task: str, source: str, spec: SampleSpec, count: Callable[[str], int], haystack: Haystack
+) -> tuple[World, Draft, list[GeneratedChunk]]:
+    """Draw one context of a task; return its world, its facts and questions, and its chunks.
 
-    `count` is the token count of a sentence. Raises InvalidRequest when the context is too short for the task.
+    `source` seeds every choice, `count` returns the token count of a sentence. Raises InvalidRequest if the context
+    is too short for the task.
     """
-    world = World(random.Random(source), setting.split)
+    world = World(random.Random(source), spec.split)
     draft = TASKS[task](world)
     natural = haystack.without(world.drawn)
-    laid = lay_out(world.rng, draft.pieces, setting.context_tokens, setting.chunk_tokens, count, natural)
-    return world, draft, laid
+    chunks = lay_out(world.rng, draft.pieces, spec.context_tokens, spec.chunk_tokens, count, natural)
+    return world, draft, chunks
 
 
-def beside_others(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples, the documents of some others beside each: the first DOCUMENTS of them that are not its own."""
-    first = [sample.chunks for sample in samples[: DOCUMENTS + 1]]
+def with_other_documents(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples, each with the documents of the first OTHER_DOCUMENTS other ones."""
+    first = [sample.chunks for sample in samples[: OTHER_DOCUMENTS + 1]]
     return [
-        replace(sample, others=tuple(chunks for chunks in first if chunks != sample.chunks)[:DOCUMENTS])
+        replace(sample, others=tuple(chunks for chunks in first if chunks != sample.chunks)[:OTHER_DOCUMENTS])
         for sample in samples
     ]
 
 
 def _digest(prompt: tuple[object, ...]) -> str:
-    """Tells a journal that what once had the same source was another prompt."""
+    """Return a digest that gives another prompt from the same source another name."""
     return xxhash.xxh3_64_hexdigest(json.dumps(prompt).encode())[:8]
 
 
-def _behind_a_sentence(count: Callable[[str], int]) -> Callable[[str], int]:
-    """Token counts as inside a chunk, the space before a sentence included, so that a chunk's sentences add up."""
+def _count_inside_chunk(count: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a token count that includes the space before a sentence, so that a chunk's sentences add up."""
     before = count(".")
     return lambda text: count(f". {text}") - before

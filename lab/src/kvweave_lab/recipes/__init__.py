@@ -1,1 +1,1 @@
-"""Recipes to compare with, which no user should choose; kvweave finds them through the group kvweave.recipes."""
+"""Baselines and ablations to compare with, not for users; kvweave finds them through the group `kvweave.recipes`."""

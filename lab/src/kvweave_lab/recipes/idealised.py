@@ -1,4 +1,4 @@
-"""The idealised selector: knows full attention, and so where stale KV hurts."""
+"""The idealised selector: it knows full attention, and so where stale KV does harm."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,31 +11,46 @@ from kvweave.ops.scores import residual_norms
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import TopScores
 from kvweave.recipes.state import PrefillState
+
+
+def idealised() -> Recipe:
+    """Recompute the tokens whose staleness, measured against full attention, changes the question's attention most.
+
+    Paper: ProphetKV eq. 5 and App. F.
+    Idea: how far selection by this bound could get if its terms were known. It needs a full prefill, so it is for
+        evaluation only.
+    Parameters: ratio 0.15.
+    Differs from the paper: App. F combines attention and values of all layers before applying eq. 5; here eq. 5 is
+        applied in every layer, and its norms are averaged.
+    Relations: ranks the terms of a bound, not the error itself, so practical recipes may beat it.
+    Measured: see the methods page.
+    """
+    return Recipe("idealised", match=MatchPathThenChunk(), select=TopScores(TrueResidual()), ratio=0.15)
 
 
 @dataclass(frozen=True, slots=True)
 class TrueResidual:
-    """What each token, left stale, adds to the bound on the error of the question's attention output (ProphetKV eq. 5).
+    """What each stale token adds to the bound on the error of the question's attention output (ProphetKV eq. 5).
 
     ‖Φ(t)V(t) − Φ'(t)V'(t)‖ per layer, attention averaged over the question's rows and heads; mean over layers.
     """
 
-    adds_up: ClassVar[bool] = True
+    supports_coverage: ClassVar[bool] = True
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
-        """A full prefill on a canvas of its own, and the question over stale KV."""
+        """Run a full prefill with its own KV cache, and the question over stale KV."""
         adapter, prompt = state.request.adapter, state.request.prompt
         first, _ = state.context
-        full = AttentionProbe(state.asked, columns=state.context)
+        full = AttentionProbe(state.question_rows, columns=state.context)
         plan = adapter.rows(torch.arange(prompt.tokens))
         plan.hooks.append(full)
         whole = adapter.new_cache(prompt.tokens)
         adapter.compute(whole, prompt.token_ids, plan)
-        stale = AttentionProbe(state.asked, columns=state.context)
-        state.run(state.fresh, stale)
+        stale = AttentionProbe(state.question_rows, columns=state.context)
+        state.run_partial(state.fresh, stale)
         rows = state.stale.to(adapter.geometry.device)
         norms = [
             residual_norms(
@@ -48,21 +63,6 @@ class TrueResidual:
 
 
 def _stored_values(state: PrefillState, layer: int) -> Tensor:
-    """Of the stale tokens, (G, n, D)."""
-    kept = [m.kv.layer(layer)[1] for m in state.matched if m.origin == "reused" and m.kv is not None]
-    return torch.cat(kept, dim=1)
-
-
-def idealised() -> Recipe:
-    """Recompute the tokens whose staleness, measured against full attention, changes the question's attention most.
-
-    Paper: ProphetKV eq. 5 and App. F.
-    Idea: how far selection by this bound could get if its terms were known; it needs a full prefill, so it is for
-        evaluation only.
-    Parameters: ratio 0.15.
-    Differs from the paper: App. F brings attention and values of all layers together before eq. 5 is taken; here eq. 5 is
-        taken in every layer, and its norms are averaged.
-    Relations: ranks the terms of a bound, not the error itself, so practical recipes may beat it.
-    Measured: see the methods page.
-    """
-    return Recipe("idealised", match=MatchPathThenChunk(), select=Highest(TrueResidual()), ratio=0.15)
+    """Return the values of the stale tokens, (G, n, D)."""
+    values = [m.kv.layer(layer)[1] for m in state.matched if m.origin == "reused" and m.kv is not None]
+    return torch.cat(values, dim=1)

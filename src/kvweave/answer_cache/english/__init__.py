@@ -1,1 +1,1 @@
-"""English questions: what their words, dates, negations and word order say."""
+"""Normalizes English questions: `words` → `dates` → `parse` (into a `clause`) → `terms`, called by `normalize`."""

@@ -1,4 +1,4 @@
-"""A question taken apart: what it asks for, its runs of words with the preposition before each, its voice and tense."""
+"""The parts of a question: what it asks for, its groups of words, its voice and tense. Filled by `parse`."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,42 +10,46 @@ PASSIVE_FORMS: Final = ("participle", "both")
 
 @dataclass(slots=True)
 class Run:
-    """Words that follow each other without a function word between them, behind `preposition` or none.
+    """Consecutive words without a function word between them.
 
-    `article` is whether an article stands before them. `said_last` is their last one as they were said, where what "of"
-    introduces was put before what it belongs to since then; `owners` is how many words stand before an "'s", 0 without one.
+    Attributes:
+        preposition: the one before them, or empty.
+        article: whether an article precedes them.
+        words: in order.
+        spoken_last: the last word as spoken, where an "of" phrase was moved before its noun since; else None.
+        owners: number of words before an "'s"; 0 without one.
     """
 
     preposition: str = ""
     article: bool = False
     words: list[Word] = field(default_factory=list)
-    said_last: Word | None = None
+    spoken_last: Word | None = None
     owners: int = 0
 
     @property
     def last(self) -> Word:
-        """The word that was said last."""
-        return self.said_last or self.words[-1]
+        """The word that was spoken last."""
+        return self.spoken_last or self.words[-1]
 
 
 @dataclass(slots=True)
 class Clause:
-    """A question taken apart; filled part by part.
+    """A question in parts.
 
     Attributes:
         asks: the kind of answer.
-        runs: its words in order, function words left out.
-        fronted: the run that belongs to the question word ("which report"), None without one.
-        stranded: the preposition that belongs to the question word ("by whom", "who … by"), or nothing.
+        runs: its groups of words in order, without function words.
+        fronted: the noun of the question word ("which report"); None without one.
+        stranded: the preposition of the question word ("by whom", "who … by"), or empty.
         negated: whether anything in it is negative.
         tense: past, present or future.
-        helped: whether `do` or a modal stands before subject and verb.
-        supported: whether that is `do`.
-        passive: whether a form of `be` stands before a participle.
+        has_helper: whether `do` or a modal precedes subject and verb.
+        do_support: whether that is `do`.
+        passive: whether a form of `be` precedes a participle.
         verb: that participle.
         copula: whether its only verb is a form of `be`.
-        modal: can, must, …; nothing for those that only make a tense.
-        generic: whether it is about whoever asks: "How do I …".
+        modal: can, must, …; empty for a modal that only makes a tense.
+        generic: whether it is about the person who asks: "How do I …".
     """
 
     asks: str = ""
@@ -54,8 +58,8 @@ class Clause:
     stranded: str = ""
     negated: bool = False
     tense: str = "present"
-    helped: bool = False
-    supported: bool = False
+    has_helper: bool = False
+    do_support: bool = False
     passive: bool = False
     verb: Word | None = None
     copula: bool = False
@@ -63,6 +67,6 @@ class Clause:
     generic: bool = False
 
     def begin(self, preposition: str = "") -> Run:
-        """Begin another run."""
+        """Append an empty run and return it."""
         self.runs.append(Run(preposition))
         return self.runs[-1]

@@ -1,7 +1,7 @@
-"""A shallow reading of an English question from left to right, with lists of function words and no grammar.
+"""Parses an English question from left to right by lists of function words, without a grammar.
 
-Sorts its words into runs, and notes negation, tense, voice and helping verbs on the way. Where it cannot tell, it says
-that there is no clause.
+Groups its words into runs and notes negation, tense, voice and helping verbs on the way. Returns no clause where it
+cannot tell.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Final
 
 from kvweave.answer_cache.english.clause import PASSIVE_FORMS, Clause, Run
-from kvweave.answer_cache.english.words import OWNER, Lexicon, Word
+from kvweave.answer_cache.english.lexicon import Lexicon
+from kvweave.answer_cache.english.words import OWNER, Word
 
-QUESTION_WORDS: Final = MappingProxyType(
+_QUESTION_WORDS: Final = MappingProxyType(
     {
         **{word: word for word in ("who", "whose", "what", "when", "where", "why", "how")},
         "whom": "who",
@@ -21,103 +22,7 @@ QUESTION_WORDS: Final = MappingProxyType(
 )
 """Each with what it asks for."""
 
-
-def take_question_word(words: list[Word], clause: Clause, known: Lexicon) -> list[Word]:
-    """Settle what the clause asks for by its question word; returns the words without it and what belongs to it.
-
-    Without a question word, or with a verb before it (then it only begins a clause inside), `clause.asks` stays empty.
-    """
-    at = next((n for n, word in enumerate(words) if word.text in QUESTION_WORDS and not word.named), None)
-    if at is None or words[0].text in known.helpers:
-        return words
-    before, behind = words[:at], words[at + 1 :]
-    if before and before[-1].text in known.prepositions:
-        clause.stranded = known.prepositions[before.pop().text]
-    kind = QUESTION_WORDS[words[at].text]
-    if kind == "how":
-        clause.asks, behind = _how(behind, clause, known)
-    elif kind in ("what", "whose"):
-        clause.asks, behind = _what(kind, behind, clause, known)
-    else:
-        clause.asks = kind
-    if before and behind:  # the phrase in front ends here: "On Monday, who opens …"
-        behind = [replace(behind[0], comma=True), *behind[1:]]
-    return [*before, *behind]
-
-
-def _how(behind: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
-    """how many, how much, how long, how old …, how come, how."""
-    first = behind[0].text if behind else ""
-    if first == "come":
-        return "why", behind[1:]
-    if first == "many":
-        return "many", _counted(behind[1:], clause, known)
-    if first == "much":
-        return _how_much(behind[1:], clause, known)
-    if first == "long":
-        return "duration", [word for word in behind[1:] if word.base not in ("last", "take") or word.named]
-    if first in known.measures:
-        return known.measures[first], behind[1:]
-    return "how", behind
-
-
-def _how_much(behind: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
-    """how much does it cost, how much is it: its price; how much time, how much of it: an amount."""
-    rest = [word for word in behind if word.base != "cost"]
-    if len(rest) < len(behind):
-        return "price", rest
-    if behind and behind[0].text in known.be and not any(word.form in PASSIVE_FORMS for word in behind[1:]):
-        return "price", behind
-    if behind and behind[0].base == "money":
-        return "much", behind[1:]
-    return "much", _counted(behind, clause, known)
-
-
-def _counted(behind: list[Word], clause: Clause, known: Lexicon) -> list[Word]:
-    """How many of what: the fronted run."""
-    nouns = _nouns(behind, known)
-    clause.fronted = Run(words=nouns) if nouns else None
-    return behind[len(nouns) :]
-
-
-def _what(kind: str, behind: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
-    """what time, which report, whose car: the noun may say what is asked for; else it is the fronted run."""
-    nouns = _nouns(behind, known)
-    rest = behind[len(nouns) :]
-    if kind == "what" and not _is_noun_phrase(nouns, rest, known):
-        return "what", behind
-    asked = known.asks.get(nouns[0].base) if len(nouns) == 1 and not nouns[0].named else None
-    if kind == "what" and asked:
-        return asked, rest
-    clause.fronted = Run(words=nouns)
-    return kind, rest
-
-
-def _nouns(behind: Sequence[Word], known: Lexicon) -> list[Word]:
-    """The words right behind a question word that belong to it."""
-    nouns: list[Word] = []
-    for word in behind:
-        if word.base[0] == "#" and len(nouns) > 1 and not nouns[-1].named:
-            return nouns[:-1]  # which platform | train 12 …
-        starts_anew = nouns and (word.form in ("past", "both") or (word.named and not nouns[-1].named))
-        is_function_word = word.text in known.function_words or word.text in QUESTION_WORDS
-        if starts_anew or (is_function_word and not word.named):
-            break
-        nouns.append(word)
-    return nouns
-
-
-def _is_noun_phrase(nouns: list[Word], rest: list[Word], known: Lexicon) -> bool:
-    """Not in "what makes …", "what happened", "what Anna bought", "what Anna's password is"."""
-    if not nouns or (rest and rest[0].text == OWNER):
-        return False
-    first = nouns[0]
-    is_verb = first.form in ("past", "both") or (first.text != first.base in known.verbs and not rest)
-    only_names = all(word.named and word.base[0] != "#" for word in nouns)
-    return not is_verb and not only_names and bool(rest or len(nouns) > 1)
-
-
-_GENERIC: Final = ("i", "we", "you", "one")  # "How do I …", "Where can we …": whoever asks
+_GENERIC: Final = ("i", "we", "you", "one")  # "How do I …", "Where can we …": the person who asks
 _ASKED_OF_ALL: Final = ("how", "where", "frequency")
 _POSSESSIVES: Final = ("my", "our", "your", "his", "their", "its")
 _NEEDS_NOUN: Final = ("who", "what", "whose")
@@ -125,12 +30,12 @@ _PLACES: Final = ("at", "in", "on")
 
 
 def parse(words: Sequence[Word], requested: bool, known: Lexicon) -> Clause | None:
-    """Take a question apart; None if it is not recognised as an English one.
+    """Return the parts of a question, or None if it is not recognised as an English one.
 
-    `requested` is whether words such as "tell me" stood before: what follows may then be a bare noun.
+    `requested` is whether words such as "tell me" preceded it: a bare noun is then a question too.
     """
     clause = Clause()
-    rest = take_question_word(_rotated(list(words), known), clause, known)
+    rest = _take_question_word(_move_front_to_end(list(words), known), clause, known)
     if not clause.asks:
         first = rest[0].text
         if first in known.helpers:
@@ -141,23 +46,124 @@ def parse(words: Sequence[Word], requested: bool, known: Lexicon) -> Clause | No
             clause.asks, clause.copula = "what", True
         else:
             return None
-    _Sorter(rest, clause, known).sort()
-    _relative(clause, known)
-    _strand(clause)
+    _ClauseBuilder(rest, clause, known).build()
+    _resolve_relative_clause(clause, known)
+    _strand_prepositions(clause)
     return clause
 
 
-def _rotated(words: list[Word], known: Lexicon) -> list[Word]:
-    """Put what stands before the verb at its end: "On Monday, is the shop open"."""
+def _move_front_to_end(words: list[Word], known: Lexicon) -> list[Word]:
+    """Move a phrase before the verb to the end: "On Monday, is the shop open"."""
     at = next((n for n, word in enumerate(words) if word.text in known.helpers and not word.named), 0)
-    asks = any(word.text in QUESTION_WORDS and not word.named for word in words)
+    asks = any(word.text in _QUESTION_WORDS and not word.named for word in words)
     if not at or asks or words[0].text not in known.prepositions:
         return words
     return [*words[at:], replace(words[0], comma=True), *words[1:at]]
 
 
-class _Sorter:
-    """Goes through the words behind the question word once, and fills a clause."""
+# The question word and what belongs to it
+
+
+def _take_question_word(words: list[Word], clause: Clause, known: Lexicon) -> list[Word]:
+    """Set `clause.asks` by the question word; return the words without it and what belongs to it.
+
+    `clause.asks` stays empty without a question word, or if a verb precedes it: then it only starts an inner clause.
+    """
+    at = next((n for n, word in enumerate(words) if word.text in _QUESTION_WORDS and not word.named), None)
+    if at is None or words[0].text in known.helpers:
+        return words
+    before, after = words[:at], words[at + 1 :]
+    if before and before[-1].text in known.prepositions:
+        clause.stranded = known.prepositions[before.pop().text]
+    kind = _QUESTION_WORDS[words[at].text]
+    if kind == "how":
+        clause.asks, after = _how(after, clause, known)
+    elif kind in ("what", "whose"):
+        clause.asks, after = _what(kind, after, clause, known)
+    else:
+        clause.asks = kind
+    if before and after:  # the phrase in front ends here: "On Monday, who opens …"
+        after = [replace(after[0], comma=True), *after[1:]]
+    return [*before, *after]
+
+
+def _how(after: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
+    """Return what "how" asks for and the rest: how many, how much, how long, how old …, how come, how."""
+    first = after[0].text if after else ""
+    if first == "come":
+        return "why", after[1:]
+    if first == "many":
+        return "many", _take_counted(after[1:], clause, known)
+    if first == "much":
+        return _how_much(after[1:], clause, known)
+    if first == "long":
+        return "duration", [word for word in after[1:] if word.base not in ("last", "take") or word.named]
+    if first in known.measures:
+        return known.measures[first], after[1:]
+    return "how", after
+
+
+def _how_much(after: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
+    """Return a price for "how much does it cost", "how much is it"; an amount for "how much time", "how much of it"."""
+    rest = [word for word in after if word.base != "cost"]
+    if len(rest) < len(after):
+        return "price", rest
+    if after and after[0].text in known.be and not any(word.form in PASSIVE_FORMS for word in after[1:]):
+        return "price", after
+    if after and after[0].base == "money":
+        return "much", after[1:]
+    return "much", _take_counted(after, clause, known)
+
+
+def _take_counted(after: list[Word], clause: Clause, known: Lexicon) -> list[Word]:
+    """Make what is counted the fronted run: how many chairs."""
+    nouns = _nouns(after, known)
+    clause.fronted = Run(words=nouns) if nouns else None
+    return after[len(nouns) :]
+
+
+def _what(kind: str, after: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[Word]]:
+    """Return what is asked for by the noun ("what time"), else make the noun the fronted run: which report, whose car."""
+    nouns = _nouns(after, known)
+    rest = after[len(nouns) :]
+    if kind == "what" and not _is_noun_phrase(nouns, rest, known):
+        return "what", after
+    asked = known.asks.get(nouns[0].base) if len(nouns) == 1 and not nouns[0].named else None
+    if kind == "what" and asked:
+        return asked, rest
+    clause.fronted = Run(words=nouns)
+    return kind, rest
+
+
+def _nouns(after: Sequence[Word], known: Lexicon) -> list[Word]:
+    """Return the words after a question word that belong to it."""
+    nouns: list[Word] = []
+    for word in after:
+        if word.base[0] == "#" and len(nouns) > 1 and not nouns[-1].named:
+            return nouns[:-1]  # which platform | train 12 …
+        starts_another = nouns and (word.form in ("past", "both") or (word.named and not nouns[-1].named))
+        is_function_word = word.text in known.function_words or word.text in _QUESTION_WORDS
+        if starts_another or (is_function_word and not word.named):
+            break
+        nouns.append(word)
+    return nouns
+
+
+def _is_noun_phrase(nouns: list[Word], rest: list[Word], known: Lexicon) -> bool:
+    """Return False for "what makes …", "what happened", "what Anna bought", "what Anna's password is"."""
+    if not nouns or (rest and rest[0].text == OWNER):
+        return False
+    first = nouns[0]
+    is_verb = first.form in ("past", "both") or (first.text != first.base in known.verbs and not rest)
+    only_names = all(word.named and word.base[0] != "#" for word in nouns)
+    return not is_verb and not only_names and bool(rest or len(nouns) > 1)
+
+
+# The rest of the question
+
+
+class _ClauseBuilder:
+    """Adds the words after the question word to a clause, in one pass."""
 
     def __init__(self, words: Sequence[Word], clause: Clause, known: Lexicon) -> None:
         self._words = words
@@ -166,9 +172,9 @@ class _Sorter:
         self._run = clause.begin()
         self._after_be = self._after_have = self._after_got = False
 
-    def sort(self) -> None:
-        """Sort every word."""
-        kinds = (
+    def build(self) -> None:
+        """Add every word."""
+        handlers = (
             (self._known.negations, self._negation),
             (self._known.be, self._be),
             (self._known.do, self._do),
@@ -182,19 +188,19 @@ class _Sorter:
         for at, word in enumerate(self._words):
             if word.comma and self._run.words:
                 self._run = self._clause.begin()
-            if word.text in QUESTION_WORDS or word.text == "that":
-                self._after_be = False  # a clause inside: its participle is no passive of the verb before
+            if word.text in _QUESTION_WORDS or word.text == "that":
+                self._after_be = False  # an inner clause: its participle is no passive of the verb before
             if self._after_got:  # who has got
                 self._after_got = False
             elif word.named or word.text not in self._known.function_words:
                 self._content(word)
             else:
-                for members, take in kinds:
+                for members, add in handlers:
                     if word.text in members:
-                        take(word, at)
+                        add(word, at)
                         break
 
-    def _following(self, at: int) -> Word | None:
+    def _next(self, at: int) -> Word | None:
         return self._words[at + 1] if at + 1 < len(self._words) else None
 
     def _content(self, word: Word) -> None:
@@ -204,7 +210,7 @@ class _Sorter:
             return
         if word.form in PASSIVE_FORMS and self._after_be and clause.verb is None:
             clause.passive, clause.verb, clause.copula = True, word, False
-        elif word.form in ("past", "both") and not self._after_have and not clause.helped:
+        elif word.form in ("past", "both") and not self._after_have and not clause.has_helper:
             clause.tense = "past"
         if word.form == "ing" and self._after_be:
             clause.copula = False
@@ -222,18 +228,18 @@ class _Sorter:
 
     def _do(self, word: Word, at: int) -> None:
         verbs = self._known.do | self._known.have
-        behind = self._words[at + 1 :]
-        helps = at == 0 or any(other.base in self._known.verbs or other.text in verbs for other in behind)
+        after = self._words[at + 1 :]
+        helps = at == 0 or any(other.base in self._known.verbs or other.text in verbs for other in after)
         if not helps or word.text in ("doing", "done"):  # "what does Anna do" has both
             self._run.words.append(word)
             return
-        self._clause.helped = self._clause.supported = True
+        self._clause.has_helper = self._clause.do_support = True
         if word.text == "did":
             self._clause.tense = "past"
         self._run = self._clause.begin()
 
     def _have(self, word: Word, at: int) -> None:
-        following = self._following(at)
+        following = self._next(at)
         self._after_got = following is not None and following.text == "got"
         opens = at == 0 and self._clause.asks == "whether"
         if not self._after_got and (opens or self._is_perfect(at)):
@@ -246,7 +252,7 @@ class _Sorter:
         self._run.words.append(Word("have", "have"))
 
     def _is_perfect(self, at: int) -> bool:
-        """Whether a participle follows before anything that ends the reach of `have`."""
+        """Return whether a participle follows before anything that `have` does not extend over."""
         ends = self._known.be | self._known.do | self._known.prepositions.keys()
         for word in self._words[at + 1 :]:
             if word.form in PASSIVE_FORMS or word.text == "been":
@@ -256,7 +262,7 @@ class _Sorter:
         return False
 
     def _modal(self, word: Word, at: int) -> None:
-        self._clause.helped = True
+        self._clause.has_helper = True
         if word.text in ("will", "shall"):
             self._clause.tense = "future"
         elif word.text != "would":
@@ -269,7 +275,7 @@ class _Sorter:
         self._run.article = True
 
     def _preposition(self, word: Word, at: int) -> None:
-        following = self._following(at)
+        following = self._next(at)
         if word.text == "over" and following is not None and following.base[0] == "#":  # more than
             self._run.words.append(Word("more", "more"))
             self._run = self._clause.begin("than")
@@ -287,7 +293,7 @@ class _Sorter:
     def _pronoun(self, word: Word, at: int) -> None:
         who, run, clause = self._known.pronouns[word.text], self._run, self._clause
         possessive = word.text in _POSSESSIVES
-        of_all = clause.asks in _ASKED_OF_ALL and clause.helped
+        of_all = clause.asks in _ASKED_OF_ALL and clause.has_helper
         if who in _GENERIC and of_all and not possessive and not run.words:
             clause.generic = True
             return
@@ -296,8 +302,8 @@ class _Sorter:
         self._run.words.append(Word(who, who, named=True))
 
 
-def _relative(clause: Clause, known: Lexicon) -> None:
-    """Read "what are the songs Anna knows" as "which songs does Anna know"."""
+def _resolve_relative_clause(clause: Clause, known: Lexicon) -> None:
+    """Treat "what are the songs Anna knows" as "which songs does Anna know"."""
     first = next((run for run in clause.runs if run.words), Run())
     names = next((n for n, word in enumerate(first.words) if word.named), 0)
     fits = clause.asks == "what" and clause.copula and clause.fronted is None
@@ -309,12 +315,12 @@ def _relative(clause: Clause, known: Lexicon) -> None:
     nouns = first.words[:names]
     asked = known.asks.get(nouns[-1].base) if len(nouns) == 1 else None
     clause.asks, clause.fronted = asked or "what", None if asked else Run(words=nouns)
-    clause.copula, clause.supported = False, True
+    clause.copula, clause.do_support = False, True
     first.words, first.article = first.words[names:], False
 
 
-def _strand(clause: Clause) -> None:
-    """A preposition with nothing behind it belongs to the question word: "who was it written by"."""
+def _strand_prepositions(clause: Clause) -> None:
+    """Give a preposition without a noun to the question word: "who was it written by"."""
     for run in clause.runs:
         if run.preposition and not run.words:
             if clause.asks in (*_NEEDS_NOUN, "where"):

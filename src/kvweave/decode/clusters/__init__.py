@@ -1,1 +1,1 @@
-"""Which entries belong together, and which clusters a query asks for."""
+"""Clusters of entries: how they are formed, described, and selected by queries."""

@@ -1,7 +1,6 @@
-"""Entries that wait in memory for a cluster: of flagged clusters until they are split, of none until they are grouped.
+"""Entries buffered in memory until they join a cluster; every step attends to them.
 
-They are attended to in every step. Tensor letters: G KV heads, B room per head, E bytes of an entry. Knows nothing of
-why an entry waits.
+Tensor letters: G KV heads, B capacity per head, E bytes of an entry. Knows nothing of why an entry is buffered.
 """
 
 import numpy as np
@@ -9,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_LEAST = 4  # entries more, when there is no room
 UNGROUPED = -1
 """Owner of entries that belong to no cluster yet."""
+_MIN_GROWTH = 4
 
 
 class BufferedEntries:
-    """Entries (G, B, E) and the cluster that each waits for; B grows as needed."""
+    """Entries (G, B, E) and the cluster that each is buffered for; B grows as needed."""
 
     def __init__(self, heads: int, entry_bytes: int) -> None:
         self.count: NDArray[np.int64] = np.zeros(heads, np.int64)
@@ -24,54 +23,57 @@ class BufferedEntries:
 
     @property
     def resident_bytes(self) -> int:
-        """What the entries' memory takes."""
+        """Memory of the entries."""
         return self._entries.nbytes
 
     def growth_bytes(self, count: int) -> int:
-        """What the entries' memory takes more while so many more are put for each head: the old one goes afterwards."""
+        """Return the extra memory needed to add `count` entries to each head.
+
+        The old memory is released only after the copy.
+        """
         heads, capacity, length = self._entries.shape
         needed = int(self.count.max()) + count
-        return 0 if needed <= capacity else heads * (capacity + max(_LEAST, capacity)) * length
+        return 0 if needed <= capacity else heads * (capacity + max(_MIN_GROWTH, capacity)) * length
 
-    def put(self, head: int, owner: int, entry: Tensor) -> None:
-        """Keep an entry (E,)."""
+    def add(self, head: int, owner: int, entry: Tensor) -> None:
+        """Buffer a copy of an entry (E,) for a cluster."""
         at = int(self.count[head])
         if at == self._entries.shape[1]:
-            more = max(_LEAST, at)
+            more = max(_MIN_GROWTH, at)
             self._entries = torch.nn.functional.pad(self._entries, (0, 0, 0, more))
             self._owners = np.pad(self._owners, ((0, 0), (0, more)))
         self._entries[head, at] = entry
         self._owners[head, at] = owner
         self.count[head] += 1
 
-    def take(self, head: int, owner: int) -> Tensor:
-        """The entries (n, E) that wait for a cluster; they wait no longer."""
+    def pop(self, head: int, owner: int) -> Tensor:
+        """Remove and return the entries (n, E) buffered for a cluster."""
         count = int(self.count[head])
         mine = torch.from_numpy(self._owners[head, :count] == owner)
-        held = self._entries[head, :count]
-        taken, kept = held[mine].clone(), held[~mine].clone()
+        entries = self._entries[head, :count]
+        popped, kept = entries[mine].clone(), entries[~mine].clone()
         self._entries[head, : kept.shape[0]] = kept
         self._owners[head, : kept.shape[0]] = self._owners[head, :count][~mine.numpy()]
         self.count[head] = kept.shape[0]
-        return taken
+        return popped
 
     def owners(self, head: int) -> list[int]:
-        """The clusters that entries of a head wait for."""
+        """Return the clusters for which entries of a head are buffered."""
         return [int(owner) for owner in np.unique(self._owners[head, : self.count[head]])]
 
     def fullest(self, head: int) -> int:
-        """The cluster that most entries of a head wait for."""
-        found, counts = np.unique(self._owners[head, : self.count[head]], return_counts=True)
-        return int(found[counts.argmax()])
+        """Return the cluster for which most entries of a head are buffered."""
+        owners, counts = np.unique(self._owners[head, : self.count[head]], return_counts=True)
+        return int(owners[counts.argmax()])
 
-    def held(self) -> tuple[Tensor, Tensor]:
-        """All entries (G, b, E) and which of them are there (G, 1, b); to be read only."""
-        most = int(self.count.max(initial=0))
-        there = torch.arange(most) < torch.from_numpy(self.count)[:, None]
-        return self._entries[:, :most], there[:, None]
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Return all entries (G, b, E), read-only, and a mask (G, 1, b) of those that exist."""
+        longest = int(self.count.max(initial=0))
+        valid = torch.arange(longest) < torch.from_numpy(self.count)[:, None]
+        return self._entries[:, :longest], valid[:, None]
 
     def state(self) -> dict[str, Tensor]:
-        """Copies, for `restore`."""
+        """Return copies, for `restore`."""
         return {
             "entries": self._entries.clone(),
             "owners": torch.from_numpy(self._owners.copy()),
@@ -79,6 +81,6 @@ class BufferedEntries:
         }
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Hold what `state` gave."""
+        """Restore what `state` returned."""
         self._entries = state["entries"].clone()
         self._owners, self.count = state["owners"].numpy().copy(), state["count"].numpy().copy()

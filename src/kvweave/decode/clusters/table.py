@@ -1,7 +1,7 @@
-"""What is known of one layer's clusters, small enough to stay in memory: sizes, variances, where they begin on flash.
+"""What is known of each cluster of a layer, small enough to stay in memory: size, variance, place on disk.
 
-Rows are KV heads, columns clusters in the order they were made. The update formulas are the incremental ones
-(DynaKV §4.2). Tensor letters: G KV heads, C room for clusters. Knows nothing of keys, files or budgets.
+Rows are KV heads, columns clusters in the order of their creation. Variances are updated incrementally (DynaKV §4.2).
+Tensor letters: G KV heads, C capacity for clusters. Knows nothing of keys, files or budgets.
 """
 
 from collections.abc import Sequence
@@ -9,20 +9,25 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Key = tuple[int, int, int]
+ClusterKey = tuple[int, int, int]
 """A cluster: layer, head, number."""
-Keys = Sequence[Key] | NDArray[np.int64]
-"""Some clusters, as an array (n, 3) or what becomes one."""
+ClusterKeys = Sequence[ClusterKey] | NDArray[np.int64]
+"""Several clusters; as an array (n, 3)."""
 
-_COLUMNS = 64
+_MIN_GROWTH = 64
 
 
 class ClusterTable:
     """Arrays (G, C), valid in a head's first `count` columns.
 
-    `sizes`: entries, buffered ones not counted. `variances`: mean squared distance of the keys to their centroid.
-    `flagged`: waits for its split. `checksums`: sum of the entries' words modulo 2⁶⁴, signed. `homes`: the first half
-    pool on flash, `more` the further ones of clusters that outgrew it.
+    Attributes:
+        count: clusters of each head, (G,).
+        sizes: entries, without buffered ones.
+        variances: mean squared distance of the keys to their centroid.
+        flagged: whether the cluster is to be split.
+        checksums: sum of the entries' words modulo 2⁶⁴, signed.
+        homes: number of the cluster's first home on disk, see `disk.layout`.
+        extra_homes: further homes of clusters that outgrew the first, by head and cluster.
     """
 
     def __init__(self, heads: int) -> None:
@@ -33,81 +38,78 @@ class ClusterTable:
         self.flagged: NDArray[np.bool_] = np.zeros((heads, 0), np.bool_)
         self.checksums: NDArray[np.int64] = np.zeros((heads, 0), np.int64)
         self.homes: NDArray[np.int64] = np.zeros((heads, 0), np.int64)
-        self.more: dict[tuple[int, int], list[int]] = {}
+        self.extra_homes: dict[tuple[int, int], list[int]] = {}
 
-    @property
-    def columns(self) -> int:
-        """C, room for clusters."""
-        return int(self.sizes.shape[1])
-
-    def open(self, head: int, home: int) -> int:
-        """A new, empty cluster of a head, whose first half pool is `home`; returns its number."""
-        if self.count[head] == self.columns:
+    def new_cluster(self, head: int, home: int) -> int:
+        """Add an empty cluster whose first home is `home`; return its number."""
+        if self.count[head] == self.sizes.shape[1]:
             self._widen()
         number = int(self.count[head])
         self.count[head] += 1
         self.homes[head, number] = home
         return number
 
-    def describe(self, head: int, cluster: int, size: int, variance: float) -> None:
-        """Set what was found for a cluster made anew; it is not flagged then."""
+    def set_statistics(self, head: int, cluster: int, size: int, variance: float) -> None:
+        """Set size and variance of a new or rewritten cluster, and clear its flag."""
         self.sizes[head, cluster] = size
         self.variances[head, cluster] = variance
         self.flagged[head, cluster] = False
 
-    def halves(self, head: int, cluster: int) -> list[int]:
-        """The half pools of a cluster, in order."""
-        return [int(self.homes[head, cluster]), *self.more.get((head, cluster), ())]
+    def homes_of(self, head: int, cluster: int) -> list[int]:
+        """Return all homes of a cluster, in order."""
+        return [int(self.homes[head, cluster]), *self.extra_homes.get((head, cluster), ())]
 
-    def tentative(self, head: int, cluster: int, squared_distance: float) -> float:
-        """The variance that a cluster would have with one more key, so far from its centroid; changes nothing."""
+    def variance_with(self, head: int, cluster: int, squared_distance: float) -> float:
+        """Return the variance of a cluster with one more key at this squared distance from its centroid."""
         size = int(self.sizes[head, cluster])
         grown = size * self.variances[head, cluster] + size / (size + 1) * squared_distance
         return float(grown / (size + 1))
 
     def state(self) -> dict[str, NDArray[np.generic]]:
-        """Copies of the arrays, `more` among them as rows (head, cluster, half)."""
-        more = [(head, cluster, half) for (head, cluster), halves in self.more.items() for half in halves]
+        """Return copies of the arrays, for `restore`; extra homes as rows (head, cluster, home)."""
+        extra = [
+            (head, cluster, home) for (head, cluster), homes in self.extra_homes.items() for home in homes
+        ]
         names = ("count", "sizes", "variances", "flagged", "checksums", "homes")
         return {name: getattr(self, name).copy() for name in names} | {
-            "more": np.array(more, np.int64).reshape(-1, 3)
+            "more": np.array(extra, np.int64).reshape(-1, 3)
         }
 
     def restore(self, state: dict[str, NDArray[np.generic]]) -> None:
-        """Take over what `state` gave."""
+        """Restore what `state` returned."""
         for name, array in state.items():
             if name != "more":
                 setattr(self, name, array)
-        for head, cluster, half in state["more"].tolist():
-            self.more.setdefault((head, cluster), []).append(half)
+        for head, cluster, home in state["more"].tolist():
+            self.extra_homes.setdefault((head, cluster), []).append(home)
 
     def _widen(self) -> None:
-        more = max(_COLUMNS, self.columns)
+        more = max(_MIN_GROWTH, self.sizes.shape[1])
         for name in ("sizes", "variances", "flagged", "checksums", "homes"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros((self.heads, more), array.dtype)], axis=1))
 
 
-def as_keys(keys: Keys) -> NDArray[np.int64]:
-    """Clusters as an array (n, 3)."""
+def key_array(keys: ClusterKeys) -> NDArray[np.int64]:
+    """Return clusters as an array (n, 3)."""
     return np.asarray(keys, np.int64).reshape(-1, 3)
 
 
-def named(keys: NDArray[np.int64]) -> list[Key]:
-    """An array (n, 3) of clusters as single ones."""
+def key_list(keys: NDArray[np.int64]) -> list[ClusterKey]:
+    """Return an array (n, 3) of clusters as a list of keys."""
     return [(layer, head, cluster) for layer, head, cluster in keys.tolist()]
 
 
-def keys_of(layer: int, clusters: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Some `clusters` of each head of a layer, one head after the other, (n, 3)."""
+def layer_keys(layer: int, clusters: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the keys (n, 3) of a layer's clusters, given per head, one head after another."""
     counts = list(map(len, clusters))
     heads = np.repeat(np.arange(len(clusters)), counts)
     return np.stack([np.full(len(heads), layer), heads, np.concatenate([*clusters])], axis=1)
 
 
-def column(name: str, tables: Sequence[ClusterTable], keys: Keys) -> NDArray[np.int64]:
-    """`sizes`, `checksums` or `homes` of clusters, (n,); `tables` are the layers'."""
-    layers, heads, clusters = as_keys(keys).T
+def table_column(name: str, tables: Sequence[ClusterTable], keys: ClusterKeys) -> NDArray[np.int64]:
+    """Return `sizes`, `checksums` or `homes` of clusters, (n,); `tables` has one table per layer."""
+    layers, heads, clusters = key_array(keys).T
     found = np.empty(len(layers), np.int64)
     for layer in np.unique(layers).tolist():
         own = layers == layer

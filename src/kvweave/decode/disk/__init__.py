@@ -1,1 +1,1 @@
-"""Where clusters lie on flash and how they are read and written."""
+"""Clusters on disk: their layout, and how they are read and written."""

@@ -1,8 +1,8 @@
-"""Clusters' entries on flash and in memory: written, grown, fetched ahead, gathered for attention.
+"""Entries of clusters on disk and in memory: created, grown, loaded and gathered for attention.
 
-A cluster is a list of pages, on flash (`cluster_pages.py`), in frames, or both; the last, half filled one of a cluster that
-grows is in a frame alone, where the others are or without them (`tails.py`). What is read is checked (`cluster_reads.py`). Knows nothing of centroids, queries
-or of why a cluster grows.
+A cluster is a list of pages: on disk (`ClusterPages`), in frames (`PageCache`), or both. The half-filled last page of a
+growing cluster is in a frame alone, with the cluster's other frames or without them (`TailPages`). Reads are verified
+(`ClusterReads`). Knows nothing of centroids, queries, or why a cluster grows.
 """
 
 import weakref
@@ -13,326 +13,334 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import Key, Keys, column, keys_of, named
+from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_list, layer_keys, table_column
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.disk.pages import ClusterPages
-from kvweave.decode.disk.reads import ClusterReads
-from kvweave.decode.disk.tail_pages import Tails
-from kvweave.decode.page_cache.frames import Frames, rows_of
-from kvweave.decode.page_cache.page_cache import DevicePages, Residents
+from kvweave.decode.disk.cluster_pages import ClusterPages
+from kvweave.decode.disk.cluster_reads import ClusterReads
+from kvweave.decode.disk.tail_pages import TailPages
+from kvweave.decode.page_cache.device_cache import DeviceCache
+from kvweave.decode.page_cache.frames import FrameAllocator, FramePool, gather_pages
+from kvweave.decode.page_cache.page_cache import PageCache
 from kvweave.errors import InvalidRequest
 
 _WORD = 2**64
 
 
-class StoredClusters:
-    """The clusters of all layers, in `pages` on flash and in frames. `tail_pages`: half filled ones that a head keeps of
-    clusters that are not in memory.
+class ClusterStore:
+    """Clusters of all layers, in `pages` on disk and in `page_cache`.
 
-    With `device`, clusters are attended to there, and read into frames only where the device has no copy.
+    Each head keeps up to `tail_pages` half-filled pages of clusters that are not in memory. With `device`, attention reads
+    the copies there, and frames are read only for clusters without a copy.
     """
 
     def __init__(
         self,
         pages: ClusterPages,
-        residents: Residents[Frames],
+        page_cache: PageCache[FramePool],
         counts: DecodeCounts,
         *,
         tail_pages: int,
-        device: DevicePages | None = None,
+        device: DeviceCache | None = None,
     ) -> None:
-        self.device = device
         self.pages = pages
-        self.form = pages.form
+        self.page_cache = page_cache
+        self.device = device
+        self.entry_format = pages.entry_format
         self.tables = pages.tables
-        self.residents = residents
-        self._frames = residents.frames
+        self._frames = page_cache.frames
         self._counts = counts
-        self._tails = Tails(pages, residents.frames, counts, tail_pages)
-        self._reads = ClusterReads(pages, residents, self._tails, counts)
-        # These hold the residents: were they held by them, all frames would stay alive.
+        self._tails = TailPages(pages, page_cache.frames, counts, tail_pages)
+        self._reads = ClusterReads(pages, page_cache, self._tails, counts)
+        # Weak references: tails and reads refer to the page cache, and a cycle would keep all frames alive.
         tails, reads = weakref.proxy(self._tails), weakref.proxy(self._reads)
-        residents.outside = lambda: len(tails)
-        residents.finish_reads = lambda: reads.wait_for_all()
-        residents.give_outside = lambda: tails.write_any()
-        residents.keep_last = lambda key, frame: tails.keep(key, frame)
+        page_cache.tail_frames = lambda: len(tails)
+        page_cache.evict_tail = lambda: tails.evict_one()
+        page_cache.keep_tail = lambda key, frame: tails.add(key, frame)
+        page_cache.wait_for_reads = lambda: reads.wait_for_all()
 
-    # Making clusters
+    # Create and grow clusters
 
-    def open(self, layer: int, head: int) -> int:
-        """A new cluster without entries; returns its number."""
-        return self.tables[layer].open(head, self.pages.places.take((layer, head)))
+    def new_cluster(self, layer: int, head: int) -> int:
+        """Add an empty cluster; return its number."""
+        return self.tables[layer].new_cluster(head, self.pages.layout.allocate((layer, head)))
 
     def create(self, layer: int, head: int, entries: Tensor) -> int:
-        """A new cluster of entries (n, E), written to flash and kept in memory if nothing has to leave for it; its number."""
-        cluster = self.open(layer, head)
-        key, pages = (layer, head, cluster), self.form.pages(entries.shape[0])
+        """Write a new cluster of entries (n, E), and keep it in memory if nothing must be evicted; return its number."""
+        cluster = self.new_cluster(layer, head)
+        key, pages = (layer, head, cluster), self.entry_format.page_count(entries.shape[0])
         self._reserve(key, pages)
         self.pages.write_new(key, entries)
-        self._note(layer, head, cluster, entries)
-        if pages + self._split_pages <= self._frames.free:
-            frames = self._frames.take(pages)
-            self.form.lay_out(self._frames.pages, frames, entries)
-            self.residents.put(key, frames)
+        self._set_content(key, entries)
+        if pages + self._split_pages <= self._frames.free_count:
+            frames = self._frames.allocate(pages)
+            self.entry_format.fill_pages(self._frames.pages, frames, entries)
+            self.page_cache.insert(key, frames)
         return cluster
 
     def replace(self, layer: int, head: int, cluster: int, entries: Tensor) -> None:
-        """Give a cluster other entries (n, E), as a split does; it is in memory afterwards, its last page unwritten."""
+        """Replace a cluster's entries by others (n, E); it is in memory afterwards, its last page unwritten."""
         key = (layer, head, cluster)
-        self._forget(key)
+        self._discard(key)
         count = entries.shape[0]
-        pages = self.form.pages(count)
+        pages = self.entry_format.page_count(count)
         self._reserve(key, pages)
-        frames = self.residents.room(pages)
-        self.form.lay_out(self._frames.pages, frames, entries)
-        self._note(layer, head, cluster, entries)
-        whole = count // self.form.per_page
-        self.pages.write_whole(key, self._frames, frames[:whole])
-        self.residents.put(key, frames, unwritten=whole < pages)
-        self.residents.update(key)
+        frames = self.page_cache.allocate(pages)
+        self.entry_format.fill_pages(self._frames.pages, frames, entries)
+        self._set_content(key, entries)
+        full_pages = count // self.entry_format.page_entries
+        self.pages.write_first(key, self._frames, frames[:full_pages])
+        self.page_cache.insert(key, frames, unwritten=full_pages < pages)
+        self.page_cache.record_update(key)
 
     def append(self, layer: int, head: int, cluster: int, entry: Tensor) -> None:
-        """Add one entry (E,) to a cluster."""
-        key, table = (layer, head, cluster), self.tables[layer]
-        page, slot = divmod(int(table.sizes[head, cluster]), self.form.per_page)
-        frame = self._last_page(key, page, fresh=slot == 0)
-        self._frames.pages[frame, slot * self.form.bytes : (slot + 1) * self.form.bytes] = entry
+        """Append one entry (E,) to a cluster."""
+        key, table, length = (layer, head, cluster), self.tables[layer], self.entry_format.entry_bytes
+        page, slot = divmod(int(table.sizes[head, cluster]), self.entry_format.page_entries)
+        frame = self._last_frame(key, page, new=slot == 0)
+        self._frames.pages[frame, slot * length : (slot + 1) * length] = entry
         table.sizes[head, cluster] += 1
-        table.checksums[head, cluster] = _wrapped(
-            int(table.checksums[head, cluster]) + self.form.checksum(entry)
-        )
-        full, here = slot + 1 == self.form.per_page, key in self.residents
+        checksum = int(table.checksums[head, cluster]) + self.entry_format.checksum(entry)
+        table.checksums[head, cluster] = _wrapped(checksum)
+        full, cached = slot + 1 == self.entry_format.page_entries, key in self.page_cache
         if full:
             self.pages.write_last([key], self._frames, [frame])
-        if here:
-            self.residents.set_unwritten(key, not full)
+        if cached:
+            self.page_cache.set_unwritten(key, not full)
         elif full:
-            self._frames.give([self._tails.take(key)])
+            self._frames.free([self._tails.pop(key)])
         if self.device is not None:
-            self.device.forget(key)
+            self.device.invalidate(key)
 
-    # Bringing clusters into memory
+    # Load clusters
 
-    def fetch_ahead(self, keys: Keys) -> None:
+    def prefetch(self, keys: ClusterKeys) -> None:
         """Start reading as many of these clusters as there is room for, in this order, without waiting."""
-        room = self._frames.free + self.residents.evictable()
-        missing = self.residents.missing(keys if self.device is None else self.device.residents.missing(keys))
+        room = self._frames.free_count + self.page_cache.evictable_frames()
+        missing = self.page_cache.missing(self._without_copy(keys))
         fitting = missing[: self._fitting(missing, room)]
         self._counts.prefetched += len(fitting)
-        self._reads.start(fitting, ahead=True)
+        self._reads.start(fitting, prefetched=True)
 
-    def ensure(self, keys: Keys) -> None:
-        """Have these clusters in memory, pinned until `residents.release`; reads what is missing and waits for it.
+    def load(self, keys: ClusterKeys) -> None:
+        """Load these clusters into frames and wait; they stay until `page_cache.unpin_all`.
 
-        Raises StoreError if something cannot be read or is not what was written.
+        Raises StoreError if a cluster cannot be read or does not match its checksum.
         """
-        missing = self.residents.missing(keys)
-        self.residents.pin(keys)
-        self._reads.start(missing, ahead=False)
-        self.residents.pin(missing)
-        self.wait(keys)
-
-    def ready(self, keys: Keys) -> tuple[int, int]:
-        """How many clusters need not be read since they were asked for before, and how many as they were fetched ahead."""
-        away = keys if self.device is None else self.device.residents.missing(keys)
-        stayed, ahead = self.residents.present(away)
-        return len(keys) - len(away) + stayed, ahead
-
-    def bring(self, keys: Keys) -> None:
-        """Have these clusters where they are attended to, pinned until `let_go`; as `ensure` in all else."""
-        if self.device is None:
-            self.ensure(keys)
-            return
-        missing = self.device.missing(keys)
-        self.ensure(missing)
-        for key in named(missing):
-            frames = self.residents.frames_of(key)
-            self.device.copy(key, self._frames.pages, frames)
-            self._counts.copied_bytes += len(frames) * self.form.page_bytes
-
-    def let_go(self, keys: Keys) -> None:
-        """These have been attended to, and nothing needs to stay."""
-        self.residents.use(keys)
-        self.residents.release()
-        if self.device is not None:
-            self.device.residents.use(keys)
-            self.device.residents.release()
-
-    def room(self) -> int:
-        """Pages that can be attended to at once: half filled ones that are here alone are written if need be."""
-        room = self._frames.free + self.residents.evictable() + len(self._tails)
-        return room if self.device is None else min(room, self.device.residents.frames.count)
-
-    def wait(self, keys: Keys) -> None:
-        """Wait until what is being read of these clusters is there, and check it."""
+        missing = self.page_cache.missing(keys)
+        self.page_cache.pin(keys)
+        self._reads.start(missing, prefetched=False)
+        self.page_cache.pin(missing)
         self._reads.wait(keys)
 
-    def come_to(self, layer: int) -> None:
-        """A layer attends now. Waits for all that is being read of it, wanted or not: that can make room for nothing."""
-        self.residents.turn = layer
-        if self.device is not None:
-            self.device.residents.row, self.device.residents.turn = self.residents.row, layer
-        self._reads.wait_for_layer(layer)
-
     def in_memory(self, layer: int, head: int, cluster: int) -> bool:
-        """Whether all of a cluster is in memory, or on its way there."""
+        """Return whether all of a cluster is in frames, or being read into them."""
         key = (layer, head, cluster)
-        return key in self.residents or self.pages.pages_of(key) == int(key in self._tails)
+        return key in self.page_cache or self.pages.page_count(key) == int(key in self._tails)
 
     def entries(self, layer: int, head: int, cluster: int) -> Tensor:
-        """A copy of a cluster's entries (n, E); it must be in memory."""
-        frames = self.residents.frames_of((layer, head, cluster))
-        pages = rows_of(self._frames.pages, torch.tensor(frames, dtype=torch.long))
+        """Return a copy of the entries (n, E) of a cluster in frames."""
+        frames = self.page_cache.frames_of((layer, head, cluster))
+        pages = gather_pages(self._frames.pages, torch.tensor(frames, dtype=torch.long))
         size = int(self.tables[layer].sizes[head, cluster])
-        return self.form.entries_in(pages).reshape(-1, self.form.bytes)[:size]
+        return self.entry_format.entries_in(pages).reshape(-1, self.entry_format.entry_bytes)[:size]
 
-    def place(self, layer: int, chosen: Sequence[NDArray[np.int64]]) -> tuple[Tensor, NDArray[np.int64]]:
-        """Where the entries of each head's `chosen` clusters are, all brought: numbers (G, n) for `keys` and `values`.
+    # Attend to clusters
 
-        And how many each head has, (G,): what is behind them in its row is any entry.
+    def start_layer(self, layer: int) -> None:
+        """Start the attention of a layer: wait for all its reads, since frames being read cannot be evicted."""
+        self.page_cache.current_layer = layer
+        if self.device is not None:
+            self.device.page_cache.row, self.device.page_cache.current_layer = self.page_cache.row, layer
+        self._reads.wait_for_layer(layer)
+
+    def capacity_pages(self) -> int:
+        """Return how many pages can be attended to at once."""
+        room = self._frames.free_count + self.page_cache.evictable_frames() + len(self._tails)
+        return room if self.device is None else min(room, self.device.page_cache.frames.count)
+
+    def count_hits(self, keys: ClusterKeys) -> tuple[int, int]:
+        """Return how many clusters are in memory since an earlier request, and how many because of a prefetch."""
+        without_copy = self._without_copy(keys)
+        hits, prefetched = self.page_cache.count_hits(without_copy)
+        return len(keys) - len(without_copy) + hits, prefetched
+
+    def load_for_attention(self, keys: ClusterKeys) -> None:
+        """Load these clusters where attention reads them, until `release`. Raises as `load`."""
+        if self.device is None:
+            self.load(keys)
+            return
+        missing = self.device.missing(keys)
+        self.load(missing)
+        for key in key_list(missing):
+            frames = self.page_cache.frames_of(key)
+            self.device.copy(key, self._frames.pages, frames)
+            self._counts.copied_bytes += len(frames) * self.entry_format.page_bytes
+
+    def locate(self, layer: int, clusters: Sequence[NDArray[np.int64]]) -> tuple[Tensor, NDArray[np.int64]]:
+        """Return entry numbers (G, n) for `keys` and `values`, and the number of each head's entries (G,).
+
+        `clusters` are those of each head, all loaded for attention. A row is padded with any entry.
         """
-        keys = keys_of(layer, chosen)
-        frames, pages = self._attended(keys)
-        per_page, sizes = self.form.per_page, column("sizes", self.tables, keys)
-        filled = np.full(len(frames), per_page)  # entries of each page
-        some = pages > 0
-        filled[np.cumsum(pages)[some] - 1] = (sizes - (pages - 1) * per_page)[some]
+        keys = layer_keys(layer, clusters)
+        frames, pages = self._attended_cache.all_frames(keys)
+        page_entries, sizes = self.entry_format.page_entries, table_column("sizes", self.tables, keys)
+        filled = np.full(len(frames), page_entries)  # entries of each page
+        nonempty = pages > 0
+        filled[np.cumsum(pages)[nonempty] - 1] = (sizes - (pages - 1) * page_entries)[nonempty]
         ends = np.cumsum(filled)
-        numbers = np.repeat(frames * per_page - (ends - filled), filled)  # all heads', one after the other
+        numbers = np.repeat(
+            frames * page_entries - (ends - filled), filled
+        )  # of all heads, one after another
         numbers += np.arange(len(numbers))
-        counts = np.array([self.tables[layer].sizes[head, own].sum() for head, own in enumerate(chosen)])
-        index = np.full((len(chosen), counts.max()), numbers[0] if numbers.size else 0)
+        counts = np.array([self.tables[layer].sizes[head, own].sum() for head, own in enumerate(clusters)])
+        index = np.full((len(clusters), counts.max()), numbers[0] if numbers.size else 0)
         for head, own in enumerate(np.split(numbers, np.cumsum(counts)[:-1])):
             index[head, : len(own)] = own
         return torch.from_numpy(index), counts
 
     def keys(self, numbers: Tensor) -> Tensor:
-        """The keys (…, D) of entries that `place` gave the numbers of."""
-        return self.form.keys_at(self._pages, numbers.to(self._pages.device))
+        """Return the keys (…, D) of entries that `locate` numbered."""
+        return self.entry_format.keys_at(self._attended_pages, numbers.to(self._attended_pages.device))
 
     def values(self, numbers: Tensor) -> Tensor:
-        """Their values (…, D)."""
-        return self.form.values_at(self._pages, numbers.to(self._pages.device))
+        """Return the values (…, D) of entries that `locate` numbered."""
+        return self.entry_format.values_at(self._attended_pages, numbers.to(self._attended_pages.device))
+
+    def release(self, keys: ClusterKeys) -> None:
+        """Record the use of these clusters, and unpin all."""
+        self.page_cache.record_use(keys)
+        self.page_cache.unpin_all()
+        if self.device is not None:
+            self.device.page_cache.record_use(keys)
+            self.device.page_cache.unpin_all()
+
+    # Persist and close
 
     def flush(self) -> None:
-        """Write all half filled pages, which stay in memory, and wait until everything is on the disk."""
-        alone, here = self._tails.keys(), self.residents.unwritten()
-        frames = [*map(self._tails.frame_of, alone), *(self.residents.frames_of(key)[-1] for key in here)]
-        self.pages.write_last([*alone, *here], self._frames, frames)
+        """Write all half-filled pages, which stay in memory, and sync the file to disk."""
+        tails, cached = self._tails.keys(), self.page_cache.unwritten_keys()
+        frames = [self._tails.frame_of(key) for key in tails]
+        frames += [self.page_cache.frames_of(key)[-1] for key in cached]
+        self.pages.write_last([*tails, *cached], self._frames, frames)
         self._counts.partial_pages += len(frames)
         self.pages.file.sync()
 
     def resident_state(self) -> dict[str, object]:
-        """What is in memory, for `restore_resident`, as JSON values; waits for reads under way."""
+        """Return what is in memory as JSON values, for `restore_resident`; waits for reads in flight."""
         self._reads.wait_for_all()
-        return {"clusters": self.residents.state(), "tails": self._tails.keys()}
+        return {"clusters": self.page_cache.state(), "tails": self._tails.keys()}
 
     def restore_resident(self, state: dict[str, object]) -> None:
-        """Read back what was in memory, as far as there is room: all of it is on flash too. Raises StoreError."""
+        """Read back what was in memory, as much as fits; all of it is on disk too. Raises StoreError."""
         tails: list[list[int]] = state["tails"]  # type: ignore[assignment]
-        room_for_tails = max(0, self._frames.free - self._split_pages)
+        room_for_tails = max(0, self._frames.free_count - self._split_pages)
         for layer, head, cluster in tails[max(0, len(tails) - room_for_tails) :]:
-            (frame,) = self.residents.room(1)
+            (frame,) = self.page_cache.allocate(1)
             key = (layer, head, cluster)
-            self.pages.read(key, self._frames, self.pages.pages_of(key) - 1, frame)
-            self._tails.keep(key, frame)
-        known = [(tuple(key), facts) for key, facts in state["clusters"]]  # type: ignore[attr-defined]
-        keys = [key for key, _ in known]
-        fitting = self._fitting(keys, self._frames.free)
-        self._reads.start(keys[:fitting], ahead=False)
-        self.wait(keys[:fitting])
-        for key, facts in known[:fitting]:
-            self.residents.recall(key, facts)
+            self.pages.read_page(key, self._frames, self.pages.page_count(key) - 1, frame)
+            self._tails.add(key, frame)
+        cached = [(tuple(key), facts) for key, facts in state["clusters"]]  # type: ignore[attr-defined]
+        keys = [key for key, _ in cached]
+        fitting = self._fitting(keys, self._frames.free_count)
+        self._reads.start(keys[:fitting], prefetched=False)
+        self._reads.wait(keys[:fitting])
+        for key, facts in cached[:fitting]:
+            self.page_cache.restore_facts(key, facts)
+
+    def check_room(self, growth_bytes: int) -> None:
+        """Raise InvalidRequest unless the largest cluster can be split, and one of each head attended to.
+
+        A split needs `growth_bytes` in addition to frames.
+        """
+        heads, page_bytes = self.tables[0].heads, self.entry_format.page_bytes
+        needed = max(self._split_pages - (-growth_bytes // page_bytes), heads * self.pages.largest_pages)
+        if self._frames.count < needed:
+            raise InvalidRequest(
+                f"resident_bytes leaves {self._frames.count} pages for clusters; {needed} are needed to split one and to attend"
+                f" to one per head: allow {(needed - self._frames.count) * page_bytes} bytes more"
+            )
+        needed = 2 * heads * self.pages.largest_pages  # the largest portion of all heads
+        if self.device is not None and len(self.device.pages) < needed:
+            available = len(self.device.pages)
+            raise InvalidRequest(
+                f"device_bytes holds {available} pages; {needed} are needed to attend to one cluster per head:"
+                f" allow {(needed - available) * page_bytes} bytes more"
+            )
 
     def close(self) -> None:
-        """Stop reading and close the file."""
+        """Cancel reads and close the file."""
         self._reads.cancel()
         self.pages.file.close()
 
     # Pages and frames
 
-    def _last_page(self, key: Key, page: int, *, fresh: bool) -> int:
-        """The frame of a cluster's last page, to be written to; `fresh`: the page does not exist yet."""
-        if fresh:
-            self._reserve(key, page + 1)
-            (frame,) = self.residents.room(1)
-            self._frames.pages[frame] = 0
-        elif key in self.residents:
-            self.wait([key])
-            frame = self.residents.frames_of(key)[-1]
-        elif key in self._tails:
-            frame = self._tails.take(key)  # and kept again: it is the latest
-        else:
-            (frame,) = self.residents.room(1)
-            self.pages.read(key, self._frames, page, frame)
-        if key in self.residents:
-            self.residents.update(key, frame if fresh else None)
-        else:
-            self._tails.keep(key, frame)
-        return frame
-
-    def _forget(self, key: Key) -> None:
-        self.wait([key])
-        if key in self.residents:
-            self._frames.give(self.residents.drop(key))
-        if self.device is not None:
-            self.device.forget(key)
-        if key in self._tails:
-            self._frames.give([self._tails.take(key)])
-
-    def _attended(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Frames of clusters where they are attended to, and how many each has."""
-        return (self.residents if self.device is None else self.device.residents).all_frames(keys)
+    @property
+    def _attended_cache(self) -> PageCache[FramePool] | PageCache[FrameAllocator]:
+        return self.page_cache if self.device is None else self.device.page_cache
 
     @property
-    def _pages(self) -> Tensor:
-        """The memory where clusters are attended to."""
+    def _attended_pages(self) -> Tensor:
+        """The memory that attention reads."""
         return self._frames.pages if self.device is None else self.device.pages
 
-    def _fitting(self, keys: Keys, room: int) -> int:
-        """How many of these clusters, from the first on, find room in so many frames."""
-        counts = self._reads.on_flash(keys, column("sizes", self.tables, keys))
+    @property
+    def _split_pages(self) -> int:
+        """Frames that a split of the largest cluster takes: both halves must be in memory at once."""
+        return 2 * self.pages.largest_pages + 2
+
+    def _without_copy(self, keys: ClusterKeys) -> ClusterKeys:
+        """Return the clusters that have no copy on the device."""
+        return keys if self.device is None else self.device.page_cache.missing(keys)
+
+    def _fitting(self, keys: ClusterKeys, room: int) -> int:
+        """Return how many of these clusters, from the first on, fit into `room` frames."""
+        counts = self._reads.disk_pages(keys, table_column("sizes", self.tables, keys))
         return int((np.cumsum(counts) <= room).sum())
 
-    def _reserve(self, key: Key, pages: int) -> None:
-        """Have room on flash for so many pages of a cluster."""
+    def _reserve(self, key: ClusterKey, pages: int) -> None:
+        """Make room on disk for a cluster's pages."""
         moves = self.pages.reserve(key, pages)
         if moves:
             self._reads.wait_for_all()
             self.pages.move(moves)
 
-    def _note(self, layer: int, head: int, cluster: int, entries: Tensor) -> None:
-        table = self.tables[layer]
-        table.sizes[head, cluster] = entries.shape[0]
-        table.checksums[head, cluster] = self.form.checksum(entries)
+    def _set_content(self, key: ClusterKey, entries: Tensor) -> None:
+        """Set size and checksum of a cluster."""
+        layer, head, cluster = key
+        self.tables[layer].sizes[head, cluster] = entries.shape[0]
+        self.tables[layer].checksums[head, cluster] = self.entry_format.checksum(entries)
 
-    @property
-    def _split_pages(self) -> int:
-        """What the largest cluster takes when it is split: both halves must be in memory at once."""
-        return 2 * self.pages.largest_pages + 2
+    def _last_frame(self, key: ClusterKey, page: int, *, new: bool) -> int:
+        """Return the frame of a cluster's last page, for writing; `new`: the page does not exist yet."""
+        if new:
+            self._reserve(key, page + 1)
+            (frame,) = self.page_cache.allocate(1)
+            self._frames.pages[frame] = 0
+        elif key in self.page_cache:
+            self._reads.wait([key])
+            frame = self.page_cache.frames_of(key)[-1]
+        elif key in self._tails:
+            frame = self._tails.pop(key)  # added again below, as the latest
+        else:
+            (frame,) = self.page_cache.allocate(1)
+            self.pages.read_page(key, self._frames, page, frame)
+        if key in self.page_cache:
+            self.page_cache.record_update(key, frame if new else None)
+        else:
+            self._tails.add(key, frame)
+        return frame
 
-    def check_room(self, growth_bytes: int = 0) -> None:
-        """Raise InvalidRequest unless the largest cluster can be split, and one of every head attended to.
-
-        `growth_bytes` is what a split needs besides.
-        """
-        heads = self.tables[0].heads
-        needed = max(
-            self._split_pages - (-growth_bytes // self.form.page_bytes), heads * self.pages.largest_pages
-        )
-        if self._frames.count < needed:
-            raise InvalidRequest(
-                f"resident_bytes leaves {self._frames.count} pages for clusters; {needed} are needed to split one and to attend"
-                f" to one per head: allow {(needed - self._frames.count) * self.form.page_bytes} bytes more"
-            )
-        least = 2 * heads * self.pages.largest_pages  # the largest portion of all heads
-        if self.device is not None and len(self.device.pages) < least:
-            raise InvalidRequest(
-                f"device_bytes holds {len(self.device.pages)} pages; {least} are needed to attend to one cluster per head:"
-                f" allow {(least - len(self.device.pages)) * self.form.page_bytes} bytes more"
-            )
+    def _discard(self, key: ClusterKey) -> None:
+        """Discard all that is in memory of a cluster."""
+        self._reads.wait([key])
+        if key in self.page_cache:
+            self._frames.free(self.page_cache.remove(key))
+        if self.device is not None:
+            self.device.invalidate(key)
+        if key in self._tails:
+            self._frames.free([self._tails.pop(key)])
 
 
 def _wrapped(word: int) -> int:
-    """A sum as a signed 64-bit word."""
+    """Return a sum as a signed 64-bit word."""
     return (word + _WORD // 2) % _WORD - _WORD // 2

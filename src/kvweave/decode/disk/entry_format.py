@@ -1,6 +1,6 @@
-"""One entry, a key and its value, as bytes in a page.
+"""Byte format of an entry: a key and its value, in a page.
 
-An entry is `bytes` long, a multiple of 8, and never straddles two pages. Knows nothing of files or clusters.
+An entry's length is a multiple of 8 bytes, and no entry straddles two pages. Knows nothing of files or clusters.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.ops.quantise import BITS, SCALE_BYTES, quantise_rows, restore_rows
+from kvweave.ops.quantise import BITS, SCALE_BYTES, dequantise_rows, quantise_rows
 from kvweave.types import Storage
 
 Count = TypeVar("Count", int, NDArray[np.int64])
@@ -23,42 +23,42 @@ _GROUP = {8: 128, 4: 32}  # numbers that share a scale
 
 @dataclass(frozen=True)
 class EntryFormat:
-    """How a key and a value of width D and of the model's `dtype` become bytes; see `settings.OffloadSettings.storage`."""
+    """Format of keys and values of width D in the model's `dtype`; for `storage` see `OffloadSettings`."""
 
     width: int
     dtype: torch.dtype
     storage: Storage = "exact"
-    flash_page_bytes: int = 4096
+    disk_page_bytes: int = 4096
 
     @cached_property
-    def bytes(self) -> int:
+    def entry_bytes(self) -> int:
         """Length of an entry."""
-        return -(-self._plain // 8) * 8
+        return -(-self._payload_bytes // 8) * 8
 
     @cached_property
     def page_bytes(self) -> int:
-        """Length of a page: the flash's own, or as many of them as an entry needs."""
-        return -(-self.bytes // self.flash_page_bytes) * self.flash_page_bytes
+        """Length of a page: the disk's, or as many of these as an entry needs."""
+        return -(-self.entry_bytes // self.disk_page_bytes) * self.disk_page_bytes
 
     @cached_property
-    def per_page(self) -> int:
+    def page_entries(self) -> int:
         """Entries in a page."""
-        return self.page_bytes // self.bytes
+        return self.page_bytes // self.entry_bytes
 
     @cached_property
-    def laid_out_bytes(self) -> int:
-        """Memory that a page's entries take while they are attended to: copies, and float32 of what is multiplied."""
-        numbers = self.per_page * self.width
+    def workspace_bytes(self) -> int:
+        """Memory for attention to one page: copies, and float32 of what is multiplied."""
+        numbers = self.page_entries * self.width
         if self._pages_are_rows:
             return self.page_bytes + 4 * numbers
         return 2 * self.page_bytes + (2 * self.dtype.itemsize + 8) * numbers
 
-    def pages(self, entries: Count) -> Count:
-        """Pages that so many entries of one cluster take; of an array of numbers, each its own."""
-        return -(-entries // self.per_page)
+    def page_count(self, entries: Count) -> Count:
+        """Return the pages of a cluster with this number of entries; elementwise for arrays."""
+        return -(-entries // self.page_entries)
 
     def encode(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Keys and values (…, D) as entries (…, bytes) uint8."""
+        """Return keys and values (…, D) as entries (…, entry bytes) uint8."""
         if self.storage == "exact":
             parts = [torch.cat([keys, values], dim=-1).contiguous().view(torch.uint8)]
         else:
@@ -66,74 +66,71 @@ class EntryFormat:
             for rows in (keys, values):
                 codes, scales = quantise_rows(rows, BITS[self.storage], self._group)
                 parts += [codes, scales.view(torch.uint8)]
-        made = torch.cat(parts, dim=-1)
-        return torch.nn.functional.pad(made, (0, self.bytes - made.shape[-1])).cpu()
+        payload = torch.cat(parts, dim=-1)
+        return torch.nn.functional.pad(payload, (0, self.entry_bytes - payload.shape[-1])).cpu()
 
     def decode(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Entries (…, bytes) as keys and values (…, D) in `dtype`; exact ones are views."""
-        return self.keys(entries), self.values(entries)
-
-    def keys(self, entries: Tensor) -> Tensor:
-        """The keys alone."""
-        return self._half(entries, 0)
-
-    def values(self, entries: Tensor) -> Tensor:
-        """The values alone."""
-        return self._half(entries, 1)
+        """Return keys and values (…, D) in `dtype` of entries (…, entry bytes); views if storage is exact."""
+        return self._half(entries, 0), self._half(entries, 1)
 
     def keys_at(self, memory: Tensor, numbers: Tensor) -> Tensor:
-        """Keys (…, D) of single entries in `memory` (count, page bytes): entry s of page p has the number p · per page + s."""
+        """Return keys (…, D) of single entries in `memory` (count, page bytes).
+
+        Entry s of page p has the number p · page entries + s.
+        """
         return self._half_at(memory, numbers, 0)
 
     def values_at(self, memory: Tensor, numbers: Tensor) -> Tensor:
-        """Their values (…, D)."""
+        """Return values (…, D); as `keys_at`."""
         return self._half_at(memory, numbers, 1)
+
+    def fill_pages(self, memory: Tensor, pages: Sequence[int], entries: Tensor) -> None:
+        """Write entries (n, entry bytes) to these pages of `memory` (count, page bytes); the rest of them is zero."""
+        padded = torch.zeros(len(pages) * self.page_entries, self.entry_bytes, dtype=torch.uint8)
+        padded[: entries.shape[0]] = entries
+        used_bytes = self.page_entries * self.entry_bytes
+        content = torch.zeros(len(pages), self.page_bytes, dtype=torch.uint8)
+        content[:, :used_bytes] = padded.view(len(pages), used_bytes)
+        memory[list(pages)] = content
+
+    def entries_in(self, pages: Tensor) -> Tensor:
+        """Return pages (…, page bytes) as entries (…, page entries, entry bytes), unused ones included; a view."""
+        used = pages[..., : self.page_entries * self.entry_bytes]
+        return used.view(*used.shape[:-1], self.page_entries, self.entry_bytes)
+
+    def checksum(self, entries: Tensor) -> int:
+        """Return the sum of the words of entries (n, entry bytes) modulo 2⁶⁴, which is additive and ignores order."""
+        if not entries.numel():
+            return 0
+        return int(entries.contiguous().view(torch.int64).sum())
 
     def _half_at(self, memory: Tensor, numbers: Tensor, half: int) -> Tensor:
         if self._pages_are_rows:
             rows = memory.view(self.dtype).view(-1, self.width)  # keys and values in turn
             return rows.index_select(0, (2 * numbers + half).flatten()).view(*numbers.shape, self.width)
-        used = self.entries_in(memory).view(torch.int64)  # a view: (count, per page, words)
-        entries = used[numbers // self.per_page, numbers % self.per_page].view(torch.uint8)
+        used = self.entries_in(memory).view(torch.int64)  # a view: (count, page entries, words)
+        entries = used[numbers // self.page_entries, numbers % self.page_entries].view(torch.uint8)
         return self._half(entries, half)
 
     def _half(self, entries: Tensor, half: int) -> Tensor:
+        """Return the keys (half 0) or values (half 1) of entries."""
         if self.storage == "exact":
             rows = entries[..., : 2 * self.width * self.dtype.itemsize].view(self.dtype)
             return rows[..., half * self.width : (half + 1) * self.width]
         bits = BITS[self.storage]
         codes, scales = self.width * bits // 8, self.width // self._group * SCALE_BYTES
         at = half * (codes + scales)
-        of_scales = entries[..., at + codes : at + codes + scales].contiguous().view(torch.float16)
-        return restore_rows(entries[..., at : at + codes], of_scales, bits, self.dtype)
-
-    def lay_out(self, memory: Tensor, pages: Sequence[int], entries: Tensor) -> None:
-        """Fill these pages of `memory` (count, page bytes) with entries (n, bytes); what is left of them is zero."""
-        padded = torch.zeros(len(pages) * self.per_page, self.bytes, dtype=torch.uint8)
-        padded[: entries.shape[0]] = entries
-        laid = torch.zeros(len(pages), self.page_bytes, dtype=torch.uint8)
-        laid[:, : self.per_page * self.bytes] = padded.view(len(pages), self.per_page * self.bytes)
-        memory[list(pages)] = laid
-
-    def entries_in(self, pages: Tensor) -> Tensor:
-        """Pages (…, page bytes) as entries (…, per page, bytes), those that are none too; a view."""
-        used = pages[..., : self.per_page * self.bytes]
-        return used.view(*used.shape[:-1], self.per_page, self.bytes)
-
-    def checksum(self, entries: Tensor) -> int:
-        """The sum of the entries' (n, bytes) words modulo 2⁶⁴: it may be added to, and does not depend on order."""
-        if not entries.numel():
-            return 0
-        return int(entries.contiguous().view(torch.int64).sum())
+        own_scales = entries[..., at + codes : at + codes + scales].contiguous().view(torch.float16)
+        return dequantise_rows(entries[..., at : at + codes], own_scales, bits, self.dtype)
 
     @property
     def _pages_are_rows(self) -> bool:
-        """Whether a page is nothing but keys and values in turn."""
-        return self.storage == "exact" and self.page_bytes == self.per_page * self._plain
+        """Whether a page consists of keys and values in turn, without padding."""
+        return self.storage == "exact" and self.page_bytes == self.page_entries * self._payload_bytes
 
     @property
-    def _plain(self) -> int:
-        """Bytes of an entry that are not there for alignment alone."""
+    def _payload_bytes(self) -> int:
+        """Bytes of an entry without alignment."""
         if self.storage == "exact":
             return 2 * self.width * self.dtype.itemsize
         return 2 * (self.width * BITS[self.storage] // 8 + self.width // self._group * SCALE_BYTES)

@@ -1,7 +1,7 @@
-"""A file of pages: positioned reads of whole runs straight into frames, and writes, past the page cache where it can.
+"""A file of pages: reads of whole runs directly into frames, and writes, bypassing the system's page cache if possible.
 
-Asynchronous by a few threads, each in one system call per run. Errors of the disk become StoreError and StoreFull;
-what was read short is an error too, never zeros. Knows nothing of what pages hold.
+A few threads read concurrently, one system call per run. Disk errors become StoreError and StoreFull. A short read is an
+error too, and never yields zeros. Knows nothing of what pages hold.
 """
 
 import errno
@@ -25,26 +25,28 @@ from torch import Tensor
 from kvweave.decode.counters import DecodeCounts
 from kvweave.errors import StoreError, StoreFull
 
-_MOST_PARTS = 512  # buffers of one system call; Linux takes 1024
+_MAX_BUFFERS = 512  # of one system call; Linux accepts 1024
 _DIRECT_UNIT = 4096
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Pages one after the other from `first` on, and the memory they go to, together `pages` long."""
+    """Consecutive pages from `first` on, and the buffers they go to, together `pages` long."""
 
     first: int
     pages: int
-    parts: tuple[memoryview, ...]
+    buffers: tuple[memoryview, ...]
 
 
 class PageFile:
-    """Pages of `page_bytes` in a file of its own.
+    """Pages of `page_bytes` in a file of their own.
 
-    With `path` None the file has no name: it is gone when it is closed, however the process ends. A named one is
-    opened as it is, or made. `direct` asks for reads and writes past the page cache; where the file system or the
-    page size do not allow it, ordinary ones are used and `direct` is False afterwards.
+    With `path` None the file has no name in `folder` and disappears when it is closed, however the process ends. A named
+    file is opened, or created if it does not exist. `direct` asks for direct reads and writes. If the file system or the
+    page size does not allow them, ordinary ones are used and the attribute `direct` is False.
+
+    Raises StoreError if the file cannot be created.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class PageFile:
         readers: int = 4,
     ) -> None:
         self.page_bytes = page_bytes
-        self._counts = counts
         self.direct = direct and page_bytes % _DIRECT_UNIT == 0 and hasattr(os, "O_DIRECT")
+        self.closed = False
+        self._counts = counts
         try:
             self._descriptor = self._open(path, folder)
         except OSError as error:
@@ -67,38 +70,37 @@ class PageFile:
                 f"no file for the KV can be made in {folder or path}: {error.strerror or error}; name a folder that "
                 "can be written to"
             ) from error
-        self._release = weakref.finalize(self, os.close, self._descriptor)  # where nobody closes it
-        self._threads = ThreadPoolExecutor(readers, thread_name_prefix="kvweave-flash")
+        self._close = weakref.finalize(self, os.close, self._descriptor)  # also if `close` is never called
+        self._threads = ThreadPoolExecutor(readers, thread_name_prefix="kvweave-disk")
         self._staging = AlignedBuffer(page_bytes)
-        self.closed = False
 
     def read(self, runs: Sequence[Run]) -> "list[Future[None]]":
-        """Start reading; each future raises StoreError for its runs. The memory must be left alone until then."""
+        """Start reading; each future raises StoreError for its runs. Leave the buffers alone until then."""
         self._counts.reads += len(runs)
         pages = sum(run.pages for run in runs)
         self._counts.pages_read += pages
         self._counts.bytes_read += pages * self.page_bytes
         share = max(1, -(-len(runs) // max(1, self._threads._max_workers)))
         return [
-            self._threads.submit(self._read_all, runs[start : start + share])
+            self._threads.submit(self._read_runs, runs[start : start + share])
             for start in range(0, len(runs), share)
         ]
 
-    def write(self, first: int, parts: Iterable[memoryview]) -> None:
-        """Write whole pages from page `first` on; returns when the system has taken them.
+    def write(self, first: int, buffers: Iterable[memoryview]) -> None:
+        """Write whole pages from page `first` on; returns when the system has accepted them.
 
         Raises StoreFull if there is no space left, StoreError for any other failure.
         """
-        views = list(parts)
+        views = list(buffers)
         at = first * self.page_bytes
         self._counts.writes += 1
-        for start in range(0, len(views), _MOST_PARTS):
-            some = views[start : start + _MOST_PARTS]
+        for start in range(0, len(views), _MAX_BUFFERS):
+            some = views[start : start + _MAX_BUFFERS]
             length = sum(map(len, some))
             try:
                 written = os.pwritev(self._descriptor, some, at)
             except OSError as error:
-                raise _refused(error, "written") from error
+                raise _store_error(error, "written") from error
             if written != length:
                 raise StoreFull(
                     f"only {written} of {length} bytes of KV could be written: the disk is full; free some space or name "
@@ -108,43 +110,44 @@ class PageFile:
             self._counts.pages_written += length // self.page_bytes
             self._counts.bytes_written += length
 
-    def write_copied(self, first: int, page: Tensor) -> None:
+    def write_page(self, number: int, page: Tensor) -> None:
         """Write one page (page bytes,) uint8 from memory that need not be aligned."""
         torch.frombuffer(self._staging.view, dtype=torch.uint8)[: self.page_bytes] = page
-        self.write(first, [self._staging.view])
+        self.write(number, [self._staging.view])
 
     def sync(self) -> None:
-        """Bring what was written to the disk itself."""
+        """Sync the file to disk."""
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise _refused(error, "written") from error
+            raise _store_error(error, "written") from error
 
     @property
     def length_bytes(self) -> int:
-        """How long the file is."""
+        """Length of the file."""
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        """Wait for reads under way and close; closing twice is fine."""
+        """Wait for reads in flight and close; closing twice is fine."""
         if not self.closed:
             self.closed = True
             self._threads.shutdown(wait=True, cancel_futures=True)
-            self._release()
+            self._close()
 
     def _open(self, path: Path | None, folder: Path | None) -> int:
         if path is None and folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        name = path or Path(tempfile.mktemp(prefix="kvweave-kv-", dir=folder))  # made with O_EXCL below
+        name = path or Path(tempfile.mktemp(prefix="kvweave-kv-", dir=folder))  # created with O_EXCL below
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if path is None else 0)
         try:
-            descriptor = self._open_directly(name, flags)
+            descriptor = self._open_direct(name, flags)
         finally:
             if path is None:
                 name.unlink(missing_ok=True)
         return descriptor
 
-    def _open_directly(self, name: Path, flags: int) -> int:
+    def _open_direct(self, name: Path, flags: int) -> int:
+        """Open with O_DIRECT if possible."""
         if self.direct:
             try:
                 return os.open(name, flags | os.O_DIRECT, 0o600)
@@ -153,22 +156,23 @@ class PageFile:
                     raise
                 _LOG.info("no direct reads in %s; KV goes through the page cache", name.parent)
                 self.direct = False
-                flags &= ~os.O_EXCL  # the refused call may have made the file
+                flags &= ~os.O_EXCL  # the failed call may have created the file
         return os.open(name, flags, 0o600)
 
-    def _read_all(self, runs: Sequence[Run]) -> None:
+    def _read_runs(self, runs: Sequence[Run]) -> None:
         for run in runs:
             at = run.first * self.page_bytes
-            for start in range(0, len(run.parts), _MOST_PARTS):
-                self._read_into(run.parts[start : start + _MOST_PARTS], at)
-                at += sum(map(len, run.parts[start : start + _MOST_PARTS]))
+            for start in range(0, len(run.buffers), _MAX_BUFFERS):
+                some = run.buffers[start : start + _MAX_BUFFERS]
+                self._read_into(some, at)
+                at += sum(map(len, some))
 
-    def _read_into(self, parts: Sequence[memoryview], at: int) -> None:
-        length = sum(map(len, parts))
+    def _read_into(self, buffers: Sequence[memoryview], at: int) -> None:
+        length = sum(map(len, buffers))
         try:
-            read = os.preadv(self._descriptor, parts, at)
+            read = os.preadv(self._descriptor, buffers, at)
         except OSError as error:
-            raise _refused(error, "read") from error
+            raise _store_error(error, "read") from error
         if read != length:
             raise StoreError(
                 f"the file of KV ends at byte {at + read}, {length - read} bytes early: it was cut short; start again from "
@@ -176,67 +180,67 @@ class PageFile:
             )
 
 
-def finish(reads: "Sequence[Future[None]]") -> None:
-    """Wait until all have ended; raises what one of them failed with."""
+def wait_for(reads: "Sequence[Future[None]]") -> None:
+    """Wait for all reads; raise the first failure."""
     failures = [failure for read in reads if (failure := read.exception()) is not None]
-    if failures:  # raised itself, it would hold by its traceback whoever holds the reads, and they hold it
+    if failures:  # a copy: the original's traceback would keep the reads alive (reference cycle)
         raise copy(failures[0]) from failures[0]
 
 
 class AlignedBuffer:
-    """Memory at a page's boundary, as direct reads and writes need it."""
+    """Page-aligned memory, for direct reads and writes."""
 
     def __init__(self, length: int) -> None:
         self.view = memoryview(mmap.mmap(-1, max(length, mmap.PAGESIZE)))[:length]
 
 
-def _refused(error: OSError, done: str) -> StoreError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull("no space is left on the disk for the KV; free some or name another folder")
-    return StoreError(f"the KV could not be {done}: {error.strerror or error}; start again from the text")
-
-
 class PageMemory(Protocol):
-    """Frames that pages are read into, or written from."""
+    """Frames that pages are read into or written from."""
 
     def view(self, first: int, count: int) -> memoryview:
-        """The memory of `count` frames from `first` on."""
+        """Return the memory of `count` frames from `first` on."""
         ...
 
 
-def joined(
+def merge_runs(
     numbers: NDArray[np.int64],
     frames: NDArray[np.int64],
     memory: PageMemory,
-    waste: memoryview,
+    gap_buffer: memoryview,
     gap_pages: int,
 ) -> list[Run]:
-    """Runs that bring pages `numbers` (n,) of the file, no two the same, into `frames` (n,), or the other way.
+    """Return the runs that transfer pages `numbers` (n,), all different, to or from `frames` (n,).
 
-    Gaps up to `gap_pages` between two pages are read through into `waste`, which is at least that long.
+    Gaps of up to `gap_pages` between two pages are read into `gap_buffer`, which is at least that long.
     """
     order = np.argsort(numbers)
     numbers, frames = numbers[order], frames[order]
     gaps = np.diff(numbers) - 1
-    apart = np.flatnonzero((gaps > 0) | (np.diff(frames) != 1)) + 1  # where a part of memory begins
-    starts = np.concatenate([[0], apart])[: len(numbers)]
+    breaks = np.flatnonzero((gaps > 0) | (np.diff(frames) != 1)) + 1  # where a new buffer begins
+    starts = np.concatenate([[0], breaks])[: len(numbers)]
     lengths = np.diff(starts, append=len(numbers))
-    before = np.concatenate([[gap_pages + 1], gaps[apart - 1]])[: len(starts)]
-    page_bytes = len(waste) // max(1, gap_pages)
+    gaps_before = np.concatenate([[gap_pages + 1], gaps[breaks - 1]])[: len(starts)]
+    page_bytes = len(gap_buffer) // max(1, gap_pages)
     runs: list[Run] = []
-    parts: list[memoryview] = []
+    buffers: list[memoryview] = []
     first = end = 0
     for number, frame, length, gap in zip(
-        numbers[starts].tolist(), frames[starts].tolist(), lengths.tolist(), before.tolist(), strict=True
+        numbers[starts].tolist(), frames[starts].tolist(), lengths.tolist(), gaps_before.tolist(), strict=True
     ):
         if gap > gap_pages:
-            if parts:
-                runs.append(Run(first, end - first, tuple(parts)))
-            first, parts = number, []
+            if buffers:
+                runs.append(Run(first, end - first, tuple(buffers)))
+            first, buffers = number, []
         elif gap:
-            parts.append(waste[: gap * page_bytes])
-        parts.append(memory.view(frame, length))
+            buffers.append(gap_buffer[: gap * page_bytes])
+        buffers.append(memory.view(frame, length))
         end = number + length
-    if parts:
-        runs.append(Run(first, end - first, tuple(parts)))
+    if buffers:
+        runs.append(Run(first, end - first, tuple(buffers)))
     return runs
+
+
+def _store_error(error: OSError, action: str) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull("no space is left on the disk for the KV; free some or name another folder")
+    return StoreError(f"the KV could not be {action}: {error.strerror or error}; start again from the text")

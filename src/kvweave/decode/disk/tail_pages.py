@@ -1,7 +1,7 @@
-"""Half filled pages of clusters that are not in memory: kept in frames, so that flash sees whole pages (DynaKV §5.2).
+"""Half-filled last pages ("tails") of clusters that are not in memory, kept so that whole pages are written (DynaKV §5.2).
 
-Each head keeps a few; of one more, the one that came first is written as it is. A cluster in memory has its last page
-there: it comes here when the cluster leaves, or grows without being in memory.
+Each head keeps a few tails; beyond that, the oldest one is written half-filled. A cluster in memory has its last page
+there. It moves here when the cluster is evicted, or when a cluster grows while it is not in memory.
 """
 
 from collections import defaultdict
@@ -9,68 +9,69 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import Key, Keys, as_keys
+from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_array
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.disk.pages import ClusterPages
-from kvweave.decode.page_cache.frames import Frames
+from kvweave.decode.disk.cluster_pages import ClusterPages
+from kvweave.decode.page_cache.frames import FramePool
 
 
-class Tails:
-    """The frames of half filled pages, by cluster; a head keeps `most`."""
+class TailPages:
+    """Frames of tails, by cluster; each head keeps at most `limit`."""
 
-    def __init__(self, pages: ClusterPages, frames: Frames, counts: DecodeCounts, most: int) -> None:
+    def __init__(self, pages: ClusterPages, frames: FramePool, counts: DecodeCounts, limit: int) -> None:
         self._pages = pages
         self._frames = frames
         self._counts = counts
-        self._most = most
-        self._count = 0
-        # Of a head of a layer: cluster → frame.
-        self._held: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        self._limit = limit
+        self._total = 0
+        self._tails: dict[tuple[int, int], dict[int, int]] = defaultdict(
+            dict
+        )  # layer, head → cluster → frame
 
-    def __contains__(self, key: Key) -> bool:
-        return key[2] in self._held[key[:2]]
+    def __contains__(self, key: ClusterKey) -> bool:
+        return key[2] in self._tails[key[:2]]
 
     def __len__(self) -> int:
-        return self._count
+        return self._total
 
-    def keys(self) -> list[Key]:
-        """The clusters whose last page is here; of a head's, the latest stands last."""
-        return [(layer, head, cluster) for (layer, head), own in self._held.items() for cluster in own]
+    def keys(self) -> list[ClusterKey]:
+        """Return the clusters that have a tail here; those of a head from the oldest to the latest."""
+        return [(layer, head, cluster) for (layer, head), own in self._tails.items() for cluster in own]
 
-    def holds(self, keys: Keys) -> NDArray[np.bool_]:
-        """Of which of these clusters the last page is here, (n,)."""
-        found = (cluster in self._held[layer, head] for layer, head, cluster in as_keys(keys).tolist())
+    def contains(self, keys: ClusterKeys) -> NDArray[np.bool_]:
+        """Return which of these clusters have a tail here, (n,)."""
+        found = (cluster in self._tails[layer, head] for layer, head, cluster in key_array(keys).tolist())
         return np.fromiter(found, np.bool_, len(keys))
 
-    def frame_of(self, key: Key) -> int:
-        """The frame of a cluster's last page, which stays here."""
-        return self._held[key[:2]][key[2]]
+    def frame_of(self, key: ClusterKey) -> int:
+        """Return the frame of a tail."""
+        return self._tails[key[:2]][key[2]]
 
-    def keep(self, key: Key, frame: int) -> None:
-        """Have this frame as a cluster's last page; another one of its head may be written for it."""
-        own = self._held[key[:2]]
+    def add(self, key: ClusterKey, frame: int) -> None:
+        """Add a tail as its head's latest; if the head has too many, write the oldest."""
+        own = self._tails[key[:2]]
         own[key[2]] = frame
-        self._count += 1
-        if len(own) > self._most:
-            self._write_first(key[:2])
+        self._total += 1
+        if len(own) > self._limit:
+            self._write_oldest(key[:2])
 
-    def take(self, key: Key) -> int:
-        """The frame of a cluster's last page, which is the caller's then, unwritten."""
-        frame = self._held[key[:2]].pop(key[2])
-        self._count -= 1
+    def pop(self, key: ClusterKey) -> int:
+        """Remove a tail without writing it; return its frame, which belongs to the caller then."""
+        frame = self._tails[key[:2]].pop(key[2])
+        self._total -= 1
         return frame
 
-    def write_any(self) -> bool:
-        """Write the first page of whichever head has the most, and give its frame back; False if there is none."""
-        head = max(self._held, key=lambda own: (len(self._held[own]), own), default=None)
-        if head is None or not self._held[head]:
+    def evict_one(self) -> bool:
+        """Write the oldest tail of the head that has most, and free its frame; False if there is none."""
+        head = max(self._tails, key=lambda own: (len(self._tails[own]), own), default=None)
+        if head is None or not self._tails[head]:
             return False
-        self._write_first(head)
+        self._write_oldest(head)
         return True
 
-    def _write_first(self, head: tuple[int, int]) -> None:
-        """Write a head's first page and give its frame back; it stays where it cannot be written."""
-        key = (*head, next(iter(self._held[head])))
+    def _write_oldest(self, head: tuple[int, int]) -> None:
+        """Write a head's oldest tail and free its frame; if the write fails, the tail stays."""
+        key = (*head, next(iter(self._tails[head])))
         self._pages.write_last([key], self._frames, [self.frame_of(key)])
         self._counts.partial_pages += 1
-        self._frames.give([self.take(key)])
+        self._frames.free([self.pop(key)])

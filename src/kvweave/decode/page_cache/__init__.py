@@ -1,1 +1,1 @@
-"""What of the stored KV is in memory, and what has to go."""
+"""Clusters held in memory: frames, which clusters they hold, and which are evicted."""

@@ -1,7 +1,7 @@
-"""The best single entries, without clusters: every key is scanned on flash, then the chosen values are read.
+"""Strategy without clusters: scans all keys on disk and attends to the best single entries.
 
-Paper: DynaKV §8.1, the naive baseline. Keys and values lie apart, in sequence order, so that the scan reads whole runs
-and no key twice. Pages of values stay in memory as clusters do.
+Paper: DynaKV §8.1, the naive baseline. Keys and values are stored apart, in the order of the text, so that the scan reads
+whole runs and no key twice. Pages of values stay in memory as clusters do.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,184 +11,199 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.retrieval import ClusterParts
 from kvweave.decode.disk.entry_format import EntryFormat
-from kvweave.decode.disk.sequence import SequencePages
-from kvweave.decode.page_cache.frames import rows_of
+from kvweave.decode.disk.sequence_pages import SequencePages
+from kvweave.decode.page_cache.frames import gather_pages
 from kvweave.decode.retriever import TokenBudget
+from kvweave.decode.shared_state import SharedState
 from kvweave.ops.partial_attention import PartialAttention
 
 
-class SingleEntries:
-    """One layer's entries in sequence order; attention to the top ones of an exact scan. T is the pass's rows."""
+class TopEntries:
+    """One layer's entries in the order of the text; attention to the top ones of an exact scan.
 
-    def __init__(self, layer: int, parts: ClusterParts) -> None:
-        self.layer, self._parts, store = layer, parts, parts.store
-        self.when_read: Callable[[], None] = lambda: (
-            None
-        )  # never: what the next layer asks for cannot be told
-        self.before_growth: Callable[[int], None] = lambda more_bytes: (
-            None
-        )  # last pages have their room from the start
-        entry = store.form
+    Tensor letters: G KV heads, R query rows of a head's group, n entries, P pages, D head width. The page cache holds
+    pages of values, each under its number as a cluster.
+    """
+
+    def __init__(self, layer: int, shared: SharedState) -> None:
+        self.layer, self._shared, self._store = layer, shared, shared.store
+        # Never called: what the next layer will retrieve is unknown.
+        self.on_reads_done: Callable[[], None] = lambda: None
+        # Never called: the last pages are allocated from the start.
+        self.reserve_memory: Callable[[int], None] = lambda more_bytes: None
+        entry = shared.store.entry_format
         assert entry.width % 2 == 0
-        self._form = EntryFormat(entry.width // 2, entry.dtype, entry.storage, entry.flash_page_bytes)
-        heads = store.tables[layer].heads
-        self._keys = [self._sequence(head) for head in range(heads)]
-        self._values = [self._sequence(head) for head in range(heads)]
+        self._format = EntryFormat(entry.width // 2, entry.dtype, entry.storage, entry.disk_page_bytes)
+        heads = range(shared.store.tables[layer].heads)
+        self._keys = [self._new_sequence(head) for head in heads]
+        self._values = [self._new_sequence(head) for head in heads]
 
     @property
     def resident_bytes(self) -> int:
-        """The last pages."""
+        """Memory of the last pages."""
         return sum(sequence.resident_bytes for sequence in (*self._keys, *self._values))
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Append entries (G, n, D)."""
         for rows, sequences in ((keys, self._keys), (values, self._values)):
-            vectors = self._form.encode(*rows.chunk(2, dim=-1))
+            vectors = self._format.encode(*rows.chunk(2, dim=-1))
             for head, sequence in enumerate(sequences):
                 sequence.append(vectors[head])
 
-    def add(self, keys: Tensor, values: Tensor, allowed: TokenBudget) -> None:
+    def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
         """Append entries (G, n, D)."""
         self.fill(keys, values, None)
 
-    def wanted(self, waiting: int, allowed: TokenBudget) -> int:
-        """All."""
-        return waiting
+    def accepts(self, count: int, budget: TokenBudget) -> int:
+        """Accept all."""
+        return count
 
-    def begin(self) -> None:
-        """The scan needs its frames for itself: nothing is read ahead."""
+    def prefetch_centroids(self) -> None:
+        """Read nothing: the scan needs all frames."""
 
-    def ahead(self) -> None:
-        """Nothing is read ahead: which entries are chosen changes with every query."""
+    def prefetch(self) -> None:
+        """Read nothing: the selected entries change with every query."""
 
-    def settle(self, allowed: TokenBudget) -> None:
-        """Nothing was put off."""
+    def finish_pass(self, budget: TokenBudget) -> None:
+        """Do nothing: no work is deferred."""
 
-    def attend(self, attention: PartialAttention, left: int) -> int:
-        """Scan all keys, attend to the `left` best entries of each head."""
+    def attend(self, attention: PartialAttention, limit: int) -> int:
+        """Scan all keys, and attend to the `limit` best entries of each head."""
         stored = self._keys[0].count
-        count = min(left, stored)
+        count = min(limit, stored)
         if count == 0:
             return 0
-        self._parts.store.come_to(self.layer)
+        self._store.start_layer(self.layer)
         logits = self._scan(attention)  # (G, R, n)
         best = logits.softmax(-1).sum(1).topk(count, dim=-1).indices  # (G, k)
-        chosen = torch.zeros(best.shape[0], stored, dtype=torch.bool, device=best.device).scatter_(
-            1, best, True
-        )
-        logits = logits.masked_fill_(~chosen[:, None], float("-inf"))
-        self._attend(attention, logits, chosen.cpu())
-        return int(chosen.sum())
+        selected = torch.zeros(best.shape[0], stored, dtype=torch.bool, device=best.device)
+        selected = selected.scatter_(1, best, True)
+        logits = logits.masked_fill_(~selected[:, None], float("-inf"))
+        self._attend_selected(attention, logits, selected.cpu())
+        return int(selected.sum())
 
-    def _sequence(self, head: int) -> SequencePages:
-        store = self._parts.store
-        return SequencePages(store.pages.file, store.pages.places, self._form, (self.layer, head))
+    def _new_sequence(self, head: int) -> SequencePages:
+        pages = self._store.pages
+        return SequencePages(pages.file, pages.layout, self._format, (self.layer, head))
 
     def _scan(self, attention: PartialAttention) -> Tensor:
-        """The logits of all keys, (G, R, n)."""
-        frames, found = self._parts.store.residents.frames, []
-        pages = self._keys[0].pages
-        step = self._at_once()
+        """Return the logits of all keys, (G, R, n)."""
+        page_cache, device = self._store.page_cache, attention.query.device
+        found = []
+        pages, step = self._keys[0].pages, self._portion_pages()
         for start in range(0, pages, step):
             some = range(start, min(start + step, pages))
-            held = [self._parts.store.residents.room(len(some)) for _ in self._keys]
+            frames = [page_cache.allocate(len(some)) for _ in self._keys]
             try:
-                self._read_into(held, self._keys, [some for _ in self._keys])
-                keys = self._vectors(rows_of(frames.pages, torch.tensor(held)))
-                found.append(attention.logits(keys.to(attention.query.device)))
+                self._read_into(frames, self._keys, [some for _ in self._keys])
+                keys = self._vectors(gather_pages(page_cache.frames.pages, torch.tensor(frames)))
+                found.append(attention.logits(keys.to(device)))
             finally:
-                for own in held:
-                    frames.give(own)
+                for own in frames:
+                    page_cache.frames.free(own)
         tails = torch.stack([sequence.tail() for sequence in self._keys])  # (G, n, E)
         if tails.shape[1]:
-            keys = torch.cat(self._form.decode(tails), dim=-1)
-            found.append(attention.logits(keys.to(attention.query.device)))
+            keys = torch.cat(self._format.decode(tails), dim=-1)
+            found.append(attention.logits(keys.to(device)))
         return torch.cat(found, dim=-1)
 
-    def _attend(self, attention: PartialAttention, logits: Tensor, chosen: Tensor) -> None:
-        """Read the pages that hold chosen values (G, n) and add them."""
-        per_page, pages = self._form.per_page, self._values[0].pages
-        on_pages = chosen[:, : pages * per_page].unflatten(1, (pages, per_page)).sum(-1)  # (G, pages)
-        asked = [own.nonzero()[:, 0].tolist() for own in on_pages]
-        step = self._at_once()
-        for start in range(0, max(map(len, asked)), step):
-            self._attend_pages(attention, logits, [own[start : start + step] for own in asked], on_pages)
+    def _attend_selected(self, attention: PartialAttention, logits: Tensor, selected: Tensor) -> None:
+        """Read the pages that hold selected values (G, n), and attend to them; other logits are −inf."""
+        page_entries, pages = self._format.page_entries, self._values[0].pages
+        on_pages = selected[:, : pages * page_entries].unflatten(1, (pages, page_entries)).sum(-1)  # (G, P)
+        needed = [own.nonzero()[:, 0].tolist() for own in on_pages]
+        step = self._portion_pages()
+        for start in range(0, max(map(len, needed)), step):
+            self._attend_pages(attention, logits, [own[start : start + step] for own in needed], on_pages)
         tails = torch.stack([sequence.tail() for sequence in self._values])
-        if tails.shape[1] and bool(chosen[:, pages * per_page :].any()):
-            values = torch.cat(self._form.decode(tails), dim=-1)
-            attention.add_weighed(logits[:, :, pages * per_page :].clone(), values.to(logits.device))
+        if tails.shape[1] and bool(selected[:, pages * page_entries :].any()):
+            values = torch.cat(self._format.decode(tails), dim=-1)
+            attention.add_logits(logits[:, :, pages * page_entries :].clone(), values.to(logits.device))
 
     def _attend_pages(
-        self, attention: PartialAttention, logits: Tensor, asked: list[list[int]], on_pages: Tensor
+        self, attention: PartialAttention, logits: Tensor, needed: list[list[int]], on_pages: Tensor
     ) -> None:
-        residents, counts = self._parts.store.residents, self._parts.counts
+        """Attend to some pages of each head; `on_pages` (G, P) are the selected entries of each page."""
+        self._load(needed, on_pages)
+        frames, pages = self._frames_of(needed)  # (G, p)
+        self._store.page_cache.record_use(
+            [key for head, own in enumerate(needed) for key in self._page_keys(head, own)]
+        )
+        page_entries = self._format.page_entries
+        values = self._vectors(
+            gather_pages(self._store.page_cache.frames.pages, frames)
+        )  # (G, p · page entries, D)
+        columns = (pages.clamp(min=0)[..., None] * page_entries + torch.arange(page_entries)).flatten(1)
+        own_logits = logits.gather(2, columns.to(logits.device)[:, None].expand(-1, logits.shape[1], -1))
+        padding = (pages < 0).repeat_interleave(page_entries, dim=1)[:, None].to(logits.device)
+        attention.add_logits(own_logits.masked_fill_(padding, float("-inf")), values.to(logits.device))
+        self._store.page_cache.unpin_all()
+
+    def _load(self, needed: list[list[int]], on_pages: Tensor) -> None:
+        """Load pages of values, and pin them."""
+        page_cache, counts = self._store.page_cache, self._shared.counts
         missing = []
-        for head, pages in enumerate(asked):
-            keys = [(self.layer, head, page) for page in pages]
+        for head, pages in enumerate(needed):
+            keys = self._page_keys(head, pages)
             counts.retrieved += len(keys)
-            absent = [page for key, page in zip(keys, pages, strict=True) if key not in residents]
+            absent = [page for key, page in zip(keys, pages, strict=True) if key not in page_cache]
             counts.hits += len(keys) - len(absent)
-            residents.pin(keys)
+            page_cache.pin(keys)
             counts.entries_read += int(on_pages[head, absent].sum())
             missing.append(absent)
         self._read(missing)
-        residents.pin([(self.layer, head, page) for head, pages in enumerate(missing) for page in pages])
-        most = max(map(len, asked))
-        per_page = self._form.per_page
-        frames = torch.zeros(len(asked), most, dtype=torch.long)
-        places = torch.full((len(asked), most), -1)
-        for head, pages in enumerate(asked):
-            held = [residents.frames_of((self.layer, head, page))[0] for page in pages]
-            frames[head, : len(held)] = torch.tensor(held, dtype=torch.long)
-            frames[head, len(held) :] = residents.frames_of(self._any(asked))[0]
-            places[head, : len(pages)] = torch.tensor(pages, dtype=torch.long)
-            residents.use([(self.layer, head, page) for page in pages])
-        values = self._vectors(rows_of(residents.frames.pages, frames))  # (G, pages · per page, D)
-        columns = (places.clamp(min=0)[..., None] * per_page + torch.arange(per_page)).flatten(1)
-        own = logits.gather(2, columns.to(logits.device)[:, None].expand(-1, logits.shape[1], -1))
-        absent_pages = (places < 0).repeat_interleave(per_page, dim=1)[:, None].to(logits.device)
-        attention.add_weighed(own.masked_fill_(absent_pages, float("-inf")), values.to(logits.device))
-        residents.release()
+        page_cache.pin([key for head, pages in enumerate(missing) for key in self._page_keys(head, pages)])
+
+    def _frames_of(self, needed: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Return frames and numbers of pages in memory, (G, p) each; where a head has fewer, any frame and −1."""
+        page_cache = self._store.page_cache
+        longest = max(map(len, needed))
+        # Values there are hidden, but multiplied by zero: they must be finite.
+        some_head = next(head for head, pages in enumerate(needed) if pages)
+        (padding,) = page_cache.frames_of((self.layer, some_head, needed[some_head][0]))
+        frames = torch.full((len(needed), longest), padding)
+        numbers = torch.full((len(needed), longest), -1)
+        for head, pages in enumerate(needed):
+            own = [page_cache.frames_of(key)[0] for key in self._page_keys(head, pages)]
+            frames[head, : len(own)] = torch.tensor(own, dtype=torch.long)
+            numbers[head, : len(own)] = torch.tensor(pages, dtype=torch.long)
+        return frames, numbers
+
+    def _page_keys(self, head: int, pages: Sequence[int]) -> list[tuple[int, int, int]]:
+        return [(self.layer, head, page) for page in pages]
 
     def _read(self, missing: list[list[int]]) -> None:
-        residents, counts = self._parts.store.residents, self._parts.counts
+        """Read pages of values, given for each head."""
+        page_cache, counts = self._store.page_cache, self._shared.counts
         if not any(missing):
             return
-        held = [residents.room(len(pages)) for pages in missing]
+        frames = [page_cache.allocate(len(pages)) for pages in missing]
         before = counts.reads
-        self._read_into(held, self._values, missing)
+        self._read_into(frames, self._values, missing)
         counts.cluster_reads += counts.reads - before
         for head, pages in enumerate(missing):
-            for page, frame in zip(pages, held[head], strict=True):
-                residents.put((self.layer, head, page), [frame])
+            for key, frame in zip(self._page_keys(head, pages), frames[head], strict=True):
+                page_cache.insert(key, [frame])
 
     def _read_into(
-        self, frames: list[list[int]], sequences: list[SequencePages], wanted: Sequence[Sequence[int]]
+        self, frames: list[list[int]], sequences: list[SequencePages], pages: Sequence[Sequence[int]]
     ) -> None:
-        """Read the pages wanted of each head's sequence, together, and check them."""
-        numbers = [sequence.numbers(pages) for sequence, pages in zip(sequences, wanted, strict=True)]
-        store = self._parts.store
-        store.pages.read_all(
-            np.concatenate(numbers), np.array(list(chain.from_iterable(frames))), store.residents.frames
-        )
-        for sequence, pages, own in zip(sequences, wanted, frames, strict=True):
-            sequence.check(pages, rows_of(store.residents.frames.pages, torch.tensor(own, dtype=torch.long)))
-
-    def _any(self, asked: list[list[int]]) -> tuple[int, int, int]:
-        """A page in memory to stand where a head has none: hidden, but multiplied by zero."""
-        head = next(number for number, pages in enumerate(asked) if pages)
-        return self.layer, head, asked[head][0]
+        """Read pages of each head's sequence into frames, all together, and check them."""
+        memory = self._store.page_cache.frames
+        numbers = [sequence.page_numbers(own) for sequence, own in zip(sequences, pages, strict=True)]
+        all_frames = np.array(list(chain.from_iterable(frames)))
+        self._store.pages.read_pages(np.concatenate(numbers), all_frames, memory)
+        for sequence, own, into in zip(sequences, pages, frames, strict=True):
+            sequence.check(own, gather_pages(memory.pages, torch.tensor(into, dtype=torch.long)))
 
     def _vectors(self, pages: Tensor) -> Tensor:
-        """Pages (G, P, page bytes) as vectors (G, P · per page, D)."""
-        used = pages[..., : self._form.per_page * self._form.bytes]
-        entries = used.unflatten(-1, (self._form.per_page, self._form.bytes)).flatten(1, 2)
-        return torch.cat(self._form.decode(entries), dim=-1)
+        """Return pages (G, P, page bytes) as vectors (G, P · page entries, D)."""
+        entries = self._format.entries_in(pages).flatten(1, 2)
+        return torch.cat(self._format.decode(entries), dim=-1)
 
-    def _at_once(self) -> int:
-        """Pages of each head that are laid out together."""
-        residents = self._parts.store.residents
-        room = residents.frames.free + residents.evictable()
-        return max(1, min(self._parts.portion_pages, room // len(self._keys)))
+    def _portion_pages(self) -> int:
+        """Return how many pages of each head are attended to at once."""
+        page_cache = self._store.page_cache
+        room = page_cache.frames.free_count + page_cache.evictable_frames()
+        return max(1, min(self._shared.portion_pages, room // len(self._keys)))

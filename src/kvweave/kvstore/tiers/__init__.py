@@ -1,1 +1,1 @@
-"""Places for entries beside the disk: memory of device and host, a Redis server, an object store; and how they work together."""
+"""The tiers of a store, local (device, host, disk) and remote (Redis, object store), and how they work together."""

@@ -1,9 +1,9 @@
-"""A tier that may fail without anybody noticing but the log: what it cannot give is absent, what it cannot take is not kept.
+"""A circuit breaker around a remote tier: its failures become misses, and a failing server is left alone for a while.
 
-After a failure it is left alone for a while, the longer the more often it fails, so that a dead server costs a request
-next to nothing; then it is tried again. One warning for each outage, one line when it is over. A tier that gives and does
-not take (a server that is full, a copy that is only read, a user without permission) is read on: putting and deleting are
-left alone each by itself.
+After a failure the circuit is open for a while, twice as long after each further failure, so that a dead server costs a request
+next to nothing. Then the tier is tried again. Each outage logs one warning, and one line when it ends. Puts and deletions
+have circuits of their own: a tier that refuses writes (a full server, a read-only copy, a user without permission) stays in
+use for reading.
 """
 
 import logging
@@ -13,167 +13,170 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from kvweave.errors import TierUnavailable
-from kvweave.kvstore.tiers.tier import Blob, Range, RemoteTier
+from kvweave.kvstore.header import ByteRange
+from kvweave.kvstore.tiers.tier import Blob, RemoteTier
 
 _LOG = logging.getLogger(__name__)
 
-FIRST_REST_S = 1.0
-LONGEST_REST_S = 60.0
-SAY_AGAIN_AFTER_S = 3600.0
-"""A tier that takes some entries and refuses others fails and recovers all the time: that is said once in an hour."""
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+WARN_AGAIN_AFTER_S = 3600.0
+"""A tier that takes some entries and refuses others fails and recovers all the time: warn once an hour."""
 
 Answer = TypeVar("Answer")
 
 
-class FailureCount:
-    """How one kind of call fares: how often it failed in a row, and until when it is left alone.
-
-    Calls that run at the same time tell as much as one: whatever began before the last failure ended says nothing new.
-
-    `clock` gives seconds from any beginning; `say_again_after_s` lie between two warnings. Safe to use from several threads.
-    """
-
-    def __init__(self, clock: Callable[[], float], warning: str, say_again_after_s: float) -> None:
-        self._clock = clock
-        self._warning = warning
-        self._say_again_after_s = say_again_after_s
-        self._guard = threading.Lock()
-        self._failures = 0
-        self._failures_ever = 0
-        self._again_s = 0.0
-        self._silent_until_s = float("-inf")
-        self._said = False
-
-    @property
-    def resting(self) -> bool:
-        """Whether it failed so lately that it is left alone."""
-        return self._failures > 0 and self._clock() < self._again_s
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last attempt failed."""
-        return self._failures > 0
-
-    def begun(self) -> int:
-        """To be given back with how the attempt that begins now ended."""
-        return self._failures_ever
-
-    def failed(self, attempt: int, error: TierUnavailable) -> None:
-        """Leave it alone for twice as long as the last time; say so, if this is the first failure in a row."""
-        with self._guard:
-            if attempt != self._failures_ever:
-                return
-            self._failures_ever += 1
-            now = self._clock()
-            self._again_s = now + min(LONGEST_REST_S, FIRST_REST_S * 2.0**self._failures)
-            first, self._failures = self._failures == 0, min(self._failures + 1, 30)
-            say = first and now >= self._silent_until_s
-            if say:
-                self._said, self._silent_until_s = True, now + self._say_again_after_s
-        if say:
-            _LOG.warning("%s: %s", self._warning, error)
-
-    def worked(self, attempt: int, place: str) -> None:
-        """It need not be left alone; say so, if its failure was told."""
-        if not self._failures:
-            return
-        with self._guard:
-            if attempt != self._failures_ever:
-                return
-            say, self._said, self._failures = self._said, False, 0
-        if say:
-            _LOG.info("shared tier %s works again", place)
-
-
 class CircuitBreaker:
-    """A `RemoteTier` around another one that never raises TierUnavailable; `put` and `delete` say whether they were done.
+    """A `RemoteTier` around another one that never raises TierUnavailable; `put` and `delete` return whether they worked.
 
-    `putting` and `deleting` tell how these fare where the tier answers. `clock` gives seconds from any beginning.
+    `putting` and `deleting` are the circuits of these calls, beside the one of the whole tier. `clock` returns seconds from
+    any beginning.
     """
 
     def __init__(self, tier: RemoteTier, clock: Callable[[], float] = time.monotonic) -> None:
         self._tier = tier
         self._closed = False
-        self._reading = FailureCount(
-            clock, "shared tier not used until it works again, computing instead", 0.0
-        )
+        self._reading = Circuit(clock, "shared tier not used until it works again, computing instead", 0.0)
         refused = "shared tier refuses what is to be %s there until it works again; it is tried now and then"
-        self.putting = FailureCount(clock, refused % "put", SAY_AGAIN_AFTER_S)
-        self.deleting = FailureCount(clock, refused % "deleted", SAY_AGAIN_AFTER_S)
+        self.putting = Circuit(clock, refused % "put", WARN_AGAIN_AFTER_S)
+        self.deleting = Circuit(clock, refused % "deleted", WARN_AGAIN_AFTER_S)
 
     @property
-    def place(self) -> str:
-        """That of the tier."""
-        return self._tier.place
+    def location(self) -> str:
+        """The tier's location."""
+        return self._tier.location
 
     @property
-    def resting(self) -> bool:
-        """Whether it has failed to answer so lately that it is left alone altogether, or is closed."""
-        return self._closed or self._reading.resting
+    def is_open(self) -> bool:
+        """Whether the tier is left alone, after it did not answer or because it is closed."""
+        return self._closed or self._reading.is_open
 
     @property
     def failing(self) -> bool:
-        """Whether it did not answer when it was last asked."""
+        """Whether the tier did not answer the last request."""
         return self._reading.failing
 
     @property
     def refusing(self) -> bool:
-        """Whether it did not do what it was last told to."""
+        """Whether the tier refused the last put or deletion."""
         return self.putting.failing or self.deleting.failing
 
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
-        """What can be had; nothing while the tier fails."""
+        """Return the bytes of those entries that are there; none while the tier fails."""
         return self._read(lambda: self._tier.get_many(keys), {}) if keys else {}
 
-    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
-        """Parts of an entry; None where there is none, and while the tier fails."""
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Blob] | None:
+        """Return parts of an entry; None if it is not there, and while the tier fails."""
         return self._read(lambda: self._tier.get_ranges(key, ranges), None)
 
     def put(self, key: str, data: Blob) -> bool:
-        """Whether the tier keeps it now."""
-        return self._written(self.putting, lambda: self._tier.put(key, data))
+        """Store an entry; return whether the tier holds it now."""
+        return self._write(self.putting, lambda: self._tier.put(key, data))
 
     def delete(self, keys: Iterable[str]) -> bool:
-        """Whether they are gone."""
-        return self._written(self.deleting, lambda: self._tier.delete(keys))
+        """Delete entries; return whether they are gone."""
+        return self._write(self.deleting, lambda: self._tier.delete(keys))
 
     def has_many(self, keys: Sequence[str]) -> frozenset[str]:
-        """Which are there; none while the tier fails."""
+        """Return which entries are there; none while the tier fails."""
         return self._read(lambda: self._tier.has_many(keys), frozenset()) if keys else frozenset()
 
     def sizes(self) -> Mapping[str, int] | None:
-        """All that is there; None while the tier fails."""
+        """Return all entries with their sizes; None while the tier fails."""
         return self._read(self._tier.sizes, None)
 
     def close(self) -> None:
-        """Close the tier; from then on it gives and takes nothing."""
+        """Close the tier; later calls answer as if it failed."""
         self._closed = True
         self._tier.close()
 
-    def _read(self, step: Callable[[], Answer], otherwise: Answer) -> Answer:
-        if self.resting:
+    def _read(self, call: Callable[[], Answer], otherwise: Answer) -> Answer:
+        if self.is_open:
             return otherwise
-        attempt = self._reading.begun()
+        attempt = self._reading.begin_attempt()
         try:
-            answer = step()
+            answer = call()
         except TierUnavailable as error:
-            self._reading.failed(attempt, error)
+            self._reading.record_failure(attempt, error)
             return otherwise
         except Exception:
-            if self._closed:  # in the middle of this
+            if self._closed:  # during the call
                 return otherwise
             raise
-        self._reading.worked(attempt, self.place)
+        self._reading.record_success(attempt, self.location)
         return answer
 
-    def _written(self, attempts: FailureCount, step: Callable[[], None]) -> bool:
-        if self.resting or attempts.resting:
+    def _write(self, circuit: "Circuit", call: Callable[[], None]) -> bool:
+        if self.is_open or circuit.is_open:
             return False
-        attempt = attempts.begun()
+        attempt = circuit.begin_attempt()
         try:
-            step()
+            call()
         except TierUnavailable as error:
-            attempts.failed(attempt, error)
+            circuit.record_failure(attempt, error)
             return False
-        attempts.worked(attempt, self.place)
+        circuit.record_success(attempt, self.location)
         return True
+
+
+class Circuit:
+    """One kind of call: how often it failed in a row, and until when it is not tried. Safe to use from several threads.
+
+    Calls that run at the same time count as one: a call that began before the last failure says nothing new.
+
+    Args:
+        clock: returns seconds from any beginning.
+        warning: begins the message about an outage.
+        warn_again_after_s: the least time between two warnings.
+    """
+
+    def __init__(self, clock: Callable[[], float], warning: str, warn_again_after_s: float) -> None:
+        self._clock = clock
+        self._warning = warning
+        self._warn_again_after_s = warn_again_after_s
+        self._guard = threading.Lock()
+        self._failures_in_a_row = 0
+        self._failures = 0
+        self._open_until_s = 0.0
+        self._silent_until_s = float("-inf")
+        self._warned = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last call failed so recently that no other is tried."""
+        return self._failures_in_a_row > 0 and self._clock() < self._open_until_s
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last call failed."""
+        return self._failures_in_a_row > 0
+
+    def begin_attempt(self) -> int:
+        """Return a number to be passed back with the attempt's outcome."""
+        return self._failures
+
+    def record_failure(self, attempt: int, error: TierUnavailable) -> None:
+        """Open the circuit for twice as long as the last time; warn, if this is the first failure in a row."""
+        with self._guard:
+            if attempt != self._failures:
+                return
+            self._failures += 1
+            now = self._clock()
+            self._open_until_s = now + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**self._failures_in_a_row)
+            warn = self._failures_in_a_row == 0 and now >= self._silent_until_s
+            self._failures_in_a_row = min(self._failures_in_a_row + 1, 30)
+            if warn:
+                self._warned, self._silent_until_s = True, now + self._warn_again_after_s
+        if warn:
+            _LOG.warning("%s: %s", self._warning, error)
+
+    def record_success(self, attempt: int, location: str) -> None:
+        """Close the circuit; log the recovery, if the failure was logged."""
+        if not self._failures_in_a_row:
+            return
+        with self._guard:
+            if attempt != self._failures:
+                return
+            recovered, self._warned, self._failures_in_a_row = self._warned, False, 0
+        if recovered:
+            _LOG.info("shared tier %s works again", location)

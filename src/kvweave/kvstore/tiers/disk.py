@@ -1,8 +1,8 @@
-"""The disk tier: entry files in a folder, spread over 256 subfolders, and the sweeping of strays.
+"""The disk tier: entry files in a folder, and their rows in the catalogue, under a hard cap.
 
-A file's name is its key's digest and a random part: `ab/ab12….9f3c0d21.safetensors`. No name is ever given
-twice, so deleting an old file can never hit a newer one of the same key that another process just wrote.
-Which files count is not known here: the catalogue's rows say so.
+A file's name is its key's digest and a random part, in one of 256 subfolders: `ab/ab12….9f3c0d21.safetensors`. No name is ever
+used twice, so deleting an old file can never hit a newer one of the same key that another process just wrote. A file counts
+once its row is committed, and is deleted after its row's deletion is.
 """
 
 import errno
@@ -10,306 +10,235 @@ import logging
 import mmap
 import os
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from kvweave.database import Database
 from kvweave.errors import DamagedEntry, EntriesInUse, StoreError, StoreFull, StoreTooNew
-from kvweave.files import process_lives, writer_of
+from kvweave.files import write_atomically
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.catalog import Catalog, NewEntry
-from kvweave.kvstore.format import (
-    Content,
-    EncodedEntry,
-    ParsedEntry,
-    encode_entry,
-    open_entry,
-    read_entry,
-    verify_content,
-    write_entry,
-)
+from kvweave.kvstore.format import Content, OnDamage, ParsedEntry, check_entry, encode_entry, open_entry
+from kvweave.kvstore.header import as_bytes
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.ownership import Ownership
-from kvweave.kvstore.recent import RecentEntries
-from kvweave.kvstore.tiers.tier import Blob
+from kvweave.kvstore.reports import TierName
+from kvweave.kvstore.tiers.loading import IsWanted, Loader
+from kvweave.kvstore.tiers.tier import ListedEntry
 from kvweave.kvstore.usage import UsageCounters
 
 _LOG = logging.getLogger(__name__)
 
-UNLISTED_AFTER_S = 600.0
-"""A file that no row lists may be one whose row is about to be committed; after this long it is not."""
+SUFFIX = ".safetensors"
 
-DEAD_WRITER_AFTER_S = 60.0
-"""A writer in another container looks dead from here; one that has not written for this long is."""
+MAX_OPEN_ENTRIES = 1024
+MAX_OPEN_BYTES = 4 * 2**30
+"""Bounds of the mappings that are kept open: the kernel may drop their pages, but address space is limited."""
 
-_SUFFIX = ".safetensors"
-_SWEPT = ".swept"  # its time of modification is that of the last sweep
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskTier:
-    """Entry files under `folder`; names are relative to it, with forward slashes."""
+    """The entry files of `files` and their rows in `catalog`, under the cap of `capacity`. Safe to use from several threads.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def put(self, key: EntryKey, entry: EncodedEntry) -> str:
-        """Write an entry under a new name, which is returned once the file is safely on the disk.
-
-        Raises:
-            OSError: the file system's own error; nothing is left behind.
-        """
-        digest = key.digest
-        name = f"{digest[:2]}/{digest}.{secrets.token_hex(4)}{_SUFFIX}"
-        write_entry(self.folder / name, entry)
-        return name
-
-    def get(
-        self,
-        name: str,
-        key: EntryKey,
-        token_ids: Sequence[int],
-        damaged: Callable[[str], object] = lambda reason: None,
-    ) -> Content:
-        """The entry in this file, its KV still to be verified layer by layer; see `read_entry`."""
-        return read_entry(self.folder / name, key, token_ids, damaged)
-
-    def open(self, name: str) -> ParsedEntry:
-        """What is in this file, whatever its key; see `open_entry`."""
-        return open_entry(self.folder / name)
-
-    def size_bytes(self, name: str) -> int:
-        """The size of this file, as the file system has it."""
-        return (self.folder / name).stat().st_size
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Remove files whose rows are gone; mappings of them stay valid.
-
-        A file that is gone already is no error, one that cannot be removed is logged: nothing sees it any
-        more, and the next sweep tries again.
-        """
-        for name in names:
-            _remove(self.folder / name)
-
-    def forget(self, names: Sequence[str]) -> None:
-        """Ask the kernel to drop these files' pages, so that the next read comes from the disk.
-
-        Pages that somebody still has mapped stay, and so do those of file systems in memory.
-        """
-        if not hasattr(os, "posix_fadvise"):  # macOS
-            return
-        for name in names:
-            with suppress(OSError), (self.folder / name).open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def sweep_is_due(self) -> bool:
-        """Whether the last sweep is so long ago that another one may find something."""
-        mark = self.folder / _SWEPT
-        return not mark.exists() or _age_s(mark) > UNLISTED_AFTER_S
-
-    def names(self) -> list[str]:
-        """The names of all complete files, listed or not."""
-        return [name for name, _ in self._files() if name.endswith(_SUFFIX)]
-
-    def sweep(self, names: Sequence[str], listed: set[str]) -> int:
-        """Remove strays; returns how many.
-
-        Args:
-            names: complete files, taken from `names()` *before* `listed` was read: a file whose row was
-                committed in between is then seen as listed.
-            listed: the files that count.
-        """
-        strays = [self.folder / name for name in names if name not in listed]
-        doomed = [path for path in strays if _age_s(path) > UNLISTED_AFTER_S]
-        doomed += [path for name, path in self._files() if _is_abandoned(name, path)]
-        for path in doomed:
-            _remove(path)
-        with suppress(OSError):  # a full or read-only disk: the next sweep just comes earlier
-            (self.folder / _SWEPT).touch()
-        return len(doomed)
-
-    def _files(self) -> Iterator[tuple[str, Path]]:
-        for folder in self.folder.glob("[0-9a-f][0-9a-f]"):
-            with os.scandir(folder) as files:
-                for file in files:
-                    yield f"{folder.name}/{file.name}", Path(file.path)
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        _LOG.warning("%s could not be removed: %s", path, error.strerror)
-
-
-def _is_abandoned(name: str, path: Path) -> bool:
-    writer = writer_of(name)
-    if writer is None:
-        return False
-    age_s = _age_s(path)
-    return age_s > UNLISTED_AFTER_S or (age_s > DEAD_WRITER_AFTER_S and not process_lives(writer))
-
-
-def _age_s(path: Path) -> float:
-    """Seconds since the last write; a clock that jumped back makes a file old as well, not immortal."""
-    try:
-        return abs(time.time() - path.stat().st_mtime)
-    except FileNotFoundError:
-        return 0.0
-
-
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def disk_is_full(error: Exception) -> bool:
-    """Whether a write failed for want of room."""
-    return isinstance(error, StoreFull) or (isinstance(error, OSError) and error.errno in _DISK_IS_FULL)
-
-
-class EntryFiles:
-    """The files of `tier` and their rows in `catalog`, below the cap of `capacity`.
-
-    `owners` decides which entries are wanted, None wants all; `recent` and `usage` are told what happens.
+    `owners` decides which entries are stored, None stores all. `usage` counts evicted and damaged entries. `reads` runs the
+    reading of files.
     """
+
+    name: TierName = "disk"
 
     def __init__(
         self,
         database: Database,
         catalog: Catalog,
-        tier: DiskTier,
+        files: "EntryFiles",
         capacity: Capacity,
         owners: Ownership | None,
-        recent: RecentEntries,
         usage: UsageCounters,
+        reads: "Loader[ParsedEntry | None]",
     ) -> None:
+        self.files = files
+        self.catalog = catalog
+        self.on_drop: Callable[[Iterable[str]], None] = lambda keys: None
+        """Called with the keys of entries that are dropped, for any reason."""
         self._database = database
-        self._catalog = catalog
-        self._tier = tier
         self._capacity = capacity
         self._owners = owners
-        self._recent = recent
-        self._tallies = usage
+        self._usage = usage
+        self._reads = reads
         self._warned: set[str] = set()
-        self._unusable: set[str] = set()  # damaged, and perhaps still listed: on a disk that takes no writes
+        self._unusable: set[str] = set()  # damaged, but perhaps still listed if the disk accepts no writes
 
-    def read(self, name: str, key: EntryKey, token_ids: Sequence[int]) -> Content | None:
-        """The content of a listed file; None, after dropping it where it is damaged or lost.
+    # Reading
 
-        Of KV each layer is verified when it is first asked for; damage is then raised as DamagedEntry, after dropping the
-        entry, so that whoever starts anew does not find it again.
+    def get(self, entry: ListedEntry) -> Content | None:
+        """Return an entry's content, or None after dropping the entry if it is damaged or lost.
+
+        A layer of KV is verified when it is first used. If it is damaged, the entry is dropped and DamagedEntry raised, so that
+        a request that starts again does not find it.
         """
-        return self._read(name, key, token_ids, verify=False)
+        parsed = self.read(entry)
+        return None if parsed is None else parsed.content
 
-    def read_whole(self, name: str, key: EntryKey, token_ids: Sequence[int]) -> Content | None:
-        """The same, with every layer verified by now."""
-        return self._read(name, key, token_ids, verify=True)
+    def read(self, entry: ListedEntry) -> ParsedEntry | None:
+        """Return an entry, as `get` does."""
+        parsed = self._opened(entry.path)
+        if parsed is not None:
+            return parsed
 
-    def _read(self, name: str, key: EntryKey, token_ids: Sequence[int], verify: bool) -> Content | None:
-        if name in self._unusable:
+        def work(_: IsWanted) -> ParsedEntry | None:
+            return self._open(entry)
+
+        load = self._reads.start(("disk", entry.path), work, inline=True)
+        (parsed,) = self._reads.wait([load])
+        if parsed is None and load.work is not work:  # a prefetch failed, and left it to this read to say why
+            parsed = self._open(entry)
+        return None if entry.path in self._unusable else parsed
+
+    def prefetch(self, entry: ListedEntry) -> Callable[[], None] | None:
+        """Begin to open an entry in the background; return a function that cancels it, None if it is open already."""
+        if self._opened(entry.path) is not None:
             return None
-        content = self._recent.get(name)
-        if content is not None and not verify:
-            return content
+        load = self._reads.start(("disk", entry.path), lambda _: self._open_quietly(entry))
+        return partial(self._reads.cancel, [load])
+
+    def read_bytes(self, key: str) -> memoryview | None:
+        """Return the bytes of a listed entry's file, mapped and not verified, or None."""
+        path = self.catalog.paths([key]).get(key)
+        if path is None:
+            return None
         try:
-            content = content or self._tier.get(name, key, token_ids, partial(self.drop_damaged, name))
-            if verify:
-                verify_content(content)
+            with self.files.path(path).open("rb") as file:
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:  # removed meanwhile; an empty file cannot be mapped
+            _LOG.debug("%s is not read: %s", path, error)
+            return None
+
+    def _opened(self, path: str) -> ParsedEntry | None:
+        return None if path in self._unusable else self.files.recent(path)
+
+    def _open(self, entry: ListedEntry) -> ParsedEntry | None:
+        """Open an entry; return None after dropping it if it is damaged or lost."""
+        path = self.files.path(entry.path)
+        try:
+            return self._map(entry)
         except FileNotFoundError:
             # Removed by another process since the query, or lost: the row tells.
-            self.drop_damaged(name, f"{self._tier.folder / name} is missing")
+            self.drop_damaged(entry.path, f"{path} is missing")
         except DamagedEntry as error:
-            self.drop_damaged(name, str(error))
-            content = None
+            self.drop_damaged(entry.path, str(error))
         except (StoreTooNew, OSError) as error:
             _LOG.warning("stored entry not used: %s", error)
-        else:
-            self._recent.put(name, content)
-        return content
+        return None
 
-    def write(
-        self, key: EntryKey, model_name: str, content: Content, sources: Sequence[str], most: int | None
+    def _open_quietly(self, entry: ListedEntry) -> ParsedEntry | None:
+        """Open an entry that is not needed yet; errors are left to the read that needs it."""
+        try:
+            return self._map(entry)
+        except (StoreError, OSError) as error:
+            _LOG.debug("not prefetched: %s", error)
+            return None
+
+    def _map(self, entry: ListedEntry) -> ParsedEntry | None:
+        if entry.path in self._unusable:
+            return None
+        parsed = self.files.open(entry.path, partial(self.drop_damaged, entry.path))
+        check_entry(parsed, entry.key, entry.token_ids, self.files.path(entry.path))
+        self.files.remember(entry.path, parsed)
+        return parsed
+
+    # Storing
+
+    def put(
+        self,
+        key: EntryKey,
+        model_name: str,
+        content: Content,
+        sources: Sequence[str],
+        max_versions: int | None,
     ) -> bool:
-        """Store an entry that is not listed yet; as `ChunkStore.put`, `most` its versions."""
-        if not self._accepts(sources):
+        """Store an entry that is not listed yet; as `ChunkStore.put`."""
+        if not self.accepts(sources):
             return False
-        entry = encode_entry(key, model_name, content, sources)
-        limit_bytes = self._capacity.limit_bytes
-        if entry.bytes > limit_bytes:
-            self._warn_once("large", f"an entry of {entry.bytes} bytes is over the limit of {limit_bytes}")
+        encoded = encode_entry(key, model_name, content, sources)
+        limit_bytes = self.limit_bytes
+        if encoded.bytes > limit_bytes:
+            self._warn_once("large", f"an entry of {encoded.bytes} bytes is over the limit of {limit_bytes}")
             return False
         try:
-            self._make_room(entry.bytes)
-            name = self._tier.put(key, entry)
-            return self._list(NewEntry(key, model_name, content.tokens, entry.bytes, name, sources), most)
+            self._make_room(encoded.bytes)
+            path = self.files.write(key.digest, encoded.parts)
+            entry = NewEntry(key, model_name, content.tokens, encoded.bytes, path, sources)
+            return self._list(entry, max_versions)
         except EntriesInUse as error:
             self._warn_once("in use", str(error))
             return False
         except (OSError, StoreFull) as error:
-            if not disk_is_full(error):
+            if not _is_disk_full(error):
                 raise
             self._warn_once("full", f"the disk is full ({error})")
             return False
 
-    def evict(self, names: Sequence[str]) -> None:
-        """`discard` files whose rows were dropped to make room, and count them."""
-        self._tallies.add("evicted", self.discard(names))
-
-    def discard(self, names: Sequence[str]) -> int:
-        """Forget files whose rows are dropped, and delete them after the commit; returns how many."""
-        self._recent.drop(names)
-        self._database.after_commit(lambda: self._tier.delete(names))
-        return len(names)
-
-    def drop_damaged(self, name: str, reason: str) -> bool:
-        """Drop a file that cannot be used; False if its row is gone already, so that nothing was wrong."""
-        self._unusable.add(name)
+    def admit(self, entry: ParsedEntry, score: float) -> bool:
+        """Store an entry of another tier, verified before, byte for byte; return whether it is listed now."""
         try:
-            listed = self._catalog.drop_file(name)
-        except StoreError as error:
-            _LOG.warning("damaged entry stays listed: %s", error)
-            listed = True
-        if listed:
-            _LOG.warning("stored entry dropped: %s", reason)
-            self._tallies.add("damaged")
-            self.discard([name])
-        return listed
+            if not self.accepts(entry.sources) or not self._capacity.would_admit(entry.bytes, score):
+                return False
+            self._make_room(entry.bytes)
+            path = self.files.write(entry.key.digest, [as_bytes(entry.data)])
+            return self._list(_row(entry, path, score), None)
+        except (OSError, StoreError) as error:
+            if _is_disk_full(error):
+                self._warn_once("full", f"the disk is full ({error})")
+            else:
+                self._warn_once("import", f"entries of other tiers are not kept on the disk ({error})")
+            return False
 
-    def sweep(self) -> int:
-        """Remove old files that no row lists; returns how many."""
-        names = self._tier.names()  # before the rows: see DiskTier.sweep
-        return self._tier.sweep(names, set(self._catalog.listed()))
+    def relist(self, entry: ParsedEntry, path: str) -> bool:
+        """List a file that lost its row; return False if it is not accepted, or another process has listed it.
 
-    def _accepts(self, sources: Sequence[str]) -> bool:
+        The file stays in any case.
+        """
+        with self._database.transaction():
+            if not self.accepts(entry.sources) or not self.catalog.insert(_row(entry, path)):
+                return False
+            self._evict(self._capacity.make_room(0, spare=entry.key.digest))
+        return True
+
+    def accepts(self, sources: Iterable[str]) -> bool:
+        """Return whether entries made from these chunks are stored: each has an owner, or owners do not count."""
         return self._owners is None or self._owners.all_owned(sources)
 
     def _make_room(self, needed_bytes: int) -> None:
         """Evict until the file fits under the cap, unless the disk would be too full for it even then."""
         excess = max(0, self._capacity.excess_bytes(needed_bytes))
         if not self._capacity.disk_has_room(needed_bytes - excess):
-            raise OSError(errno.ENOSPC, "too little would be left for the catalogue", str(self._tier.folder))
+            raise OSError(errno.ENOSPC, "too little would be left for the catalogue", str(self.files.folder))
         if excess:
-            self._tallies.flush_quietly()  # what this process used lately counts too
+            self._usage.try_flush()  # recent hits of this process count too
             with self._database.transaction():
-                self.evict(self._capacity.make_room(needed_bytes))
+                self._evict(self._capacity.make_room(needed_bytes))
 
-    def _list(self, entry: NewEntry, most: int | None) -> bool:
-        """Make a written file count; False, and the file goes again, if it is not wanted any more."""
-        if most is not None:
-            self._tallies.flush_quietly()
+    def _list(self, entry: NewEntry, max_versions: int | None) -> bool:
+        """Commit the row of a written file; if the entry is not accepted any more, delete the file and return False."""
+        if max_versions is not None:
+            self._usage.try_flush()
         try:
             with self._database.transaction():
-                accepted = self._accepts(entry.sources)
-                if not accepted or not self._catalog.insert(entry):
-                    self.discard([entry.path])  # disowned meanwhile, or another process was quicker
-                elif most is not None:
-                    self.evict(self._catalog.drop_surplus(entry.key, most, self._capacity.in_use()))
-                self.evict(self._capacity.make_room(0, spare=entry.key.digest))
+                accepted = self.accepts(entry.sources)
+                if not accepted or not self.catalog.insert(entry):
+                    self.drop_files([entry.path])  # disowned meanwhile, or another process was quicker
+                elif max_versions is not None:
+                    in_use = self._capacity.in_use()
+                    self._evict(self.catalog.drop_surplus(entry.key, max_versions, in_use))
+                self._evict(self._capacity.make_room(0, spare=entry.key.digest))
         except Exception:
-            # An interrupt may come after the commit: then the file counts, and else a later sweep takes it.
-            if entry.path not in self._catalog.paths([entry.key.digest]).values():
-                self._tier.delete([entry.path])
+            # An interrupt may come after the commit: then the file counts. If not, a later sweep deletes it.
+            if entry.path not in self.catalog.paths([entry.key.digest]).values():
+                self.files.delete([entry.path])
             raise
         return accepted
 
@@ -318,108 +247,154 @@ class EntryFiles:
             self._warned.add(topic)
             _LOG.warning("chunk KV not stored, computing instead: %s", message)
 
+    # Dropping
 
-class AdoptingFiles(EntryFiles):
-    """Entry files that also take in what other tiers have, where it is worth more than what has to go for it.
+    def drop_files(self, paths: Sequence[str]) -> int:
+        """Forget files whose rows are dropped, and delete them after the commit; return how many."""
+        if paths:
+            self.on_drop([key_of(path) for path in paths])
+            self.files.forget(paths)
+            self._database.after_commit(lambda: self.files.delete(paths))
+        return len(paths)
 
-    `on_discard` is told the keys of entries that are dropped, whatever the reason.
+    def drop_damaged(self, path: str, reason: str) -> bool:
+        """Drop a file that cannot be used; return False if its row is gone already, so that nothing was wrong."""
+        self._unusable.add(path)
+        try:
+            listed = self.catalog.drop_file(path)
+        except StoreError as error:
+            _LOG.warning("damaged entry stays listed: %s", error)
+            listed = True
+        if listed:
+            _LOG.warning("stored entry dropped: %s", reason)
+            self._usage.add("damaged")
+            self.drop_files([path])
+        return listed
+
+    def clear(self) -> int:
+        """Drop every entry; return how many."""
+        with self._database.transaction():
+            return self.drop_files(self.catalog.drop_all())
+
+    def _evict(self, paths: Sequence[str]) -> None:
+        """Drop files whose rows were dropped to make room, and count them."""
+        if paths:
+            self._usage.add("evicted", self.drop_files(paths))
+
+    # The cap
+
+    @property
+    def limit_bytes(self) -> int:
+        """The cap; another process may have changed it."""
+        return self._capacity.limit_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of all listed files."""
+        return self.catalog.total_bytes()
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the file size of every entry."""
+        return self.catalog.sizes()
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Change the cap for good and evict down to it; raise InvalidRequest for one that cannot be held."""
+        with self._database.transaction():
+            self._evict(self._capacity.set_limit(limit_bytes))
+
+
+class EntryFiles:
+    """Entry files under `folder`; names are relative to it, with forward slashes.
+
+    Recently opened entries stay mapped, least recently used first out, at most `max_entries` and `max_bytes`. What is verified
+    of them stays verified. Whether an entry still exists is not known here: callers ask the catalogue first.
     """
 
-    on_discard: Callable[[Iterable[str]], None] = staticmethod(lambda keys: None)
+    def __init__(
+        self, folder: Path, max_entries: int = MAX_OPEN_ENTRIES, max_bytes: int = MAX_OPEN_BYTES
+    ) -> None:
+        self.folder = folder
+        self.max_entries = max_entries
+        self.max_bytes = max_bytes
+        self._recent: OrderedDict[str, ParsedEntry] = OrderedDict()
+        self._recent_bytes = 0
+        self._guard = threading.Lock()
 
-    def discard(self, names: Sequence[str]) -> int:
-        """As `EntryFiles.discard`."""
-        self.on_discard([name.rpartition("/")[2].partition(".")[0] for name in names])
-        return super().discard(names)
+    def path(self, name: str) -> Path:
+        """Return the path of a file."""
+        return self.folder / name
 
-    def usable(self, name: str) -> bool:
-        """Whether nothing was found wrong with this file so far."""
-        return name not in self._unusable
+    def scan(self) -> list[str]:
+        """Return the names of all files in the subfolders: entries, listed or not, and temporary files."""
+        folders = self.folder.glob("[0-9a-f][0-9a-f]")
+        return [f"{folder.name}/{name}" for folder in folders for name in os.listdir(folder)]
 
-    def open_ahead(self, name: str, key: EntryKey) -> Content | None:
-        """As `read`, before the tokens are known: the key has their digest. The kernel begins to read the file."""
-        content = self._recent.get(name)
-        if content is None and self.usable(name):
-            try:
-                stored = open_entry(self._tier.folder / name, partial(self.drop_damaged, name))
-            except (StoreError, OSError) as error:
-                _LOG.debug("not read ahead: %s", error)  # whoever needs it finds out, and says so
-                return None
-            if stored.key.digest != key.digest:
-                return None
-            content = stored.content
-            self._recent.put(name, content)
-        return content
+    def write(self, key: str, parts: Iterable[bytes | memoryview]) -> str:
+        """Write an entry under a new name; return the name once the file is safely on the disk.
 
-    def relist(self, key: str) -> bool:
-        """List a file of this key that no row lists, since the catalogue that did is lost; whether there was one.
-
-        Left alone while it is young: whoever wrote it may be about to list it. Its KV is verified when it is used.
+        Raises:
+            OSError: the file system's own error; nothing is left behind.
         """
-        folder = self._tier.folder
-        for path in sorted((folder / key[:2]).glob(f"{key}.*.safetensors")):
-            try:
-                file = path.stat()
-                if abs(time.time() - file.st_mtime) < DEAD_WRITER_AFTER_S:
-                    continue
-                stored = open_entry(path)
-                name = path.relative_to(folder).as_posix()
-                tokens, sources = stored.content.tokens, stored.sources
-                entry = NewEntry(stored.key, stored.model_name, tokens, file.st_size, name, sources)
-                if stored.key.digest == key and self._relist(entry):
-                    return True
-            except (StoreError, OSError) as error:
-                _LOG.warning("unlisted entry not used: %s", error)
-        return False
+        name = f"{key[:2]}/{key}.{secrets.token_hex(4)}{SUFFIX}"
+        write_atomically(self.path(name), parts)
+        return name
 
-    def _relist(self, entry: NewEntry) -> bool:
-        """Not as `_list` does it, which takes back the file where another process was quicker to list it."""
-        with self._database.transaction():
-            if not self._accepts(entry.sources) or not self._catalog.insert(entry):
-                return False
-            self.evict(self._capacity.make_room(0, spare=entry.key.digest))
-        return True
+    def open(self, name: str, on_damage: OnDamage = lambda reason: None) -> ParsedEntry:
+        """Map the entry in this file; see `open_entry`."""
+        return open_entry(self.path(name), on_damage)
 
-    def relist_all(self) -> int:
-        """The same of every file in the folder; returns how many are listed now."""
-        keys = {name.rpartition("/")[2].partition(".")[0] for name in self._tier.names()}
-        return sum(self.relist(key) for key in sorted(keys - self._catalog.sizes(keys).keys()))
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; mappings of them stay valid.
 
-    def wants(self, sources: Sequence[str]) -> bool:
-        """Whether entries made from these chunks are wanted: each of them has an owner, or owners do not count."""
-        return self._accepts(sources)
-
-    def import_entries(self, stored: ParsedEntry, data: Blob, worth: float) -> bool:
-        """Store an entry that was verified, byte for byte; whether it is listed now.
-
-        Args:
-            stored: what `data` holds.
-            data: the bytes as another tier gave them.
-            worth: its standing.
+        A missing file is no error. One that cannot be deleted is logged: no row lists it, and the next sweep tries again.
         """
-        try:
-            if not self._accepts(stored.sources) or not self._capacity.room_for(len(data), worth):
-                return False
-            self._make_room(len(data))
-            name = self._tier.put(stored.key, EncodedEntry((memoryview(data),), len(data)))
-            tokens = stored.content.tokens
-            entry = NewEntry(stored.key, stored.model_name, tokens, len(data), name, stored.sources, worth)
-            return self._list(entry, None)
-        except (OSError, StoreError) as error:
-            if disk_is_full(error):
-                self._warn_once("full", f"the disk is full ({error})")
-            else:
-                self._warn_once("adopt", f"entries of other tiers are not kept on the disk ({error})")
-            return False
+        for name in names:
+            try:
+                self.path(name).unlink(missing_ok=True)
+            except OSError as error:
+                _LOG.warning("%s could not be removed: %s", self.path(name), error.strerror)
 
-    def mapped(self, key: str) -> memoryview | None:
-        """The bytes of a listed entry's file, valid as long as they are referenced, or None; nothing is verified."""
-        path = self._catalog.paths([key]).get(key)
-        if path is None:
-            return None
-        try:
-            with (self._tier.folder / path).open("rb") as file:
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:  # removed meanwhile; an empty file cannot be mapped
-            _LOG.debug("%s is not read: %s", path, error)
-            return None
+    # Recently opened entries
+
+    def recent(self, name: str) -> ParsedEntry | None:
+        """Return the entry in this file if it was opened recently."""
+        with self._guard:
+            entry = self._recent.get(name)
+            if entry is not None:
+                self._recent.move_to_end(name)
+            return entry
+
+    def remember(self, name: str, entry: ParsedEntry) -> None:
+        """Keep an entry that was just opened, and forget the longest unused ones beyond the bounds."""
+        with self._guard:
+            self._forget(name)
+            self._recent[name] = entry
+            self._recent_bytes += entry.bytes
+            while len(self._recent) > self.max_entries or self._recent_bytes > self.max_bytes:
+                self._forget(next(iter(self._recent)))
+
+    def forget(self, names: Iterable[str] | None = None) -> None:
+        """Forget these opened entries, or all; tensors handed out before stay valid."""
+        with self._guard:
+            for name in list(self._recent) if names is None else names:
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        entry = self._recent.pop(name, None)
+        if entry is not None:
+            self._recent_bytes -= entry.bytes
+
+
+def key_of(path: str) -> str:
+    """Return the key's digest in an entry file's name."""
+    return path.rpartition("/")[2].partition(".")[0]
+
+
+def _row(entry: ParsedEntry, path: str, score: float | None = None) -> NewEntry:
+    return NewEntry(
+        entry.key, entry.model_name, entry.content.tokens, entry.bytes, path, entry.sources, score
+    )
+
+
+def _is_disk_full(error: Exception) -> bool:
+    return isinstance(error, StoreFull) or (isinstance(error, OSError) and error.errno in _FULL)

@@ -1,4 +1,4 @@
-"""Which shared tier an address means."""
+"""Opens the shared tier at an address."""
 
 from urllib.parse import urlsplit
 
@@ -8,15 +8,15 @@ from kvweave.kvstore.tiers.redis import SCHEMES, RedisTier
 from kvweave.kvstore.tiers.tier import RemoteTier
 
 
-def open_shared(url: str, namespace: str) -> RemoteTier:
-    """The tier at an address, for one namespace; nothing is asked of it yet.
+def open_remote_tier(url: str, namespace: str) -> RemoteTier:
+    """Return the tier at an address, for one namespace; sends no request yet.
 
     Args:
         url: see `RedisTier` and `ObjectTier`.
         namespace: entries of other namespaces are never seen.
 
     Raises:
-        MissingExtra: what is needed to talk to it is not installed.
+        MissingExtra: the client for this kind of server is not installed.
         InvalidRequest: no such kind of address.
     """
     scheme = urlsplit(url).scheme

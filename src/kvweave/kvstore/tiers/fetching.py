@@ -1,9 +1,9 @@
-"""Entries on their way from the shared tier: each is fetched once for all who want it, and kept once it is whole.
+"""Fetches entries from the shared tier: each once for all requests that want it, and stored here once it is whole.
 
-An entry can be used as soon as its beginning has come. The rest comes in the background, a piece of one entry and then one of
-the next, so that the layers of all of them come in their order, for as long as a request wants it: one whose lease lasts. Then
-it is kept, if it is worth that. An entry that did not come to its end, or not as it was stored, is fetched whole by whoever
-asks from then on, until it has come so, and is found or not like any other: so starting anew comes to an end.
+An entry can be used as soon as its beginning has arrived. The rest is read in the background, while the lease of a request that
+wants it lasts. The entries take turns, one piece each, so that the layers of all of them arrive in order. A complete entry is
+stored, if it is worth that. If reading an entry was aborted, by a failure or by a damaged layer, the next request fetches it whole.
+A whole entry is found or missed like any other, so retrying ends.
 """
 
 import threading
@@ -15,170 +15,168 @@ from kvweave.errors import DamagedEntry
 from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.tiers.leases import Lease
-from kvweave.kvstore.tiers.loading import AbandonedError, Load, Loader, Name, Wanted
-from kvweave.kvstore.tiers.replication import Fetched, ReplicatedTier
+from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Load, Loader, Name
+from kvweave.kvstore.tiers.remote_reader import FetchedEntry, RemoteReader
 
 
 @dataclass(slots=True)
-class _Entry:
-    """What is on its way, and whether anybody still wants it. `attempt` tells it from others under the same key."""
+class _Fetch:
+    """An entry that is being read or stored, and whether a request still wants it. `attempt` identifies this fetch of its key."""
 
-    fetched: Fetched
-    wanted: Wanted
+    fetched: FetchedEntry
+    is_wanted: IsWanted
     attempt: object
 
 
-class Fetches:
+class Fetcher:
     """Fetches from one shared tier; safe to use from several threads.
 
     Args:
-        shared: the tier.
-        held: what memory has of an entry that nobody lists, so that it need not be fetched again.
-        keep: called in the background with an entry of which everything has come, layers not necessarily verified.
+        reader: reads the tier's entries.
+        held: returns an entry that this machine holds in memory alone, so that it need not be fetched again.
+        store: called in the background with an entry that has been read completely; its layers may not be verified yet.
     """
 
     def __init__(
         self,
-        shared: ReplicatedTier,
-        held: Callable[[str], Fetched | None],
-        keep: Callable[[Fetched], None],
+        reader: RemoteReader,
+        held: Callable[[str], FetchedEntry | None],
+        store: Callable[[FetchedEntry], None],
     ) -> None:
-        self._shared = shared
+        self._reader = reader
         self._held = held
-        self._keep = keep
-        self._loader: Loader[Fetched | None] = Loader()
-        self._arriving: dict[str, _Entry] = {}
-        self._broken_off: set[str] = set()
+        self._store = store
+        self._loader: Loader[FetchedEntry | None] = Loader()
+        self._fetches: dict[str, _Fetch] = {}
+        self._aborted: set[str] = set()
         self._guard = threading.Lock()
 
-    @property
-    def answers(self) -> bool:
-        """Whether the tier is to be asked at all: not while it rests from a failure."""
-        return not self._shared.tier.resting
-
-    def ahead(self, key: EntryKey, lease: Lease, *, here: bool = False) -> None:
-        """Begin to fetch an entry, for as long as the lease lasts; as `Loader.start`."""
-        lease.on_close(partial(self._loader.cancel, [self._load(key, here, whole=False)]))
+    def prefetch(self, key: EntryKey, lease: Lease, *, inline: bool = False) -> None:
+        """Begin to fetch an entry, for as long as the lease lasts; `inline` as in `Loader.start`."""
+        lease.on_close(partial(self._loader.cancel, [self._load(key, inline, whole=False)]))
 
     def get(
-        self, keys: Sequence[EntryKey], lease: Lease | None, *, here: bool = False
-    ) -> list[Fetched | None]:
-        """Entries, as far as they are there: large KV when it has begun to come, and without a lease whole and verified."""
+        self, keys: Sequence[EntryKey], lease: Lease | None, *, inline: bool = False
+    ) -> list[FetchedEntry | None]:
+        """Return each entry that is there: large KV from its beginning on; without a lease whole and verified."""
         if lease is None:
-            return self._all_whole(keys, here)
-        holds = [self._load(key, here, whole=False) for key in keys]
+            return self._get_whole(keys, inline)
+        holds = [self._load(key, inline, whole=False) for key in keys]
         try:
-            found = self._loader.wait([self._load(key, here, whole=False) for key in keys])
+            found = self._loader.wait([self._load(key, inline, whole=False) for key in keys])
         except BaseException:
             self._loader.cancel(holds)
             raise
         for hold, fetched in zip(holds, found, strict=True):
-            if fetched is None or fetched.whole:  # others had better ask again
+            if fetched is None or fetched.whole:  # other requests should ask the tier again
                 self._loader.cancel([hold])
             else:
                 lease.on_close(partial(self._loader.cancel, [hold]))
         return found
 
     def close(self) -> None:
-        """Ask for nothing more, and wait for what is being read and until what has come is kept."""
+        """Start nothing more; wait until active reads have ended and whole entries are stored."""
         with self._guard:
-            self._arriving = {key: entry for key, entry in self._arriving.items() if entry.fetched.whole}
+            self._fetches = {key: fetch for key, fetch in self._fetches.items() if fetch.fetched.whole}
         self._loader.close()
         with self._guard:
-            self._arriving.clear()
+            self._fetches.clear()
 
-    def _all_whole(self, keys: Sequence[EntryKey], here: bool) -> list[Fetched | None]:
-        """Entries with every layer there and verified; they are wanted until then."""
-        holds = [self._load(key, here, whole=True) for key in keys]
+    def _get_whole(self, keys: Sequence[EntryKey], inline: bool) -> list[FetchedEntry | None]:
+        """Return entries with every layer read and verified; they are wanted until then."""
+        holds = [self._load(key, inline, whole=True) for key in keys]
         try:
-            found = self._loader.wait([self._load(key, here, whole=True) for key in keys])
-            return list(map(self._whole, keys, found))
+            found = self._loader.wait([self._load(key, inline, whole=True) for key in keys])
+            return list(map(self._completed, keys, found))
         finally:
             self._loader.cancel(holds)
 
-    def _whole(self, key: EntryKey, fetched: Fetched | None) -> Fetched | None:
-        """The same with every layer there and verified; another request may have begun with fewer."""
+    def _completed(self, key: EntryKey, fetched: FetchedEntry | None) -> FetchedEntry | None:
+        """Read and verify the remaining layers: another request may have begun the fetch without them."""
         while fetched is not None:
             try:
-                verify_content(fetched.stored.content)
+                verify_content(fetched.parsed.content)
                 break
             except DamagedEntry:
-                (fetched,) = self._loader.wait([self._load(key, here=True, whole=True)])
+                (fetched,) = self._loader.wait([self._load(key, inline=True, whole=True)])
         return fetched
 
-    def _load(self, key: EntryKey, here: bool, whole: bool) -> Load[Fetched | None]:
-        return self._loader.start(_name(key.digest), partial(self._fetched, key, whole), here=here)
+    def _load(self, key: EntryKey, inline: bool, whole: bool) -> Load[FetchedEntry | None]:
+        return self._loader.start(_name(key.digest), partial(self._fetch, key, whole), inline=inline)
 
-    def _fetched(self, key: EntryKey, whole: bool, wanted: Wanted) -> Fetched | None:
-        if not wanted():
+    def _fetch(self, key: EntryKey, whole: bool, is_wanted: IsWanted) -> FetchedEntry | None:
+        """Return an entry from an active fetch, from memory or from the tier, and have its rest read in the background."""
+        if not is_wanted():
             raise AbandonedError
-        fetched = self._wanted_again(key.digest, wanted)
+        fetched = self._join(key.digest, is_wanted)
         if fetched is None:
             attempt = object()
-            fetched = self._held(key.digest) or self._asked_for(key, whole, attempt)
-            if fetched is not None and wanted():  # what nobody wants any more is not kept either
+            fetched = self._held(key.digest) or self._fetch_from_tier(key, whole, attempt)
+            # An entry that no request wants any more is not stored either.
+            if fetched is not None and is_wanted():
                 with self._guard:
-                    self._arriving[key.digest] = _Entry(fetched, wanted, attempt)
-                self._loader.later(partial(self._go_on, key.digest, attempt))
+                    self._fetches[key.digest] = _Fetch(fetched, is_wanted, attempt)
+                self._loader.run_later(partial(self._continue, key.digest, attempt))
         return fetched
 
-    def _wanted_again(self, key: str, wanted: Wanted) -> Fetched | None:
+    def _join(self, key: str, is_wanted: IsWanted) -> FetchedEntry | None:
+        """Return the entry of an active fetch, which from now on lasts while `is_wanted` holds."""
         with self._guard:
-            entry = self._arriving.get(key)
-            if entry is None:
+            fetch = self._fetches.get(key)
+            if fetch is None:
                 return None
-            entry.wanted = wanted
-            return entry.fetched
+            fetch.is_wanted = is_wanted
+            return fetch.fetched
 
-    def _asked_for(self, key: EntryKey, whole: bool, attempt: object) -> Fetched | None:
+    def _fetch_from_tier(self, key: EntryKey, whole: bool, attempt: object) -> FetchedEntry | None:
         with self._guard:
-            whole = whole or key.digest in self._broken_off
-        fetched = self._shared.fetch(key, partial(self._break_off, key.digest, attempt), whole=whole)
+            whole = whole or key.digest in self._aborted
+        fetched = self._reader.fetch(key, partial(self._abort, key.digest, attempt), whole=whole)
         if fetched is not None and fetched.whole:
             with self._guard:
-                self._broken_off.discard(key.digest)
+                self._aborted.discard(key.digest)
         return fetched
 
-    def _break_off(self, key: str, attempt: object) -> None:
-        """Nobody who asks from now on gets what has come of this."""
+    def _abort(self, key: str, attempt: object) -> None:
+        """End a fetch that failed: later requests must not get what it has read."""
         with self._guard:
-            self._broken_off.add(key)
-        self._leave(key, attempt)
-        self._loader.renew(_name(key))
+            self._aborted.add(key)
+        self._end(key, attempt)
+        self._loader.discard_result(_name(key))
 
-    def _go_on(self, key: str, attempt: object) -> None:
-        """Have the next piece of an entry; when it is whole, keep it."""
-        fetched = self._still_wanted(key, attempt)
+    def _continue(self, key: str, attempt: object) -> None:
+        """Read the next piece of an entry, or store the entry when it is whole."""
+        fetched = self._active(key, attempt)
         if fetched is None:
             return
         more = False
         try:
             more = fetched.rest is not None and not fetched.rest.advance()
             if not more:
-                self._keep(fetched)
+                self._store(fetched)
         except DamagedEntry:
-            pass  # it is broken off, and whoever needs it finds out
+            pass  # the fetch is aborted, and a request that needs the layer learns of it
         finally:
             if more:
-                self._loader.later(partial(self._go_on, key, attempt))
+                self._loader.run_later(partial(self._continue, key, attempt))
             else:
-                self._leave(key, attempt)
+                self._end(key, attempt)
 
-    def _still_wanted(self, key: str, attempt: object) -> Fetched | None:
-        """An entry that is not broken off, if it is whole or wanted; one that is neither is left."""
+    def _active(self, key: str, attempt: object) -> FetchedEntry | None:
+        """Return the entry of this fetch, unless it was aborted; end the fetch if it is neither whole nor wanted."""
         with self._guard:
-            entry = self._arriving.get(key)
-            if entry is None or entry.attempt is not attempt:
+            fetch = self._fetches.get(key)
+            if fetch is None or fetch.attempt is not attempt:
                 return None
-            if entry.fetched.whole or entry.wanted():
-                return entry.fetched
-            del self._arriving[key]
+            if fetch.fetched.whole or fetch.is_wanted():
+                return fetch.fetched
+            del self._fetches[key]
         return None
 
-    def _leave(self, key: str, attempt: object) -> None:
+    def _end(self, key: str, attempt: object) -> None:
         with self._guard:
-            if key in self._arriving and self._arriving[key].attempt is attempt:
-                del self._arriving[key]
+            if key in self._fetches and self._fetches[key].attempt is attempt:
+                del self._fetches[key]
 
 
 def _name(key: str) -> Name:

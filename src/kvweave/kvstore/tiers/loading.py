@@ -1,9 +1,9 @@
-"""Loads: each reads one entry, in the background or by whoever needs it first, once for all who want it.
+"""Loads: each reads one entry, in the background or in the thread that needs it first, once for all who want it.
 
-Nobody waits for a load that he did not ask for: a thread that needs one which has not begun does it itself, whatever else is
-queued, and otherwise waits for that very load only. A load that nobody wants any more is not begun, and one that has begun
-is told. Knows nothing about what is loaded; the unit is one entry, so far that it can be used. From a disk that is an open
-mapping, from a server its beginning (`fetching.py`); layers are had and verified one by one (`models/canvas.py` says when).
+A thread waits only for loads that it asked for. If one of them has not begun, the thread does it itself, whatever else is queued.
+A load that no request wants any more is not begun; one that is running can ask. Knows nothing about what is loaded. A load ends
+as soon as its entry can be used: for a file when it is mapped, for a server when the beginning has arrived (`fetching.py`).
+The entry's layers are read and verified one by one later on.
 """
 
 import logging
@@ -15,24 +15,24 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 _LOG = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Wanted = Callable[[], bool]
-"""Whether anybody still wants what a load is about to give."""
+IsWanted = Callable[[], bool]
+"""Whether any request still wants the result of a load."""
 
 Name: TypeAlias = tuple[str, Hashable]
-"""What is loaded from where."""
+"""Where a load reads from, and what."""
 
 THREADS = 4
-"""Enough to keep a disk's queue or a few connections busy; whoever waits works too."""
+"""Enough to keep a disk's queue or a few connections busy; threads that wait for a load work too."""
 
 
 class AbandonedError(Exception):
-    """Raised by the work of a load that nobody wants any more."""
+    """Raised by a load that no request wants any more."""
 
 
 class Load(Generic[Result]):
-    """One load. `name` tells what is loaded: loads of one name are the same."""
+    """One load; loads of one name are the same load."""
 
-    def __init__(self, name: Name, work: Callable[[Wanted], Result]) -> None:
+    def __init__(self, name: Name, work: Callable[[IsWanted], Result]) -> None:
         self.name = name
         self.work = work
         self.wanted_by = 0
@@ -51,29 +51,28 @@ class Loader(Generic[Result]):
         self._changed = threading.Condition()
         self._closed = False
 
-    def start(self, name: Name, work: Callable[[Wanted], Result], *, here: bool = False) -> Load[Result]:
-        """Ask for a load: the one of this name that is under way, or a new one.
+    def start(self, name: Name, work: Callable[[IsWanted], Result], *, inline: bool = False) -> Load[Result]:
+        """Ask for a load: the pending one of this name, or a new one.
 
         Args:
-            name: what is loaded.
-            work: loads it; may ask now and then whether that is still wanted, and raise AbandonedError if not.
-            here: leave it to whoever waits for it; no other thread begins it.
+            name: identifies what is loaded.
+            work: loads it; may ask now and then whether the result is still wanted, and raise AbandonedError if not.
+            inline: leave the load to a thread that waits for it; no background thread begins it.
 
         Returns:
-            The load, to be given to `wait` or `cancel`, once.
+            The load, to be passed to `wait` or `cancel`, once.
         """
         with self._changed:
             load = self._loads.get(name)
             if load is None:
                 load = self._loads[name] = Load(name, work)
             load.wanted_by += 1
-            if not here and not self._closed and load.state == "queued":
-                self._pool = self._pool or ThreadPoolExecutor(self._threads, "kvweave-load")
-                self._pool.submit(self._run, load)
+            if not inline and not self._closed and load.state == "queued":
+                self._submit(self._run, load)
         return load
 
     def wait(self, loads: Sequence[Load[Result]]) -> list[Result]:
-        """The results of these loads, which are no longer wanted by the caller; raises what one of them raised."""
+        """Return the results of these loads, or raise the first error; the caller wants the loads no longer."""
         try:
             for load in loads:
                 self._run(load)
@@ -84,27 +83,26 @@ class Loader(Generic[Result]):
         return [self._outcome(load) for load in loads]
 
     def cancel(self, loads: Sequence[Load[Result]]) -> None:
-        """The caller wants these no longer."""
+        """Record that the caller wants these no longer."""
         with self._changed:
             for load in loads:
                 load.wanted_by -= 1
                 if load.wanted_by <= 0 and load.state != "running":
                     self._forget(load)
 
-    def renew(self, name: Name) -> None:
-        """What came of this load is no good any more: whoever asks for it from now on has it done anew."""
+    def discard_result(self, name: Name) -> None:
+        """Make the next request for this name start a new load."""
         with self._changed:
             self._loads.pop(name, None)
 
-    def later(self, chore: Callable[[], None]) -> None:
-        """Do something in the background that nobody waits for; what goes wrong is logged."""
+    def run_later(self, task: Callable[[], None]) -> None:
+        """Run a task in the background; its errors are logged."""
         with self._changed:
             if not self._closed:
-                self._pool = self._pool or ThreadPoolExecutor(self._threads, "kvweave-load")
-                self._pool.submit(_logged, chore)
+                self._submit(_run_logged, task)
 
     def close(self) -> None:
-        """Take nothing more, and wait for what is to be done in the background; loads that nobody wants are left out."""
+        """Take no more work and wait for the tasks in the background; loads that no request wants are left out."""
         with self._changed:
             self._closed = True
             pool, self._pool = self._pool, None
@@ -112,30 +110,33 @@ class Loader(Generic[Result]):
             pool.shutdown(wait=True)
 
     @property
-    def under_way(self) -> int:
-        """How many loads are queued or running, or finished and not yet fetched."""
+    def pending(self) -> int:
+        """How many loads are queued, running, or finished and not yet fetched."""
         return len(self._loads)
+
+    def _submit(self, function: Callable[..., None], argument: object) -> None:
+        self._pool = self._pool or ThreadPoolExecutor(self._threads, "kvweave-load")
+        self._pool.submit(function, argument)
 
     def _finish(self, load: Load[Result]) -> None:
         while load.state != "done":
             with self._changed:
                 self._changed.wait_for(lambda: load.state != "running")
-            self._run(load)  # whoever ran it was interrupted
+            self._run(load)  # the thread that ran it was interrupted
 
     def _run(self, load: Load[Result]) -> None:
-        """Do a load unless somebody does or did."""
+        """Do a load, unless another thread does or did."""
         with self._changed:
             if load.state != "queued" or load.wanted_by <= 0:
                 return
             load.state = "running"
-        state: Literal["queued", "done"] = (
-            "queued"  # after an interrupt of this thread others may still want it
-        )
+        # After an interrupt of this thread, others may still want the load.
+        state: Literal["queued", "done"] = "queued"
         try:
             load.result = load.work(lambda: load.wanted_by > 0)
             state = "done"
         except AbandonedError:
-            pass  # whoever has come to want it since begins it anew
+            pass  # a request that has come to want it since starts it again
         except Exception as error:
             load.error, state = error, "done"
         finally:
@@ -156,8 +157,8 @@ class Loader(Generic[Result]):
         return load.result  # type: ignore[return-value]  # done, and not failed
 
 
-def _logged(chore: Callable[[], None]) -> None:
+def _run_logged(task: Callable[[], None]) -> None:
     try:
-        chore()
+        task()
     except Exception:
         _LOG.warning("work in the background failed", exc_info=True)

@@ -1,11 +1,11 @@
-"""Entries kept in memory, of the host or of a device, under a hard cap: the least worth keeping goes first.
+"""Entries held in memory, of the host or of a device, under a hard cap; the ones with the lowest scores are evicted first.
 
-One that a running request uses is never let go of, and a newcomer gets in only where it is clearly worth more than each of
-those that would have to go. Knows nothing about files, servers or what the entries hold.
+An entry that a running request uses is never evicted. A new entry is admitted only if its score is clearly higher than that of
+each entry that would have to go for it. Knows nothing about files or servers.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,211 +14,207 @@ from torch import Tensor
 
 from kvweave.kvstore.eviction import EvictionRow, after_retrievals, choose_victims
 from kvweave.kvstore.format import Content, ParsedEntry, parse_entry, verify_content
-from kvweave.kvstore.tiers.tier import Blob, owned_copy
+from kvweave.kvstore.header import as_bytes
+from kvweave.kvstore.reports import TierName
+from kvweave.kvstore.tiers.tier import ListedEntry, owned_copy
 from kvweave.types import ChunkKV
 
 Held = TypeVar("Held")
 
 MARGIN = 0.25
-"""A newcomer's standing must be higher by this, a score higher by a fifth: copying costs, and of many entries that are asked
-for in turn, equally often, some had better stay."""
+"""How much higher a new entry's score must be: its value is higher by a fifth. Copying costs something, and if many entries are
+retrieved equally often, some of them should stay."""
 
 
 @dataclass(slots=True)
 class MemoryEntry(Generic[Held]):
-    """One entry with its size and its standing (`store/eviction.py`)."""
+    """What a tier holds of one entry, its size and its eviction score."""
 
     held: Held
     bytes: int
-    standing: float
+    score: float
 
 
-class Residents(Generic[Held]):
-    """What is held, by key; safe to use from several threads.
+class MemoryTier(Generic[Held]):
+    """Entries by key; what is held of each is up to the subclass. Safe to use from several threads.
 
     Args:
-        limit_bytes: the cap, of the sizes that are given.
-        in_use: the keys of what may not go.
+        limit_bytes: the cap; 0 turns the tier off.
+        in_use: returns the keys that must not be evicted.
     """
 
-    def __init__(self, limit_bytes: int, in_use: Callable[[], Collection[str]]) -> None:
-        self._limit_bytes = limit_bytes
+    name: TierName
+
+    def __init__(self, limit_bytes: int, in_use: Callable[[], Collection[str]] = tuple) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.on_evict: Callable[[Mapping[str, MemoryEntry[Held]]], object] = lambda evicted: None
+        """Called with the entries that were evicted, by key, after each eviction."""
         self._in_use = in_use
-        self._residents: dict[str, MemoryEntry[Held]] = {}
-        self._bytes = 0
+        self._entries: dict[str, MemoryEntry[Held]] = {}
         self._guard = threading.Lock()
 
-    @property
-    def limit_bytes(self) -> int:
-        """The cap."""
-        return self._limit_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """The size of all that is held."""
-        return self._bytes
-
     def __len__(self) -> int:
-        return len(self._residents)
+        return len(self._entries)
 
-    def get(self, key: str) -> Held | None:
-        """What is held under this key, or None."""
+    def sizes(self) -> dict[str, int]:
+        """Return the size of every entry."""
         with self._guard:
-            resident = self._residents.get(key)
-            return None if resident is None else resident.held
+            return {key: entry.bytes for key, entry in self._entries.items()}
 
-    def asked(self, key: str, tokens: int, now_s: float) -> None:
-        """Count a retrieval of an entry of so many tokens; nothing if it is not here."""
+    def peek(self, key: str) -> Held | None:
+        """Return what is held of an entry, or None."""
         with self._guard:
-            resident = self._residents.get(key)
-            if resident is not None:
-                resident.standing = after_retrievals(resident.standing, 1, tokens, resident.bytes, now_s)
+            entry = self._entries.get(key)
+            return None if entry is None else entry.held
 
-    def admits(self, key: str, size_bytes: int, standing: float) -> bool:
-        """Whether `admit` would hold it, as things are now."""
+    def record_hit(self, key: str, tokens: int, now_s: float) -> None:
+        """Raise the score of an entry of this many tokens by one retrieval, if it is here."""
         with self._guard:
-            return key not in self._residents and self._victims(size_bytes, standing) is not None
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.score = after_retrievals(entry.score, 1, tokens, entry.bytes, now_s)
 
-    def admit(
-        self, key: str, held: Held, size_bytes: int, standing: float
-    ) -> dict[str, MemoryEntry[Held]] | None:
-        """Hold an entry, in place of any earlier one of this key.
+    def would_hold(self, key: str, size_bytes: int, score: float) -> bool:
+        """Return whether the entry is not here yet, and `hold` would accept it now."""
+        with self._guard:
+            return key not in self._entries and self._victims(size_bytes, score) is not None
 
-        Returns:
-            What had to go for it, by key; None if it was not let in.
-        """
+    def hold(self, key: str, held: Held, size_bytes: int, score: float) -> bool:
+        """Hold an entry, replacing any earlier one of this key; return whether it was accepted."""
         with self._guard:
             earlier = self._pop(key)
-            victims = self._victims(size_bytes, standing)
+            victims = self._victims(size_bytes, score)
             if victims is None:
                 if earlier is not None:
                     self._add(key, earlier)
-                return None
-            gone = self._pop_all(victims)
-            self._add(key, MemoryEntry(held, size_bytes, standing))
-        return gone
+                return False
+            evicted = self._pop_all(victims)
+            self._add(key, MemoryEntry(held, size_bytes, score))
+        self._report(evicted)
+        return True
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Let go of these, used or not: they do not count any more. Tensors already handed out stay valid."""
+        """Drop these entries, used or not, without calling `on_evict`. Tensors handed out before stay valid."""
         with self._guard:
             for key in keys:
                 self._pop(key)
 
-    def set_limit(self, limit_bytes: int) -> dict[str, MemoryEntry[Held]]:
-        """Change the cap; returns what had to go. What running requests use stays until others need the room."""
-        with self._guard:
-            self._limit_bytes = limit_bytes
-            return self._pop_all(choose_victims(self._rows(), self._bytes - limit_bytes))
+    def clear(self) -> int:
+        """Drop every entry, as `drop` does; return how many."""
+        keys = self.sizes()
+        self.drop(keys)
+        return len(keys)
 
-    def sizes(self) -> dict[str, int]:
-        """The size of everything that is held."""
+    def set_limit(self, limit_bytes: int) -> None:
+        """Change the cap and evict down to it; entries that running requests use stay until others need the room."""
         with self._guard:
-            return {key: resident.bytes for key, resident in self._residents.items()}
+            self.limit_bytes = limit_bytes
+            evicted = self._pop_all(choose_victims(self._rows(), self.used_bytes - limit_bytes))
+        self._report(evicted)
 
-    def _victims(self, size_bytes: int, standing: float) -> list[EvictionRow] | None:
-        """Who would have to go for an entry; None if that is not possible, or not worth it."""
-        excess = self._bytes + size_bytes - self._limit_bytes
+    def _victims(self, size_bytes: int, score: float) -> list[EvictionRow] | None:
+        """Return the entries that would have to go for a new one; None if that is impossible, or not worth it."""
+        excess = self.used_bytes + size_bytes - self.limit_bytes
         victims = choose_victims(self._rows(), excess) if excess > 0 else []
         if sum(victim.bytes for victim in victims) < excess:
             return None
-        return victims if all(victim.standing + MARGIN < standing for victim in victims) else None
+        return victims if all(victim.score + MARGIN < score for victim in victims) else None
 
     def _rows(self) -> list[EvictionRow]:
         in_use = self._in_use()
         return [
-            EvictionRow(key, resident.bytes, resident.standing)
-            for key, resident in self._residents.items()
+            EvictionRow(key, entry.bytes, entry.score)
+            for key, entry in self._entries.items()
             if key not in in_use
         ]
 
-    def _add(self, key: str, resident: MemoryEntry[Held]) -> None:
-        self._residents[key] = resident
-        self._bytes += resident.bytes
+    def _report(self, evicted: Mapping[str, MemoryEntry[Held]]) -> None:
+        if evicted:
+            self.on_evict(evicted)
+
+    def _add(self, key: str, entry: MemoryEntry[Held]) -> None:
+        self._entries[key] = entry
+        self.used_bytes += entry.bytes
 
     def _pop_all(self, victims: Iterable[EvictionRow]) -> dict[str, MemoryEntry[Held]]:
         popped = {victim.key: self._pop(victim.key) for victim in victims}
-        return {key: resident for key, resident in popped.items() if resident is not None}
+        return {key: entry for key, entry in popped.items() if entry is not None}
 
     def _pop(self, key: str) -> MemoryEntry[Held] | None:
-        resident = self._residents.pop(key, None)
-        if resident is not None:
-            self._bytes -= resident.bytes
-        return resident
-
-
-class DeviceTier:
-    """KV on `device`, as `Residents` decides.
-
-    Args:
-        device: where the model is.
-        limit_bytes: the cap, of the tensors' sizes.
-        in_use: the keys of what may not go.
-    """
-
-    def __init__(
-        self, device: torch.device, limit_bytes: int, in_use: Callable[[], Collection[str]] = tuple
-    ) -> None:
-        self.device = device
-        self.residents: Residents[ChunkKV] = Residents(limit_bytes, in_use)
-
-    def content(self, key: str) -> ChunkKV | None:
-        """The KV if it is here; nobody writes to it."""
-        return self.residents.get(key)
-
-    def admit(self, key: str, kv: ChunkKV, standing: float) -> bool:
-        """Hold a copy on the device if it is worth it; whether it is held now. Raises DamagedEntry as `kv.kv` does."""
-        numbers = torch.Size(kv.held.shape).numel()
-        if kv.queries is not None:
-            numbers += torch.Size(kv.queries.shape).numel()
-        size_bytes = numbers * kv.held.dtype.itemsize
-        if not self.residents.admits(key, size_bytes, standing):
-            return False
-        queries = kv.queries if isinstance(kv.queries, Tensor | None) else kv.queries.whole()
-        there = None if queries is None else queries.to(self.device, copy=True)
-        held = ChunkKV(kv.token_ids, kv.kv.to(self.device, copy=True), there)
-        return self.residents.admit(key, held, size_bytes, standing) is not None
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.used_bytes -= entry.bytes
+        return entry
 
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """An entry's bytes (n,) uint8, and what is in them; views of the bytes.
+    """A verified entry in this process's memory; `only_shared`: the disk does not have it, the shared tier does."""
 
-    `only_shared`: it came from the shared tier, and the disk had no room for it.
-    """
-
-    data: Tensor
-    stored: ParsedEntry
+    parsed: ParsedEntry
     only_shared: bool = False
 
 
-class HostTier:
-    """Verified copies of entries, as `Residents` decides.
+class HostTier(MemoryTier[HostEntry]):
+    """Verified copies of entries in this process's memory; sizes are those of the entry files."""
 
-    Args:
-        limit_bytes: the cap, of the entries' sizes.
-        in_use: the keys of what may not go.
-    """
+    name: TierName = "host"
 
-    def __init__(self, limit_bytes: int, in_use: Callable[[], Collection[str]] = tuple) -> None:
-        self.residents: Residents[HostEntry] = Residents(limit_bytes, in_use)
-        self.page_locked = False
-        """Whether new copies are made in memory that a device can read by itself; set when there is such a device."""
+    page_locked = False
+    """Whether new copies are page-locked, so that a device can read them; set when there is a device."""
 
-    def content(self, key: str) -> Content | None:
-        """The verified content of an entry that is here, or None."""
-        entry = self.residents.get(key)
-        return None if entry is None else entry.stored.content
+    def get(self, entry: ListedEntry) -> Content | None:
+        """Return the verified content of an entry that is here, or None."""
+        held = self.peek(entry.key.digest)
+        return None if held is None else held.parsed.content
 
-    def admit(self, key: str, data: Blob, standing: float) -> dict[str, MemoryEntry[HostEntry]]:
-        """Hold a verified copy of an entry if it is worth it; returns what had to go, none if it is not.
+    def admit(self, entry: ParsedEntry, score: float) -> bool:
+        """Hold a verified copy of an entry, if its score is high enough; return whether it was accepted.
 
         Raises:
-            DamagedEntry: the bytes are no whole entry.
-            StoreTooNew: they are one of a newer format version.
+            DamagedEntry: its bytes are no whole entry.
         """
-        if not self.residents.admits(key, len(data), standing):
-            return {}
-        copy = owned_copy(data, self.page_locked)
-        stored = parse_entry(copy, f"entry {key} in memory")
-        verify_content(stored.content)
-        return self.residents.admit(key, HostEntry(copy, stored), len(data), standing) or {}
+        key = entry.key.digest
+        if not self.would_hold(key, entry.bytes, score):
+            return False
+        copy = owned_copy(as_bytes(entry.data), self.page_locked)
+        parsed = parse_entry(copy, f"entry {key} in memory")
+        verify_content(parsed.content)
+        return self.hold(key, HostEntry(parsed), entry.bytes, score)
+
+
+class DeviceTier(MemoryTier[ChunkKV]):
+    """Copies of KV on `device`, where the model is; sizes are those of the tensors."""
+
+    name: TierName = "device"
+
+    def __init__(
+        self, device: torch.device, limit_bytes: int, in_use: Callable[[], Collection[str]] = tuple
+    ) -> None:
+        super().__init__(limit_bytes, in_use)
+        self.device = device
+
+    def get(self, entry: ListedEntry) -> Content | None:
+        """Return the KV on the device, or None; callers must not write to it."""
+        return self.peek(entry.key.digest)
+
+    def admit(self, entry: ParsedEntry, score: float) -> bool:
+        """Copy an entry's KV to the device, if its score is high enough; return whether it was accepted.
+
+        Raises:
+            DamagedEntry: as `ChunkKV.kv` does.
+        """
+        key, kv = entry.key.digest, entry.content
+        if not isinstance(kv, ChunkKV):
+            return False
+        numbers = torch.Size(kv.data.shape).numel()
+        if kv.queries is not None:
+            numbers += torch.Size(kv.queries.shape).numel()
+        size_bytes = numbers * kv.data.dtype.itemsize
+        if not self.would_hold(key, size_bytes, score):
+            return False
+        queries = kv.queries if isinstance(kv.queries, Tensor | None) else kv.queries.all_layers()
+        copied = None if queries is None else queries.to(self.device, copy=True)
+        held = ChunkKV(kv.token_ids, kv.kv.to(self.device, copy=True), copied)
+        return self.hold(key, held, size_bytes, score)

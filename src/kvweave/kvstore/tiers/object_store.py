@@ -1,7 +1,7 @@
 """The shared tier on an object store: S3 and what speaks like it, Google's, Azure's, or a folder that machines share.
 
-An entry is an object under the namespace's prefix; objects appear whole. Where the store is and who may use it comes from
-the URL and the variables that its own tools use (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …).
+Each entry is an object under the namespace's prefix; objects appear whole. Address and credentials come from the URL and
+the variables that the store's own tools use (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …).
 """
 
 import re
@@ -14,7 +14,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from kvweave.errors import InvalidRequest, MissingExtra, TierUnavailable
-from kvweave.kvstore.tiers.tier import Blob, Range
+from kvweave.kvstore.header import ByteRange
+from kvweave.kvstore.tiers.tier import Blob
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 CONNECT_WITHIN = timedelta(seconds=2)
 ANSWER_WITHIN = timedelta(seconds=60)
 RETRY_WITHIN = timedelta(seconds=3)
-AT_ONCE = 8  # requests on their way at the same time
+CONCURRENT_REQUESTS = 8
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -31,8 +32,8 @@ class ObjectTier:
     """Entries of one namespace in one bucket or folder; see `RemoteTier`.
 
     Args:
-        url: s3://bucket/prefix, gs://…, az://…, file:///folder, and whatever else obstore knows.
-        namespace: what the knowledge bases that share entries have in common.
+        url: s3://bucket/prefix, gs://…, az://…, file:///folder, or any other URL that obstore supports.
+        namespace: shared by the knowledge bases that share entries.
 
     Raises:
         MissingExtra: the package obstore is not installed.
@@ -42,61 +43,62 @@ class ObjectTier:
     def __init__(self, url: str, namespace: str) -> None:
         self._store = _open(url)
         self._folder = namespace if _PLAIN.fullmatch(namespace) else f"ns-{_digest(namespace)}"
-        self._threads = ThreadPoolExecutor(AT_ONCE, "kvweave-objects")
-        self.place = url
+        self._threads = ThreadPoolExecutor(CONCURRENT_REQUESTS, "kvweave-objects")
+        self.location = url
 
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
-        """One request each, several at a time."""
+        """Return entries; one request each, several at a time."""
         found = self._threads.map(self._get, keys) if len(keys) > 1 else map(self._get, keys)
         return {key: data for key, data in zip(keys, found, strict=True) if data is not None}
 
-    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
-        """One request for each range, several at a time.
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Blob] | None:
+        """Return parts of an entry; one request per range, several at a time.
 
-        Not by obstore.get_ranges, which panics where a range lies behind the end of an object that was cut short.
+        Not by obstore.get_ranges, which panics if a range lies beyond the end of a truncated object.
         """
         some = [partial(self._part, key, *each) for each in ranges]
         parts = list(self._threads.map(lambda part: part(), some)) if len(some) > 1 else [some[0]()]
         return None if None in parts else [part for part in parts if part is not None]
 
     def put(self, key: str, data: Blob) -> None:
-        """One request; large ones are sent in parts, and appear when the last one is there."""
+        """Store an entry; large ones are sent in parts, and appear when the last part has arrived."""
         import obstore
 
-        with self._explained():
+        with self._translated_errors():
             obstore.put(self._store, self._path(key), data)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Many to a request, where the store can do that."""
+        """Delete entries, many per request if the store supports that."""
         import obstore
 
         paths = [self._path(key) for key in keys]
         if not paths:
             return
-        with self._explained():
+        with self._translated_errors():
             try:
                 obstore.delete(self._store, paths)
-            except FileNotFoundError:  # some stores say so of one, and leave open what became of the others
+            except FileNotFoundError:
+                # Some stores report one missing object, and not what became of the others.
                 for path in paths:
                     self._delete(path)
 
     def has_many(self, keys: Sequence[str]) -> frozenset[str]:
-        """One request each, several at a time."""
+        """Return which entries are there; one request each, several at a time."""
         found = self._threads.map(self._has, keys) if len(keys) > 1 else map(self._has, keys)
         return frozenset(key for key, there in zip(keys, found, strict=True) if there)
 
     def sizes(self) -> Mapping[str, int]:
-        """By listing: a request for every thousand entries."""
+        """List the entries: one request per thousand."""
         import obstore
 
         found: dict[str, int] = {}
-        with self._explained():
+        with self._translated_errors():
             for some in obstore.list(self._store, prefix=self._folder):
                 found.update((each["path"].rpartition("/")[2], each["size"]) for each in some)
         return found
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Stop the threads."""
         self._threads.shutdown()
 
     def _path(self, key: str) -> str:
@@ -105,7 +107,7 @@ class ObjectTier:
     def _get(self, key: str) -> Blob | None:
         import obstore
 
-        with self._explained():
+        with self._translated_errors():
             try:
                 return memoryview(obstore.get(self._store, self._path(key)).bytes())
             except FileNotFoundError:
@@ -116,25 +118,25 @@ class ObjectTier:
         from obstore.exceptions import BaseError
 
         path = self._path(key)
-        with self._explained():
+        with self._translated_errors():
             try:
                 try:
                     return memoryview(obstore.get(self._store, path, options={"range": (begin, end)}).bytes())
                 except BaseError as error:
-                    # A store that does not answer at all is not asked again.
+                    # A store that does not answer at all is not asked a second time.
                     if (
                         "range" not in _first_line(error).lower()
                         or begin < obstore.head(self._store, path)["size"]
                     ):
                         raise
-                    return b""  # nothing lies there, which is no failure of the store
+                    return b""  # the range lies beyond the end, which is no failure of the store
             except FileNotFoundError:
                 return None
 
     def _has(self, key: str) -> bool:
         import obstore
 
-        with self._explained():
+        with self._translated_errors():
             try:
                 obstore.head(self._store, self._path(key))
             except FileNotFoundError:
@@ -150,15 +152,17 @@ class ObjectTier:
             return
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         from obstore.exceptions import BaseError
 
         try:
             yield
         except FileNotFoundError as error:
-            raise TierUnavailable(f"{self.place} is not there ({_first_line(error)})") from error
+            raise TierUnavailable(f"{self.location} is not there ({_first_line(error)})") from error
         except (BaseError, OSError) as error:
-            raise TierUnavailable(f"{self.place} does not do what is asked ({_first_line(error)})") from error
+            raise TierUnavailable(
+                f"{self.location} does not do what is asked ({_first_line(error)})"
+            ) from error
 
 
 def _open(url: str) -> "ObjectStore":
@@ -170,7 +174,7 @@ def _open(url: str) -> "ObjectStore":
             "a shared tier on an object store needs an extra: pip install 'kvweave[s3]'"
         ) from error
     options: dict[str, Any] = {
-        # Whether to encrypt is said by the endpoint's own address, which users set on purpose.
+        # The endpoint's address, which users set on purpose, says whether to encrypt.
         "client_options": {"connect_timeout": CONNECT_WITHIN, "timeout": ANSWER_WITHIN, "allow_http": True},
         "retry_config": {"max_retries": 2, "retry_timeout": RETRY_WITHIN},
     }
@@ -187,5 +191,5 @@ def _digest(namespace: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Without the debugging text that obstore adds."""
+    """Return the message without the debugging text that obstore adds."""
     return str(error).partition("\n")[0]

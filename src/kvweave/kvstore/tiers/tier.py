@@ -1,71 +1,122 @@
-"""What a place that machines share has to do: keep entries' bytes under a key, and give the same bytes back.
+"""What a tier has to do: a local one (device, host, disk) serves look-ups, a remote one keeps bytes under keys.
 
-Such a tier knows nothing of what the bytes mean, of other tiers, of caps or of heat. Whoever reads verifies, so that a tier
-may be any server that anybody can write to: what it gives back altered is a counted, logged miss.
+A remote tier knows nothing of what the bytes mean, of other tiers, of caps or of eviction scores. Any server may be one, even
+if others can write to it: readers verify what they get, and altered bytes are a counted, logged miss.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Blob: TypeAlias = bytes | bytearray | memoryview
-"""An entry in the stored format (lab/docs/format.md), or a part of one."""
+from kvweave.kvstore.format import Content, ParsedEntry
+from kvweave.kvstore.header import ByteRange
+from kvweave.kvstore.keys import EntryKey
+from kvweave.kvstore.reports import TierName
 
-Range: TypeAlias = tuple[int, int]
-"""Where a part of an entry begins and ends, in bytes."""
+Blob: TypeAlias = bytes | bytearray | memoryview
+"""An entry in the stored format (docs/reference/file-format.md), or a part of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedEntry:
+    """An entry that the catalogue lists, in file `path`. `token_ids` are the ids it must hold, None if not known yet."""
+
+    key: EntryKey
+    path: str
+    token_ids: Sequence[int] | None = None
+
+
+class LocalTier(Protocol):
+    """Holds entries on this machine under a hard cap. Safe to use from several threads."""
+
+    @property
+    def name(self) -> TierName:
+        """Which tier this is."""
+        ...
+
+    @property
+    def limit_bytes(self) -> int:
+        """The cap; 0 turns the tier off."""
+        ...
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of all entries."""
+        ...
+
+    def get(self, entry: ListedEntry) -> Content | None:
+        """Return the entry's content, or None if the tier does not hold it; callers must not write to it."""
+        ...
+
+    def admit(self, entry: ParsedEntry, score: float) -> bool:
+        """Store a copy of an entry that is not here yet, if its eviction score is high enough; return whether it was accepted."""
+        ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the size of every entry in bytes, by key."""
+        ...
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Change the cap and evict down to it; entries that running requests use stay until others need the room."""
+        ...
+
+    def clear(self) -> int:
+        """Drop every entry, used or not; return how many."""
+        ...
 
 
 class RemoteTier(Protocol):
-    """Keeps entries, by the digest of their key (`EntryKey.digest`). Safe to use from several threads.
+    """Keeps entries by the digest of their key (`EntryKey.digest`). Safe to use from several threads.
 
-    What cannot be done because the place does not answer, refuses or fails raises TierUnavailable; nothing else is raised.
+    A call raises TierUnavailable, and nothing else, if the server does not answer, refuses or fails.
     """
 
     @property
-    def place(self) -> str:
-        """Names the place for people and tells it from others; no passwords."""
+    def location(self) -> str:
+        """Where the tier is: for people, and to tell it from others; without passwords."""
         ...
 
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
-        """The bytes of those that are here, as they were put; nobody writes to them."""
+        """Return the bytes of those entries that are here, as they were put; callers must not write to them."""
         ...
 
-    def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Blob] | None:
-        """Parts of one entry, as they are there now; None if it is not here. One request, as far as the place has such.
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Blob] | None:
+        """Return parts of one entry, or None if it is not here. One request, if the server supports that.
 
         Args:
             key: which entry.
-            ranges: at least one, none of them empty. Of a range that goes beyond the entry's end comes what
-                there is. Where nothing at all is in them, None is an answer too.
+            ranges: at least one, none of them empty. A range beyond the entry's end is cut short. If the entry has no byte
+                in any of the ranges, the answer may be None too.
         """
         ...
 
     def put(self, key: str, data: Blob) -> None:
-        """Keep an entry, in place of any earlier one of this key: whole, or not at all."""
+        """Store an entry, replacing any earlier one of this key: whole, or not at all."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Let go of these; those that are not here are no error."""
+        """Delete these; missing ones are no error."""
         ...
 
     def has_many(self, keys: Sequence[str]) -> frozenset[str]:
-        """Which of these are here."""
+        """Return which of these are here."""
         ...
 
     def sizes(self) -> Mapping[str, int]:
-        """Every entry that is here with its size in bytes; together, what the tier takes."""
+        """Return every entry that is here with its size in bytes; their sum is what the tier takes."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; using it afterwards is an error."""
+        """Close connections; using the tier afterwards is an error."""
         ...
 
 
 def owned_copy(data: Blob, page_locked: bool = False) -> Tensor:
-    """A copy (n,) uint8 of an entry's bytes, aligned as `parse_entry` wants it; a device can read it itself if `page_locked`."""
+    """Return a copy (n,) uint8 of an entry's bytes, aligned for `parse_entry`; page-locked for fast copies to a device."""
     copy = torch.empty(len(data), dtype=torch.uint8, pin_memory=page_locked)
     copy.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
     return copy

@@ -1,10 +1,10 @@
-"""All tiers together: device, host, disk, shared, asked in this order; and the ways of an entry between them.
+"""All tiers of a store together: look-ups ask device, host, disk and the shared tier in this order; entries move between them.
 
-The catalogue says what there is. What it lists is read from the fastest tier that has it; of what it does not list, the
-shared tier is asked. Upwards an entry goes after it was retrieved, in the background, wherever it is worth more than what
-would have to go for it; downwards when it has to make room: out of the device's memory the host or the disk still has it,
-out of the host's it goes to the disk where only the shared tier has it, and the disk has published to the shared tier
-whatever it lists. One scoring function decides everywhere (`store/eviction.py`).
+The catalogue says which entries there are. A listed entry is read from the fastest tier that has it; for others the shared tier is
+asked. After a retrieval an entry is promoted in the background, to each faster tier where its score beats that of the entries
+that would have to go for it. An entry that is evicted from the device is still on the host or the disk. One that is evicted
+from the host goes to the disk if only the shared tier has it. The disk publishes its entries to the shared tier
+(`replication.py`). One scoring function decides everywhere (`eviction.py`).
 """
 
 import logging
@@ -15,320 +15,339 @@ from functools import partial
 from kvweave.database import Database
 from kvweave.errors import DamagedEntry, StoreError
 from kvweave.kvstore.catalog import Catalog
-from kvweave.kvstore.eviction import after_retrievals, standing
-from kvweave.kvstore.format import Content, expected, verify_content
-from kvweave.kvstore.header import as_bytes
+from kvweave.kvstore.eviction import after_retrievals, eviction_score
+from kvweave.kvstore.format import Content, ParsedEntry, check_entry, verify_content
 from kvweave.kvstore.keys import EntryKey
+from kvweave.kvstore.orphans import relist
 from kvweave.kvstore.reports import TierName
-from kvweave.kvstore.tiers.disk import AdoptingFiles
-from kvweave.kvstore.tiers.fetching import Fetches
+from kvweave.kvstore.tiers.disk import DiskTier
+from kvweave.kvstore.tiers.fetching import Fetcher
 from kvweave.kvstore.tiers.leases import Lease, Pins
-from kvweave.kvstore.tiers.loading import Loader, Wanted
+from kvweave.kvstore.tiers.loading import Loader
 from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
-from kvweave.kvstore.tiers.replication import Fetched, ReplicatedTier
-from kvweave.types import ChunkKV
+from kvweave.kvstore.tiers.remote_reader import FetchedEntry
+from kvweave.kvstore.tiers.replication import ReplicatedTier
+from kvweave.kvstore.tiers.tier import ListedEntry, LocalTier
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is looked for: one of `candidates`, the best first, all of the chunk with these `token_ids`."""
+class LookUp:
+    """What is looked for: the first of `candidates` that is stored, all of the chunk with these `token_ids`."""
 
     candidates: Sequence[EntryKey]
     token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
-    """What was found, under which key and where; of the shared tier also the bytes that came."""
+class Found:
+    """The result of a look-up: the content, its key and the tier that served it; `fetched` if that was the shared tier."""
 
     content: Content
     key: EntryKey
     tier: TierName
-    fetched: Fetched | None = None
+    fetched: FetchedEntry | None = None
 
 
-class Tiered:
+class TieredStore:
     """The tiers of one store; safe to use from several threads.
 
     Args:
         database: of the catalogue.
-        catalog: what there is.
-        files: the disk, for reading and adopting.
+        catalog: which entries there are.
+        disk: the disk tier.
         host: the host's memory; with a cap of 0 it holds nothing.
-        shared: None where there is none.
+        shared: None if there is none.
         pins: what running requests use.
+        reads: runs the reading of files, and moves entries in the background.
     """
 
     def __init__(
         self,
         database: Database,
         catalog: Catalog,
-        files: AdoptingFiles,
+        disk: DiskTier,
         host: HostTier,
         shared: ReplicatedTier | None,
         pins: Pins,
+        reads: Loader[ParsedEntry | None],
     ) -> None:
         self._database = database
         self._catalog = catalog
-        self._files = files
         self._pins = pins
+        self._reads = reads
+        self.disk = disk
         self.host = host
-        self.shared = shared
         self.device: DeviceTier | None = None
-        # Apart, so that no file waits behind a server.
-        self._reads: Loader[Content | None] = Loader()
-        self._fetches = None if shared is None else Fetches(shared, self._only_in_memory, self._settle)
+        self.shared = shared
+        # A loader of its own, so that no file waits for a server.
+        self._fetcher = (
+            None if shared is None else Fetcher(shared.reader, self._held_in_memory, self._store_fetched)
+        )
+        disk.on_drop = self.drop_copies
+        host.on_evict = self._demote
+
+    def local(self, name: TierName) -> LocalTier | None:
+        """Return a tier on this machine; None if there is no such tier."""
+        tiers: dict[str, LocalTier | None] = {"device": self.device, "host": self.host, "disk": self.disk}
+        return tiers.get(name)
 
     # Looking up
 
-    def find(self, asked: Sequence[Asked], lease: Lease | None, *, whole: bool = False) -> list[Got | None]:
-        """For each, in order, the first candidate that can be read; they stay pinned for as long as the lease lasts.
+    def find(
+        self, look_ups: Sequence[LookUp], lease: Lease | None, *, whole: bool = False
+    ) -> list[Found | None]:
+        """Return for each look-up the first candidate that can be read; keep it from being evicted while the lease lasts.
 
-        KV read from the disk is verified layer by layer when it is asked for, or by now if `whole`. KV of the shared tier comes
-        layer by layer too, for as long as the lease lasts, or it is there by now if `whole` or without a lease.
+        KV from the disk is verified layer by layer as it is used, or at once if `whole`. KV from the shared tier is also read
+        layer by layer while the lease lasts, or at once if `whole` or without a lease.
         """
-        paths = self._catalog.paths(key.digest for each in asked for key in each.candidates)
-        found = [self._listed(each, paths, whole) for each in asked]
-        self._fetch_missing(asked, found, None if whole else lease)
-        got = [one for one in found if one is not None]
+        paths = self._catalog.paths(key.digest for each in look_ups for key in each.candidates)
+        found = [self._find_listed(each, paths, whole) for each in look_ups]
+        if self._can_fetch:
+            self._fetch_missing(look_ups, found, None if whole else lease)
+        hits = [hit for hit in found if hit is not None]
         if lease is not None:
-            lease.pin(one.key.digest for one in got)
-        self._count_in_memory(got)
-        self._promote(got)
+            lease.pin(hit.key.digest for hit in hits)
+        self._record_hits(hits)
+        self._promote(hits)
         return found
 
     def prefetch(self, wanted: Iterable[Sequence[EntryKey]], lease: Lease) -> None:
-        """Begin to load, of each of these, the first candidate that is listed; of those without any, the best from others.
+        """Begin to load the first listed of each candidates; if none is listed, fetch the first from the shared tier.
 
-        The lease cancels what is not used.
+        The lease cancels the loads that are not used.
         """
         wanted = list(wanted)
         paths = self._catalog.paths(key.digest for candidates in wanted for key in candidates)
         for candidates in wanted:
             listed = [key for key in candidates if key.digest in paths]
             if listed:
-                self._read_ahead(listed[0], paths[listed[0].digest], lease)
-            elif candidates and self._fetches is not None and self._fetches.answers:
-                self._fetches.ahead(candidates[0], lease, here=self._database.in_transaction)
+                self._prefetch_listed(ListedEntry(listed[0], paths[listed[0].digest]), lease)
+            elif candidates and self._can_fetch and self._fetcher is not None:
+                self._fetcher.prefetch(candidates[0], lease, inline=self._database.in_transaction)
 
     def lease(self) -> Lease:
-        """For one request."""
+        """Return a lease for one request."""
         return Lease(self._pins)
 
-    def adopt_missing(self, asked: Sequence[Asked]) -> list[bool]:
-        """Bring what only the shared tier has to the disk; whether each of these is listed by now.
+    def import_missing(self, look_ups: Sequence[LookUp]) -> list[bool]:
+        """Copy entries that only the shared tier has to the disk; return whether each is listed by now.
 
-        So is what lies on the disk and is not listed, since an earlier catalogue was lost.
+        Also lists files on the disk that lost their row with an earlier catalogue.
         """
-        keys = {key.digest for each in asked for key in each.candidates}
+        keys = {key.digest for each in look_ups for key in each.candidates}
         for key in keys - self._catalog.paths(keys).keys():
-            self._files.relist(key)
-        found = self.find(asked, None)
-        return [one is not None and (one.fetched is None or self._adopt(one.fetched)) for one in found]
+            relist(self.disk, key)
+        found = self.find(look_ups, None)
+        return [
+            hit is not None and (hit.fetched is None or self._import_entry(hit.fetched.parsed))
+            for hit in found
+        ]
 
-    # Life
+    # Setting up and closing
 
     def attach(self, device: DeviceTier) -> None:
         """Use a device's memory from now on."""
         self.device = device
         self.host.page_locked = device.device.type == "cuda"
 
-    def limit_host(self, limit_bytes: int) -> None:
-        """Change the cap of the host's memory; what has to go goes where it is still worth keeping."""
-        self._demote(self.host.residents.set_limit(limit_bytes))
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """These entries are dropped: let go of copies in memory."""
+    def drop_copies(self, keys: Iterable[str]) -> None:
+        """Drop the copies of these entries in memory."""
         keys = list(keys)
-        self.host.residents.drop(keys)
+        self.host.drop(keys)
         if self.device is not None:
-            self.device.residents.drop(keys)
+            self.device.drop(keys)
 
-    def forget_copies(self) -> None:
-        """Let go of everything in memory."""
-        self.host.residents.drop(self.host.residents.sizes())
+    def clear_memory(self) -> None:
+        """Drop everything in memory."""
+        self.host.clear()
         if self.device is not None:
-            self.device.residents.drop(self.device.residents.sizes())
+            self.device.clear()
 
     def close(self) -> None:
-        """Wait for what is under way, and let go of memory."""
+        """Wait for background work, and drop everything in memory."""
         self._reads.close()
-        if self._fetches is not None:
-            self._fetches.close()
-        self.forget_copies()
+        if self._fetcher is not None:
+            self._fetcher.close()
+        self.clear_memory()
 
-    # Inside: what the catalogue lists
+    # Entries that the catalogue lists
 
-    def _listed(self, each: Asked, paths: Mapping[str, str], whole: bool) -> Got | None:
-        for key in each.candidates:
+    def _find_listed(self, look_up: LookUp, paths: Mapping[str, str], whole: bool) -> Found | None:
+        for key in look_up.candidates:
             path = paths.get(key.digest)
             if path is None:
                 continue
-            got = self._resident(key)
-            if got is not None:
-                return got
-            content = self._read(path, key, each.token_ids, whole)
-            if content is not None:
-                return Got(content, key, "disk")
+            entry = ListedEntry(key, path, look_up.token_ids)
+            for tier in self._active_tiers():
+                content = tier.get(entry)
+                if content is not None and (not whole or _is_sound(content)):
+                    return Found(content, key, tier.name)
         return None
 
-    def _resident(self, key: EntryKey) -> Got | None:
-        if self.device is not None and (kv := self.device.content(key.digest)) is not None:
-            return Got(kv, key, "device")
-        if (content := self.host.content(key.digest)) is not None:
-            return Got(content, key, "host")
-        return None
+    def _active_tiers(self) -> Sequence[LocalTier]:
+        """Return the tiers on this machine that are not turned off, the fastest first."""
+        tiers: list[LocalTier] = [self.disk]
+        if self.host.limit_bytes:
+            tiers.insert(0, self.host)
+        if self.device is not None and self.device.limit_bytes:
+            tiers.insert(0, self.device)
+        return tiers
 
-    def _count_in_memory(self, got: Sequence[Got]) -> None:
-        served = [one for one in got if one.tier in ("device", "host")]
-        now = self._catalog.now_s() if served else 0.0
-        for one in served:
-            if one.tier == "host":
-                self.host.residents.asked(one.key.digest, one.content.tokens, now)
-            elif self.device is not None:
-                self.device.residents.asked(one.key.digest, one.content.tokens, now)
+    def _prefetch_listed(self, entry: ListedEntry, lease: Lease) -> None:
+        lease.pin([entry.key.digest])
+        *memory, _ = self._active_tiers()
+        if all(tier.get(entry) is None for tier in memory):
+            cancel = self.disk.prefetch(entry)
+            if cancel is not None:
+                lease.on_close(cancel)
 
-    def _read(self, path: str, key: EntryKey, token_ids: Sequence[int], whole: bool) -> Content | None:
-        if whole:
-            return self._files.read_whole(path, key, token_ids)
+    def _record_hits(self, hits: Sequence[Found]) -> None:
+        """Raise the scores of entries that were served from memory; the catalogue counts all hits later on."""
+        served = [hit for hit in hits if hit.tier in ("device", "host")]
+        now_s = self._catalog.now_s() if served else 0.0
+        for hit in served:
+            tier = self.host if hit.tier == "host" else self.device
+            if tier is not None:
+                tier.record_hit(hit.key.digest, hit.content.tokens, now_s)
 
-        def read(_: Wanted) -> Content | None:
-            return self._files.read(path, key, token_ids)
+    # Entries that only the shared tier has
 
-        load = self._reads.start(("disk", path), read, here=True)
-        (content,) = self._reads.wait([load])
-        if content is None and load.work is not read:
-            # Reading ahead found something wrong, and left it to be told here.
-            return self._files.read(path, key, token_ids)
-        return content if self._files.usable(path) else None
+    @property
+    def _can_fetch(self) -> bool:
+        return self.shared is not None and not self.shared.tier.is_open
 
-    def _read_ahead(self, key: EntryKey, path: str, lease: Lease) -> None:
-        lease.pin([key.digest])
-        if self._resident(key) is None:
-            load = self._reads.start(("disk", path), lambda _: self._files.open_ahead(path, key))
-            lease.on_close(partial(self._reads.cancel, [load]))
-
-    # Inside: what only others have
-
-    def _fetch_missing(self, asked: Sequence[Asked], found: list[Got | None], lease: Lease | None) -> None:
-        """Fill in what the shared tier has: the best candidate of every span at once, then the next best of the rest."""
-        if self._fetches is None or not self._fetches.answers:
-            return
+    def _fetch_missing(
+        self, look_ups: Sequence[LookUp], found: list[Found | None], lease: Lease | None
+    ) -> None:
+        """Fill in what the shared tier has: the best candidate of every look-up at once, then the next best of the rest."""
+        assert self._fetcher is not None
         # A fetch may have to write, and must not wait for the transaction of the thread that waits for it.
-        here = self._database.in_transaction
-        missing = {number: each.candidates for number, each in enumerate(asked) if found[number] is None}
-        in_vain = set[str]()  # two makings may have one key
+        inline = self._database.in_transaction
+        missing = {number: each.candidates for number, each in enumerate(look_ups) if found[number] is None}
+        failed = set[str]()  # two provenances may have one key
         for rank in range(max(map(len, missing.values()), default=0)):
             tried = {
                 number: candidates[rank]
                 for number, candidates in missing.items()
-                if rank < len(candidates) and candidates[rank].digest not in in_vain
+                if rank < len(candidates) and candidates[rank].digest not in failed
             }
-            got = self._fetches.get(list(tried.values()), lease, here=here)
-            for number, fetched in zip(tried, got, strict=True):
+            results = self._fetcher.get(list(tried.values()), lease, inline=inline)
+            for number, fetched in zip(tried, results, strict=True):
                 if fetched is not None:
-                    found[number] = self._accepted(asked[number], fetched)
+                    found[number] = self._accepted(look_ups[number], fetched)
                 if found[number] is None:
-                    in_vain.add(tried[number].digest)
+                    failed.add(tried[number].digest)
                 else:
                     del missing[number]
 
-    def _only_in_memory(self, key: str) -> Fetched | None:
-        """What did not fit on the disk and is in the host's memory, if it still counts."""
-        assert self.shared is not None
-        held = self.host.residents.get(key)
-        if held is not None and self.shared.tier.has_many([key]):
-            return Fetched(held.stored, held.data)
-        return None
-
-    def _accepted(self, asked: Asked, fetched: Fetched) -> Got | None:
-        """What was fetched, if it is the chunk that was asked for and made of nothing that was removed here."""
-        stored = fetched.stored
-        key = next(key for key in asked.candidates if key.digest == stored.key.digest)
+    def _accepted(self, look_up: LookUp, fetched: FetchedEntry) -> Found | None:
+        """Return a fetched entry, unless it has other tokens or was made from a chunk that was removed here."""
+        entry = fetched.parsed
+        key = next(key for key in look_up.candidates if key.digest == entry.key.digest)
         try:
-            content = expected(stored, key, asked.token_ids, f"entry {key.digest} of the shared tier")
+            check_entry(entry, key, look_up.token_ids, f"entry {key.digest} of the shared tier")
         except DamagedEntry as error:
             _LOG.warning("shared entry not used: %s", error)
             return None
-        return Got(content, key, "shared", fetched) if self._files.wants(stored.sources) else None
+        return Found(entry.content, key, "shared", fetched) if self.disk.accepts(entry.sources) else None
 
-    # Inside: the ways between tiers, in the background
+    def _held_in_memory(self, key: str) -> FetchedEntry | None:
+        """Return an entry in the host's memory that did not fit on the disk, if the shared tier still has it."""
+        assert self.shared is not None
+        held = self.host.peek(key)
+        if held is not None and self.shared.tier.has_many([key]):
+            return FetchedEntry(held.parsed)
+        return None
 
-    def _settle(self, fetched: Fetched) -> None:
-        """Keep what came from the shared tier on the disk and in memory, where it is worth it."""
-        stored, size = fetched.stored, fetched.data.numel()
-        key = stored.key.digest
+    # Moving entries between tiers, in the background
+
+    def _store_fetched(self, fetched: FetchedEntry) -> None:
+        """Store an entry of the shared tier on the disk and in memory, where its score is high enough."""
+        entry = fetched.parsed
         try:
-            verify_content(stored.content)
-            entry = HostEntry(fetched.data, stored, only_shared=not self._adopt(fetched))
-            if self._files.wants(stored.sources):
-                worth = self._worth(key, stored.content.tokens, size)
-                self._demote(self.host.residents.admit(key, entry, size, worth) or {})
-            if isinstance(stored.content, ChunkKV):
-                self._to_device(key, stored.content)
+            verify_content(entry.content)
+            only_shared = not self._import_entry(entry)
+            if self.disk.accepts(entry.sources):
+                score = self._score(entry, entry.bytes)
+                self.host.hold(entry.key.digest, HostEntry(entry, only_shared), entry.bytes, score)
+            self._promote_to_device(entry)
         except StoreError as error:
             _LOG.debug("not kept: %s", error)
 
-    def _adopt(self, fetched: Fetched) -> bool:
-        """Whether this entry, all of it there and verified, is listed now."""
-        stored, size = fetched.stored, fetched.data.numel()
-        key = stored.key.digest
-        if self._catalog.paths([key]):
+    def _import_entry(self, entry: ParsedEntry) -> bool:
+        """Copy an entry that was verified to the disk; return whether it is listed now."""
+        if self._catalog.paths([entry.key.digest]):
             return True
-        worth = self._worth(key, stored.content.tokens, size)
-        return self._files.import_entries(stored, as_bytes(fetched.data), worth)
+        return self.disk.admit(entry, self._score(entry, entry.bytes))
+
+    def _promote(self, hits: Sequence[Found]) -> None:
+        """Copy entries of this machine to faster tiers; those of the shared tier follow in `_store_fetched`."""
+        to_host, to_device = self.host.limit_bytes > 0, self._has_device
+        for hit in hits:
+            if hit.tier == "disk" and (to_host or to_device):
+                self._reads.run_later(partial(self._promote_from_disk, hit.key))
+            elif hit.tier == "host" and to_device:
+                self._reads.run_later(partial(self._promote_from_host, hit.key.digest))
+
+    def _promote_from_disk(self, key: EntryKey) -> None:
+        path = self._catalog.paths([key.digest]).get(key.digest)
+        entry = None if path is None else self.disk.read(ListedEntry(key, path))
+        if entry is None:
+            return
+        if self.host.limit_bytes:
+            try:
+                self.host.admit(entry, self._score(entry, entry.bytes))
+            except StoreError as error:
+                _LOG.debug("not kept in memory: %s", error)
+        self._promote_to_device(entry)
+
+    def _promote_from_host(self, key: str) -> None:
+        held = self.host.peek(key)
+        if held is not None:
+            self._promote_to_device(held.parsed)
 
     @property
     def _has_device(self) -> bool:
-        return self.device is not None and self.device.residents.limit_bytes > 0
+        return self.device is not None and self.device.limit_bytes > 0
 
-    def _promote(self, got: Sequence[Got]) -> None:
-        """What came from the shared tier goes its ways when all of it is there: see `_settle`."""
-        for one in got:
-            if one.tier == "disk" and self.host.residents.limit_bytes:
-                self._reads.later(partial(self._to_host, one))
-            if one.tier in ("disk", "host") and isinstance(one.content, ChunkKV) and self._has_device:
-                self._reads.later(partial(self._to_device, one.key.digest, one.content))
-
-    def _to_host(self, one: Got) -> None:
-        key = one.key.digest
-        try:
-            data = self._files.mapped(key)
-            if data is not None:
-                worth = self._worth(key, one.content.tokens, len(data))
-                self._demote(self.host.admit(key, data, worth))
-        except StoreError as error:
-            _LOG.debug("not kept in memory: %s", error)
-
-    def _to_device(self, key: str, kv: ChunkKV) -> None:
+    def _promote_to_device(self, entry: ParsedEntry) -> None:
         if self.device is None or not self._has_device:
             return
         try:
-            self.device.admit(key, kv, self._worth(key, kv.tokens, kv.bytes))
+            self.device.admit(entry, self._score(entry, entry.content.bytes))
         except StoreError as error:
             _LOG.debug("not kept on the device: %s", error)
 
-    def _demote(self, gone: Mapping[str, MemoryEntry[HostEntry]]) -> None:
-        """What left the host's memory and only the shared tier has goes to the disk, if that has room for it now.
+    def _demote(self, evicted: Mapping[str, MemoryEntry[HostEntry]]) -> None:
+        """Copy entries that the host evicted and only the shared tier has to the disk, if it has room for them now.
 
-        Of all else the disk had the file: what it does not list any more it evicted itself, or another process removed it.
+        For all others the disk had the file. If it lists one no more, it evicted it, or another process removed it.
         """
-        homeless = {key: resident for key, resident in gone.items() if resident.held.only_shared}
-        if not homeless or self.shared is None:
+        only_shared = {key: entry for key, entry in evicted.items() if entry.held.only_shared}
+        if not only_shared or self.shared is None:
             return
-        listed = self._catalog.paths(homeless)
-        for key in self.shared.tier.has_many([key for key in homeless if key not in listed]):
-            held, at = homeless[key].held, homeless[key].standing
-            self._files.import_entries(held.stored, as_bytes(held.data), at)
+        listed = self._catalog.paths(only_shared)
+        for key in self.shared.tier.has_many([key for key in only_shared if key not in listed]):
+            self.disk.admit(only_shared[key].held.parsed, only_shared[key].score)
 
-    def _worth(self, key: str, tokens: int, size_bytes: int) -> float:
-        """The standing of an entry that was retrieved just now."""
-        now = self._catalog.now_s()
-        before = self._catalog.standings([key]).get(key)
-        if before is None and self.shared is not None:
-            before = self.shared.rows.standing(key)
-        if before is None:
-            return standing(1, tokens, size_bytes, now)
-        return after_retrievals(before, 1, tokens, size_bytes, now)
+    def _score(self, entry: ParsedEntry, size_bytes: int) -> float:
+        """Return the eviction score of an entry that was retrieved just now."""
+        key, tokens, now_s = entry.key.digest, entry.content.tokens, self._catalog.now_s()
+        score = self._catalog.scores([key]).get(key)
+        if score is None and self.shared is not None:
+            score = self.shared.rows.score(key)
+        if score is None:
+            return eviction_score(1, tokens, size_bytes, now_s)
+        return after_retrievals(score, 1, tokens, size_bytes, now_s)
+
+
+def _is_sound(content: Content) -> bool:
+    """Verify all layers; a tier drops an entry whose layer is damaged before the error is raised."""
+    try:
+        verify_content(content)
+    except DamagedEntry:
+        return False
+    return True

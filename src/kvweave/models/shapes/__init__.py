@@ -1,6 +1,6 @@
-"""Models in real shapes with random weights: for measuring time, which does not depend on what weights say.
+"""Models of real shapes with random weights, to measure times, which do not depend on the weights.
 
-Each shape is a transformers configuration as a JSON file beside this one.
+Each shape is a transformers configuration in a JSON file of this folder.
 """
 
 import json
@@ -11,19 +11,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
-from kvweave.models.loading import device_named, dtype_named, reference_tokenizer
-from kvweave.ops.cpu_units import multiplies
+from kvweave.models.loading import parse_device, parse_dtype, reference_tokenizer
+from kvweave.ops.cpu_features import has_fast_matmul
 
 _FOLDER = Path(__file__).parent
 
 
 def shape_names() -> list[str]:
-    """Names of the shapes there are."""
+    """Return the names of all shapes."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 def shape_config(shape: str) -> PretrainedConfig:
-    """A shape's configuration. Raises InvalidRequest for an unknown one."""
+    """Return a shape's configuration. Raises InvalidRequest for an unknown one."""
     if shape not in shape_names():
         raise InvalidRequest(f"there is no shape {shape!r}; choose one of {', '.join(shape_names())}")
     settings = json.loads((_FOLDER / f"{shape}.json").read_text(encoding="utf-8"))
@@ -31,16 +31,16 @@ def shape_config(shape: str) -> PretrainedConfig:
 
 
 def random_model(shape: str, *, dtype: str = "auto", device: str = "cpu", seed: int = 0) -> Adapter:
-    """A model of a real shape with seeded random weights, and the reference model's tokenizer.
+    """Return a model of a real shape with seeded random weights, and the reference model's tokenizer.
 
-    `dtype` auto is bfloat16, on a CPU without units for it float32, `device` auto a GPU if there is one. Raises InvalidRequest for an unknown shape, dtype or
-    device. Its answers mean nothing; its times are the shape's.
+    Its answers mean nothing; its times are the shape's. `dtype` auto is bfloat16, or float32 on a CPU without units for
+    bfloat16; `device` auto is a GPU if there is one. Raises InvalidRequest for an unknown shape, dtype or device.
     """
     config = shape_config(shape)
-    place = device_named(device)
-    fast = torch.bfloat16 if multiplies(place, torch.bfloat16) else torch.float32
-    numbers = dtype_named(dtype) or fast
+    place = parse_device(device)
+    fast = torch.bfloat16 if has_fast_matmul(place, torch.bfloat16) else torch.float32
+    torch_dtype = parse_dtype(dtype) or fast
     torch.manual_seed(seed)
-    with place:  # large shapes are made where they run
-        model = AutoModelForCausalLM.from_config(config, dtype=numbers)
+    with place:  # make large shapes directly on their device
+        model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
     return Adapter(model.to(place), reference_tokenizer(), name=f"{shape} (random weights)")

@@ -1,4 +1,4 @@
-"""One file per method; METHODS maps the names users type to what makes the recipe."""
+"""One file per method; METHODS maps the names that users type to functions that make the recipe."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -24,10 +24,10 @@ from kvweave.recipes.prepare import (
     NotPrepared,
     Prepare,
     Previous,
+    Quantised,
     Similar,
     SimilarAndPrevious,
 )
-from kvweave.recipes.quantised import Quantised
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.versions import RequestVersions
 from kvweave.types import STORAGES, Storage
@@ -67,7 +67,7 @@ class _Methods(Mapping[str, Callable[..., Recipe]]):
 
 
 METHODS: Mapping[str, Callable[..., Recipe]] = _Methods()
-"""What makes each recipe, by the name that users type. A recipe that asks a second model takes its name, `auxiliary`."""
+"""Functions that make a recipe, by its name. A recipe with a second model takes that model's name as `auxiliary`."""
 
 PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
     "bare": Bare,
@@ -80,47 +80,83 @@ PREPARATIONS: Mapping[str, Callable[[], Prepare]] = {
 """Offline preparations that combine with any selective recipe."""
 
 DEFAULT_STORAGE: Storage = "int8"
-"""Of a knowledge base: the fewest bits whose cost in quality cannot be told from nothing (lab/docs/store.md)."""
+"""The storage of a knowledge base: the fewest bits without a measurable loss of quality (lab/docs/store.md)."""
 
 
 def recipe_named(
     name: str, prepare: str | None = None, auxiliary: str | None = None, storage: str | None = "exact"
 ) -> Recipe:
-    """The recipe a name stands for, with another preparation where one is named: similar+NAME, or as an argument.
+    """Return the recipe of this name, with another preparation or storage if one is named.
 
-    `auxiliary` names the model for those that ask a second one, `storage` how prepared KV is stored; others, and those that
-    prepare nothing, have no use for it. None is DEFAULT_STORAGE, without a word of it in the name, but exact for what keeps
-    exact versions. A name may end a preparation with a storage, which then counts:
-    similar-int8+NAME, or int8+NAME for the recipe's own preparation.
-    Raises UnknownRecipe listing the names there are, and InvalidRequest for a preparation of what prepares nothing, and
-    for a storage other than exact of a preparation that keeps exact versions.
+    Args:
+        name: a name in METHODS, alone or in the form in which recipes are displayed: similar-int8+NAME names preparation and
+            storage, similar+NAME the preparation, int8+NAME the storage of the recipe's own preparation.
+        prepare: a name in PREPARATIONS, alone or with a storage, such as similar-int8; None is the recipe's own.
+        auxiliary: the model for recipes that use a second one; others ignore it.
+        storage: how prepared KV is stored; recipes that prepare nothing ignore it. A storage in `name` or `prepare` takes
+            precedence. None is DEFAULT_STORAGE without its name in the recipe's, and exact for recipes that keep exact versions.
+
+    Raises UnknownRecipe listing the names there are, and InvalidRequest for a preparation of a recipe that prepares
+    nothing, or for a storage other than exact of one that keeps exact versions.
     """
     if "+" in name:
         if prepare is not None:
             raise InvalidRequest(f"recipe {name!r} names its preparation; leave {prepare!r} out")
         prepare, _, name = name.partition("+")
     if prepare is not None:
-        prepare, named = split_storage(prepare)
+        prepare, named = _split_storage(prepare)
         storage = named or storage
     if storage is not None and storage not in STORAGES:
         raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
     if name not in METHODS:
         raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join(METHODS)}")
-    recipe = _made(METHODS[name], auxiliary)
-    recipe = _prepared(recipe, prepare)
+    recipe = METHODS[name](auxiliary) if uses_auxiliary(name) else METHODS[name]()
+    recipe = _with_preparation(recipe, prepare)
     if storage is not None:
-        return _stored(recipe, STORAGES[storage])
+        return _with_storage(recipe, STORAGES[storage])
     if recipe.prepare.max_versions is not None:
         return recipe
-    return replace(_stored(recipe, DEFAULT_STORAGE), name=recipe.name)
+    return replace(_with_storage(recipe, DEFAULT_STORAGE), name=recipe.name)
 
 
-def _made(make: Callable[..., Recipe], auxiliary: str | None) -> Recipe:
-    return make(auxiliary) if "auxiliary" in signature(make).parameters else make()
+def as_recipe(recipe: str | Recipe, prepare: str | None = None, storage: str = "exact") -> Recipe:
+    """Return the recipe itself, or the one of this name; see `recipe_named`.
+
+    Raises InvalidRequest for a preparation or storage beside a Recipe, which has its own.
+    """
+    if isinstance(recipe, str):
+        return recipe_named(recipe, prepare, storage=storage)
+    if prepare is not None or storage != "exact":
+        raise InvalidRequest(
+            f"recipe {recipe.name!r} is a Recipe, which has its own preparation; leave prepare and storage out"
+        )
+    return recipe
 
 
-def _prepared(recipe: Recipe, prepare: str | None) -> Recipe:
-    """With another preparation, if one is named."""
+def uses_auxiliary(method: str) -> bool:
+    """Return whether the recipe of this name in METHODS uses a second model."""
+    return "auxiliary" in signature(METHODS[method]).parameters
+
+
+def exact_name(name: str) -> tuple[str, Storage]:
+    """Return the name of the same recipe with exact storage, and the storage that the given name says."""
+    prepare, _, method = name.rpartition("+")
+    preparation, storage = _split_storage(prepare) if prepare else (None, None)
+    if storage is None or storage == "exact":
+        return name, "exact"
+    return recipe_named(method, preparation).name, storage
+
+
+def name_parts(name: str) -> tuple[str, str | None]:
+    """Split a recipe's name into the method and the preparation; None for a preparation without a name."""
+    prepare, _, method = name.rpartition("+")
+    if prepare or method not in METHODS:
+        return method, prepare or None
+    own = METHODS[method]().prepare
+    return method, next((known for known, make in PREPARATIONS.items() if make() == own), None)
+
+
+def _with_preparation(recipe: Recipe, prepare: str | None) -> Recipe:
     if prepare is None:
         return recipe
     if prepare not in PREPARATIONS:
@@ -134,34 +170,15 @@ def _prepared(recipe: Recipe, prepare: str | None) -> Recipe:
     return replace(recipe, name=f"{prepare}+{recipe.name}", prepare=PREPARATIONS[prepare]())
 
 
-def _stored(recipe: Recipe, storage: Storage) -> Recipe:
-    """With what it prepares stored so, if it prepares anything."""
+def _with_storage(recipe: Recipe, storage: Storage) -> Recipe:
     if storage == "exact" or recipe.prepare == NotPrepared():
         return recipe
-    method, preparation = named_parts(recipe.name)
+    method, preparation = name_parts(recipe.name)
     name = f"{preparation}-{storage}+{method}" if preparation else f"{storage}+{method}"
     return replace(recipe, name=name, prepare=Quantised(recipe.prepare, storage))
 
 
-def with_exact_storage(name: str) -> tuple[str, Storage]:
-    """Of a recipe's name, what the same recipe is called with exact storage, and the storage that the name says."""
-    prepare, _, method = name.rpartition("+")
-    preparation, storage = split_storage(prepare) if prepare else (None, None)
-    if storage is None or storage == "exact":
-        return name, "exact"
-    return recipe_named(method, preparation).name, storage
-
-
-def split_storage(prepare: str) -> tuple[str | None, Storage | None]:
-    """Of a preparation's name such as similar-int8, the preparation and the storage; None for what it does not say."""
+def _split_storage(prepare: str) -> tuple[str | None, Storage | None]:
+    """Split a preparation's name such as similar-int8 into preparation and storage, either of which may be missing."""
     preparation, _, last = prepare.rpartition("-")
     return (preparation or None, STORAGES[last]) if last in STORAGES else (prepare, None)
-
-
-def named_parts(name: str) -> tuple[str, str | None]:
-    """Of a recipe's name, the method's and the preparation's; None where there is no name for the preparation."""
-    prepare, _, method = name.rpartition("+")
-    if prepare or method not in METHODS:
-        return method, prepare or None
-    own = METHODS[method]().prepare
-    return method, next((known for known, make in PREPARATIONS.items() if make() == own), None)

@@ -1,4 +1,4 @@
-"""APE: chunks side by side behind the prefix, attended to in a group of their own."""
+"""APE: chunks side by side after the prefix, attended to in a group of their own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,23 +15,38 @@ from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Matched, PrefillRequest
 
 
+def ape() -> Recipe:
+    """Chunks at overlapping positions, attended to by a softmax with a temperature and a scale of its own.
+
+    Paper: APE (adaptive parallel encoding).
+    Idea: chunks encoded in parallel need no order. Three corrections make attention over them resemble attention over
+        a sequence: a shared prefix, a temperature below 1 and a scale below 1.
+    Parameters: temperature 0.9, scale 0.9; nothing is recomputed.
+    Differs from the paper: if a chunk is not stored, the request is an ordinary one, since a chunk computed in place
+        needs a place.
+    Relations: `reuse` keeps the order of the chunks and the model's own softmax.
+    Measured: see the methods page.
+    """
+    return Recipe("ape", match=MatchSystemThenChunk(), place=OverlappingPositions(), attend=GroupedContext())
+
+
 def _applies(request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
-    """Only to chunks that are all stored: what is computed in the request needs an order and plain attention."""
+    """Return whether all chunks are stored: a chunk computed in the request needs an order and plain attention."""
     chunks = [m for m in matched if m.span.kind == "chunk" and m.span.tokens]
-    return bool(chunks) and all(m.kv is not None for m in chunks) and not request.budget.everything
+    return bool(chunks) and all(m.kv is not None for m in chunks) and not request.budget.recomputes_all
 
 
 @dataclass(frozen=True, slots=True)
-class Overlapping:
-    """Every chunk at the same positions, right behind the prefix; the question after the longest of them."""
+class OverlappingPositions:
+    """Every chunk at the same positions, right after the prefix; the question after the longest of them."""
 
     def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
-        """One after the other, as full attention has them, where a chunk is not stored."""
+        """Overlap the chunks; use true positions if a chunk is not stored."""
         if not _applies(request, matched):
             return TruePositions().place(request, matched)
         system, *chunks, question = (m.span for m in matched)
-        behind = system.end + max(span.tokens for span in chunks)
-        starts = [0, *(system.end for _ in chunks), behind]
+        question_start = system.end + max(span.tokens for span in chunks)
+        starts = [0, *(system.end for _ in chunks), question_start]
         runs = [
             torch.arange(span.tokens) + start
             for span, start in zip((system, *chunks, question), starts, strict=True)
@@ -45,18 +60,18 @@ class Overlapping:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextApart:
+class GroupedContext:
     """Question and answer attend to the chunks with a sharper softmax, whose mass is then scaled down."""
 
     temperature: float = 0.9
     scale: float = 0.9
 
     def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
-        """Where a chunk is not stored, or everything is recomputed."""
+        """Return True if a chunk is not stored, or everything is recomputed."""
         return not _applies(request, matched)
 
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
-        """Grouped where every chunk is stored, else causal."""
+        """Return a grouped plan if every chunk is stored, else a causal one."""
         if self.causal(request, matched):
             return Causal().plan(request, matched, rows)
         chunks = [m.span for m in matched if m.span.kind == "chunk"]
@@ -72,22 +87,7 @@ class ContextApart:
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]
     ) -> Callable[[Tensor], RowPlan] | None:
-        """As the question."""
+        """Return a plan like the question's."""
         if self.causal(request, matched):
             return None
         return lambda rows: self.plan(request, matched, rows)
-
-
-def ape() -> Recipe:
-    """Chunks at overlapping positions, attended to by a softmax with a temperature and a scale of its own.
-
-    Paper: APE (adaptive parallel encoding).
-    Idea: chunks encoded in parallel need no order; three corrections make attention over them resemble attention over
-        a sequence: a shared prefix, a temperature below 1 and a scale below 1.
-    Parameters: temperature 0.9, scale 0.9; nothing is recomputed.
-    Differs from the paper: where a chunk is not stored, the request is an ordinary one, since a chunk computed in place
-        needs a place.
-    Relations: `reuse` keeps the order of the chunks and the model's own softmax.
-    Measured: see the methods page.
-    """
-    return Recipe("ape", match=MatchSystemThenChunk(), place=Overlapping(), attend=ContextApart())

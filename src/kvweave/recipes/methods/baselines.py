@@ -1,4 +1,4 @@
-"""Full attention: the reference."""
+"""Baselines: full attention, exact reuse of whole paths, and reuse without recomputation."""
 
 from kvweave.recipes.match import MatchExactPath, MatchNothing, MatchPathThenChunk
 from kvweave.recipes.prepare import Bare, NotPrepared
@@ -19,43 +19,43 @@ def full() -> Recipe:
 
 
 def direct() -> Recipe:
-    """Chunks prefilled alone, moved to where they stand in the prompt.
+    """Chunks prefilled alone, moved to their positions in the prompt.
 
     Paper: CacheClip §4.1 ("direct reuse"), ProphetKV's NaiveReuse.
-    Idea: rotary positions are relative, so stored keys can be rotated to any place.
+    Idea: rotary positions are relative, so stored keys can be rotated to any position.
     Parameters: none.
     Differs from the paper: keys are stored before rotation, so moving them is exact to the bit.
-    Relations: `reuse` prefills behind the system prefix and so loses the sink at every chunk's start.
+    Relations: `reuse` prefills after the system prefix and so has no sink at every chunk's start.
     Measured: see the methods page; time in lab/docs/ttft.md.
     """
     return Recipe("direct", prepare=Bare())
 
 
 def prefix() -> Recipe:
-    """Reuse only what was computed behind exactly the same earlier text; remember what is computed.
+    """Reuse only what was computed after exactly the same earlier text; store what is computed.
 
     Paper: RAGCache's knowledge tree; PerCache §4.1.1.
-    Idea: a node is one chunk's KV under one exact path of earlier chunks, so its rows equal full attention's.
+    Idea: a node is one chunk's KV after one exact path of earlier chunks, so its rows equal full attention's.
     Parameters: none.
     Differs from the paper: nodes are keyed by a digest of their path instead of linked, persist on disk, and
         stay usable when a parent was evicted. Chunks are tokenized on their own, so ids cannot differ at
         boundaries and no tokens need to be dropped (PerCache App. B.2 needs that).
-    Relations: exact, unlike every position-independent recipe, but useless as soon as the order changes.
+    Relations: exact, unlike every position-independent recipe, but of no use when the order changes.
     Measured: see the methods page; time in lab/docs/ttft.md.
     """
     return Recipe("prefix", prepare=NotPrepared(), match=MatchExactPath())
 
 
 def reuse() -> Recipe:
-    """Chunks prefilled behind the system prefix, moved to where they stand, none recomputed.
+    """Chunks prefilled after the system prefix, moved to their positions, none recomputed.
 
     Paper: FusionRAG §3.1 eq. 5-6 (its Full Reuse); TurboRAG, PromptCache.
-    Idea: one attention sink at the front of the prompt, none per chunk; the rest is moved as it is.
+    Idea: one attention sink at the front of the prompt, none per chunk; the rest is moved unchanged.
     Parameters: none.
-    Differs from the paper: KV that was made behind exactly the same text is preferred where there is any;
+    Differs from the paper: KV computed after exactly the same text is preferred where there is any;
         the first chunk of a prompt therefore always counts as exact.
-    Relations: cheapest of all; cannot repair tokens that needed another chunk to be understood, which the
-        selective recipes do.
+    Relations: cheapest of all. Unlike the selective recipes it cannot repair tokens whose meaning depends on another
+        chunk.
     Measured: see the methods page; time in lab/docs/ttft.md.
     """
     return Recipe("reuse", match=MatchPathThenChunk())

@@ -1,4 +1,4 @@
-"""CacheBlend: recompute the tokens whose values are furthest off in the second layer."""
+"""CacheBlend: recompute the tokens whose values in the second layer are furthest from the stored ones."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,20 +8,8 @@ from torch import Tensor
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import TopScores
 from kvweave.recipes.state import PrefillState
-
-
-@dataclass(frozen=True, slots=True)
-class ValueDeviation:
-    """Squared distance of each token's stale value from the one computed with a full first layer."""
-
-    adds_up: ClassVar[bool] = True
-    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
-
-    def scores(self, state: PrefillState) -> Tensor:
-        """One layer in full, and the second one's projections."""
-        return state.second_layer.values.square().sum(dim=(0, 2))
 
 
 def cacheblend() -> Recipe:
@@ -31,9 +19,21 @@ def cacheblend() -> Recipe:
     Idea: tokens whose KV is far off in one layer are far off in the next ones too.
     Parameters: ratio 0.15.
     Differs from the paper: the selected rows run through the first layer a second time, which changes nothing but
-        costs one layer of theirs.
-    Relations: blind to the question, unlike `prophetkv` and `fusionrag`; `kvshare` weighs the same distance by attention.
-        Works on chunks prepared alone as well (`--prepare bare`). `cacheblend-kv` compares keys too.
+        costs one layer for these rows.
+    Relations: ignores the question, unlike `prophetkv` and `fusionrag`; `kvshare` weighs the same distance by attention.
+        Also works on chunks prepared alone (`--prepare bare`). `cacheblend-kv` compares keys too.
     Measured: see the methods page.
     """
-    return Recipe("cacheblend", match=MatchPathThenChunk(), select=Highest(ValueDeviation()), ratio=0.15)
+    return Recipe("cacheblend", match=MatchPathThenChunk(), select=TopScores(ValueDeviation()), ratio=0.15)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDeviation:
+    """Squared distance of each token's stale value from the one computed with a full first layer."""
+
+    supports_coverage: ClassVar[bool] = True
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
+
+    def scores(self, state: PrefillState) -> Tensor:
+        """Run one full layer and the second layer's projections."""
+        return state.second_layer.values.square().sum(dim=(0, 2))

@@ -1,20 +1,20 @@
-"""ProphetKV: the question says which tokens matter."""
+"""ProphetKV: recompute the tokens that the question attends to."""
 
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import Highest, QuestionAttention
+from kvweave.recipes.select import QuestionAttention, TopScores
 
 
 def prophetkv() -> Recipe:
     """Run the question over stale KV, recompute the tokens it attends to, run it again.
 
     Paper: ProphetKV §4 (two stages; eq. 7 fuses the layers).
-    Idea: the question's own attention over reused KV already shows what the answer will rest on, if every layer is
-        asked: single layers miss tokens that others look at.
+    Idea: the question's own attention over reused KV shows what the answer will depend on, if every layer counts:
+        single layers miss tokens that others attend to.
     Parameters: ratio 0.2.
     Differs from the paper: fresh chunks are computed in both stages; keys are stored before rotation.
-    Relations: `fusionrag` asks the last layer alone, without the other chunks; `cacheblend` asks how far KV is off and not
-        what is needed.
+    Relations: `fusionrag` uses the last layer alone, without the other chunks; `cacheblend` selects by how far KV is off and
+        not by what the question needs.
     Measured: see the methods page.
     """
-    return Recipe("prophetkv", match=MatchPathThenChunk(), select=Highest(QuestionAttention()), ratio=0.2)
+    return Recipe("prophetkv", match=MatchPathThenChunk(), select=TopScores(QuestionAttention()), ratio=0.2)

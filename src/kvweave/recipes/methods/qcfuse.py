@@ -1,66 +1,136 @@
-"""QCFuse: the question read behind digests of the chunks says which of their tokens matter."""
+"""QCFuse: the question, read after short digests of the chunks, selects tokens by its attention to their full KV."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kvweave.models.attention import LayerQueries
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.partial_layers import StopAtLayer
-from kvweave.ops.scores import mean_attention
-from kvweave.recipes.features import FeatureExtractor, Importance, digest_of, features_of
+from kvweave.models.hooks import LayerQueries, PeakAttention, StopAtLayer
+from kvweave.ops.scores import mean_attention, top_tokens
+from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
+from kvweave.recipes.features import FeatureExtractor, feature_bytes, stored_features
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import Highest
+from kvweave.recipes.request import Budget
+from kvweave.recipes.select import TopScores
 from kvweave.recipes.state import PrefillState
-from kvweave.types import ChunkFeature, ChunkKV
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
+
+SINKS = 4
+"""First tokens of every digest: they get attention whatever is asked."""
+
+
+def qcfuse() -> Recipe:
+    """Read the question after digests of the chunks, select by its attention in the model's critical layers.
+
+    Paper: QCFuse (arXiv 2606.05875), from its public description; the digest's score is KVzip's.
+    Idea: a tenth of a chunk's tokens tells the question what the chunk is about, and few layers show where the question looks.
+        So most stored KV is not needed before the recomputation starts.
+    Parameters: digests of 12 % and four tokens more; the layers that `kvweave profile-layers` found, else the three in the
+        middle; ratio 0.15 (the paper's default is 0.5).
+    Differs from the paper: digests are computed one chunk at a time, after the system prefix, and without the instruction to
+        repeat that KVzip puts before the repetition.
+    Relations: with a share of 0 close to `fusionrag`; with a share of 1 and all layers close to `prophetkv`, whose softmax
+        leaves the system prefix out.
+    Measured: see the methods page.
+    """
+    return Recipe("qcfuse", match=MatchPathThenChunk(), select=TopScores(DigestAttention()), ratio=0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionBehindDigests:
-    """Attention of the question's queries to every context key, the queries made behind the chunks' digests alone.
+class Importance:
+    """The largest attention that a token of a chunk gets while the chunk is repeated, over heads, layers and repeated rows.
 
-    The probe runs S ++ digests ++ question, every token at its own position; chunks without stored KV take part whole,
-    since they have to be computed. In the chosen layers its queries are multiplied with the keys of all stored tokens;
-    the softmax runs over everything that stands before; mean over heads, the rows that the user wrote, and layers.
+    The model runs over S ++ C ++ C. The second C attends, or as much of it as fits the model's context. KVzip first asks
+    the model in words to repeat the context. Here the repetition follows at once, since small models and other languages
+    do not benefit from the words. Without room for any repetition the importance is 0 everywhere.
+    """
 
-    Sliding windows of the probe count the tokens that take part in it.
+    across_chunks: ClassVar[bool] = False
+
+    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+        """Return the provenance after the system prefix, as that of isolated KV."""
+        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
+        return KVProvenance("importance", isolated.context, rope_regime=isolated.rope_regime)
+
+    def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
+        """Run one pass over each chunk, or two if its isolated KV is not stored."""
+        for chunk in chunks:
+            feature = ChunkFeature(chunk, {"importance": _importance(ctx, chunk)})
+            provenance = self.provenance(ctx.adapter, ctx.prefix, len(chunk))
+            yield StoreEntry(feature, provenance, (digest_tokens(chunk),))
+
+    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """Count one number per token."""
+        return feature_bytes(chunk_tokens)
+
+
+def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
+    """Return (n,) float32."""
+    adapter, start = ctx.adapter, len(ctx.prefix)
+    end = start + len(chunk)
+    ids = (*ctx.prefix, *chunk, *chunk)[: adapter.geometry.context_tokens]
+    if len(ids) <= end:
+        return torch.zeros(len(chunk))
+    isolated = Isolated()
+    (provenance,) = isolated.provenances(adapter, ctx.prefix, len(chunk))
+    kv = ctx.store.get(adapter.fingerprint, chunk, provenance) or isolated.compute(ctx, chunk).kv
+    before = [PlacedSpan(ctx.prefix_kv(), 0, 0)] if start else []
+    plan = adapter.rows(torch.arange(end, len(ids)))
+    peak = PeakAttention()
+    plan.hooks.append(peak)
+    adapter.compute(adapter.new_cache(len(ids), [*before, PlacedSpan(kv, start, start)]), ids, plan)
+    return peak.weights[start:end].cpu()
+
+
+@dataclass(frozen=True, slots=True)
+class DigestAttention:
+    """Attention of the question's queries to every context key, with queries computed after the chunks' digests alone.
+
+    The probe runs S ++ digests ++ question, every token at its own position; chunks without stored KV take part whole, since
+    they have to be computed. In the chosen layers its queries are multiplied with the keys of all stored tokens. The
+    softmax runs over everything before a row. The result is averaged over heads, the rows that the user wrote, and
+    layers. Sliding windows of the probe count the tokens that take part in it.
 
     Attributes:
-        share: of a chunk's tokens that its digest holds, the first four beside it; 0 leaves the chunks out, 1 takes them
-            whole. A chunk whose digest is not stored takes part whole.
-        layers: negative ones from the last; None for the model's critical layers.
+        share: share of a chunk's tokens in its digest, beside its first four; 0 leaves the chunks out, 1 takes them whole. A
+            chunk whose digest is not stored takes part whole.
+        layers: negative ones count from the last; None for the model's critical layers.
+        importance: the feature that digests are made from.
     """
 
     share: float = 0.12
     layers: tuple[int, ...] | None = None
     importance: Importance = field(default_factory=Importance)
-    adds_up: ClassVar[bool] = True
+    supports_coverage: ClassVar[bool] = True
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Importances, unless every chunk or none takes part whole."""
+        """Importances, unless all chunks take part whole or not at all."""
         return (self.importance,) if 0 < self.share < 1 else ()
 
     def scores(self, state: PrefillState) -> Tensor:
-        """One pass over question and fresh chunks, which ends at the last of the chosen layers.
+        """Run one pass over question and fresh chunks up to the last of the chosen layers.
 
-        No layer behind that is read of stored chunks.
+        Later layers of stored chunks are not read.
         """
         adapter = state.request.adapter
         layers = adapter.critical_layers if self.layers is None else self.layers
-        kept = _Kept(frozenset(layer % adapter.geometry.layers for layer in layers))
-        rows = self._probe(state, kept)
-        asked = torch.searchsorted(rows, state.asked)
-        found = [_attention(state, seen, rows, asked) for seen in kept.seen]
+        recorder = _QueryRecorder(frozenset(layer % adapter.geometry.layers for layer in layers))
+        rows = self._probe(state, recorder)
+        question = torch.searchsorted(rows, state.question_rows)
+        found = [_attention(state, queries, rows, question) for queries in recorder.recorded]
         return torch.stack(found).mean(dim=0).cpu()[state.stale]
 
-    def _probe(self, state: PrefillState, kept: "_Kept") -> Tensor:
-        """Run it; returns the prompt positions that took part, ascending."""
+    def _probe(self, state: PrefillState, recorder: "_QueryRecorder") -> Tensor:
+        """Run the probe; return the prompt positions that took part, ascending."""
         adapter, prompt = state.request.adapter, state.request.prompt
         spans: list[PlacedSpan] = []
         rows: list[Tensor] = []
@@ -73,91 +143,64 @@ class AttentionBehindDigests:
         positions = torch.cat(rows)
         kv_cache = adapter.new_cache(positions.numel(), spans, first + positions)
         plan = adapter.rows(torch.searchsorted(positions, state.fresh))
-        plan.hooks += [kept, StopAtLayer(max(kept.layers))]
-        adapter.look(kv_cache, [prompt.token_ids[row] for row in positions], plan)
+        plan.hooks += [recorder, StopAtLayer(max(recorder.layers))]
+        adapter.run_partial(kv_cache, [prompt.token_ids[row] for row in positions], plan)
         return positions
 
     def _taking_part(self, state: PrefillState) -> list[Tensor]:
-        """Which tokens of each span are in the probe, as offsets in it."""
+        """Return which tokens of each span are in the probe, as offsets in the span."""
         inside = [torch.arange(m.span.tokens) for m in state.matched]
         stored = [n for n, m in enumerate(state.matched) if m.span.kind == "chunk" and m.kv is not None]
         if self.share == 0:
             return [part[:0] if number in stored else part for number, part in enumerate(inside)]
-        for number, feature in zip(stored, self._notes(state, stored), strict=True):
+        for number, feature in zip(stored, self._importances(state, stored), strict=True):
             if feature is not None:
-                inside[number] = digest_of(feature.tensors["importance"], self.share)
+                inside[number] = _digest(feature.tensors["importance"], self.share)
         return inside
 
-    def _notes(self, state: PrefillState, spans: Sequence[int]) -> list[ChunkFeature | None]:
+    def _importances(self, state: PrefillState, spans: Sequence[int]) -> list[ChunkFeature | None]:
         if not self.extractors:
             return [None] * len(spans)
         prompt = state.request.prompt
         chunks = [prompt.ids(prompt.spans[number]) for number in spans]
-        return features_of(self.importance, state.request, chunks)
+        return stored_features(self.importance, state.request, chunks)
 
 
-class _Kept:
-    """Keeps what chosen layers of a pass attend with."""
+def _digest(importance: Tensor, share: float) -> Tensor:
+    """Return which of a chunk's n tokens are its digest, ascending.
+
+    These are the ⌈share · n⌉ tokens of the highest importance (n,) and the first SINKS tokens.
+    """
+    kept = top_tokens(importance, Budget(share).max_rows(importance.numel()))
+    kept[:SINKS] = True
+    return kept.nonzero()[:, 0]
+
+
+class _QueryRecorder:
+    """Records what chosen layers of a pass attend with."""
 
     def __init__(self, layers: frozenset[int]) -> None:
         self.layers = layers
-        self.seen: list[LayerQueries] = []
+        self.recorded: list[LayerQueries] = []
 
-    def see(self, queries: LayerQueries) -> None:
+    def on_layer(self, queries: LayerQueries) -> None:
         if queries.layer in self.layers:
-            self.seen.append(queries)
+            self.recorded.append(queries)
 
 
-class _Picked:
-    """Some tokens of a chunk's KV; of the stored tensors only those layers are read that are asked for. See `KVLayers`."""
+def _attention(state: PrefillState, seen: LayerQueries, rows: Tensor, question: Tensor) -> Tensor:
+    """Return one layer's attention of the question to all prompt positions, (N,).
 
-    def __init__(self, kv: ChunkKV, tokens: Tensor) -> None:
-        self._kv, self._tokens = kv, tokens
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        layers, two, heads, _, width = self._kv.held.shape
-        return layers, two, heads, self._tokens.numel(), width
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._kv.held.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def awaited_s(self) -> float:
-        return self._kv.awaited_s
-
-    def load(self, index: int) -> None:
-        self._kv.load(index)
-
-    def layer(self, index: int) -> Tensor:
-        return self._kv.layer(index)[:, :, self._tokens]
-
-    def whole(self) -> Tensor:
-        return self._kv.kv[:, :, :, self._tokens]
-
-
-def _part(kv: ChunkKV, tokens: Tensor) -> ChunkKV:
-    """Some of a chunk's tokens; what is stored itself where that is all of them."""
-    if tokens.numel() == kv.tokens:
-        return kv
-    return ChunkKV(tuple(kv.token_ids[i] for i in tokens), _Picked(kv, tokens))
-
-
-def _attention(state: PrefillState, seen: LayerQueries, rows: Tensor, asked: Tensor) -> Tensor:
-    """One layer's attention of the asked rows to all prompt positions, (N,); `rows` are the positions of the probe's."""
+    `rows` are the prompt positions of the probe, `question` the places of the question's rows among them.
+    """
     device = seen.query.device
     computed = torch.searchsorted(rows, state.fresh).to(device)
-    keys = state.kv_cache.held_keys(seen.layer, seen.keys).clone()  # (1, G, N, D)
+    keys = state.kv_cache.layer_keys(seen.layer, seen.keys).clone()  # (1, G, N, D)
     keys[:, :, state.fresh.to(device)] = seen.keys[:, :, computed]
-    places = torch.searchsorted(seen.rows, asked.to(device))
+    places = torch.searchsorted(seen.rows, question.to(device))
     return mean_attention(
         seen.query[:, :, places],
-        state.asked.to(device),
+        state.question_rows.to(device),
         keys,
         scaling=seen.scaling,
         window=seen.window,
@@ -165,18 +208,41 @@ def _attention(state: PrefillState, seen: LayerQueries, rows: Tensor, asked: Ten
     )[0]
 
 
-def qcfuse() -> Recipe:
-    """Read the question behind digests of the chunks, select by its attention in the model's critical layers.
+def _part(kv: ChunkKV, tokens: Tensor) -> ChunkKV:
+    """Return some of a chunk's tokens; the chunk itself if these are all."""
+    if tokens.numel() == kv.tokens:
+        return kv
+    return ChunkKV(tuple(kv.token_ids[i] for i in tokens), _SomeTokens(kv, tokens))
 
-    Paper: QCFuse (arXiv 2606.05875), from its public description; the digest's score is KVzip's.
-    Idea: a tenth of a chunk's tokens tells the question what the chunk is about, and few layers tell where it looks, so
-        that most stored KV need not be there before the recomputation starts.
-    Parameters: digests of 12 % and four tokens more; the layers that `kvweave profile-layers` found, else the three in the
-        middle; ratio 0.15 (the paper's default is 0.5).
-    Differs from the paper: digests are made one chunk at a time, behind the system prefix, and without the instruction to
-        repeat that KVzip puts before the repetition.
-    Relations: with a share of 0 close to `fusionrag`, with 1 and all layers to `prophetkv`, whose softmax leaves the system
-        prefix out.
-    Measured: see the methods page.
-    """
-    return Recipe("qcfuse", match=MatchPathThenChunk(), select=Highest(AttentionBehindDigests()), ratio=0.15)
+
+class _SomeTokens:
+    """Some tokens of a chunk's KV, as `KVLayers`; reads only the layers that are asked for."""
+
+    def __init__(self, kv: ChunkKV, tokens: Tensor) -> None:
+        self._kv, self._tokens = kv, tokens
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        layers, two, heads, _, width = self._kv.data.shape
+        return layers, two, heads, self._tokens.numel(), width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._kv.data.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def layer_wait_s(self) -> float:
+        return self._kv.layer_wait_s
+
+    def load(self, index: int) -> None:
+        self._kv.load(index)
+
+    def layer(self, index: int) -> Tensor:
+        return self._kv.layer(index)[:, :, self._tokens]
+
+    def all_layers(self) -> Tensor:
+        return self._kv.kv[:, :, :, self._tokens]

@@ -1,56 +1,125 @@
-"""weave: recompute what the question looks at and what does not stand on its own."""
+"""weave: recompute what the question attends to and what depends on earlier text."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from kvweave.recipes.features import ContextSensitivity, FeatureExtractor
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
+from kvweave.recipes.features import FeatureExtractor, feature_bytes, stored_features
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.prepare import Previous
+from kvweave.recipes.prepare import Isolated, Previous, Similar, WithNeighbours, encode_after, isolated_kv
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import Highest, QuestionAttention
+from kvweave.recipes.select import QuestionAttention, TopScores
 from kvweave.recipes.state import PrefillState
-
-
-@dataclass(frozen=True, slots=True)
-class AttendedMovement:
-    """The question's attention to each stale token, times how far the token's KV moves behind other chunks."""
-
-    attention: QuestionAttention = field(default_factory=QuestionAttention)
-    moved: ContextSensitivity = field(default_factory=ContextSensitivity)
-    adds_up: ClassVar[bool] = True
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """The movement."""
-        return (self.moved,)
-
-    def scores(self, state: PrefillState) -> Tensor:
-        """The pass that the attention takes, and one note of each stale chunk."""
-        return self.attention.scores(state) * self.moved.of_stale(state)
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
 
 def weave() -> Recipe:
-    """Our own: chunks prepared behind what stands before them, selected by attention times movement.
+    """Our own: chunks prepared after the chunk before them, selected by attention times context sensitivity.
 
     Paper: none; parts of FusionRAG §3.1 (similar chunks), ProphetKV §4.2 (the question over stale KV) and CacheBlend (how
-        far KV is off), put together differently.
-    Idea: a token's KV is worth recomputing if the question looks at it and if it would change. What the question looks at is
-        known from its attention over stale KV. Whether a token changes cannot be seen then, but before: at indexing time
-        each chunk is prefilled behind similar chunks once more, and the tokens that move are those whose meaning lies in
-        other text. Of that text, what stands right before the chunk in its document is known, so that chunks are prepared
-        behind it.
-    Parameters: the chunk before; 10 neighbours to measure movement; ratio 0.1.
+        far KV is off), combined in another way.
+    Idea: a token's KV is worth recomputing if the question attends to it and if recomputation would change it. Attention over
+        stale KV shows the first. The second is measured at indexing time: each chunk is prefilled once more after similar
+        chunks, and the tokens whose KV moves are those whose meaning depends on other text. The text right before the chunk
+        in its document is known, so chunks are prepared after it.
+    Parameters: the chunk before; 10 neighbours to measure context sensitivity; ratio 0.1.
     Differs from the paper: nothing to differ from.
-    Relations: `following+prophetkv` without the movement, `similar+prophetkv` spends the similar chunks on KV instead.
-    Measured: see the methods page; what else was tried, in the experiments. Of the generated tasks, coref, vartrack and half
-        of contradiction cut documents where the text goes on, which favours `following`; the others do not.
+    Relations: `following+prophetkv` is this recipe without context sensitivity; `similar+prophetkv` uses the similar chunks for
+        KV instead.
+    Measured: see the methods page; for what else was tried, see the experiments. The generated tasks coref, vartrack and half
+        of contradiction cut documents where the text continues, which favours `following`; the others do not.
     """
     return Recipe(
         "weave",
         prepare=Previous(),
         match=MatchPathThenChunk(),
-        select=Highest(AttendedMovement()),
+        select=TopScores(AttentionTimesSensitivity()),
         ratio=0.1,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSensitivity:
+    """How far each token's KV moves if other chunks come before its chunk: a feature `moved` (n,) float32.
+
+    The distance between KV computed after `neighbours` and isolated KV, as a share of the latter's length, averaged over
+    layers, keys (before rotation) and values. A token that means the same after any text hardly moves. A token that
+    takes its meaning from earlier text, such as a word after a pronoun, moves even after the wrong text.
+
+    Both KVs are compared as computed, so that quantisation does not count as movement; the neighbours are placed as they
+    are stored. A chunk without neighbours, or without room for them in the model's context, gets no feature.
+    """
+
+    neighbours: WithNeighbours = field(default_factory=Similar)
+    across_chunks: ClassVar[bool] = False
+
+    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+        """Return the provenance after the system prefix, with the kind of the neighbours in its own."""
+        with_neighbours, isolated = self.neighbours.provenances(adapter, prefix, chunk_tokens)
+        kind = f"moved-{with_neighbours.kind}"
+        return KVProvenance(kind, isolated.context, rope_regime=isolated.rope_regime)
+
+    def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
+        """Run one pass over each chunk after its neighbours' isolated KV; measure the result and drop it."""
+        for chunk in chunks:
+            neighbours = self.neighbours.fitting_neighbours(ctx, chunk)
+            if neighbours:
+                isolated, moved = _exact_isolated_kv(ctx, chunk), encode_after(ctx, neighbours, chunk)
+                feature = ChunkFeature(chunk, {"moved": _relative_distance(moved.kv, isolated)})
+                provenance = self.provenance(ctx.adapter, ctx.prefix, len(chunk))
+                yield StoreEntry(feature, provenance, moved.sources)
+
+    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """Count one number per token."""
+        return feature_bytes(chunk_tokens)
+
+    def of_stale_tokens(self, state: PrefillState) -> Tensor:
+        """Return (n,) float32: how far each stale token moves, from the features of its chunk.
+
+        The tokens of a chunk without a feature get the mean of the other chunks' tokens.
+        """
+        request = state.request
+        chunks = [request.prompt.ids(found.span) for found in state.matched if found.origin == "reused"]
+        features = stored_features(self, request, chunks)
+        known = [feature.tensors["moved"] for feature in features if feature is not None]
+        mean = torch.cat(known).mean() if known else torch.ones(())
+        moved = [
+            mean.expand(len(ids)) if feature is None else feature.tensors["moved"]
+            for ids, feature in zip(chunks, features, strict=True)
+        ]
+        return torch.cat(moved)
+
+
+def _exact_isolated_kv(ctx: PrepareContext, chunk: Ids) -> ChunkKV:
+    """Return a chunk's isolated KV; where the store quantises, compute it again and do not store it."""
+    return isolated_kv(ctx, chunk) if ctx.storage == "exact" else Isolated().compute(ctx, chunk).kv
+
+
+def _relative_distance(kv: ChunkKV, isolated: ChunkKV) -> Tensor:
+    """Return (n,) float32, from KV (L, 2, G, n, D) of the same tokens."""
+    off = (kv.kv.float() - isolated.kv.float()).square().sum(dim=(2, 4))  # (L, 2, n)
+    length = isolated.kv.float().square().sum(dim=(2, 4)).clamp(min=1e-9)
+    return (off / length).sqrt().mean(dim=(0, 1)).cpu()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTimesSensitivity:
+    """The question's attention to each stale token, times how far the token's KV moves after other chunks."""
+
+    attention: QuestionAttention = field(default_factory=QuestionAttention)
+    sensitivity: ContextSensitivity = field(default_factory=ContextSensitivity)
+    supports_coverage: ClassVar[bool] = True
+
+    @property
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        """Context sensitivity."""
+        return (self.sensitivity,)
+
+    def scores(self, state: PrefillState) -> Tensor:
+        """Run the pass for the attention, and read one feature of each stale chunk."""
+        return self.attention.scores(state) * self.sensitivity.of_stale_tokens(state)

@@ -1,1 +1,1 @@
-"""What decoding by retrieval is worth: long texts under every strategy, beside dense decoding."""
+"""How well long texts are decoded under every strategy, compared with dense decoding."""

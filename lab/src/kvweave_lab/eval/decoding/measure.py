@@ -1,50 +1,49 @@
-"""Every text under every variant, budget and storage: dense decoding first, which the others are compared with."""
+"""Decodes every text under every variant, budget and storage, starting with dense decoding as the baseline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
-from kvweave.engine.facts import facts
 from kvweave.engine.state import Progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.types import Storage
-from kvweave_lab.eval.decoding.ablations import variant_named
-from kvweave_lab.eval.decoding.kept import KeptResults
-from kvweave_lab.eval.decoding.outcome import Run
-from kvweave_lab.eval.decoding.rows import Beside, Row, beside_of, rows_of
-from kvweave_lab.eval.decoding.run import LOOK_EVERY, Prefilled, decode
+from kvweave_lab.eval.decoding.results import ComparisonRow, Row, Run, comparison_rows, make_rows
+from kvweave_lab.eval.decoding.run import RECORD_EVERY, Prefilled, decode
 from kvweave_lab.eval.decoding.shift import UPDATES, Shift, measure_shift
-from kvweave_lab.eval.haystack import Haystack
-from kvweave_lab.eval.longtext import LONG_TASKS
-from kvweave_lab.eval.longtext.telling import LongText, long_text
-from kvweave_lab.eval.subject import dtype_of
+from kvweave_lab.eval.decoding.variants import variant_named
+from kvweave_lab.eval.longtext.tasks import LONG_TASKS
+from kvweave_lab.eval.longtext.text import LongText, long_text
+from kvweave_lab.eval.world import Haystack
+from kvweave_lab.results_log import ResultsLog, dtype_name
 
 DENSE = "dense"
+_LOG, _LOG_VERSION = "runs.jsonl", 3
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What runs.
+    """What to decode.
 
     Attributes:
-        tasks: kinds of long texts; none where files are given.
-        lengths: tokens decoded behind the prompt, ascending; a text runs to the last, and each begins a row.
-        variants: names as in `decode.ablations`; dense always runs beside them.
+        tasks: kinds of long texts; none with texts from files.
+        lengths: decoded tokens after the prompt, ascending. A text is decoded to the last; each length gives a row.
+        variants: names as in `variants.py`; dense decoding always runs too.
         budgets, storages: of every variant.
-        seeds: each gives texts of its own.
-        samples: texts per kind and seed; of a file, the first so many.
+        seeds: of the texts.
+        samples: texts per kind and seed; of a file, the first ones.
         prompt_tokens: of a generated text.
-        cluster_entries: mean size of clusters made at once, of every variant, and a quarter of the largest; None for the
-            default, which suits texts of many thousand tokens: what a step may retrieve has to hold several.
-        resident_bytes: bound of KV in memory; None takes MEMORY_SHARE.
+        cluster_entries: mean size of new clusters, in every variant; the largest size is four times that. None for the
+            default, which suits texts of many thousand tokens: a step's budget has to hold several clusters.
+        resident_bytes: limit of KV in memory; None takes MEMORY_SHARE.
         split: pool of names, values, phrases and natural text.
-        haystack: a folder of natural text instead of the split's.
-        texts: those of files, instead of generated ones.
-        folder: where KV lies while decoding; None for the folder for temporary files.
-        output: where results are kept; None keeps nothing.
+        haystack: folder of natural text instead of the split's.
+        texts: from files, instead of generated ones.
+        folder: of the KV while decoding; None for the folder for temporary files.
+        output: of the results log; None keeps results in memory.
     """
 
     tasks: tuple[str, ...]
@@ -65,47 +64,47 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
-    """A whole evaluation; `shift` None where texts are of files, or not all strategies run that it compares."""
+class DecodingResult:
+    """All results. `shift` is None for texts from files, and unless all strategies run that it compares."""
 
     request: Request
     model: str
     dtype: str
     resident_bytes: int
     rows: tuple[Row, ...]
-    beside: tuple[Beside, ...]
+    comparisons: tuple[ComparisonRow, ...]
     runs: tuple[Run, ...]
     shift: Shift | None
 
 
 def evaluate_decoding(
     adapter: Adapter, request: Request, progress: Progress = lambda stage, done, total: None
-) -> Quality:
-    """Run what is not there yet and sum everything up.
+) -> DecodingResult:
+    """Decode what the results log lacks, and summarize all.
 
-    Raises InvalidRequest for names that are unknown, lengths that the model has no positions for, too little memory
-    or another evaluation's folder; StoreError and StoreFull where the KV's file fails.
+    Raises InvalidRequest for unknown names, lengths beyond the model's positions, a memory limit that is too small and
+    another evaluation's folder; StoreError and StoreFull if the KV's file fails.
     """
     _check(adapter, request)
     texts = _texts(adapter, request)
     _check_positions(adapter, request, texts)
-    # As many tokens for all seeds, though prompts end a token earlier or later: results of more seeds may join them.
+    # Equal for all seeds, although prompts differ by a token: results of more seeds may be added later.
     prompt = max(text.prompt_tokens for text in request.texts) if request.texts else request.prompt_tokens
     longest = prompt + request.lengths[-1]
     bound = request.resident_bytes or int(MEMORY_SHARE * longest * adapter.geometry.token_bytes)
-    kept = KeptResults(request.output, _subject(adapter, request, bound))
-    runs = tuple(_runs(adapter, request, texts, bound, kept, progress))
-    shift = None
-    if not request.texts and set(UPDATES) <= set(request.variants):
-        base = _grouped(request, OffloadSettings(request.budgets[0], bound, folder=request.folder))
-        shift = measure_shift(adapter, texts[0], base, request.lengths, kept)
-    return Quality(
+    with _open_log(request.output, _run_config(adapter, request, bound)) as log:
+        runs = tuple(_runs(adapter, request, texts, bound, log, progress))
+        shift = None
+        if not request.texts and set(UPDATES) <= set(request.variants):
+            base = _with_clusters(request, OffloadSettings(request.budgets[0], bound, folder=request.folder))
+            shift = _shift(adapter, request, texts[0], base, log)
+    return DecodingResult(
         request,
         adapter.fingerprint.name,
-        dtype_of(adapter),
+        dtype_name(adapter),
         bound,
-        tuple(rows_of(runs)),
-        tuple(beside_of(runs)),
+        tuple(make_rows(runs)),
+        tuple(comparison_rows(runs)),
         runs,
         shift,
     )
@@ -119,11 +118,11 @@ def _check(adapter: Adapter, request: Request) -> None:
             )
     for name in request.variants:
         variant_named(name, OffloadSettings())
-    stretches = [later - earlier for earlier, later in pairwise(request.lengths)]
-    if request.lengths[0] < 16 or min(stretches, default=LOOK_EVERY) < LOOK_EVERY:
+    segments = [later - earlier for earlier, later in pairwise(request.lengths)]
+    if request.lengths[0] < 16 or min(segments, default=RECORD_EVERY) < RECORD_EVERY:
         raise InvalidRequest(
             f"the lengths {', '.join(map(str, request.lengths))} are not ascending from 16 tokens on, at least"
-            f" {LOOK_EVERY} apart"
+            f" {RECORD_EVERY} apart"
         )
 
 
@@ -132,14 +131,14 @@ def _check_positions(adapter: Adapter, request: Request, texts: Sequence[LongTex
     over = prompt + request.lengths[-1] - adapter.geometry.context_tokens
     if over > 0:
         raise InvalidRequest(
-            f"{request.lengths[-1]:,} decoded tokens behind a prompt of {prompt:,} are {over:,} more than the"
+            f"{request.lengths[-1]:,} decoded tokens after a prompt of {prompt:,} are {over:,} more than the"
             f" {adapter.geometry.context_tokens:,} positions of {adapter.fingerprint.name}; take a shorter --length,"
             " or a --model with more positions"
         )
 
 
 def _texts(adapter: Adapter, request: Request) -> list[LongText]:
-    """In an order that lets every kind and seed come early."""
+    """Return the texts in an order that starts with every kind and seed."""
     if request.texts:
         return [text for text in request.texts if text.decode_tokens >= request.lengths[-1]] or _too_short(
             request
@@ -165,15 +164,15 @@ def _texts(adapter: Adapter, request: Request) -> list[LongText]:
 def _too_short(request: Request) -> list[LongText]:
     most = max(text.decode_tokens for text in request.texts)
     raise InvalidRequest(
-        f"none of the {len(request.texts)} texts goes on for {request.lengths[-1]:,} tokens behind its prompt, the"
-        f" longest for {most:,}; take a shorter --length"
+        f"none of the {len(request.texts)} texts has {request.lengths[-1]:,} tokens after its prompt, the"
+        f" longest has {most:,}; take a shorter --length"
     )
 
 
-def _subject(adapter: Adapter, request: Request, bound: int) -> dict[str, object]:
+def _run_config(adapter: Adapter, request: Request, bound: int) -> dict[str, object]:
     return {
         "model": adapter.fingerprint.digest,
-        "dtype": dtype_of(adapter),
+        "dtype": dtype_name(adapter),
         "lengths": list(request.lengths),
         "resident bytes": bound,
         "cluster entries": request.cluster_entries,
@@ -181,12 +180,50 @@ def _subject(adapter: Adapter, request: Request, bound: int) -> dict[str, object
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _LogLine:
+    """A line of the results log: a run, or the shift."""
+
+    name: str
+    run: Run | None = None
+    shift: Shift | None = None
+
+
+def _open_log(output: Path | None, run_config: Mapping[str, Any]) -> ResultsLog[str, _LogLine]:
+    return ResultsLog(
+        output, run_config, file=_LOG, version=_LOG_VERSION, key=lambda line: line.name, parse=_parse_line
+    )
+
+
+def _parse_line(content: dict[str, Any]) -> _LogLine:
+    run, shift = content["run"], content["shift"]
+    return _LogLine(content["name"], run and Run.of(run), shift and Shift.of(shift))
+
+
+def _shift(
+    adapter: Adapter,
+    request: Request,
+    text: LongText,
+    base: OffloadSettings,
+    log: ResultsLog[str, _LogLine],
+) -> Shift | None:
+    name = f"shift {text.name} {base.kv_budget:g}"
+    line = log.get(name)
+    if line is None:
+        shift = measure_shift(adapter, text, base, request.lengths)
+        if shift is None:
+            return None
+        line = _LogLine(name, shift=shift)
+        log.add(line)
+    return line.shift
+
+
 def _runs(
     adapter: Adapter,
     request: Request,
     texts: Sequence[LongText],
     bound: int,
-    kept: KeptResults,
+    log: ResultsLog[str, _LogLine],
     progress: Progress,
 ) -> Iterator[Run]:
     chosen = list(_settings(request, bound))
@@ -196,28 +233,29 @@ def _runs(
         for place, (variant, settings) in enumerate(chosen):
             progress("decoding texts", number * len(chosen) + place, total)
             name = f"{text.name} {variant} {settings.kv_budget:g} {settings.storage}"
-            found = kept.get(name)
-            if found is None:
+            line = log.get(name)
+            if line is None:
                 prefilled = prefilled or Prefilled.of(adapter, text)
-                found = facts(decode(adapter, prefilled, variant, settings, request.lengths))
-                kept.put(name, found)
-            yield Run.of(found)
+                line = _LogLine(name, run=decode(adapter, prefilled, variant, settings, request.lengths))
+                log.add(line)
+            assert line.run is not None
+            yield line.run
     progress("decoding texts", total, total)
 
 
 def _settings(request: Request, bound: int) -> Iterator[tuple[str, OffloadSettings]]:
-    """Dense first; it has no budget, no storage and no bound."""
+    """Return all variants with their settings, dense decoding first, which has no budget, storage or memory limit."""
     yield DENSE, OffloadSettings(1.0, strategy=DENSE, folder=request.folder)
     for storage in request.storages:
         for budget in request.budgets:
             base = OffloadSettings(budget, bound, folder=request.folder, storage=storage)
             for variant in request.variants:
                 if variant != DENSE:
-                    yield variant, variant_named(variant, _grouped(request, base))
+                    yield variant, variant_named(variant, _with_clusters(request, base))
 
 
-def _grouped(request: Request, kv: OffloadSettings) -> OffloadSettings:
-    """With clusters of the size asked for."""
+def _with_clusters(request: Request, kv: OffloadSettings) -> OffloadSettings:
+    """Return settings with clusters of the requested size."""
     size = request.cluster_entries
     if size is None:
         return kv

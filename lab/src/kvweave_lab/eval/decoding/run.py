@@ -1,6 +1,6 @@
-"""One long text decoded under one variant, step by step as a user's would be, and watched.
+"""One long text decoded under one variant, step by step, with a recorder.
 
-The prompt is prefilled once and filled into every variant's KV. Knows nothing of what is compared.
+The prompt is prefilled once and copied into every variant's KV.
 """
 
 import statistics
@@ -12,67 +12,65 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from kvweave.decode.handoff import MOST_QUERY_ROWS
+from kvweave.decode.handoff import MAX_QUERY_ROWS
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.generation import end_tokens
 from kvweave.models.adapter import Adapter
-from kvweave.models.attention import LayerQueries
-from kvweave_lab.eval.decoding.outcome import Run, Stretch
-from kvweave_lab.eval.decoding.partition import variance
-from kvweave_lab.eval.decoding.returning import together
-from kvweave_lab.eval.decoding.watching import Look, watch
-from kvweave_lab.eval.longtext.telling import LongText, Reply
+from kvweave.models.hooks import LayerQueries
+from kvweave_lab.eval.decoding.recorder import Recorder, attach_recorder, cluster_variance
+from kvweave_lab.eval.decoding.results import Run, Segment, sum_reuse
+from kvweave_lab.eval.longtext.text import LongText, Reply
 
-LOOK_EVERY = 8
-"""Steps of which one is looked at: exact attention beside the retrieved one costs as much as dense decoding."""
+RECORD_EVERY = 8
+"""One of this many steps is recorded, since exact attention costs as much as dense decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A text's prompt: what a variant is filled with, layer by layer, and the logits (1, vocab) behind it."""
+    """A text's prompt: the KV of each layer, and the logits (1, vocab) of its last token."""
 
     text: LongText
-    layers: "_Layers"
+    layers: "_PromptLayers"
     logits: Tensor
 
     @classmethod
     def of(cls, adapter: Adapter, text: LongText) -> "Prefilled":
-        """Computed in full."""
+        """Compute a text's prompt in full."""
         ids = text.token_ids[: text.prompt_tokens]
-        kv_cache, layers = adapter.new_cache(len(ids)), _Layers()
-        kv_cache.hand_over(layers)
+        kv_cache, layers = adapter.new_cache(len(ids)), _PromptLayers()
+        kv_cache.stream_to(layers)
         plan = adapter.rows(torch.arange(len(ids)))
         plan.hooks.append(layers)
         return cls(text, layers, adapter.compute(kv_cache, ids, plan))
 
     @property
-    def retrieving(self) -> list[int]:
-        """The layers without a window of their own."""
-        return [index for index, (*_, window) in enumerate(self.layers.taken) if window is None]
+    def retrieving_layers(self) -> list[int]:
+        """The layers without a sliding window."""
+        return [index for index, (*_, window) in enumerate(self.layers.received) if window is None]
 
-    def fill(self, held: OffloadedCache) -> None:
-        """Give a copy to a variant."""
-        for index, (keys, values, queries, window) in enumerate(self.layers.taken):
-            held.fill(index, keys, values, queries, window)
+    def fill(self, offloaded: OffloadedCache) -> None:
+        """Copy the prompt's KV into a variant's cache."""
+        for index, (keys, values, queries, window) in enumerate(self.layers.received):
+            offloaded.fill(index, keys, values, queries, window)
 
 
-class _Layers:
-    """Keeps what the layers of a prompt hand over: keys and values (G, N, D), the last rows' queries, the window."""
+class _PromptLayers:
+    """Receives the layers of a prompt: keys and values (G, N, D), the last rows' queries, the window."""
 
     bounded = False
 
     def __init__(self) -> None:
-        self.taken: list[tuple[Tensor, Tensor, Tensor, int | None]] = []
+        self.received: list[tuple[Tensor, Tensor, Tensor, int | None]] = []
 
     def begin(self, positions: Tensor) -> None:
-        """There is one prompt."""
+        """Do nothing, since there is only one prompt."""
 
-    def see(self, queries: LayerQueries) -> None:
-        self._asked = queries.query[0, :, -MOST_QUERY_ROWS:].clone(), queries.window
+    def on_layer(self, queries: LayerQueries) -> None:
+        self._last_queries = queries.query[0, :, -MAX_QUERY_ROWS:].clone(), queries.window
 
-    def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        self.taken.append((keys, values, *self._asked))  # nobody else has them any more
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self.received.append((keys, values, *self._last_queries))  # this object now owns the tensors
 
 
 def decode(
@@ -81,22 +79,22 @@ def decode(
     variant: str,
     settings: OffloadSettings,
     lengths: Sequence[int],
-    at_length: Callable[[int, OffloadedCache], None] = lambda length, held: None,
+    at_length: Callable[[int, OffloadedCache], None] = lambda length, offloaded: None,
 ) -> Run:
-    """Decode the text to the last of `lengths` under `settings`, which `variant` is the name of.
+    """Decode the text to the last of `lengths` under `settings`, which are those of `variant`.
 
-    `at_length` is shown the KV wherever a stretch ends. Raises InvalidRequest where memory is too little, StoreError
-    and StoreFull for the disk.
+    `at_length` is called with the KV at the end of each segment. Raises InvalidRequest if the memory limit is too small,
+    StoreError and StoreFull for the disk.
     """
-    text, seen = prefilled.text, Look()
-    with OffloadedCache(adapter.geometry, settings, torch.arange(text.prompt_tokens)) as held:
-        returns = watch(held, seen, text.seed)
-        prefilled.fill(held)
-        course = _Course(adapter, prefilled, held, seen)
-        stretches = []
+    text, recorder = prefilled.text, Recorder()
+    with OffloadedCache(adapter.geometry, settings, torch.arange(text.prompt_tokens)) as offloaded:
+        trackers = attach_recorder(offloaded, recorder, text.seed)
+        prefilled.fill(offloaded)
+        decoding = _Decoding(adapter, prefilled, offloaded, recorder)
+        segments = []
         for length in lengths:
-            stretches.append(course.to(length))
-            at_length(length, held)
+            segments.append(decoding.advance_to(length))
+            at_length(length, offloaded)
     return Run(
         text=text.name,
         task=text.task,
@@ -106,54 +104,56 @@ def decode(
         budget=settings.kv_budget,
         prompt_tokens=text.prompt_tokens,
         forced=not text.free_tokens,
-        greedy=tuple(course.greedy),
-        stretches=tuple(stretches),
-        updated=together([one.updated.again() for one in returns]),
-        any=together([one.any.again() for one in returns]),
+        greedy=tuple(decoding.greedy),
+        segments=tuple(segments),
+        updated=sum_reuse([tracker.updated.reuse() for tracker in trackers]),
+        drawn=sum_reuse([tracker.drawn.reuse() for tracker in trackers]),
     )
 
 
-class _Course:
-    """The way through a text: where it is, and what greedy decoding would have said so far."""
+class _Decoding:
+    """The progress through a text, and the greedy tokens so far."""
 
-    def __init__(self, adapter: Adapter, prefilled: Prefilled, held: OffloadedCache, seen: Look) -> None:
-        self._adapter, self._held, self._seen = adapter, held, seen
+    def __init__(
+        self, adapter: Adapter, prefilled: Prefilled, offloaded: OffloadedCache, recorder: Recorder
+    ) -> None:
+        self._adapter, self._offloaded, self._recorder = adapter, offloaded, recorder
         self._text = prefilled.text
         self._logits = prefilled.logits
         self._ends = end_tokens(adapter)
         self.greedy: list[int] = []
 
-    def to(self, length: int) -> Stretch:
-        """Go on until so many tokens are decoded."""
-        before, first = self._held.counts.copy(), len(self.greedy)
+    def advance_to(self, length: int) -> Segment:
+        """Decode until `length` tokens are decoded; return the segment."""
+        before, first = self._offloaded.counts.copy(), len(self.greedy)
         latencies, losses = [], []
         while len(self.greedy) < length:
-            token, loss = self._next()
+            token, loss = self._next_token()
             losses.append(loss)
-            self._seen.now = len(self.greedy) % LOOK_EVERY == 0
+            self._recorder.active = len(self.greedy) % RECORD_EVERY == 0
             began = time.perf_counter()
-            self._logits = self._adapter.step(self._held, token)
+            self._logits = self._adapter.step(self._offloaded, token)
             self._adapter.synchronize()
-            if not self._seen.now:
+            if not self._recorder.active:
                 latencies.append(time.perf_counter() - began)
-        counts = self._held.counts.since(before)
-        right = [self._right(reply) for reply in self._judged(first, length)]
-        grouped = variance(self._held)
-        return Stretch(
+        counts = self._offloaded.counts.since(before)
+        correct = [self._is_correct(reply) for reply in self._judged_replies(first, length)]
+        variance = cluster_variance(self._offloaded)
+        return Segment(
             decode_tokens=length,
             steps=length - first,
-            judged=len(right),
-            right=sum(right),
+            judged=len(correct),
+            correct=sum(correct),
             nll=None if self._text.free_tokens else statistics.fmean(losses),
-            watched=self._seen.take(),
+            quality=self._recorder.take_mean(),
             counts=asdict(counts),
             latency_s=statistics.median(latencies),
-            clusters=grouped and grouped[1],
-            variance=grouped and grouped[0],
+            clusters=variance and variance[1],
+            variance=variance and variance[0],
         )
 
-    def _next(self) -> tuple[int, float]:
-        """The token that comes, and what the model held of it; a model that writes by itself does not end."""
+    def _next_token(self) -> tuple[int, float]:
+        """Return the next token and its loss. A model that writes freely never ends the text."""
         text, place = self._text, len(self.greedy)
         logits = self._logits[0].float()
         if place < text.free_tokens:
@@ -166,14 +166,14 @@ class _Course:
         token = text.token_ids[text.prompt_tokens + place - text.free_tokens]
         return token, float(logits.logsumexp(-1) - logits[token])
 
-    def _judged(self, first: int, end: int) -> list[Reply]:
-        """Replies that end in a stretch and whose evidence is far away."""
+    def _judged_replies(self, first: int, end: int) -> list[Reply]:
+        """Return the replies that end in a segment and whose evidence is far away."""
         shift = self._text.free_tokens - self._text.prompt_tokens
         ends = [reply.end + shift for reply in self._text.replies]
-        some = self._text.replies[bisect_left(ends, first + 1) : bisect_left(ends, end + 1)]
-        return [reply for reply in some if reply.far]
+        in_segment = self._text.replies[bisect_left(ends, first + 1) : bisect_left(ends, end + 1)]
+        return [reply for reply in in_segment if reply.is_far]
 
-    def _right(self, reply: Reply) -> bool:
+    def _is_correct(self, reply: Reply) -> bool:
         shift = self._text.free_tokens - self._text.prompt_tokens
-        said = self.greedy[reply.judged + shift : reply.end + shift]
-        return tuple(said) == self._text.token_ids[reply.judged : reply.end]
+        decoded = self.greedy[reply.value_start + shift : reply.end + shift]
+        return tuple(decoded) == self._text.token_ids[reply.value_start : reply.end]

@@ -1,39 +1,39 @@
-"""How the keys of a text move away from the groups that its prompt was divided into (DynaKV §2.3, figure 4).
+"""How the keys of a text drift away from the clusters of its prompt (DynaKV §2.3, figure 4).
 
-One text, decoded under each update of clusters; beside them a grouping of all keys anew. Knows nothing of plots.
+One text is decoded under each way of updating clusters, and compared with clustering all keys again by k-means.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.facts import facts
-from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.ops.kmeans import k_means
-from kvweave_lab.eval.decoding.kept import KeptResults
-from kvweave_lab.eval.decoding.partition import global_variance, members, variance
+from kvweave_lab.eval.decoding.recorder import RecordingRetriever, cluster_variance, unwrapped_retriever
 from kvweave_lab.eval.decoding.run import Prefilled, decode
-from kvweave_lab.eval.decoding.watching import WatchedRetriever
-from kvweave_lab.eval.longtext.telling import LongText
+from kvweave_lab.eval.longtext.text import LongText
 
 UPDATES = ("static", "local", "dynakv")
 GLOBAL = "all keys grouped anew"
+"""The name of k-means over all keys, in results and figures."""
 _MOST_POINTS = 2000
 
 Point = tuple[float, float, int]
-"""First two principal components, and a cluster's number."""
+"""First two principal components, and the cluster's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Under one update when so many tokens were decoded: clusters per head, variance, and what as many clusters of all
-    keys grouped anew would have; means over all heads.
+    """Clusters per head and their variance under one update at one length; means over all heads.
+
+    `anew` is the variance of as many k-means clusters of all keys.
     """
 
     update: str
@@ -45,7 +45,7 @@ class Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """`groupings` over all heads by length; `points` of one head at the end by update, GLOBAL among them."""
+    """`groupings` over all heads by length; `points` of one head at the end, by update and under GLOBAL."""
 
     text: str
     layer: int
@@ -54,81 +54,96 @@ class Shift:
     points: Mapping[str, tuple[Point, ...]]
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        """From what `facts` made of one."""
-        groupings = tuple(Grouping(**part) for part in plain["groupings"])
+    def of(cls, content: Mapping[str, Any]) -> Self:
+        """Return the shift with these JSON values."""
+        groupings = tuple(Grouping(**part) for part in content["groupings"])
         points = {
-            name: tuple((x, y, int(number)) for x, y, number in own) for name, own in plain["points"].items()
+            name: tuple((x, y, int(number)) for x, y, number in own)
+            for name, own in content["points"].items()
         }
-        return cls(**{**plain, "groupings": groupings, "points": points})
+        return cls(**{**content, "groupings": groupings, "points": points})
 
 
 def measure_shift(
-    adapter: Adapter, text: LongText, base: OffloadSettings, lengths: Sequence[int], kept: KeptResults
+    adapter: Adapter, text: LongText, base: OffloadSettings, lengths: Sequence[int]
 ) -> Shift | None:
-    """Decode a text under every update, unless that was done; None where every layer has a window of its own."""
-    name = f"shift {text.name} {base.kv_budget:g}"
-    found = kept.get(name)
-    if found is None:
-        try:
-            found = facts(_measured(adapter, text, base, lengths))
-        except _NothingRetrieved:
-            return None
-        kept.put(name, found)
-    return Shift.of(found)
-
-
-class _NothingRetrieved(InvalidRequest):
-    """No layer retrieves."""
-
-
-def _measured(adapter: Adapter, text: LongText, base: OffloadSettings, lengths: Sequence[int]) -> Shift:
+    """Decode a text under every update; return None if every layer has a sliding window."""
     prefilled = Prefilled.of(adapter, text)
-    retrieving = prefilled.retrieving
-    if not retrieving:
-        raise _NothingRetrieved("every layer has a window of its own")
-    layer, head = retrieving[len(retrieving) // 2], 0
+    layers = prefilled.retrieving_layers
+    if not layers:
+        return None
+    layer, head = layers[len(layers) // 2], 0
     groupings: list[Grouping] = []
-    groups: dict[str, list[Tensor]] = {}
+    clusters: dict[str, list[Tensor]] = {}
     for update in UPDATES:
 
-        def note(length: int, held: OffloadedCache, update: str = update) -> None:
-            grouped = variance(held)
-            if grouped is not None:
-                groupings.append(Grouping(update, length, grouped[1], grouped[0], _anew(held, grouped[1])))
+        def record(length: int, offloaded: OffloadedCache, update: str = update) -> None:
+            found = cluster_variance(offloaded)
+            if found is not None:
+                variance, count = found
+                groupings.append(
+                    Grouping(update, length, count, variance, _mean_kmeans_variance(offloaded, count))
+                )
             if length == lengths[-1]:
-                groups[update] = members(held, layer, head)
+                clusters[update] = _cluster_keys(offloaded, layer, head)
 
-        decode(adapter, prefilled, update, replace(base, strategy=update), lengths, note)
-    return Shift(text.name, layer, head, tuple(groupings), _points(groups))
+        decode(adapter, prefilled, update, replace(base, strategy=update), lengths, record)
+    return Shift(text.name, layer, head, tuple(groupings), _points(clusters))
 
 
-def _anew(held: OffloadedCache, clusters: float) -> float:
+def _cluster_keys(offloaded: OffloadedCache, layer: int, head: int) -> list[Tensor]:
+    """Return the keys (n, D) float32 of each cluster of a head, read from disk if necessary; none without clusters."""
+    retriever, store = unwrapped_retriever(offloaded, layer), offloaded.shared.store
+    if not isinstance(retriever, ClusterRetriever):
+        return []
     found = []
-    for layer in held.layers:
-        kept = layer.retriever.kept.held() if isinstance(layer.retriever, WatchedRetriever) else None
-        if kept is not None:
-            found.append(global_variance(kept[0], round(clusters)))
+    for cluster in range(int(retriever.table.count[head])):
+        store.load([(layer, head, cluster)])
+        found.append(store.entry_format.decode(store.entries(layer, head, cluster))[0].float().clone())
+        store.page_cache.unpin_all()
+    return found
+
+
+def _mean_kmeans_variance(offloaded: OffloadedCache, clusters: float) -> float:
+    found = []
+    for layer in offloaded.layers:
+        entries = (
+            layer.retriever.buffer.entries() if isinstance(layer.retriever, RecordingRetriever) else None
+        )
+        if entries is not None:
+            found.append(kmeans_variance(entries[0], round(clusters)))
     return sum(found) / len(found)
 
 
-def _points(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[Point, ...]]:
-    """Keys of each update's clusters on the two axes along which the keys of all spread most."""
-    largest = max(groups.values(), key=lambda own: sum(part.shape[0] for part in own))
+def kmeans_variance(keys: Tensor, clusters: int) -> float:
+    """Return the variance of keys (G, n, D) clustered by k-means, averaged over heads."""
+    points = keys.float().cpu()
+    assigned = k_means(points, clusters)
+    found = []
+    for own, number in zip(points, assigned, strict=True):
+        sizes = torch.bincount(number, minlength=clusters).clamp(min=1)
+        centroids = torch.zeros(clusters, own.shape[1]).index_add_(0, number, own) / sizes[:, None]
+        found.append(float((own - centroids[number]).square().sum(-1).mean()))
+    return float(np.mean(found))
+
+
+def _points(clusters: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[Point, ...]]:
+    """Project the keys of each update's clusters on the first two principal components of all keys."""
+    largest = max(clusters.values(), key=lambda own: sum(part.shape[0] for part in own))
     keys = torch.cat(list(largest))
     mean = keys.mean(0)
     axes = torch.linalg.svd(keys - mean, full_matrices=False).Vh[:2]  # (2, D)
-    anew = k_means(keys[None], len(largest))[0]
-    all_groups = dict(groups) | {GLOBAL: [keys[anew == number] for number in range(len(largest))]}
+    assigned = k_means(keys[None], len(largest))[0]
+    all_clusters = dict(clusters) | {GLOBAL: [keys[assigned == number] for number in range(len(largest))]}
     return {
         name: _thinned(
             [
-                (round(x, 2), round(y, 2), number)  # as fine as a picture shows
+                (round(x, 2), round(y, 2), number)  # the resolution of a figure
                 for number, part in enumerate(own)
                 for x, y in ((part - mean) @ axes.T).tolist()
             ]
         )
-        for name, own in all_groups.items()
+        for name, own in all_clusters.items()
     }
 
 

@@ -1,1 +1,1 @@
-"""Generated users with notes and questions, and whole systems that answer them in order of time."""
+"""Whole systems compared on users with notes and questions: latency, hit rates, quality and storage."""

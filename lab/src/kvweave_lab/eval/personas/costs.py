@@ -1,8 +1,7 @@
-"""What each operation takes on this machine, measured when an evaluation begins: a small table to interpolate in.
+"""Times of all operations on this machine, measured at the start of an evaluation, in small tables to interpolate.
 
-A model with random weights in a real shape is timed: prefilling some rows behind stored ones, decoding a step,
-projecting rows. Beside it the parts that a request passes through are timed as they are: the embedding model, the index,
-the bank, the store on disk. Knows no systems.
+A model with random weights in a real shape is timer: prefilling rows after stored ones, decoding a step, projecting rows.
+The other parts of a request are timer as they are: embedding model, index, answer cache, store on disk. Knows no systems.
 """
 
 import statistics
@@ -12,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerSettings, Provenance
+from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
 from kvweave.engine.state import Progress
@@ -27,12 +26,17 @@ from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
-from kvweave.models.hooks import AttentionProbe
-from kvweave.models.partial_layers import StopAtLayer
+from kvweave.models.hooks import AttentionProbe, StopAtLayer
+from kvweave.models.support import attention_modules
 from kvweave.types import ChunkKV, KVProvenance
-from kvweave_lab.eval.personas.notebook import Notebook
-from kvweave_lab.eval.personas.shape import PROJECTIONS, projections_of
+from kvweave_lab.eval.personas.corpus import UserCorpus
 from kvweave_lab.eval.personas.systems import Projections
+
+PROJECTIONS: Final[dict[Projections, tuple[str, ...]]] = {
+    "KV": ("k_proj", "v_proj"),
+    "QKV": ("q_proj", "k_proj", "v_proj"),
+}
+"""Names of the projection modules."""
 
 ROWS: Final = (8, 32, 96, 192, 384, 576)
 STORED: Final = (0, 192, 384)
@@ -41,8 +45,8 @@ BEHIND: Final = (192, 384)
 CONTEXTS: Final = (128, 384, 640)
 CHECKED: Final = (2, 4, 8, 16, 32)
 REPEATS: Final = 3
-_BANKED: Final = 100  # questions in the bank that is timed
-_CHUNK: Final = 128  # tokens of an entry that is loaded
+_CACHED: Final = 100  # questions in the answer cache that is timer
+_CHUNK_TOKENS: Final = 128  # of an entry that is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +54,21 @@ class Costs:
     """Seconds, medians over repeats.
 
     Attributes:
-        rows, stored: of `prefill_s` [rows][stored]: computing so many rows behind so many stored tokens, which are placed.
-        selecting, behind: of `select_s` [selecting][behind]: running so many rows over so many stored tokens, which are placed
-            already, for their attention alone.
-        contexts: of `decode_s`: one token behind so many.
-        checked: of `check_s` [checked][contexts]: so many tokens in one pass behind so many, with the logits behind each.
-        projected_s: projecting `rows` rows through all layers, by what is projected.
+        rows, stored: axes of `prefill_s`: numbers of computed rows and of stored tokens before them.
+        prefill_s: [rows][stored], placing the stored tokens and computing the rows.
+        selecting, behind: axes of `select_s`: numbers of selection rows and of stored tokens before them.
+        select_s: [selecting][behind], running rows over placed tokens for their attention alone.
+        contexts: axis of `decode_s` and `check_s`: tokens before the decoded ones.
+        decode_s: one decoded token.
+        checked: axis of `check_s`: tokens of a draft's pass.
+        check_s: [checked][contexts], verifying a draft in one pass, with the logits after each token.
+        projected_s: projecting `rows` rows through all layers, by projections.
         embed_s: a question's vector.
-        match_s: looking a question up in a bank.
-        retrieve_s: finding chunks, the vector given.
-        find_kv_s: looking up the entries of a prompt, nothing loaded.
-        load_s_per_byte: loading and verifying stored KV, from files that were read before.
-        spread: largest over smallest of the repeats, median over what was timed.
+        match_s: a look-up in the answer cache.
+        retrieve_s: finding chunks, given the vector.
+        find_kv_s: looking up a prompt's entries without loading them.
+        load_s_per_byte: loading and verifying stored KV from files in the page cache.
+        spread: largest over smallest of the repeats, median over everything timer.
     """
 
     rows: tuple[int, ...]
@@ -83,28 +90,28 @@ class Costs:
     spread: float
 
     def prefill(self, rows: float, stored: float) -> float:
-        """Seconds, by lines between what was measured, and on along the last one."""
-        return _across(self.rows, self.stored, self.prefill_s, rows, stored)
+        """Return the seconds of a prefill, interpolated linearly, and extrapolated from the last two points."""
+        return _interpolate_table(self.rows, self.stored, self.prefill_s, rows, stored)
 
     def select(self, rows: float, stored: float) -> float:
-        """Seconds of a pass that only selects."""
-        return _across(self.selecting, self.behind, self.select_s, rows, stored)
+        """Return the seconds of a pass that only selects."""
+        return _interpolate_table(self.selecting, self.behind, self.select_s, rows, stored)
 
     def check(self, rows: float, context: float) -> float:
-        """Seconds of a pass that checks what is told of a reply."""
-        return _across(self.checked, self.contexts, self.check_s, rows, context)
+        """Return the seconds of a pass that verifies a draft."""
+        return _interpolate_table(self.checked, self.contexts, self.check_s, rows, context)
 
     def decode(self, context: float, tokens: int) -> float:
-        """Seconds for so many tokens behind a context."""
-        return tokens * between(self.contexts, self.decode_s, context + tokens / 2)
+        """Return the seconds of decoding tokens singly after a context."""
+        return tokens * interpolate(self.contexts, self.decode_s, context + tokens / 2)
 
     def projected(self, rows: float, what: Projections) -> float:
-        """Seconds for projecting so many rows."""
-        return between((0, *self.rows), (0.0, *self.projected_s[what]), rows)
+        """Return the seconds of projecting rows."""
+        return interpolate((0, *self.rows), (0.0, *self.projected_s[what]), rows)
 
 
-def between(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """The value at a place, on the line through the two nearest places around it, or through the two last ones."""
+def interpolate(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Interpolate linearly between the two neighbouring places; extrapolate from the last two. Never below 0."""
     number = int(np.clip(np.searchsorted(places, at), 1, len(places) - 1)) if len(places) > 1 else 0
     if not number:
         return values[0]
@@ -113,66 +120,70 @@ def between(places: Sequence[float], values: Sequence[float], at: float) -> floa
     return float(max(0.0, values[number - 1] + share * (values[number] - values[number - 1])))
 
 
-def _across(
-    lines: Sequence[int],
+def _interpolate_table(
+    rows: Sequence[int],
     columns: Sequence[int],
     values: Sequence[Sequence[float]],
-    line: float,
+    row: float,
     column: float,
 ) -> float:
-    """The same in a table."""
-    return between(lines, [between(columns, each, column) for each in values], line)
+    """Interpolate in a table."""
+    return interpolate(rows, [interpolate(columns, each, column) for each in values], row)
 
 
 def measure_costs(
     adapter: Adapter,
-    notebook: Notebook,
+    corpus: UserCorpus,
     questions: Sequence[str],
     *,
     repeats: int = REPEATS,
     progress: Progress = lambda stage, done, total: None,
 ) -> Costs:
-    """Time everything.
+    """Time all operations.
 
     Args:
-        adapter: a model in the shape that latency is replayed on.
-        notebook: whose index is searched.
-        questions: some to embed, search for and look up, each a few times.
+        adapter: a model in the shape that latency is computed for.
+        corpus: the corpus to search.
+        questions: questions to embed, search for and look up, each a few times.
         repeats: of every timing, after one that warms up.
-        progress: told the number of timings.
+        progress: receives the number of timings.
     """
-    timed = _Timed(repeats, progress)
+    timer = _Timer(repeats, progress)
     prefill = tuple(
-        tuple(timed(partial(_prefill, adapter, rows, stored)) for stored in STORED) for rows in ROWS
+        tuple(timer(partial(_prefill, adapter, rows, stored)) for stored in STORED) for rows in ROWS
     )
-    select = tuple(tuple(_selecting(adapter, rows, stored, timed) for stored in BEHIND) for rows in SELECTING)
-    decode = tuple(_decoded(adapter, context, timed) for context in CONTEXTS)
-    check = tuple(tuple(_checked(adapter, rows, context, timed) for context in CONTEXTS) for rows in CHECKED)
+    select = tuple(
+        tuple(_time_selection(adapter, rows, stored, timer) for stored in BEHIND) for rows in SELECTING
+    )
+    decode = tuple(_time_decoding(adapter, context, timer) for context in CONTEXTS)
+    check = tuple(
+        tuple(_time_verification(adapter, rows, context, timer) for context in CONTEXTS) for rows in CHECKED
+    )
     projected = {
-        what: tuple(timed(partial(_project, adapter, rows, what)) for rows in ROWS) for what in PROJECTIONS
+        what: tuple(timer(partial(_project, adapter, rows, what)) for rows in ROWS) for what in PROJECTIONS
     }
     encoder = TextEncoder(None)
     encoder.load()
     vectors = encoder.encode(questions)
-    visible, turns = notebook.shelf.visible(), iter(range(10**9))
+    visible, turns = corpus.documents.visible_versions(), iter(range(10**9))
 
     def search() -> None:
         number = next(turns) % len(questions)
-        VectorIndex.search(notebook.bank, questions[number], vectors[number], notebook.top_k, visible)
+        VectorIndex.search(corpus.index, questions[number], vectors[number], corpus.top_k, visible)
 
-    embed_s = timed(lambda: encoder.encode([f"{questions[next(turns) % len(questions)]} "]))
-    retrieve_s = timed(search)
+    embed_s = timer(lambda: encoder.encode([f"{questions[next(turns) % len(questions)]} "]))
+    retrieve_s = timer(search)
     with tempfile.TemporaryDirectory(prefix="kvweave-costs-") as folder:
-        match_s = _matching(Path(folder), questions, vectors, timed)
-        find_s, load_s = _storing(Path(folder), adapter, timed)
+        match_s = _time_matching(Path(folder), questions, vectors, timer)
+        find_s, load_s = _time_store(Path(folder), adapter, timer)
     return Costs(
         ROWS, STORED, prefill, SELECTING, BEHIND, select, CONTEXTS, decode, CHECKED, check, projected, embed_s, match_s, retrieve_s, find_s, load_s,
-        statistics.median(timed.spreads),
+        statistics.median(timer.spreads),
     )  # fmt: skip
 
 
-class _Timed:
-    """Times an action: the median of some repeats, after one that does not count."""
+class _Timer:
+    """Times an action: the median of several repeats, after one to warm up."""
 
     _ALL: Final = (
         len(ROWS) * (len(STORED) + len(PROJECTIONS))
@@ -207,7 +218,7 @@ def _stored_kv(adapter: Adapter, tokens: int) -> ChunkKV:
 
 
 def _prefill(adapter: Adapter, rows: int, stored: int) -> None:
-    """So many rows at the end of a prompt whose other tokens are stored."""
+    """Compute rows at the end of a prompt whose other tokens are stored."""
     tokens = rows + stored
     spans = [PlacedSpan(_stored_kv(adapter, stored), 0, 0)] if stored else []
     kv_cache = adapter.new_cache(tokens, spans)
@@ -215,44 +226,44 @@ def _prefill(adapter: Adapter, rows: int, stored: int) -> None:
     adapter.synchronize()
 
 
-def _selecting(adapter: Adapter, count: int, stored: int, timed: "_Timed") -> float:
-    """The question over stored tokens, up to the attention of the last layer (`recipes.scores.QuestionAttention`)."""
+def _time_selection(adapter: Adapter, count: int, stored: int, timer: "_Timer") -> float:
+    """Run a question over stored tokens up to the attention of the last layer, as `QuestionAttention` does."""
     ids, rows = _ids(stored + count), torch.arange(stored, stored + count)
     kv_cache = adapter.new_cache(len(ids), [PlacedSpan(_stored_kv(adapter, stored), 0, 0)])
-    adapter.compute(kv_cache, ids, adapter.rows(rows))  # places what is stored
+    adapter.compute(kv_cache, ids, adapter.rows(rows))  # places the stored tokens
 
     def look() -> None:
         plan = adapter.rows(rows)
         plan.hooks += [AttentionProbe(rows, columns=(0, stored)), StopAtLayer(adapter.geometry.layers - 1)]
-        adapter.look(kv_cache, ids, plan)
+        adapter.run_partial(kv_cache, ids, plan)
         adapter.synchronize()
 
-    return timed(look)
+    return timer(look)
 
 
-def _decoded(adapter: Adapter, context: int, timed: _Timed) -> float:
-    kv_cache = _prompted(adapter, context)
+def _time_decoding(adapter: Adapter, context: int, timer: _Timer) -> float:
+    kv_cache = _prompt_cache(adapter, context)
 
     def step() -> None:
         adapter.step(kv_cache, 7)
         adapter.synchronize()
 
-    return timed(step)
+    return timer(step)
 
 
-def _checked(adapter: Adapter, rows: int, context: int, timed: _Timed) -> float:
-    kv_cache = _prompted(adapter, context)
+def _time_verification(adapter: Adapter, rows: int, context: int, timer: _Timer) -> float:
+    kv_cache = _prompt_cache(adapter, context)
 
     def check() -> None:
-        adapter.follow(kv_cache, _ids(rows))
+        adapter.verify_draft(kv_cache, _ids(rows))
         adapter.synchronize()
-        kv_cache.shrink(context)
+        kv_cache.truncate_appended(context)
 
-    return timed(check)
+    return timer(check)
 
 
-def _prompted(adapter: Adapter, context: int) -> FusedCache:
-    """A prompt of so many tokens whose last one is computed."""
+def _prompt_cache(adapter: Adapter, context: int) -> FusedCache:
+    """Return a prompt of stored tokens with a computed last one."""
     kv_cache = adapter.new_cache(context, [PlacedSpan(_stored_kv(adapter, context - 1), 0, 0)])
     adapter.compute(kv_cache, _ids(context), adapter.rows(torch.arange(context - 1, context)))
     return kv_cache
@@ -271,42 +282,50 @@ def _project(adapter: Adapter, rows: int, what: Projections) -> None:
     adapter.synchronize()
 
 
-def _matching(
-    folder: Path, questions: Sequence[str], vectors: npt.NDArray[np.float32], timed: _Timed
+def _time_matching(
+    folder: Path, questions: Sequence[str], vectors: npt.NDArray[np.float32], timer: _Timer
 ) -> float:
-    """A look-up among many questions, by vectors and by reading."""
-    database = Database(folder / "bank.sqlite")
+    """Time a look-up among many cached questions: by vector, and by normalized question."""
+    database = Database(folder / "cache.sqlite")
     try:
-        bank = AnswerCache(database, 10**9)
+        cache = AnswerCache(database, 10**9)
         settings = AnswerSettings("prefix", None, None, 3, None, False, None, None)
-        nothing = Provenance(frozenset(), (), bank.epoch)
-        for number in range(_BANKED):
+        provenance = AnswerProvenance(frozenset(), (), cache.epoch)
+        for number in range(_CACHED):
             of = number % len(questions)
-            bank.put(f"{questions[of]} {number}", vectors[of], settings, "an answer", (), nothing)
+            cache.put(f"{questions[of]} {number}", vectors[of], settings, "an answer", (), provenance)
         turns = iter(range(10**9))
 
         def look_up() -> None:
             number = next(turns) % len(questions)
-            bank.near(vectors[number], settings, 0.85)
-            bank.find(questions[number], lambda: vectors[number], settings, 0.85)
+            cache.similar(vectors[number], settings, 0.85)
+            cache.find(questions[number], lambda: vectors[number], settings, 0.85)
 
-        return timed(look_up)
+        return timer(look_up)
     finally:
         database.close()
 
 
-def _storing(folder: Path, adapter: Adapter, timed: _Timed) -> tuple[float, float]:
-    """Looking up the entries of a prompt, and loading a byte of one."""
+def _time_store(folder: Path, adapter: Adapter, timer: _Timer) -> tuple[float, float]:
+    """Time looking up an entry, and loading one of its bytes."""
     with ChunkStore(folder / "kv", limit_bytes=10**10) as store:
         provenance, model = KVProvenance("observed", ("0" * 32,)), adapter.fingerprint
-        kv = _stored_kv(adapter, _CHUNK)
+        kv = _stored_kv(adapter, _CHUNK_TOKENS)
         store.put(model, kv, provenance, ())
-        asked = [(kv.token_ids, [provenance])]
+        keys = [(kv.token_ids, [provenance])]
 
         def load() -> None:
             found = store.get(model, kv.token_ids, provenance)
             assert found is not None
             found.kv.sum()
 
-        find_s = timed(lambda: store.find(model, asked))
-        return find_s, timed(load) / kv.bytes
+        find_s = timer(lambda: store.find(model, keys))
+        return find_s, timer(load) / kv.bytes
+
+
+def projections_of(adapter: Adapter, name: Projections) -> list[Any]:
+    """Return the projection modules of all layers; none if the model has one joint projection."""
+    modules = attention_modules(adapter.model).values()
+    return [
+        getattr(module, part) for module in modules for part in PROJECTIONS[name] if hasattr(module, part)
+    ]

@@ -1,28 +1,85 @@
-"""A session's accounts priced: seconds, operations and bytes of each request under one kind of reuse.
+"""Prices of a session's requests: seconds, operations and bytes under one kind of reuse.
 
-Table A prices projection reuse: every token is run through every layer, and only the projections of tokens whose KV is
-stored are skipped. Table B prices ordinary reuse: stored tokens are not run. Hits and answers are the same in both, since
-both are exact where stored KV is; in A, reuse of stale KV is priced and was never run so. Knows no systems' insides.
+Table A prices projection reuse: every token runs through every layer, and only the projections of tokens with stored KV
+are skipped. Table B prices ordinary reuse: stored tokens are not computed. Hits and answers are the same in both tables,
+since exact KV does not change an answer. Table A prices the reuse of stale KV too, although it was never run that way.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
-from kvweave_lab.eval.personas.costs import Costs
-from kvweave_lab.eval.personas.passes import Pass
-from kvweave_lab.eval.personas.served import Served, Session
-from kvweave_lab.eval.personas.shape import Shape
+from kvweave.models.adapter import Adapter
+from kvweave.models.pass_cost import PassCost
+from kvweave_lab.eval.personas.costs import PROJECTIONS, Costs, projections_of
+from kvweave_lab.eval.personas.model import ModelPass
+from kvweave_lab.eval.personas.session import ServedQuestion, SessionRecord
 from kvweave_lab.eval.personas.systems import Projections, System
-
-Table: TypeAlias = Literal["A", "B"]
-TABLES: Final[tuple[Table, ...]] = ("A", "B")
-"""Projection reuse, and ordinary reuse."""
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
-    """One request: seconds from question to whole answer, and operations for it."""
+class Shape:
+    """The parts of a model's shape that operations and bytes depend on.
+
+    Attributes:
+        cost: operations of passes.
+        projected: operations of a row's projections through all layers, by projections.
+        token_bytes: of a token's K and V in all layers.
+        query_bytes: of a token's Q in all layers.
+    """
+
+    cost: PassCost
+    projected: dict[Projections, int]
+    token_bytes: int
+    query_bytes: int
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> Self:
+        """Return the shape of a model with separate Q, K and V projections."""
+        config: Any = adapter.model.config.get_text_config(decoder=True)
+        geometry = adapter.geometry
+        queries = geometry.layers * config.num_attention_heads * geometry.head_width
+        return cls(
+            PassCost.of(adapter.model),
+            {
+                name: 2 * sum(part.weight.numel() for part in projections_of(adapter, name))
+                for name in PROJECTIONS
+            },
+            geometry.token_bytes,
+            queries * geometry.dtype.itemsize,
+        )
+
+    def flops(self, model_pass: ModelPass) -> float:
+        """Return the operations of a pass with ordinary reuse: stored tokens are not computed."""
+        layers = len(self.cost.windows)
+        decoded_rows = model_pass.steps + sum(model_pass.draft_passes)
+        rows = model_pass.rows + model_pass.selection_rows + decoded_rows
+        keys = model_pass.keys + model_pass.selection_keys + model_pass.decoded_keys
+        return (
+            self.cost.per_row * rows
+            + self.cost.per_key * layers * keys
+            + self.cost.per_logits * (1 + decoded_rows)
+        )
+
+    def projection_reuse_flops(self, model_pass: ModelPass, skipped: Projections) -> float:
+        """Return the operations with projection reuse: stored tokens skip only their projections (PerCache §4.2.2)."""
+        everything = replace(model_pass, exact=0, stale=0, recomputed=0, selection_rows=0)
+        return self.flops(everything) - self.projected[skipped] * model_pass.reused
+
+    def stored_bytes(self, tokens: int, projections: Projections) -> int:
+        """Return the bytes of stored tokens with these projections."""
+        return tokens * (self.token_bytes + (self.query_bytes if projections == "QKV" else 0))
+
+
+Table: TypeAlias = Literal["A", "B"]
+TABLES: Final[tuple[Table, ...]] = ("A", "B")
+"""A: projection reuse, B: ordinary reuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPrice:
+    """The price of one request: seconds from the question to the whole answer, and operations."""
 
     latency_s: float
     flops: float
@@ -30,71 +87,130 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Puts prices on sessions."""
+    """Computes the prices of sessions."""
 
     costs: Costs
     shape: Shape
 
-    def requests(self, session: Session, system: System, table: Table) -> list[Priced]:
-        """Every request of a session, in order."""
+    def requests(self, session: SessionRecord, system: System, table: Table) -> list[RequestPrice]:
+        """Return the prices of a session's requests, in order."""
         return [self.request(served, system, table) for served in session.served]
 
-    def request(self, served: Served, system: System, table: Table) -> Priced:
-        """One request: vector, bank, search, stored KV, prefill, decoding, as far as it went."""
+    def request(self, served: ServedQuestion, system: System, table: Table) -> RequestPrice:
+        """Return the price of one request: vector, answer cache, search, stored KV, prefill, decoding, as they apply."""
         costs = self.costs
         seconds = costs.embed_s + (costs.match_s if system.matching != "none" else 0.0)
-        took = served.took
-        if took is None:
-            return Priced(seconds, 0.0)
-        if not system.foretells:
-            took = replace(took, accepted_draft_tokens=0, checks=())
+        model_pass = served.model_pass
+        if model_pass is None:
+            return RequestPrice(seconds, 0.0)
+        if not system.drafts:
+            model_pass = replace(model_pass, accepted_draft_tokens=0, draft_passes=())
         seconds += costs.retrieve_s
         if system.kv != "none":
-            seconds += costs.find_kv_s + self.load_s(took, kept(system, table))
-        seconds += self.prefill_s(took, system, table) + self.decode_s(took)
-        return Priced(seconds, self.flops(took, system, table))
+            seconds += costs.find_kv_s + self.load_s(model_pass, stored_projections(system, table))
+        seconds += self.prefill_s(model_pass, system, table) + self.decode_s(model_pass)
+        return RequestPrice(seconds, self.flops(model_pass, system, table))
 
-    def load_s(self, took: Pass, projections: Projections) -> float:
-        """Loading what is stored of a prompt."""
-        return self.costs.load_s_per_byte * self.shape.stored_bytes(took.exact + took.stale, projections)
+    def load_s(self, model_pass: ModelPass, projections: Projections) -> float:
+        """Return the seconds of loading a prompt's stored KV."""
+        return self.costs.load_s_per_byte * self.shape.stored_bytes(
+            model_pass.exact + model_pass.stale, projections
+        )
 
-    def prefill_s(self, took: Pass, system: System, table: Table) -> float:
-        """From assembled prompt to first logits."""
-        costs, stored = self.costs, took.exact + took.stale
-        selecting = costs.select(took.selecting, stored) if took.selecting else 0.0
+    def prefill_s(self, model_pass: ModelPass, system: System, table: Table) -> float:
+        """Return the seconds from the assembled prompt to the first logits."""
+        costs, stored = self.costs, model_pass.exact + model_pass.stale
+        selecting = costs.select(model_pass.selection_rows, stored) if model_pass.selection_rows else 0.0
         if table == "B":
-            return selecting + costs.prefill(took.rows, stored)
-        skipped = costs.projected(took.matched, system.projections)
-        return selecting + max(0.0, costs.prefill(took.prompt, 0) - skipped)
+            return selecting + costs.prefill(model_pass.rows, stored)
+        skipped = costs.projected(model_pass.reused, system.projections)
+        return selecting + max(0.0, costs.prefill(model_pass.prompt, 0) - skipped)
 
-    def decode_s(self, took: Pass) -> float:
-        """From first logits to the end of the reply: passes that check what is told, and a step for every other token.
+    def decode_s(self, model_pass: ModelPass) -> float:
+        """Return the seconds from the first logits to the end of the reply: verified drafts, and single steps.
 
-        The last token is fed back too, to see the end; where a check told that, it is one of what stood.
+        The last token is also fed back, which produces the end token, unless a draft's pass already did.
         """
-        checks_s = sum(self.costs.check(rows, took.prompt) for rows in took.checks)
-        single = max(0, took.decoded - took.checked)
-        return checks_s + self.costs.decode(took.prompt + took.checked, single)
+        drafts_s = sum(self.costs.check(rows, model_pass.prompt) for rows in model_pass.draft_passes)
+        single = max(0, model_pass.decoded - model_pass.draft_pass_tokens)
+        return drafts_s + self.costs.decode(model_pass.prompt + model_pass.draft_pass_tokens, single)
 
-    def flops(self, took: Pass, system: System, table: Table) -> float:
-        """Operations of a request."""
+    def flops(self, model_pass: ModelPass, system: System, table: Table) -> float:
+        """Return the operations of a request."""
         if table == "A":
-            return self.shape.projection_reuse_flops(took, system.projections)
-        return self.shape.flops(took)
+            return self.shape.projection_reuse_flops(model_pass, system.projections)
+        return self.shape.flops(model_pass)
 
-    def stored_bytes(self, session: Session, system: System, table: Table) -> int:
-        """What lies stored at the end: answers, and KV with what table A keeps beside it."""
-        return session.held.answer_bytes + self.shape.stored_bytes(
-            session.held.kv_tokens, kept(system, table)
+    def stored_bytes(self, session: SessionRecord, system: System, table: Table) -> int:
+        """Return the bytes stored at the end: answers, and KV with the projections that the table stores."""
+        return session.stored.answer_bytes + self.shape.stored_bytes(
+            session.stored.kv_tokens, stored_projections(system, table)
         )
 
 
-def kept(system: System, table: Table) -> Projections:
-    """What an entry holds."""
+def stored_projections(system: System, table: Table) -> Projections:
+    """Return the projections that an entry stores."""
     return system.projections if table == "A" else "KV"
 
 
-def tail(seconds: Sequence[float], share: float = 0.95) -> float:
-    """The time within which that share of requests has its answer."""
+def tail_latency(seconds: Sequence[float], share: float = 0.95) -> float:
+    """Return the time within which this share of the requests is answered."""
     ordered = sorted(seconds)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRow:
+    """Mean seconds of an operation, or mean bytes of an item; the other value is None."""
+
+    name: str
+    seconds: float | None
+    bytes: float | None
+
+
+def operation_rows(
+    sessions: Sequence[SessionRecord], system: System, prices: Prices, chunk_tokens: float, chunk_bytes: float
+) -> list[OperationRow]:
+    """Return the seconds of operations and the bytes of items in the sessions of one system (PerCache's Table 1).
+
+    Means are over the questions that needed the operation. `chunk_tokens` are a chunk's tokens in a prompt,
+    `chunk_bytes` the bytes of its text.
+    """
+    costs, shape = prices.costs, prices.shape
+    passes = [
+        served.model_pass
+        for session in sessions
+        for served in session.served
+        if served.model_pass is not None
+    ]
+    entries = sum(session.stored.questions for session in sessions)
+    answer_bytes = sum(session.stored.answer_bytes for session in sessions)
+
+    def mean(values: Sequence[float]) -> float | None:
+        return statistics.fmean(values) if values else None
+
+    return [
+        OperationRow("matching a question", costs.embed_s + costs.match_s, None),
+        OperationRow("finding chunks", costs.retrieve_s, None),
+        OperationRow("matching stored KV", costs.find_kv_s, None),
+        OperationRow(
+            "loading stored KV", mean([prices.load_s(model_pass, "KV") for model_pass in passes]), None
+        ),
+        OperationRow(
+            "prefill without reuse",
+            mean([costs.prefill(model_pass.prompt, 0) for model_pass in passes]),
+            None,
+        ),
+        OperationRow(
+            "prefill", mean([prices.prefill_s(model_pass, system, "B") for model_pass in passes]), None
+        ),
+        OperationRow(
+            "decoding",
+            mean([costs.decode(model_pass.prompt, model_pass.decoded) for model_pass in passes]),
+            None,
+        ),
+        OperationRow("question in the bank", None, answer_bytes / entries if entries else None),
+        OperationRow("text of a chunk", None, chunk_bytes),
+        OperationRow("K and V of a chunk", None, shape.stored_bytes(round(chunk_tokens), "KV")),
+        OperationRow("Q, K and V of a chunk", None, shape.stored_bytes(round(chunk_tokens), "QKV")),
+    ]

@@ -1,31 +1,50 @@
-"""The comparison as tables for a terminal, plain values for programs, and files."""
+"""The comparison of systems as terminal tables, JSON and figures."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rich.table import Table as Shown
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich.table import Table as TextTable
 
-from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.personas.comparison import Comparison
 from kvweave_lab.eval.personas.pricing import TABLES, Table
-from kvweave_lab.eval.personas.scheduler import savings
-from kvweave_lab.eval.personas.summary import SystemRow
-from kvweave_lab.eval.results import Estimate
+from kvweave_lab.eval.personas.run import Comparison
+from kvweave_lab.eval.personas.summary import SystemRow, savings
+from kvweave_lab.eval.personas.systems import CHUNKS, STRIDES, THRESHOLDS
+from kvweave_lab.report import write_files
+from kvweave_lab.report.figures import (
+    LineStyle,
+    SeriesStyle,
+    Theme,
+    add_legend,
+    add_series_legend,
+    legend_handle,
+    new_figure,
+    render,
+    series_styles,
+)
+from kvweave_lab.report.tables import text_table
+from kvweave_lab.statistics import Estimate
 
 _JSON: Final = "personas.json"
 _TITLES: Final[dict[Table, str]] = {
     "A": "A · projection reuse, as PerCache replays it",
-    "B": "B · ordinary reuse: stored tokens are not run",
+    "B": "B · ordinary reuse: stored tokens are not computed",
 }
 
 
-def content(done: Comparison, circumstances: dict[str, Any]) -> dict[str, Any]:
-    """Everything in plain values; `circumstances` are those of the measurement. Estimates have value, low and high."""
+def content(done: Comparison, environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the results as JSON values, with the environment of the measurement.
+
+    Estimates have the keys value, low and high.
+    """
     return {
-        "about": {**circumstances, **done.about},
+        "about": {**environment, **done.about},
         "costs": asdict(done.costs),
         "systems": [asdict(row) for row in done.systems],
         "pairs": [asdict(row) for row in done.pairs],
@@ -37,33 +56,38 @@ def content(done: Comparison, circumstances: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def tables(done: Comparison) -> list[Shown]:
-    """Tables A and B, who is faster than whom, the further experiments, the scheduler, and what operations take."""
-    shown = [
-        _systems(_TITLES[table], [row for row in done.systems if row.table == table]) for table in TABLES
+def write(folder: Path, done: Comparison, environment: dict[str, Any]) -> list[Path]:
+    """Write personas.json and the figures; raise InvalidRequest if the folder cannot be written to."""
+    text = json.dumps(content(done, environment), ensure_ascii=False, indent=1) + "\n"
+    return write_files(folder, {_JSON: text.encode(), **figures(done)})
+
+
+def tables(done: Comparison) -> list[TextTable]:
+    """Return all tables: A and B, pairs of systems, the further experiments, the scheduler, and operations."""
+    found = [
+        _system_table(_TITLES[table], [row for row in done.systems if row.table == table]) for table in TABLES
     ]
-    shown.append(_pairs(done))
+    found.append(_pair_table(done))
     for experiment in dict.fromkeys(row.experiment for row in done.further):
         rows = [row for row in done.further if row.experiment == experiment]
-        shown += [
-            _systems(f"{experiment} · {table}", [row for row in rows if row.table == table])
+        found += [
+            _system_table(f"{experiment} · {table}", [row for row in rows if row.table == table])
             for table in TABLES
         ]
     if done.scheduler:
-        shown.append(_scheduler(done))
-    shown.append(_operations(done))
-    return shown
+        found.append(_scheduler_table(done))
+    found.append(_operation_table(done))
+    return found
 
 
-def _systems(title: str, rows: Sequence[SystemRow]) -> Shown:
-    caption = (
-        f"{rows[0].users} users, {rows[0].questions} questions · ahead: what predicted questions have left"
-        " · intervals and more: in the JSON"
+def _system_table(title: str, rows: Sequence[SystemRow]) -> TextTable:
+    table = text_table(
+        ("system", "mean s", "95 %", "QA %", "ahead", "KV %", "ahead", "ROUGE-L", "MB"),
+        title=title,
+        caption=f"{rows[0].users} users, {rows[0].questions} questions · ahead: the part from predicted questions"
+        " · intervals and more: in the JSON",
     )
-    table = _table(title, caption)
-    table.add_column("system", no_wrap=True)
-    for name in ("mean s", "95 %", "QA %", "ahead", "KV %", "ahead", "ROUGE-L", "MB"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(
             row.trial,
@@ -76,34 +100,42 @@ def _systems(title: str, rows: Sequence[SystemRow]) -> Shown:
     return table
 
 
-def _pairs(done: Comparison) -> Shown:
-    table = _table("who is faster", "share of mean latency saved (paired 95 % interval), gain in ROUGE-L")
-    for name in ("", "system", "than"):
-        table.add_column(name, no_wrap=True)
-    for name in ("faster", "ROUGE-L"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _pair_table(done: Comparison) -> TextTable:
+    table = text_table(
+        ("", "system", "than", "faster", "ROUGE-L"),
+        names=3,
+        title="who is faster",
+        caption="share of mean latency saved (paired 95 % interval), gain in ROUGE-L",
+    )
     for row in done.pairs:
         table.add_row(
-            row.table, row.system, row.other, _told(row.faster, "+.1%"), f"{row.rouge_l.value:+.3f}"
+            row.table, row.system, row.other, _interval_text(row.faster, "+.1%"), f"{row.rouge_l.value:+.3f}"
         )
     return table
 
 
-def _scheduler(done: Comparison) -> Shown:
-    table = _table("the scheduler", "operations at idle time, and latency after the change, saved by it")
-    table.add_column("experiment")
-    for name in ("idle operations", "latency"):
-        table.add_column(name, justify="right")
+def _interval_text(estimate: Estimate, form: str) -> str:
+    low, high = (format(bound, form) for bound in (estimate.low, estimate.high))
+    return f"{estimate.value:{form}} ({low}–{high})"
+
+
+def _scheduler_table(done: Comparison) -> TextTable:
+    table = text_table(
+        ("experiment", "idle operations", "latency"),
+        title="the scheduler",
+        caption="savings in operations at idle time, and in latency after the change",
+    )
     for saving in savings(done.scheduler):
         table.add_row(saving.experiment, f"{saving.idle_flops:+.1%}", f"{saving.latency:+.1%}")
     return table
 
 
-def _operations(done: Comparison) -> Shown:
-    table = _table("operations and items", "PerCache's requests, ordinary reuse")
-    table.add_column("what")
-    for name in ("ms", "bytes"):
-        table.add_column(name, justify="right")
+def _operation_table(done: Comparison) -> TextTable:
+    table = text_table(
+        ("what", "ms", "bytes"),
+        title="operations and items",
+        caption="PerCache's requests, ordinary reuse",
+    )
     for row in done.operations:
         table.add_row(
             row.name,
@@ -113,30 +145,118 @@ def _operations(done: Comparison) -> Shown:
     return table
 
 
-def write(folder: Path, done: Comparison, circumstances: dict[str, Any]) -> list[Path]:
-    """Write personas.json and the figures; raises InvalidRequest if the folder cannot be written to."""
-    from kvweave_lab.eval.personas.plots import figures
-
-    plain = json.dumps(content(done, circumstances), ensure_ascii=False, indent=1).encode()
-    files = {_JSON: plain + b"\n", **figures(done)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
-    except OSError as error:
-        raise InvalidRequest(
-            f"{folder} cannot be written to ({error.strerror}); name another --output"
-        ) from error
-    return [folder / name for name in files]
-
-
-def _table(title: str, caption: str) -> Shown:
-    table = Shown(title=title, caption=caption, box=None, header_style="bold")
-    table.title_justify = table.caption_justify = "left"
-    table.pad_edge = False
-    return table
+_SWEEPS: Final[dict[str, tuple[str, Sequence[float]]]] = {
+    "stride": ("questions predicted at once", STRIDES),
+    "threshold": ("threshold τ", THRESHOLDS),
+    "storage": ("storage limit, chunks", CHUNKS),
+}
+_MEASURES: Final[dict[str, Callable[[SystemRow], float | None]]] = {
+    "mean latency, s": lambda row: row.mean_s.value,
+    "QA hit rate": lambda row: row.qa_hit.value,
+    "KV hit rate": lambda row: row.kv_hit.value,
+    "ROUGE-L": lambda row: row.rouge_l.value,
+    "BLEU": lambda row: None if row.bleu is None else row.bleu.value,
+}
+_DASHES: Final[tuple[LineStyle, ...]] = ("-", "--", ":")
+"""Line styles in drawing order, so that each line shows through the next where they coincide."""
 
 
-def _told(estimate: Estimate, form: str) -> str:
-    low, high = (format(bound, form) for bound in (estimate.low, estimate.high))
-    return f"{estimate.value:{form}} ({low}–{high})"
+def figures(done: Comparison) -> dict[str, bytes]:
+    """Draw PNG files by name; those of further experiments only if there were any."""
+    images = {"personas.png": render(partial(_latency_figure, done))}
+    ablations = [row for row in done.further if row.experiment == "ablation" and row.table == "B"]
+    if ablations:
+        images["personas-ablation.png"] = render(partial(_ablation_figure, ablations))
+    for name in _SWEEPS:
+        rows = [row for row in done.further if row.experiment == name and row.table == "B"]
+        if rows:
+            images[f"personas-{name}.png"] = render(partial(_sweep_figure, name, rows))
+    if done.scheduler:
+        images["personas-scheduler.png"] = render(partial(_scheduler_figure, done))
+    return images
+
+
+def _latency_figure(done: Comparison, theme: Theme) -> Figure:
+    figure = new_figure(
+        9.0,
+        3.6,
+        "Mean latency of a question",
+        f"{done.about['users']} users, {done.about['questions']} questions · left: projection reuse (A),"
+        " right: ordinary reuse (B) · lines: 95 % interval",
+        theme,
+    )
+    for axes, table in zip(figure.subplots(1, 2, sharey=True, sharex=True), TABLES, strict=True):
+        rows = [row for row in done.systems if row.table == table][::-1]
+        means = [row.mean_s.value for row in rows]
+        spans = [
+            [row.mean_s.value - row.mean_s.low for row in rows],
+            [row.mean_s.high - row.mean_s.value for row in rows],
+        ]
+        axes.barh([row.trial for row in rows], means, xerr=spans, color=theme.palette[0], ecolor=theme.ink)
+        axes.set_xlabel(f"{table}: seconds")
+    return figure
+
+
+def _ablation_figure(rows: Sequence[SystemRow], theme: Theme) -> Figure:
+    """Draw PerCache and kvweave without one part each, as in PerCache's Figure 16."""
+    measures = {name: _MEASURES[name] for name in ("mean latency, s", "QA hit rate", "KV hit rate")}
+    note = f"users: {rows[0].users} · ordinary reuse (B)"
+    figure = new_figure(11.0, 4.6, "Without one part each", note, theme)
+    panels = figure.subplots(1, len(measures), sharey=True)
+    for axes, (name, value) in zip(panels, measures.items(), strict=True):
+        trials, values = [row.trial for row in rows], [value(row) for row in rows]
+        axes.barh(trials[::-1], values[::-1], color=theme.palette[0])
+        axes.set_xlabel(name)
+    return figure
+
+
+def _sweep_figure(name: str, rows: Sequence[SystemRow], theme: Theme) -> Figure:
+    label, places = _SWEEPS[name]
+    systems = list(dict.fromkeys(row.trial.rpartition(" ")[0] for row in rows))
+    styles = _distinct_styles(systems, theme)
+    measures = {
+        name: value for name, value in _MEASURES.items() if all(value(row) is not None for row in rows)
+    }
+    figure = new_figure(11.0, 2.9, f"By {label}", f"users: {rows[0].users} · ordinary reuse (B)", theme)
+    for axes, (measure, value) in zip(figure.subplots(1, len(measures)), measures.items(), strict=True):
+        for system in systems:
+            values = [value(row) for row in rows if row.trial.rpartition(" ")[0] == system]
+            style = styles[system]
+            axes.plot(places, values, color=style.color, marker=style.marker, linestyle=style.dashes)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+        axes.set_xlabel(label)
+        axes.set_ylabel(measure)
+    add_series_legend(figure, styles, theme)
+    return figure
+
+
+def _scheduler_figure(done: Comparison, theme: Theme) -> Figure:
+    names = list(dict.fromkeys(row.trial.rpartition(", ")[0] for row in done.scheduler))
+    styles = _distinct_styles(["with", "without"], theme)
+    figure = new_figure(9.6, 4.6, "The scheduler, question by question", "projection reuse (A)", theme)
+    grid = figure.subplots(2, len(names), squeeze=False)
+    for column, name in enumerate(names):
+        for row in done.scheduler:
+            experiment, _, label = row.trial.rpartition(", ")
+            if experiment == name:
+                _draw_line(grid[0][column], [flops / 1e12 for flops in row.idle_flops], styles[label])
+                _draw_line(grid[1][column], row.latency_s, styles[label])
+        grid[0][column].set_title(name)
+        for axes in grid[:, column]:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        grid[1][column].set_xlabel("question")
+    grid[0][0].set_ylabel("cumulative idle TFLOP")
+    grid[1][0].set_ylabel("latency, s")
+    handles = {label: legend_handle(style, theme, line=True) for label, style in styles.items()}
+    add_legend(figure, [(handle, f"{label} the scheduler") for label, handle in handles.items()])
+    return figure
+
+
+def _distinct_styles(names: Sequence[str], theme: Theme) -> Mapping[str, SeriesStyle]:
+    """Return a style for each line of a figure, with distinct dashes."""
+    styles = series_styles(names, theme)
+    return {name: replace(styles[name], dashes=_DASHES[place]) for place, name in enumerate(names)}
+
+
+def _draw_line(axes: Axes, values: Sequence[float], style: SeriesStyle) -> None:
+    axes.plot(range(len(values)), values, color=style.color, linestyle=style.dashes, linewidth=1.5)

@@ -1,7 +1,7 @@
-"""Rows from priced sessions: each system, each against the others, and what the further experiments changed.
+"""Rows made from priced sessions: systems, pairs of systems, users, and PerCache's scheduler experiments.
 
-Intervals are by bootstrap over users, since a user's questions depend on each other; two systems are compared on the same
-users, resampled together.
+Intervals are bootstrapped over users, since the questions of a user depend on each other. Two systems are compared on the
+same users, resampled together.
 """
 
 import statistics
@@ -11,33 +11,36 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvweave_lab.eval.personas.pricing import TABLES, Prices, Table, tail
-from kvweave_lab.eval.personas.served import Served, Session
-from kvweave_lab.eval.personas.systems import System
-from kvweave_lab.eval.personas.trials import Trial
-from kvweave_lab.eval.results import Estimate
-from kvweave_lab.eval.statistics import Scores, interval_over_tasks, ratio_over_tasks
+from kvweave_lab.eval.personas.pricing import TABLES, Prices, Table, tail_latency
+from kvweave_lab.eval.personas.session import ServedQuestion, SessionRecord
+from kvweave_lab.eval.personas.systems import System, Trial
+from kvweave_lab.statistics import Estimate, Scores, interval_over_tasks, ratio_over_tasks
+
+UserLatencies = npt.NDArray[np.float64]
+"""Mean latency of each user, in seconds: (users,)."""
+SessionsByTrial = Mapping[str, Sequence[SessionRecord]]
+"""Sessions by trial key, always of the same users in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemRow:
-    """A trial in one table; rates and qualities 0..1, over all users' questions.
+    """A trial in one table, over all users' questions; rates and qualities are 0..1.
 
     Attributes:
         table: A (projection reuse) or B (ordinary reuse).
-        experiment, trial: what was tried.
-        users, questions: how many.
+        experiment, trial: the trial's names.
+        users, questions: their numbers.
         mean_s, tail_s: latency of a question: its mean, and the time within which 95 % are answered.
-        qa_hit: share of questions that the bank answered.
-        kv_hit: share of retrieved tokens with stored KV, of questions that the bank did not answer.
-        other_words: share of questions that the bank answered from a question in other words.
-        foreseen: share of questions that a predicted question's answer was given to.
-        kv_foreseen: share of retrieved tokens whose KV a predicted question had left, as part of `kv_hit`.
+        qa_hit: share of questions answered from the cache.
+        kv_hit: share of retrieved tokens with stored KV, over questions with computed answers.
+        other_words: share of questions answered from the cache with the answer to a question in other words.
+        foreseen: share of questions that got the answer to a predicted question.
+        kv_foreseen: the part of `kv_hit` whose KV was stored for a predicted question.
         rouge_l, exact_match, bleu: of the answers; None for BLEU where sacrebleu was not installed.
-        request_flops: operations of a question.
-        idle_flops: operations at idle time, of a user.
-        stored_bytes: at the end, of a user.
-        predicted: questions that were predicted and kept, of a user.
+        request_flops: operations per question.
+        idle_flops: operations at idle time per user.
+        stored_bytes: at the end, per user.
+        predicted: accepted predicted questions, per user.
     """
 
     table: Table
@@ -63,10 +66,10 @@ class SystemRow:
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """A system against another on the same users: `faster` is the share of mean latency that it saves.
+    """A system compared with another on the same users.
 
-    `rouge_l` and `exact_match` are what it gains; all three with paired intervals. `best_user` is the largest saving of
-    any one user.
+    `faster` is the share of mean latency that it saves, `rouge_l` and `exact_match` are its gains; all three have paired
+    intervals. `best_user` is the largest saving of any user.
     """
 
     table: Table
@@ -80,7 +83,7 @@ class PairRow:
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """One user under one system, in the terms of `SystemRow`."""
+    """One user under one system, with the columns of `SystemRow`."""
 
     table: Table
     system: str
@@ -98,92 +101,121 @@ class UserRow:
     stored_bytes: int
 
 
-Means = npt.NDArray[np.float64]
-"""Mean latency of every user, in seconds: (users,)."""
-Lived = Mapping[str, Sequence[Session]]
-"""Sessions by the trial's key, each over the same users in the same order."""
+@dataclass(frozen=True, slots=True)
+class SchedulerRow:
+    """One of PerCache's experiments with or without its scheduler (§5.5), question by question, means over users.
+
+    Attributes:
+        trial: its name.
+        idle_flops: cumulative operations at idle time, before each question and after the last.
+        latency_s: of each question, with projection reuse as in the paper.
+        qa_hit: share of questions answered from the cache, after the change.
+        kv_hit: share of retrieved tokens with stored KV, after the change.
+        steps: steps of idle work by kind, per user.
+    """
+
+    trial: str
+    idle_flops: tuple[float, ...]
+    latency_s: tuple[float, ...]
+    qa_hit: float
+    kv_hit: float
+    steps: dict[str, float]
 
 
-def system_rows(trials: Iterable[Trial], lived: Lived, prices: Prices) -> list[SystemRow]:
-    """Every trial in both tables."""
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Shares that the scheduler saves: of all idle operations, and of a question's latency after the change."""
+
+    experiment: str
+    idle_flops: float
+    latency: float
+
+
+def system_rows(trials: Iterable[Trial], sessions: SessionsByTrial, prices: Prices) -> list[SystemRow]:
+    """Return a row for every trial in both tables."""
     return [
-        _row(table, trial, lived[trial.key], prices)
+        _system_row(table, trial, sessions[trial.key], prices)
         for trial in trials
         for table in TABLES
-        if lived.get(trial.key)
+        if sessions.get(trial.key)
     ]
 
 
-def _row(table: Table, trial: Trial, sessions: Sequence[Session], prices: Prices) -> SystemRow:
+def _system_row(table: Table, trial: Trial, sessions: Sequence[SessionRecord], prices: Prices) -> SystemRow:
     priced = [prices.requests(session, trial.system, table) for session in sessions]
-    everything = [request for requests in priced for request in requests]
+    requests_of_all = [request for requests in priced for request in requests]
     return SystemRow(
         table=table,
         experiment=trial.experiment,
         trial=trial.name,
         users=len(sessions),
-        questions=len(everything),
+        questions=len(requests_of_all),
         mean_s=_estimate([statistics.fmean(each.latency_s for each in requests) for requests in priced]),
-        tail_s=tail([request.latency_s for request in everything]),
-        qa_hit=_share(sessions, lambda served: served.cache_hit is not None),
+        tail_s=tail_latency([request.latency_s for request in requests_of_all]),
+        qa_hit=_share(sessions, lambda served: served.is_hit),
         kv_hit=_estimate([kv_hit(session) for session in sessions]),
-        other_words=_share(sessions, lambda served: served.other_words),
-        foreseen=_share(sessions, lambda served: served.foreseen),
-        kv_foreseen=_estimate([_of_retrieved(session, lambda one: one.found_ahead) for session in sessions]),
+        other_words=_share(sessions, lambda served: served.is_reworded_hit),
+        foreseen=_share(sessions, lambda served: served.was_predicted),
+        kv_foreseen=_estimate(
+            [_share_of_retrieved(session, lambda one: one.found_predicted) for session in sessions]
+        ),
         rouge_l=_share(sessions, lambda served: served.rouge_l),
         exact_match=_share(sessions, lambda served: served.exact_match),
         bleu=_bleu(sessions),
-        request_flops=statistics.fmean(request.flops for request in everything),
-        idle_flops=statistics.fmean(sum(spell.flops for spell in session.idle) for session in sessions),
+        request_flops=statistics.fmean(request.flops for request in requests_of_all),
+        idle_flops=statistics.fmean(sum(period.flops for period in session.idle) for session in sessions),
         stored_bytes=statistics.fmean(
             prices.stored_bytes(session, trial.system, table) for session in sessions
         ),
-        predicted=statistics.fmean(session.held.predicted for session in sessions),
+        predicted=statistics.fmean(session.stored.predicted for session in sessions),
     )
 
 
-def kv_hit(session: Session) -> float:
-    """Reused over retrieved tokens of chunks; 0 where the bank answered everything."""
-    return _of_retrieved(session, lambda served: served.found)
+def kv_hit(session: SessionRecord) -> float:
+    """Return reused over retrieved chunk tokens; 0 if all answers came from the cache."""
+    return _share_of_retrieved(session, lambda served: served.found)
 
 
-def _of_retrieved(session: Session, tokens: Callable[[Served], int]) -> float:
+def _share_of_retrieved(session: SessionRecord, tokens: Callable[[ServedQuestion], int]) -> float:
     context = sum(served.context for served in session.served)
     return sum(map(tokens, session.served)) / context if context else 0.0
 
 
-def pair_rows(systems: Sequence[System], lived: Lived, prices: Prices) -> list[PairRow]:
-    """Each system that predicts as PerCache does against every other one, in both tables."""
+def pair_rows(systems: Sequence[System], sessions: SessionsByTrial, prices: Prices) -> list[PairRow]:
+    """Compare each system that predicts as PerCache does with every other one, in both tables."""
     rows = []
     for table in TABLES:
-        means = {system.name: _means(table, system, lived, prices) for system in systems}
+        means = {system.name: _latencies(table, system, sessions, prices) for system in systems}
         for system in systems:
-            if system.foresees != "abstract":
+            if system.predicts_from != "summary":
                 continue
             rows += [
-                _pair(table, system.name, other.name, means, lived) for other in systems if other != system
+                _pair_row(table, system.name, other.name, means, sessions)
+                for other in systems
+                if other != system
             ]
     return rows
 
 
-def _means(table: Table, system: System, lived: Lived, prices: Prices) -> Means:
-    sessions = lived[f"systems/{system.name}"]
+def _latencies(table: Table, system: System, sessions: SessionsByTrial, prices: Prices) -> UserLatencies:
     return np.array(
         [
             statistics.fmean(each.latency_s for each in prices.requests(session, system, table))
-            for session in sessions
+            for session in sessions[f"systems/{system.name}"]
         ]
     )
 
 
-def _pair(table: Table, one: str, other: str, means: Mapping[str, Means], lived: Lived) -> PairRow:
-    ours, theirs = means[one] / means[other].mean(), means[other] / means[other].mean()
-    faster = ratio_over_tasks([Scores(theirs - ours, theirs, np.zeros_like(theirs))])
+def _pair_row(
+    table: Table, one: str, other: str, means: Mapping[str, UserLatencies], sessions: SessionsByTrial
+) -> PairRow:
+    own, others = means[one] / means[other].mean(), means[other] / means[other].mean()
+    faster = ratio_over_tasks([Scores(others - own, others, np.zeros_like(others))])
     assert faster is not None
     quality = {
         name: [
-            _of(mine, name) - _of(their, name)
-            for mine, their in zip(lived[f"systems/{one}"], lived[f"systems/{other}"], strict=True)
+            _mean_of(mine, name) - _mean_of(their, name)
+            for mine, their in zip(sessions[f"systems/{one}"], sessions[f"systems/{other}"], strict=True)
         ]
         for name in ("rouge_l", "exact_match")
     }
@@ -193,48 +225,98 @@ def _pair(table: Table, one: str, other: str, means: Mapping[str, Means], lived:
     )
 
 
-def user_rows(systems: Iterable[System], lived: Lived, prices: Prices) -> list[UserRow]:
-    """Every user under every system, in both tables."""
+def user_rows(systems: Iterable[System], sessions: SessionsByTrial, prices: Prices) -> list[UserRow]:
+    """Return a row for every user under every system, in both tables."""
     return [
-        _user(table, system, session, prices)
+        _user_row(table, system, session, prices)
         for table in TABLES
         for system in systems
-        for session in lived[f"systems/{system.name}"]
+        for session in sessions[f"systems/{system.name}"]
     ]
 
 
-def _user(table: Table, system: System, session: Session, prices: Prices) -> UserRow:
+def _user_row(table: Table, system: System, session: SessionRecord, prices: Prices) -> UserRow:
     priced = prices.requests(session, system, table)
     return UserRow(
         table=table,
         system=system.name,
         user=session.user,
         mean_s=statistics.fmean(each.latency_s for each in priced),
-        tail_s=tail([each.latency_s for each in priced]),
-        qa_hit=statistics.fmean(served.cache_hit is not None for served in session.served),
+        tail_s=tail_latency([each.latency_s for each in priced]),
+        qa_hit=statistics.fmean(served.is_hit for served in session.served),
         kv_hit=kv_hit(session),
-        other_words=_of(session, "other_words"),
-        foreseen=_of(session, "foreseen"),
-        rouge_l=_of(session, "rouge_l"),
-        exact_match=_of(session, "exact_match"),
+        other_words=_mean_of(session, "is_reworded_hit"),
+        foreseen=_mean_of(session, "was_predicted"),
+        rouge_l=_mean_of(session, "rouge_l"),
+        exact_match=_mean_of(session, "exact_match"),
         request_flops=statistics.fmean(each.flops for each in priced),
-        idle_flops=sum(spell.flops for spell in session.idle),
+        idle_flops=sum(period.flops for period in session.idle),
         stored_bytes=prices.stored_bytes(session, system, table),
     )
 
 
-def _of(session: Session, name: str) -> float:
+def scheduler_rows(trials: Sequence[Trial], sessions: SessionsByTrial, prices: Prices) -> list[SchedulerRow]:
+    """Return a row for each trial."""
+    return [_scheduler_row(trial, sessions[trial.key], prices) for trial in trials if sessions.get(trial.key)]
+
+
+def _scheduler_row(trial: Trial, sessions: Sequence[SessionRecord], prices: Prices) -> SchedulerRow:
+    idle_flops = [[period.flops for period in session.idle] for session in sessions]
+    means = [statistics.fmean(flops) for flops in zip(*idle_flops, strict=True)]
+    priced = [prices.requests(session, trial.system, "A") for session in sessions]
+    later = [served for session in sessions for served in session.served[len(session.served) // 2 :]]
+    context = sum(served.context for served in later)
+    kinds = sorted({kind for session in sessions for period in session.idle for kind in period.steps})
+    return SchedulerRow(
+        trial=trial.name,
+        idle_flops=tuple(sum(means[: number + 1]) for number in range(len(means))),
+        latency_s=tuple(
+            statistics.fmean(request.latency_s for request in asked) for asked in zip(*priced, strict=True)
+        ),
+        qa_hit=statistics.fmean(served.is_hit for served in later),
+        kv_hit=sum(served.found for served in later) / context if context else 0.0,
+        steps={
+            kind: sum(period.steps.get(kind, 0) for session in sessions for period in session.idle)
+            / len(sessions)
+            for kind in kinds
+        },
+    )
+
+
+def savings(rows: Sequence[SchedulerRow]) -> list[Saving]:
+    """Compare each experiment with the scheduler with the same one without it."""
+    found = []
+    by_name = {row.trial: row for row in rows}
+    for row in rows:
+        name, _, label = row.trial.rpartition(", ")
+        if label == "with" and f"{name}, without" in by_name:
+            without = by_name[f"{name}, without"]
+            found.append(
+                Saving(
+                    name,
+                    1 - row.idle_flops[-1] / without.idle_flops[-1] if without.idle_flops[-1] else 0.0,
+                    1 - _latency_after_change(row.latency_s) / _latency_after_change(without.latency_s),
+                )
+            )
+    return found
+
+
+def _latency_after_change(latency_s: Sequence[float]) -> float:
+    return statistics.fmean(latency_s[len(latency_s) // 2 :])
+
+
+def _mean_of(session: SessionRecord, name: str) -> float:
     return statistics.fmean(float(getattr(served, name)) for served in session.served)
 
 
-def _bleu(sessions: Iterable[Session]) -> Estimate | None:
+def _bleu(sessions: Iterable[SessionRecord]) -> Estimate | None:
     by_user = [[served.bleu for served in session.served] for session in sessions]
     if any(score is None for scores in by_user for score in scores):
         return None
     return _estimate([statistics.fmean(score or 0.0 for score in scores) for scores in by_user])
 
 
-def _share(sessions: Iterable[Session], of: Callable[[Served], float]) -> Estimate:
+def _share(sessions: Iterable[SessionRecord], of: Callable[[ServedQuestion], float]) -> Estimate:
     return _estimate([statistics.fmean(float(of(served)) for served in each.served) for each in sessions])
 
 

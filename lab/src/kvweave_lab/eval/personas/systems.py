@@ -1,21 +1,24 @@
-"""The systems that are compared, each a few words about parts they share: answers, KV, and what is done at idle time.
+"""The systems that are compared, and the trials: a system with its settings.
 
-Definitions are PerCache's (§5.2) where it compares with a system; the parts themselves are the engine's.
+A system is a combination of shared parts: cached answers, stored KV, and prediction at idle time. Definitions are
+PerCache's (§5.2) where it compares with a system; the parts themselves are the product's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
+from kvweave.config import AnswersConfig, PredictionConfig
+
 Reuse: TypeAlias = Literal["none", "path", "anywhere"]
-"""KV of chunks: computed anew; reused behind exactly the same chunks (RAGCache's tree); reused wherever a chunk stands."""
+"""Chunk KV is always computed, reused after exactly the same chunks (RAGCache's tree), or reused at any position."""
 Matching: TypeAlias = Literal["none", "near", "same"]
-"""Two questions share an answer: never; if their vectors are near (cosine ≥ τ); if, besides, they read the same."""
-Foresees: TypeAlias = Literal["nothing", "notes", "abstract"]
-"""Questions are predicted from nothing; from raw chunks; from an abstract of them, and from earlier questions."""
+"""Two questions share an answer never, if their vectors are near (cosine ≥ τ), or if they also ask the same."""
+PredictionSource: TypeAlias = Literal["nothing", "notes", "summary"]
+"""Questions are not predicted, predicted from raw chunks, or from a summary of them and from earlier questions."""
 Projections: TypeAlias = Literal["KV", "QKV"]
-"""What projection reuse skips for tokens whose KV is stored."""
+"""The projections that projection reuse skips for tokens with stored KV."""
 Source: TypeAlias = Literal["asked", "predicted"]
-"""Whose questions fill a layer: the user's, or predicted ones."""
+"""The questions that fill a cache: the user's, or predicted ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,12 @@ class System:
     Attributes:
         name: in tables.
         kv: how stored KV is reused.
-        fills_kv: whose questions leave KV behind.
-        matching: when a banked answer is given.
-        fills_answers: whose answers go into the bank.
-        foresees: what questions are predicted from at idle time.
-        projections: what projection reuse skips (table A).
-        foretells: whether what a near question's answer or the prompt tells of a reply is checked in one pass.
+        fills_kv: questions whose KV is stored.
+        matching: when a cached answer is given.
+        fills_answers: questions whose answers are cached.
+        predicts_from: source of predicted questions at idle time.
+        projections: skipped by projection reuse (table A).
+        drafts: whether replies are decoded speculatively, with drafts from a near question's answer or the prompt.
     """
 
     name: str
@@ -38,21 +41,23 @@ class System:
     fills_kv: frozenset[Source] = frozenset()
     matching: Matching = "none"
     fills_answers: frozenset[Source] = frozenset()
-    foresees: Foresees = "nothing"
+    predicts_from: PredictionSource = "nothing"
     projections: Projections = "KV"
-    foretells: bool = False
+    drafts: bool = False
 
 
-_USERS: Final[frozenset[Source]] = frozenset({"asked"})
-_AHEAD: Final[frozenset[Source]] = frozenset({"predicted"})
-_BOTH: Final = _USERS | _AHEAD
+_ASKED: Final[frozenset[Source]] = frozenset({"asked"})
+_PREDICTED: Final[frozenset[Source]] = frozenset({"predicted"})
+_BOTH: Final = _ASKED | _PREDICTED
 
 NO_CACHE: Final = System("no cache")
-RAGCACHE: Final = System("RAGCache", kv="path", fills_kv=_USERS)
-MEANCACHE: Final = System("MeanCache", matching="near", fills_answers=_USERS)
-SLEEP_TIME: Final = System("Sleep-time Compute", matching="near", fills_answers=_AHEAD, foresees="notes")
+RAGCACHE: Final = System("RAGCache", kv="path", fills_kv=_ASKED)
+MEANCACHE: Final = System("MeanCache", matching="near", fills_answers=_ASKED)
+SLEEP_TIME: Final = System(
+    "Sleep-time Compute", matching="near", fills_answers=_PREDICTED, predicts_from="notes"
+)
 RAGCACHE_MEANCACHE: Final = replace(
-    RAGCACHE, name="RAGCache + MeanCache", matching="near", fills_answers=_USERS
+    RAGCACHE, name="RAGCache + MeanCache", matching="near", fills_answers=_ASKED
 )
 RAGCACHE_SLEEP_TIME: Final = replace(
     SLEEP_TIME, name="RAGCache + Sleep-time", kv=RAGCACHE.kv, fills_kv=RAGCACHE.fills_kv
@@ -63,12 +68,12 @@ PERCACHE: Final = System(
     fills_kv=_BOTH,
     matching="near",
     fills_answers=_BOTH,
-    foresees="abstract",
+    predicts_from="summary",
     projections="QKV",
 )
-OURS: Final = replace(PERCACHE, name="kvweave", kv="anywhere", matching="same", foretells=True)
-TOKEN_BY_TOKEN: Final = replace(OURS, name=f"{OURS.name}, token by token", foretells=False)
-"""The same sessions, priced as if every token of a reply were decoded by itself."""
+OURS: Final = replace(PERCACHE, name="kvweave", kv="anywhere", matching="same", drafts=True)
+TOKEN_BY_TOKEN: Final = replace(OURS, name=f"{OURS.name}, token by token", drafts=False)
+"""The same sessions, priced as if every token were decoded singly."""
 
 SYSTEMS: Final = (
     NO_CACHE,
@@ -83,7 +88,7 @@ SYSTEMS: Final = (
 
 
 def without(system: System, layer: Literal["answers", "KV", "prediction"]) -> System:
-    """The system less one of its parts (PerCache §5.6)."""
+    """Return the system without one of its parts (PerCache §5.6)."""
     name = f"{system.name} without {layer}"
     if layer == "answers":
         return replace(system, name=name, matching="none", fills_answers=frozenset())
@@ -92,7 +97,128 @@ def without(system: System, layer: Literal["answers", "KV", "prediction"]) -> Sy
     return replace(
         system,
         name=name,
-        foresees="nothing",
-        fills_kv=system.fills_kv - _AHEAD,
-        fills_answers=system.fills_answers - _AHEAD,
+        predicts_from="nothing",
+        fills_kv=system.fills_kv - _PREDICTED,
+        fills_answers=system.fills_answers - _PREDICTED,
     )
+
+
+_ANSWERS, _PREDICTION = AnswersConfig(), PredictionConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """PerCache's settings.
+
+    Attributes:
+        threshold: τ.
+        stride: number of questions predicted at once.
+        cutoff: highest τ at which answers to predicted questions are precomputed.
+        limit_tokens: limit of the stored KV, in tokens; None for no limit.
+        schedules: whether the scheduler is on (§4.3). Without it, every predicted question is prefilled and decoded, and
+            nothing is converted later.
+    """
+
+    threshold: float = _ANSWERS.answer_threshold
+    stride: int = _PREDICTION.prediction_stride
+    cutoff: float = _PREDICTION.decode_cutoff
+    limit_tokens: int | None = None
+    schedules: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A system with settings, which may change before the middle question.
+
+    Attributes:
+        experiment: the table or figure that it belongs to.
+        name: within the experiment.
+        system: the system.
+        setting: at the start.
+        later_setting: from the middle question on; None for no change.
+        shares_budget: whether each idle period is limited to the operations of PerCache's at the same question.
+    """
+
+    experiment: str
+    name: str
+    system: System
+    setting: Setting = field(default_factory=Setting)
+    later_setting: Setting | None = None
+    shares_budget: bool = False
+
+    @property
+    def key(self) -> str:
+        """Identifies the trial."""
+        return f"{self.experiment}/{self.name}"
+
+
+BUDGET_TRIAL: Final = Trial("systems", PERCACHE.name, PERCACHE)
+"""The trial whose idle periods set the budget of the others."""
+
+THRESHOLDS: Final = tuple(round(0.6 + 0.05 * step, 2) for step in range(8))
+STRIDES: Final = (1, 2, 3, 4, 5)
+CHUNKS: Final = (6, 12, 24, 48)
+"""Storage limits of the sweep, in chunks. A user has about 20, and each path stores its own copies."""
+
+
+def comparison() -> list[Trial]:
+    """Return a trial of every system, the one that sets the budget first."""
+    others = [
+        Trial("systems", system.name, system, shares_budget=system.predicts_from != "nothing")
+        for system in SYSTEMS
+        if system is not PERCACHE
+    ]
+    return [BUDGET_TRIAL, *others]
+
+
+def ablations() -> list[Trial]:
+    """Return PerCache and kvweave without one part each, at two thresholds (§5.6)."""
+    lower = Setting(threshold=0.8)
+    trials = []
+    for system in (PERCACHE, OURS):
+        variants = [system, *(without(system, layer) for layer in ("answers", "KV", "prediction"))]
+        trials += [Trial("ablation", each.name, each) for each in variants]
+        trials += [
+            Trial("ablation", f"{each.name}, τ 0.8", each, lower) for each in (variants[0], variants[-1])
+        ]
+    return trials
+
+
+def sweeps(chunk_tokens: int) -> list[Trial]:
+    """Return sweeps of stride, threshold and storage limit (§5.7), for PerCache and kvweave.
+
+    The threshold sweep is without the scheduler, which would skip answers above its cutoff.
+    """
+    trials = []
+    for system in (PERCACHE, OURS):
+        named = system.name
+        trials += [Trial("stride", f"{named} {n}", system, Setting(stride=n)) for n in STRIDES]
+        trials += [
+            Trial("threshold", f"{named} {value:g}", system, Setting(threshold=value, schedules=False))
+            for value in THRESHOLDS
+        ]
+    for system in (RAGCACHE_MEANCACHE, PERCACHE, OURS):
+        trials += [
+            Trial("storage", f"{system.name} {chunks}", system, Setting(limit_tokens=chunks * chunk_tokens))
+            for chunks in CHUNKS
+        ]
+    return trials
+
+
+def scheduling(chunk_tokens: int) -> list[Trial]:
+    """Return the three experiments with PerCache's scheduler (§5.5), each with and without it."""
+    low, high = Setting(threshold=0.85), Setting(threshold=0.9)
+    little = Setting(limit_tokens=CHUNKS[0] * chunk_tokens)
+    much = Setting(limit_tokens=CHUNKS[-1] * chunk_tokens)
+    changes = {"τ rises": (low, high), "τ falls": (high, low), "storage grows": (little, much)}
+    return [
+        Trial(
+            "scheduler",
+            f"{name}, {label}",
+            PERCACHE,
+            replace(first, schedules=on),
+            replace(later, schedules=on),
+        )
+        for name, (first, later) in changes.items()
+        for label, on in (("with", True), ("without", False))
+    ]

@@ -1,35 +1,55 @@
-"""What an evaluation leaves behind: rows.json, figures as PNG, and one page that holds everything.
+"""The report of `kvweave eval`: rows.json, figures as PNG, and one page that holds everything.
 
-`table` shows the same rows in a terminal. Knows rows, not how they came about.
+Knows rows, not how they were computed.
 """
 
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.matrix import Matrix
-from kvweave_lab.eval.quantisation import StorageCost
-from kvweave_lab.eval.report.about import About
-from kvweave_lab.eval.report.matrix_table import matrix_json, matrix_table
-from kvweave_lab.eval.report.storage_table import storage_table, storages_json
-from kvweave_lab.eval.report.table import first_look, table, to_json
-from kvweave_lab.eval.results import Row
+from kvweave_lab.eval.comparisons import Matrix, StorageCost
+from kvweave_lab.eval.report.tables import matrix_json, rows_json, storages_json
+from kvweave_lab.eval.rows import Row
+from kvweave_lab.report import write_files
 
-__all__ = [
-    "About",
-    "content",
-    "first_look",
-    "matrix_json",
-    "matrix_table",
-    "storage_table",
-    "table",
-    "to_json",
-    "write_report",
-]
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a reader must know to judge an evaluation's figures and to repeat it.
+
+    Attributes:
+        model: as the user named it.
+        dtype: of the weights and of the KV.
+        device: where the model ran.
+        split: pool of the generated samples, or the file from which samples were read.
+        seeds: of the generated samples; empty for samples from a file.
+        samples: generated prompts per task, length and seed; or prompts per file, None for all.
+        left_out: prompts that did not run because they are too long for the model.
+        chunk_tokens: the largest chunk.
+        context_tokens: lengths of the generated samples; empty for samples from a file.
+        command: repeats the run when pasted into a shell.
+        date: day of the run, ISO 8601.
+        version: of kvweave.
+        minutes: time that all outcomes took, those of interrupted runs included; the minutes of several processes are
+            added up.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    split: str
+    seeds: tuple[int, ...]
+    samples: int | None
+    left_out: int
+    chunk_tokens: int
+    context_tokens: tuple[int, ...]
+    command: str
+    date: str
+    version: str
+    minutes: float
 
 
 def content(
@@ -38,10 +58,10 @@ def content(
     matrices: Sequence[Matrix] = (),
     storages: Sequence[StorageCost] = (),
 ) -> dict[str, Any]:
-    """Everything in plain values: what rows.json holds."""
+    """Return everything as JSON values: the content of rows.json."""
     return {
         "about": asdict(about),
-        "rows": to_json(rows),
+        "rows": rows_json(rows),
         "matrices": [matrix_json(matrix) for matrix in matrices],
         "storages": storages_json(storages),
     }
@@ -54,17 +74,17 @@ def write_report(
     matrices: Sequence[Matrix] = (),
     storages: Sequence[StorageCost] = (),
 ) -> list[Path]:
-    """Write rows.json, the figures and report.html; files of an earlier report are replaced one by one.
+    """Write rows.json, the figures and report.html, replacing the files of an earlier report one by one.
 
-    Each file is old or new, never half of it, and nothing is written before everything is drawn. Figures of an
-    earlier report that this one does not have are deleted.
+    Each file is written whole or not at all, and nothing is written before everything is drawn. Figures that only an
+    earlier report has are deleted.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         rows: in the order in which tables list them.
         about: what was run.
         matrices: of the selectors that ran on several preparations.
-        storages: of the recipes that ran with several of those.
+        storages: of the recipes that ran with several storages.
 
     Returns:
         The files, the page last.
@@ -72,8 +92,8 @@ def write_report(
     Raises:
         InvalidRequest: there are no rows, or the folder cannot be written to.
     """
-    from kvweave_lab.eval.report.page import page
-    from kvweave_lab.eval.report.plots import is_picture, pictures
+    from kvweave_lab.eval.report.figures import is_picture, pictures
+    from kvweave_lab.eval.report.page import report_page
 
     if not rows:
         raise InvalidRequest("there is nothing to report: the evaluation has no rows")
@@ -81,25 +101,9 @@ def write_report(
     plain = content(rows, about, matrices, storages)
     files = {"rows.json": json.dumps(plain, ensure_ascii=False, indent=1).encode()}
     files |= {f"{picture.name}.png": picture.light for picture in drawn}
-    files["report.html"] = page(rows, about, drawn, matrices, storages).encode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written = [_replace(folder / name, data) for name, data in files.items()]
-        for old in folder.glob("*.png"):
-            if is_picture(old.stem) and old not in written:
-                old.unlink()
-    except OSError as error:
-        raise InvalidRequest(
-            f"the report cannot be written to {folder} ({error.strerror}); name another --output"
-        ) from error
+    files["report.html"] = report_page(rows, about, drawn, matrices, storages).encode()
+    written = write_files(folder, files)
+    for old in folder.glob("*.png"):
+        if is_picture(old.stem) and old not in written:
+            old.unlink()
     return written
-
-
-def _replace(path: Path, data: bytes) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path

@@ -1,5 +1,6 @@
-"""What questions and answers attend to, and which selections of tokens find it: many samples through one model."""
+"""Analyses which context tokens questions and answers attend to, and which selections find them, over many samples."""
 
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,22 +18,93 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe
 from kvweave.types import TokenizedPrompt
-from kvweave_lab.eval.fitting import render, too_long
-from kvweave_lab.eval.preparing import prepare_sample
-from kvweave_lab.eval.samples import Sample
-from kvweave_lab.eval.selection.auxiliary import align
-from kvweave_lab.eval.selection.differences import differences
+from kvweave_lab.eval.evaluation import haystack_of, token_count
+from kvweave_lab.eval.preparation import prepare_sample, render, too_long
+from kvweave_lab.eval.samples import Sample, SampleSpec, generate
 from kvweave_lab.eval.selection.idealised import Answered, answer_idealised
-from kvweave_lab.eval.selection.measure import Measured, measure
-from kvweave_lab.eval.selection.observe import FullView, observe_full, observe_stale
-from kvweave_lab.eval.selection.rankings import selection_scores
-from kvweave_lab.eval.selection.report import SelectionReport
-from kvweave_lab.eval.selection.summary import PromptFindings, summarise
+from kvweave_lab.eval.selection.layer_attention import align
+from kvweave_lab.eval.selection.measure import Measured, measure, selection_scores
+from kvweave_lab.eval.selection.observe import FullView, differences, observe_full, observe_stale
+from kvweave_lab.eval.selection.report import PromptFindings, SelectionReport, summarise
+from kvweave_lab.eval.tasks import TASKS
 
 PREPARATIONS: Mapping[str, str | Prepare] = MappingProxyType(
     {"isolated": "reuse", "bare": "direct", "similar": Similar(), "following": Previous()}
 )
-"""Kinds of stale KV by name: the recipe that makes and places it, or the preparation alone."""
+"""Kinds of stale KV by name: the recipe that prepares and places it, or the preparation alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What to analyse: every context length with every chunk size.
+
+    Attributes:
+        tasks: their names; samples of all of them make one report.
+        split: pool of the samples.
+        seed: of the samples.
+        samples: prompts per task.
+        context_tokens: lengths in tokens.
+        chunk_tokens: largest chunks in tokens.
+        ratio: share of the context tokens that selections take.
+        answered_ratios: shares at which prompts are also answered with the selected tokens recomputed.
+        haystack: a folder with natural text instead of the split's own.
+    """
+
+    tasks: tuple[str, ...]
+    split: str
+    seed: int
+    samples: int
+    context_tokens: tuple[int, ...]
+    chunk_tokens: tuple[int, ...]
+    ratio: float
+    answered_ratios: tuple[float, ...] = ()
+    haystack: Path | None = None
+
+
+def run_sweep(
+    adapter: Adapter,
+    auxiliary: Adapter | None,
+    sweep: Sweep,
+    progress: Progress = lambda stage, done, total: None,
+) -> Mapping[str, SelectionReport]:
+    """Return a report per pair of lengths, by a name made of them; duplicates in the sweep count once.
+
+    Raises as `analyse` does, and for tasks that do not exist.
+    """
+    for task in sweep.tasks:
+        if task not in TASKS:
+            raise InvalidRequest(f"there is no task {task!r}; choose from {', '.join(TASKS)}")
+    reports = {}
+    for context_tokens in dict.fromkeys(sweep.context_tokens):
+        for chunk_tokens in dict.fromkeys(sweep.chunk_tokens):
+            name = f"{context_tokens} tokens in chunks of {chunk_tokens}"
+            samples = _samples(adapter, sweep, context_tokens, chunk_tokens)
+            with tempfile.TemporaryDirectory(prefix="kvweave-eval-") as folder:
+                reports[name] = analyse(
+                    adapter,
+                    Path(folder),
+                    samples,
+                    ratio=sweep.ratio,
+                    answered_ratios=sweep.answered_ratios,
+                    auxiliary=auxiliary,
+                    progress=_renamed(name, progress),
+                )
+    return reports
+
+
+def _renamed(name: str, progress: Progress) -> Progress:
+    """Return progress with this stage name."""
+    return lambda stage, done, total: progress(name, done, total)
+
+
+def _samples(adapter: Adapter, sweep: Sweep, context_tokens: int, chunk_tokens: int) -> list[Sample]:
+    count, haystack = token_count(adapter), haystack_of(sweep.split, sweep.haystack)
+    spec = SampleSpec(sweep.split, sweep.seed, context_tokens, chunk_tokens)
+    return [
+        sample
+        for task in dict.fromkeys(sweep.tasks)
+        for sample in generate(task, spec, sweep.samples, count, haystack)
+    ]
 
 
 def analyse(
@@ -48,26 +120,26 @@ def analyse(
 ) -> SelectionReport:
     """Compare selections of context tokens over samples (ProphetKV figs. 3, 4, 6, 7, 9; FusionRAG figs. 3, 7b, 8).
 
-    For each sample one full prefill, a greedy answer, and for each preparation the chunks' KV and one pass of
-    the question over it. Samples of one length and chunk size make one report; `sweep_table` lays several side
-    by side. Samples that the model has no room for are left out and counted, before anything runs.
+    Each sample takes one full prefill, a greedy answer, and for each preparation the chunks' KV and one pass of the
+    question over it. Samples of one length and chunk size make one report; `sweep_table` shows several side by side.
+    Samples that are too long for the model are left out and counted before anything runs.
 
     Args:
         adapter: the reference model.
-        store_folder: an empty folder for chunk KV; cleared again and again.
+        store_folder: an empty folder for chunk KV; cleared after each preparation.
         samples: at least one, each with chunks.
         ratio: share of the context tokens that selections take, above 0.
         answered_ratios: shares of the stale tokens at which prompts are answered with the tokens of each idealised
             selection recomputed, over the first preparation; none by default, since each costs several answers.
         auxiliary: another model whose last layer is compared (CacheClip §2.8); its tokenizer may differ.
-        preparations: kinds of stale KV, the one that tables show in full first. A recipe's name stands for its
-            preparation and places, a `Prepare` for itself at true positions.
-        progress: told of every prompt done.
+        preparations: kinds of stale KV; tables show the first one in full. A recipe's name stands for its preparation
+            and places, a `Prepare` for itself at true positions.
+        progress: called after every prompt.
 
     Raises:
         InvalidRequest: no samples, a sample without chunks, a ratio that selects nothing.
         PromptTooLong: no prompt fits the model.
-        UnknownRecipe: a preparation names none.
+        UnknownRecipe: a preparation names no recipe.
     """
     ratios = (ratio, *answered_ratios)
     if not samples or not preparations or not all(0 < each <= 1 for each in ratios):
@@ -80,13 +152,13 @@ def analyse(
     fitting = [sample for sample in samples if sample.name not in left_out]
     found = []
     with ChunkStore(store_folder) as store:
-        work = _Analysis(adapter, store, recipes, ratio, tuple(answered_ratios), auxiliary)
+        analysis = _Analysis(adapter, store, recipes, ratio, tuple(answered_ratios), auxiliary)
         for done, sample in enumerate(fitting, 1):
-            found.append(work.findings(sample))
+            found.append(analysis.findings(sample))
             progress("prompts", done, len(fitting))
-    foreseen_by = None if auxiliary is None else auxiliary.fingerprint.name
+    auxiliary_name = None if auxiliary is None else auxiliary.fingerprint.name
     return summarise(
-        adapter.fingerprint.name, ratio, tuple(answered_ratios), foreseen_by, found, len(left_out)
+        adapter.fingerprint.name, ratio, tuple(answered_ratios), auxiliary_name, found, len(left_out)
     )
 
 
@@ -96,7 +168,7 @@ def _recipe(name: str, how: str | Prepare) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Analysis:
-    """What every sample goes through."""
+    """Models, store and settings of an analysis."""
 
     adapter: Adapter
     store: ChunkStore
@@ -136,7 +208,7 @@ class _Analysis:
 
     @contextmanager
     def _prepared(self, recipe: Recipe, sample: Sample, prompt: TokenizedPrompt) -> Iterator[None]:
-        """The store holds the recipe's KV of this prompt's chunks, and none of another preparation."""
+        """Fill the store with the recipe's KV of this prompt's chunks, and clear it afterwards."""
         try:
             prepare_sample(self.adapter, self.store, sample, prompt, recipe)
             yield

@@ -1,7 +1,7 @@
-"""Answers after the tokens of an idealised selection were recomputed: is what scores well worth recomputing?
+"""Answers after the tokens of an idealised selection were recomputed: how far a selection could get (ProphetKV App. F).
 
-Idealised, because most selections need a full pass to know their tokens; all are recomputed alike (ProphetKV
-App. F). The question is how far a selection could get, not what it would cost.
+Most selections are idealised, because they need a full pass to know their tokens. All tokens are recomputed alike. Cost
+does not matter here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.select import Highest
+from kvweave.recipes.select import TopScores
 from kvweave.recipes.state import PrefillState
 from kvweave.types import TokenizedPrompt
-from kvweave_lab.eval.divergence import divergence
 from kvweave_lab.eval.metrics import METRICS
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.eval.selection.observe import FullView
+from kvweave_lab.statistics import kl_divergence
 
 ANSWERED = (
     "optimal",
@@ -34,7 +34,7 @@ ANSWERED = (
     "position",
     "random",
 )
-"""The selections that prompts are answered with."""
+"""The selections with which prompts are answered."""
 
 _GREEDY = GenerationConfig(temperature=0.0)
 
@@ -59,23 +59,23 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Scores (n,) of the context's tokens that somebody has worked out already, the first token at `start`."""
+class KnownScores:
+    """Known scores (n,) of the context's tokens, the first token at position `start`."""
 
     known: Tensor
     start: int
-    adds_up: ClassVar[bool] = False
+    supports_coverage: ClassVar[bool] = False
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
-        """Those of the stale tokens."""
+        """Return the scores of the stale tokens."""
         return self.known[state.stale - self.start]
 
 
 def answer_idealised(
     recipe: Recipe,
     adapter: Adapter,
-    store: ChunkStore,
+    store: KVStore,
     prompt: TokenizedPrompt,
     sample: Sample,
     full: FullView,
@@ -88,7 +88,7 @@ def answer_idealised(
         return METRICS[sample.metric](text, sample.answers)
 
     def attempt(scores: Tensor, ratio: float) -> tuple[float, float]:
-        selecting = replace(recipe, select=Highest(Given(scores, full.context.start)))
+        selecting = replace(recipe, select=TopScores(KnownScores(scores, full.context.start)))
         result = run(selecting, adapter, store, prompt, ratio=ratio)
         decoded = Decoded()
         for _ in generate(
@@ -101,7 +101,7 @@ def answer_idealised(
             decoded,
         ):
             pass
-        return score(decoded.text.strip()), divergence(full.logits, result.logits)
+        return score(decoded.text.strip()), kl_divergence(full.logits, result.logits)
 
     found = torch.tensor(
         [[attempt(scored[name], ratio) for ratio in ratios] for name in ANSWERED], dtype=torch.float64

@@ -1,6 +1,6 @@
-"""One prompt seen twice: under full attention with its answer decoded, and over stale KV.
+"""One prompt observed twice, under full attention and over stale KV, and how its KV differs token by token.
 
-Keeps what the two passes attended to and the KV they left; compares nothing.
+The views hold what the two passes attended to, and the KV that they computed.
 """
 
 from collections.abc import Sequence
@@ -9,25 +9,54 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.errors import InvalidRequest
+from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.attention import AttentionHook
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
-from kvweave.models.hooks import AttentionProbe
+from kvweave.models.hooks import AttentionHook, AttentionProbe
+from kvweave.ops.scores import kv_deviation, residual_norms
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.types import ChunkKV, TokenizedPrompt
-from kvweave_lab.eval.selection.context import Context, context_of
-from kvweave_lab.eval.watched import Watched
+from kvweave_lab.eval.runner import HookedAttend
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The n tokens of a prompt's chunks; separators belong to the chunk before them.
+
+    Attributes:
+        start: prompt position of the first; chunks follow each other without gaps.
+        end: prompt position after the last.
+        chunk: (n,) number of each token's chunk.
+        offset: (n,) tokens before it in its chunk.
+        lengths: (chunks,) tokens of each chunk.
+    """
+
+    start: int
+    end: int
+    chunk: Tensor
+    offset: Tensor
+    lengths: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens, n."""
+        return self.end - self.start
+
+    @property
+    def depth(self) -> Tensor:
+        """(n,) each token's place in its chunk, above 0 and below 1."""
+        return (self.offset + 0.5) / self.lengths[self.chunk]
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """How much each layer's rows behind the context attend to its n tokens, averaged over heads and rows; (L, n).
+    """How much each layer's rows after the context attend to its n tokens, averaged over heads and rows; (L, n).
 
     Attributes:
         question: rows of the user's question, softmax over the context alone (ProphetKV stage I).
-        rows: all rows behind the context, template text included, softmax over the context alone.
-        mass: rows of the user's question, softmax over all they see: the weights of ProphetKV eq. 1-6.
+        rows: all rows after the context, template text included, softmax over the context alone.
+        mass: rows of the user's question, softmax over all that they see: the weights of ProphetKV eq. 1-6.
     """
 
     question: Tensor
@@ -36,23 +65,15 @@ class Attended:
 
 
 @dataclass(frozen=True, slots=True)
-class StaleView:
-    """A prompt's question run over stale KV; `kv_cache` holds K,V of all its positions."""
-
-    attended: Attended
-    kv_cache: FusedCache
-
-
-@dataclass(frozen=True, slots=True)
 class FullView:
     """A prompt under full attention.
 
     Attributes:
-        context: where its context lies.
-        attended: by the rows behind the context.
+        context: its chunks' tokens.
+        attended: by the rows after the context.
         decoding: (L, n) by the decoded answer's tokens, softmax over the context alone.
-        inflow: (n,) by all rows of the prompt at the first layer, softmax over all they see (KVShare's factor).
-        canvas: K,V of all prompt positions.
+        inflow: (n,) by all rows of the prompt at the first layer, softmax over all that they see (KVShare's factor).
+        kv_cache: K,V of all prompt positions.
         logits: (1, vocab) of the last prompt position.
         answer: token ids of the decoded answer.
     """
@@ -66,10 +87,18 @@ class FullView:
     answer: tuple[int, ...]
 
 
-def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int) -> FullView:
-    """One ordinary prefill, a greedy answer of at most that many tokens, and one pass over the answer's rows.
+@dataclass(frozen=True, slots=True)
+class StaleView:
+    """A prompt's question over stale KV; `kv_cache` holds K,V of all positions."""
 
-    An answer that ends before it starts counts with its end token. Raises PromptTooLong.
+    attended: Attended
+    kv_cache: FusedCache
+
+
+def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int) -> FullView:
+    """Run an ordinary prefill, decode a greedy answer of at most `max_new_tokens`, and run its rows once more.
+
+    An empty answer counts with its end token. Raises PromptTooLong.
     """
     adapter.check_length(prompt.tokens, max_new_tokens)
     context = context_of(prompt)
@@ -79,7 +108,7 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
     plan.hooks.extend([*probes.hooks, every])
     kv_cache = adapter.new_cache(prompt.tokens)
     logits = adapter.compute(kv_cache, prompt.token_ids, plan, capture=True)
-    prefilled = adapter.captured(kv_cache, prompt.token_ids, 0, prompt.tokens)
+    prefilled = adapter.extract_chunk_kv(kv_cache, prompt.token_ids, 0, prompt.tokens)
     kv_cache.capture = None
     answer = _greedy(adapter, kv_cache, logits, max_new_tokens)
     return FullView(
@@ -93,16 +122,73 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
     )
 
 
-def observe_stale(recipe: Recipe, adapter: Adapter, store: ChunkStore, prompt: TokenizedPrompt) -> StaleView:
-    """The recipe's own match and place, nothing recomputed; what the store lacks is computed."""
+def observe_stale(recipe: Recipe, adapter: Adapter, store: KVStore, prompt: TokenizedPrompt) -> StaleView:
+    """Run the recipe's own match and place with nothing recomputed; chunks that the store lacks are computed."""
     probes = _QuestionProbes(prompt, context_of(prompt))
-    watched = replace(recipe, attend=Watched(recipe.attend, probes.hooks))
-    result = run(watched, adapter, store, prompt, ratio=0.0)
+    probed = replace(recipe, attend=HookedAttend(recipe.attend, probes.hooks))
+    result = run(probed, adapter, store, prompt, ratio=0.0)
     return StaleView(probes.attended(), result.kv_cache)
 
 
+def context_of(prompt: TokenizedPrompt) -> Context:
+    """Return the context of a prompt; raises InvalidRequest if it has none."""
+    spans = [span for span in prompt.spans if span.kind == "chunk"]
+    if not any(span.tokens for span in spans):
+        raise InvalidRequest("a sample without chunks has no context to select from; leave it out")
+    lengths = torch.tensor([span.tokens for span in spans])
+    return Context(
+        start=spans[0].start,
+        end=spans[-1].end,
+        chunk=torch.arange(len(spans)).repeat_interleave(lengths),
+        offset=torch.cat([torch.arange(span.tokens) for span in spans]),
+        lengths=lengths,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The error of stale KV by layer and token; every tensor (L, n) on the CPU, n the context's tokens.
+
+    Attributes:
+        keys: squared deviation of the keys (FusionRAG eq. 7).
+        values: squared deviation of the values (FusionRAG eq. 7).
+        size: squared length of full attention's keys and values together, of which deviations are a share.
+        shift: the values' deviation as a sum of absolute differences (KVShare's norm).
+        residual: what a token that stays stale adds to the loss (ProphetKV eq. 5).
+        stale_values: length of the stale values, ‖V′‖₂.
+    """
+
+    keys: Tensor
+    values: Tensor
+    size: Tensor
+    shift: Tensor
+    residual: Tensor
+    stale_values: Tensor
+
+
+def differences(full: FullView, stale: StaleView) -> Differences:
+    """Compare the two views of one prompt; converts one layer's KV at a time to float32."""
+    context = full.context
+    by_layer = []
+    for layer in range(len(full.kv_cache.layers)):
+        keys, values = _context_kv(full.kv_cache, layer, context.start, context.end)  # each (G, n, D)
+        old_keys, old_values = _context_kv(stale.kv_cache, layer, context.start, context.end)
+        weights, old_weights = (view.attended.mass[layer].to(keys.device) for view in (full, stale))
+        by_layer.append(
+            (
+                kv_deviation(keys, old_keys),
+                kv_deviation(values, old_values),
+                kv_deviation(keys, torch.zeros_like(keys)) + kv_deviation(values, torch.zeros_like(values)),
+                (values.float() - old_values.float()).abs().sum(dim=(0, 2)),
+                residual_norms(weights, values, old_weights, old_values),
+                kv_deviation(old_values, torch.zeros_like(values)).sqrt(),
+            )
+        )
+    return Differences(*(torch.stack(parts).cpu() for parts in zip(*by_layer, strict=True)))
+
+
 class _QuestionProbes:
-    """The three probes that make an `Attended`."""
+    """The three probes of an `Attended`."""
 
     def __init__(self, prompt: TokenizedPrompt, context: Context) -> None:
         bounds = context.start, context.end
@@ -122,7 +208,7 @@ class _QuestionProbes:
 
 
 def _greedy(adapter: Adapter, kv_cache: FusedCache, logits: Tensor, max_new_tokens: int) -> tuple[int, ...]:
-    """The answer's token ids without its end token, unless that is all there is."""
+    """Return the answer's token ids without its end token, or that token alone for an empty answer."""
     ends = adapter.model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     answer = [int(logits.argmax(dim=-1))]
@@ -135,7 +221,7 @@ def _greedy(adapter: Adapter, kv_cache: FusedCache, logits: Tensor, max_new_toke
 
 
 def _decoding(adapter: Adapter, prefilled: ChunkKV, context: Context, answer: Sequence[int]) -> Tensor:
-    """What the answer's tokens attended to when they were decoded, (L, n), from one pass over all of them."""
+    """Return what the answer's tokens attend to when they are decoded, (L, n), from one pass over all of them."""
     start, end = prefilled.tokens, prefilled.tokens + len(answer)
     rows = torch.arange(start, end)
     probe = AttentionProbe(rows, columns=(context.start, context.end))
@@ -144,3 +230,8 @@ def _decoding(adapter: Adapter, prefilled: ChunkKV, context: Context, answer: Se
     kv_cache = adapter.new_cache(end, [PlacedSpan(prefilled, 0, 0)])
     adapter.compute(kv_cache, (*prefilled.token_ids, *answer), plan)
     return probe.weights.cpu()
+
+
+def _context_kv(kv_cache: FusedCache, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    own = kv_cache.layers[layer]
+    return own.keys[0, :, start:end], own.values[0, :, start:end]

@@ -1,12 +1,10 @@
-"""A selection report for a terminal: one table for each question that it answers."""
+"""A selection report as terminal tables: one table for each question that it answers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from kvweave_lab.eval.results import Estimate
-from kvweave_lab.eval.selection.measure import DEPTHS, LAYER_CURVES
-from kvweave_lab.eval.selection.rankings import FACTORS, SELECTIONS
+from kvweave_lab.eval.selection.measure import DEPTHS, FACTORS, LAYER_CURVES, SELECTIONS
 from kvweave_lab.eval.selection.report import (
     AnswersReport,
     AuxiliaryReport,
@@ -14,15 +12,17 @@ from kvweave_lab.eval.selection.report import (
     PreparationReport,
     SelectionReport,
 )
+from kvweave_lab.report.tables import half_width, text_table
+from kvweave_lab.statistics import Estimate
 
 _WIDEST = "widest ±"
-"""The column that has half of a row's widest interval."""
+"""The column with half the width of a row's widest interval."""
 
 _SWEPT = ("question_stale", "question_stale_last", "question_full", "deviation", "position", "random")
 
 
 def tables(report: SelectionReport) -> list[Table]:
-    """Every table of a report; the first preparation in full, the others by their KV deviation."""
+    """Return every table of a report: the first preparation in full, the others by their KV deviation."""
     first = report.preparations[0]
     found = [
         _legend(report),
@@ -45,12 +45,12 @@ def tables(report: SelectionReport) -> list[Table]:
 
 
 def sweep_table(reports: Mapping[str, SelectionReport]) -> Table:
-    """Several reports side by side, a column each under its name: sweeps over chunk size, length, model or split."""
-    table = _table(
-        "Share of the decode-attended tokens selected, by setting",
-        "± half of the 95 % interval · loss left: by question_stale, nearest ratio · KV deviation: last layer's share of"
-        " its squared length",
+    """Return several reports side by side, a column each: sweeps over chunk size, length, model or split."""
+    table = text_table(
         ("", *reports),
+        title="Share of the decode-attended tokens selected, by setting",
+        caption="± half of the 95 % interval · loss left: by question_stale, nearest ratio · KV deviation: last layer's share of"
+        " its squared length",
     )
     lines = [_setting(report) for report in reports.values()]
     for name in lines[0]:
@@ -77,7 +77,7 @@ def _setting(report: SelectionReport) -> dict[str, str]:
 
 
 def _legend(report: SelectionReport) -> Table:
-    table = _table("What each selection ranks tokens by", "", ("", ""))
+    table = text_table(("", ""), title="What each selection ranks tokens by")
     table.columns[1].justify, table.columns[1].no_wrap = "left", False
     for name in report.selections:
         table.add_row(name, SELECTIONS[name])
@@ -85,8 +85,8 @@ def _legend(report: SelectionReport) -> Table:
 
 
 def _matrix(title: str, report: SelectionReport, values: Grid) -> Table:
-    table = _table(
-        f"{title}, top {report.ratio:.0%}", "", ("", *(f"{n}" for n, _ in enumerate(report.selections, 1)))
+    table = text_table(
+        ("", *(f"{n}" for n, _ in enumerate(report.selections, 1))), title=f"{title}, top {report.ratio:.0%}"
     )
     for number, (name, row) in enumerate(zip(report.selections, values, strict=True), 1):
         table.add_row(f"{number} {name}", *(_short(cell.value) for cell in row))
@@ -94,10 +94,10 @@ def _matrix(title: str, report: SelectionReport, values: Grid) -> Table:
 
 
 def _by_ratio(report: SelectionReport, first: PreparationReport) -> Table:
-    table = _table(
-        "Share of the decode-attended tokens selected, by ratio",
-        "± half of the 95 % interval",
+    table = text_table(
         ("", *_ratios(report)),
+        title="Share of the decode-attended tokens selected, by ratio",
+        caption="± half of the 95 % interval",
     )
     for name, row in zip(report.selections, first.by_ratio, strict=True):
         table.add_row(name, *map(_pm, row))
@@ -105,10 +105,10 @@ def _by_ratio(report: SelectionReport, first: PreparationReport) -> Table:
 
 
 def _losses(report: SelectionReport, first: PreparationReport) -> Table:
-    table = _table(
-        "Share of the loss left, by ratio (ProphetKV eq. 4)",
-        "factors choose for each layer, selections once for all",
+    table = text_table(
         ("", *_ratios(report)),
+        title="Share of the loss left, by ratio (ProphetKV eq. 4)",
+        caption="factors choose for each layer, selections once for all",
     )
     for name, row in zip(report.factors, first.factor_loss, strict=True):
         table.add_row(f"{name}: {FACTORS[name]}", *map(_pm, row))
@@ -120,10 +120,10 @@ def _losses(report: SelectionReport, first: PreparationReport) -> Table:
 
 def _optimal(report: SelectionReport, first: PreparationReport) -> Table:
     layers = range(2, 2 + len(first.with_optimal[0]))
-    table = _table(
-        f"Share of each layer's optimal tokens selected, top {report.ratio:.0%}",
-        "layers from the second on: in the first, nothing depends on what stands before",
+    table = text_table(
         ("", "mean", *map(str, layers)),
+        title=f"Share of each layer's optimal tokens selected, top {report.ratio:.0%}",
+        caption="layers from the second on: in the first, nothing depends on earlier tokens",
     )
     for name, mean, row in zip(report.selections, first.of_optimal, first.with_optimal, strict=True):
         table.add_row(name, _pm(mean), *(_short(cell.value) for cell in row))
@@ -138,10 +138,10 @@ def _layers(report: SelectionReport, first: PreparationReport) -> Table:
         *((task.task, task.curves[stale]) for task in others),
     ]
     legend = " · ".join(f"{name}: {LAYER_CURVES[name]}" for name in report.layer_curves)
-    table = _table(
-        f"What the question's tokens of one layer find, top {report.ratio:.0%}",
-        f"{legend} · tasks: as {report.layer_curves[stale]} · best layer in bold",
+    table = text_table(
         ("layer", *(name for name, _ in columns)),
+        title=f"What the question's tokens of one layer find, top {report.ratio:.0%}",
+        caption=f"{legend} · tasks: as {report.layer_curves[stale]} · best layer in bold",
     )
     best = [max(range(len(row)), key=lambda layer, row=row: row[layer].value) for _, row in columns]  # type: ignore[misc]
     for layer in range(len(overall.curves[0])):
@@ -154,10 +154,10 @@ def _layers(report: SelectionReport, first: PreparationReport) -> Table:
 
 
 def _agreement(report: SelectionReport, first: PreparationReport) -> Table:
-    table = _table(
-        "Are the layers that foresee decoding the same on every task? Rank correlation",
-        "on the diagonal: between the task's own odd and even prompts · 95 % intervals, which reach low where layers are close",
+    table = text_table(
         ("", *report.tasks),
+        title="Are the layers that predict decoding the same on every task? Rank correlation",
+        caption="on the diagonal: between the task's own odd and even prompts · 95 % intervals, which reach low where layers are close",
     )
     for name, row in zip(report.tasks, first.agreement, strict=True):
         table.add_row(
@@ -167,10 +167,10 @@ def _agreement(report: SelectionReport, first: PreparationReport) -> Table:
 
 
 def _depths(report: SelectionReport, first: PreparationReport) -> Table:
-    table = _table(
-        "Where in the chunk the selected tokens lie, by tenth",
-        "KV deviation: of the second layer · widest ±: half of the line's widest 95 % interval",
+    table = text_table(
         ("", *(f"{tenth}" for tenth in range(1, DEPTHS + 1)), _WIDEST),
+        title="Where in the chunk the selected tokens are, by tenth",
+        caption="KV deviation: of the second layer · widest ±: half of the line's widest 95 % interval",
     )
     for name, row in zip(report.selections, first.depths, strict=True):
         table.add_row(name, *_shares(row))
@@ -179,10 +179,10 @@ def _depths(report: SelectionReport, first: PreparationReport) -> Table:
 
 
 def _chunks(report: SelectionReport, first: PreparationReport) -> Table:
-    table = _table(
-        "In which chunk the selected tokens lie",
-        "KV deviation: of the second layer · widest ±: half of the line's widest 95 % interval",
+    table = text_table(
         ("", *(f"{number}" for number in range(1, len(first.chunks[0]) + 1)), _WIDEST),
+        title="In which chunk the selected tokens are",
+        caption="KV deviation: of the second layer · widest ±: half of the line's widest 95 % interval",
     )
     for name, row in zip(report.selections, first.chunks, strict=True):
         table.add_row(name, *_shares(row))
@@ -191,16 +191,16 @@ def _chunks(report: SelectionReport, first: PreparationReport) -> Table:
 
 
 def _shares(row: Sequence[Estimate]) -> list[str]:
-    """The shares, and half of the widest of their intervals."""
-    return [*(_short(cell.value) for cell in row), f"{_short(max(map(_half, row)))}"]
+    """Return the shares, and half the width of their widest interval."""
+    return [*(_short(cell.value) for cell in row), f"{_short(max(map(half_width, row)))}"]
 
 
 def _deviation(report: SelectionReport, preparation: PreparationReport) -> Table:
     found = preparation.deviation
-    table = _table(
-        f"KV deviation over {preparation.name} KV (FusionRAG eq. 7)",
-        f"relative: of keys and values, to their squared length · left: outside the {report.ratio:.0%} worst tokens",
+    table = text_table(
         ("layer", "keys", "values", "relative", "left"),
+        title=f"KV deviation over {preparation.name} KV (FusionRAG eq. 7)",
+        caption=f"relative: of keys and values, to their squared length · left: outside the {report.ratio:.0%} worst tokens",
     )
     for layer, cells in enumerate(zip(found.keys, found.values, found.relative, found.left, strict=True), 1):
         keys, values, relative, left = (cell.value for cell in cells)
@@ -209,11 +209,11 @@ def _deviation(report: SelectionReport, preparation: PreparationReport) -> Table
 
 
 def _answers(found: AnswersReport) -> Table:
-    table = _table(
-        "Answers after recomputing idealised selections: score, and the first token's KL (ProphetKV fig. 9)",
-        f"full attention {_pm(found.full_score)} · nothing recomputed {_pm(found.stale_score)},"
-        f" KL {_pm(found.stale_kl)} · ± half of the 95 % interval",
+    table = text_table(
         ("", *(f"{ratio:.0%}" for ratio in found.ratios), *(f"KL {ratio:.0%}" for ratio in found.ratios)),
+        title="Answers after recomputing idealised selections: score, and the first token's KL (ProphetKV fig. 9)",
+        caption=f"full attention {_pm(found.full_score)} · nothing recomputed {_pm(found.stale_score)},"
+        f" KL {_pm(found.stale_kl)} · ± half of the 95 % interval",
     )
     for name, score, kl in zip(found.selections, found.score, found.kl, strict=True):
         table.add_row(name, *map(_pm, score), *map(_pm, kl))
@@ -221,29 +221,14 @@ def _answers(found: AnswersReport) -> Table:
 
 
 def _auxiliary(report: SelectionReport, found: AuxiliaryReport) -> Table:
-    table = _table(
-        f"Foreseeing the last layer of {report.model} (CacheClip §2.8)",
-        f"{found.samples} samples, {found.left_out} left out · ± half of the 95 % interval",
+    table = text_table(
         ("", "KL, nats", "Jaccard, top 20 %"),
+        title=f"Predicting the last layer of {report.model} (CacheClip §2.8)",
+        caption=f"{found.samples} samples, {found.left_out} left out · ± half of the 95 % interval",
     )
     table.add_row(f"last layer of {found.name}", _pm(found.kl), _pm(found.jaccard))
     table.add_row("its own first layer", _pm(found.own_kl), _pm(found.own_jaccard))
     table.add_row("difference, paired", _pm(found.kl_difference), _pm(found.jaccard_difference))
-    return table
-
-
-def _table(title: str, caption: str, columns: Iterable[str]) -> Table:
-    table = Table(
-        title=title,
-        caption=caption or None,
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
     return table
 
 
@@ -256,8 +241,4 @@ def _short(value: float) -> str:
 
 
 def _pm(estimate: Estimate) -> str:
-    return f"{_short(estimate.value)} ±{_short(_half(estimate))}"
-
-
-def _half(estimate: Estimate) -> float:
-    return (estimate.high - estimate.low) / 2
+    return f"{_short(estimate.value)} ±{_short(half_width(estimate))}"

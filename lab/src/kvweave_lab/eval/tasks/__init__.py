@@ -1,9 +1,9 @@
-"""The tasks, one file each: what a document has to say and what is asked about it."""
+"""The tasks, one file each: the facts of a document and the questions about them."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from kvweave_lab.eval.draft import Draft
+from kvweave_lab.eval.documents import Draft
 from kvweave_lab.eval.tasks import (
     commonwords,
     contradiction,
@@ -39,5 +39,7 @@ TASKS: Mapping[str, Callable[[World], Draft]] = MappingProxyType(
 """Every task by name, in the order in which tables list them."""
 
 METRIC_OF: Mapping[str, str] = MappingProxyType({module.NAME: module.METRIC for module in _MODULES})
-"""The name of every task's metric: RULER's tasks want the values somewhere in the answer, as RULER does, but as whole words;
-tasks with steps want the value behind them; the others want it and nothing else."""
+"""The name of every task's metric.
+
+RULER's tasks want the values anywhere in the answer, as RULER does, but as whole words. Tasks with steps want the value
+after the steps. The others want the value and nothing else."""

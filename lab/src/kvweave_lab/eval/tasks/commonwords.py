@@ -1,8 +1,7 @@
 """The most common words of long lists in which every other word is rare (RULER's common-words extraction)."""
 
-from kvweave_lab.eval.draft import Anywhere, Draft
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import Anywhere, Draft
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World
 
 NAME = "commonwords"
 METRIC = "words_match_all"
@@ -30,7 +29,7 @@ ASKED: Phrases = {
 
 
 def write(world: World, *, common: int = COMMON, times: int = TIMES, rare: int = RARE) -> Draft:
-    """`common` words `times` times each and `rare` others once, shuffled over lines of five words."""
+    """Return `common` words `times` times each and `rare` others once, shuffled over lines of five words."""
     often = [world.thing() for _ in range(common)]
     words = often * times + [world.thing() for _ in range(rare)]
     world.rng.shuffle(words)

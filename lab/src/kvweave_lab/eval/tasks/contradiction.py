@@ -1,13 +1,12 @@
 """Two chunks disagree about a fact; the later one counts.
 
-Half of the later statements say the fact anew; the others come right behind it, at the start of the next chunk,
-and say no more than that this was wrong and what it is.
+Half of the later statements repeat the fact with another value. The others follow the fact at the start of the next
+chunk and say only that it was wrong, and the new value.
 """
 
-from kvweave_lab.eval.attributes import ASKED, STATED, WORDS
-from kvweave_lab.eval.draft import AcrossCut, Anywhere, Draft, InOrder
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import AcrossCut, Anywhere, Draft, InOrder
+from kvweave_lab.eval.tasks.single import ASKED, STATED, WORDS
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 NAME = "contradiction"
 METRIC = "words_match_last"
@@ -35,28 +34,28 @@ CORRECTED: Phrases = {
 
 
 def write(world: World, *, revised: int = REVISED, kept: int = KEPT) -> Draft:
-    """`revised` facts told twice with different values, `kept` facts told once; a revised one is asked for.
+    """Return `revised` facts stated twice with different values, and `kept` facts stated once.
 
-    A full answer says what it was, and then what it is.
+    The question asks for a revised one. A full answer gives the old value, and then the new one.
     """
     attribute = world.rng.choice(WORDS)
     draft = Draft()
     for number in range(revised + kept):
         name, value = world.name(), world.thing()
-        told = world.phrase(STATED).format(a=attribute, k=name, v=value)
-        draft.belongs[told] = (value, name)
+        statement = world.phrase(STATED).format(a=attribute, k=name, v=value)
+        draft.belongs[statement] = (value, name)
         if number >= revised:
-            draft.pieces.append(Anywhere(told))
+            draft.pieces.append(Anywhere(statement))
             draft.ask("contradiction_kept", world.phrase(ASKED).format(a=attribute, k=name), value)
             continue
         later = world.thing()
         if world.rng.random() < 0.5:
-            again = world.phrase(STATED).format(a=attribute, k=name, v=later)
-            draft.pieces.append(InOrder((told, again)))
-            draft.belongs[again] = (later, name)
+            restated = world.phrase(STATED).format(a=attribute, k=name, v=later)
+            draft.pieces.append(InOrder((statement, restated)))
+            draft.belongs[restated] = (later, name)
         else:
             correction = world.phrase(CORRECTED).format(v=later)
-            draft.pieces.append(AcrossCut(told, correction))
+            draft.pieces.append(AcrossCut(statement, correction))
             draft.refers[correction] = name
             draft.belongs[correction] = (later, name)
         draft.ask(NAME, world.phrase(ASKED).format(a=attribute, k=name), later, reply=f"{value}, {later}")

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvweave_lab.eval.draft import AcrossCut, Draft, Together
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import AcrossCut, Draft, Together
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 NAME = "coref"
 METRIC = "exact_match"
@@ -106,9 +105,9 @@ def write(
     people: Sequence[Reference] = (GUEST,),
     towns: Sequence[Reference] = (TOWN,),
 ) -> Draft:
-    """`cut` pairs with the end of a chunk between them and `whole` inside one; a cut one is asked for.
+    """Return `cut` pairs with the end of a chunk between them and `whole` inside one; the question is about a cut one.
 
-    A pair is of one of the kinds that are told of `people` or of one of those told of `towns`.
+    The kinds of a pair are those of `people` and those of `towns`.
     """
     draft = Draft()
     for number in range(cut + whole):

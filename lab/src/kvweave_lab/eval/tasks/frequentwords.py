@@ -1,8 +1,7 @@
 """The most frequent coded words of a text whose word counts follow Zipf's law (RULER's frequent-words extraction)."""
 
-from kvweave_lab.eval.draft import Anywhere, Draft
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import Anywhere, Draft
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World
 
 NAME = "frequentwords"
 METRIC = "words_match_all"
@@ -27,7 +26,7 @@ ASKED: Phrases = {
 
 
 def write(world: World, *, codes: int = CODES, most: int = MOST) -> Draft:
-    """`codes` coded words, the n-th most frequent `most` / n times; the three most frequent are wanted."""
+    """Return `codes` coded words, the n-th most frequent `most` / n times; the question asks for the first three."""
     names = [world.person().lower() for _ in range(codes)]
     words = [name for rank, name in enumerate(names, 1) for _ in range(max(1, round(most / rank)))]
     world.rng.shuffle(words)

@@ -1,7 +1,7 @@
-"""One fact among look-alikes: the same attribute of several names (RULER's multi-key needle)."""
+"""One fact among similar ones: the same attribute of several names (RULER's multi-key needle)."""
 
-from kvweave_lab.eval.attributes import ASKED, NUMBERS, STATED, WORDS
-from kvweave_lab.eval.draft import Anywhere, Draft
+from kvweave_lab.eval.documents import Anywhere, Draft
+from kvweave_lab.eval.tasks.single import ASKED, NUMBERS, STATED, WORDS
 from kvweave_lab.eval.world import World
 
 NAME = "multikey"
@@ -11,7 +11,7 @@ DIGITS = 7
 
 
 def write(world: World, *, keys: int = KEYS, digits: int = DIGITS) -> Draft:
-    """`keys` needles that differ in name and value only; the first one is asked for."""
+    """Return `keys` needles that differ in name and value only; the question asks for the first one."""
     numeric = world.rng.random() < 0.5
     attribute = world.rng.choice(NUMBERS if numeric else WORDS)
     draft = Draft()

@@ -1,9 +1,8 @@
-"""Two facts asked for in one question (RULER's multi-query needle)."""
+"""Two facts in one question (RULER's multi-query needle)."""
 
-from kvweave_lab.eval.attributes import NUMBERS, STATED
-from kvweave_lab.eval.draft import Anywhere, Draft
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import Anywhere, Draft
+from kvweave_lab.eval.tasks.single import NUMBERS, STATED
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 NAME = "multiquery"
 METRIC = "words_match_all"
@@ -25,7 +24,7 @@ ASKED: Phrases = {
 
 
 def write(world: World, *, keys: int = KEYS, digits: int = DIGITS) -> Draft:
-    """`keys` needles that differ in name and value; each question asks for two of them."""
+    """Return `keys` needles that differ in name and value; each question asks for two of them."""
     attribute = world.rng.choice(NUMBERS)
     facts = [(world.name(), world.number(digits)) for _ in range(keys)]
     draft = Draft()

@@ -1,8 +1,7 @@
-"""Several values of one name, in different places; all of them are wanted (RULER's multi-value needle)."""
+"""Several values of one name, in different places; the question asks for all of them (RULER's multi-value needle)."""
 
-from kvweave_lab.eval.draft import Draft, InOrder
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import Draft, InOrder
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 NAME = "multivalue"
 METRIC = "words_match_all"
@@ -47,7 +46,7 @@ ASKED: Phrases = {
 
 
 def write(world: World, *, owners: int = OWNERS, values: int = VALUES) -> Draft:
-    """`owners` people with `values` things each; the first one's are asked for, in order of appearance."""
+    """Return `owners` people with `values` things each; the question asks for the first one's, in order of appearance."""
     draft = Draft()
     for _ in range(owners):
         owner = world.person()

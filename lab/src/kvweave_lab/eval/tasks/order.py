@@ -1,8 +1,7 @@
-"""Which of two things came first, when only their places in the notes tell."""
+"""Which of two things came first, where only their places in the notes show it."""
 
-from kvweave_lab.eval.draft import Draft, InOrder
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import Draft, InOrder
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 NAME = "order"
 METRIC = "exact_match"
@@ -44,7 +43,7 @@ ASKED: Phrases = {
 
 
 def write(world: World, *, events: int = EVENTS) -> Draft:
-    """`events` things in order, each in a chunk of its own; every question asks about two of them."""
+    """Return `events` things in order, each in a chunk of its own; every question asks about two of them."""
     things = [world.thing() for _ in range(events)]
     draft = Draft([InOrder(tuple(world.phrase(HAPPENED).format(v=thing) for thing in things))])
     for _ in range(events):

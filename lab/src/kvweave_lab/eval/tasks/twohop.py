@@ -1,11 +1,10 @@
-"""A fact in one chunk names somebody whose own fact stands in another chunk."""
+"""A fact in one chunk names a person whose own fact is in another chunk."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvweave_lab.eval.draft import Draft, InOrder
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import Draft, InOrder
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 NAME = "twohop"
 METRIC = "words_match_last"
@@ -13,7 +12,7 @@ PAIRS = 3
 
 
 class Relation(NamedTuple):
-    """Somebody who stands in a relation to somebody else."""
+    """A person's role for another person, and the phrases that state it."""
 
     role: str
     phrases: Phrases
@@ -100,9 +99,9 @@ ASKED: Phrases = {
 
 
 def write(world: World, *, pairs: int = PAIRS, relations: Sequence[Relation] = RELATIONS) -> Draft:
-    """`pairs` pairs of people in one of the relations; the question names one and wants what the other one keeps.
+    """Return `pairs` pairs of people in one of the relations; the question names one and asks for the other's treasure.
 
-    A full answer says who that is, and then the treasure.
+    A full answer names the other person, and then the treasure.
     """
     relation = world.rng.choice(relations)
     draft = Draft()

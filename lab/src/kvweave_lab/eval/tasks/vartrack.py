@@ -1,15 +1,14 @@
 """A value passed along a chain of places, each link in a later chunk (after RULER's variable tracking).
 
-RULER asks for every variable that has a value; here the question names the end of the chain and wants the value,
-so that each link has to be followed. The chain's first place ends a chunk and what it holds starts the next.
+RULER asks for every variable that has a value. Here the question names the end of the chain and asks for the value, so
+that each link has to be followed. The chain's first place ends a chunk and its content starts the next one.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from kvweave_lab.eval.draft import AcrossCut, Draft, InOrder, Together
-from kvweave_lab.eval.splits import DEV, HIDDEN, TEST, TRAIN, Phrases, variants
-from kvweave_lab.eval.world import World
+from kvweave_lab.eval.documents import AcrossCut, Draft, InOrder, Together
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 NAME = "vartrack"
 METRIC = "words_match_last"
@@ -88,9 +87,9 @@ def write(
     cut: int = CHAINS,
     places: Sequence[str] = PLACES,
 ) -> Draft:
-    """`chains` chains of `links` links, the first `cut` of which start across the end of a chunk.
+    """Return `chains` chains of `links` links, the first `cut` of which start across the end of a chunk.
 
-    The question is about the last place of the first chain; a full answer names the way back and then the value.
+    The question is about the last place of the first chain. A full answer names the way back and then the value.
     """
     place = world.rng.choice(places)
     draft = Draft()

@@ -1,0 +1,44 @@
+"""Markdown of the generated pages: tables, values with their ranges, and commands that are folded away."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Result = Mapping[str, Any]
+"""A file of lab/results, or a part of one."""
+
+NOT_MEASURED = "Not measured yet."
+
+
+def header(*names: str) -> list[str]:
+    return [row(*names), "|" + "---|" * len(names)]
+
+
+def row(*values: str) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [*header(*names), *(row(*cells) for cells in rows)]
+
+
+def spread(values: Mapping[str, float]) -> str:
+    """Return a median with the smallest and the largest value."""
+    return f"{values['median']:.2f} ({values['low']:.2f} – {values['high']:.2f})"
+
+
+def between(value: float, low: float, high: float, digits: int = 3) -> str:
+    """Return a value and its interval."""
+    return f"{value:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+
+
+def folded(commands: Sequence[str], note: str) -> list[str]:
+    """Return commands that a reader has to unfold; visible are their number and the note."""
+    return [
+        f"<details><summary>{len(commands)} commands, {note}</summary>",
+        "",
+        "```",
+        *commands,
+        "```",
+        "",
+        "</details>",
+    ]

@@ -1,0 +1,314 @@
+"""eval: the commands for special workloads: decode (long texts), lookalikes (question matching), personas (users)."""
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvweave import __version__
+from kvweave.cli import options as opt
+from kvweave.cli.interrupted import keeps_nothing, keeps_output
+from kvweave.config import Config
+from kvweave.errors import InvalidRequest
+from kvweave_lab.cli import bench_options as bench
+
+if TYPE_CHECKING:
+    from kvweave.models.adapter import Adapter
+    from kvweave_lab.eval.longtext.text import LongText
+    from kvweave_lab.eval.personas.users import User
+
+LENGTHS = (512, 1024, 1792)
+BUDGETS = (0.15,)
+
+
+@keeps_output
+def decode(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            envvar="KVWEAVE_MODEL",
+            help="Hub id or local folder. Default: longer, the shipped model that was trained on texts of 8K tokens.",
+        ),
+    ] = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="reasoning, dialogue or story; repeatable. Default: all."),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategy", help="A strategy, or dynakv/ABLATION; repeatable. Default: every strategy."
+        ),
+    ] = None,
+    ablations: Annotated[
+        bool,
+        typer.Option(
+            "--ablations", help="Every strategy and every ablation of dynakv, in addition to --strategy."
+        ),
+    ] = False,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--length", min=16, help="Tokens decoded, a row each; repeatable. Default: 512, 1024, 1792."
+        ),
+    ] = None,
+    budget: Annotated[
+        list[float] | None,
+        typer.Option("--budget", help="As --kv-budget; repeatable. Default: 15 %."),
+    ] = None,
+    storage: Annotated[
+        list[str] | None, typer.Option("--storage", help="exact, int8 or int4; repeatable. Default: exact.")
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option("--seed", help="Seed of the texts; repeatable. Default: 0, 1, 2.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, help="Texts per kind and seed, or per file.")
+    ] = 4,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", min=32, help="Tokens before decoding begins.")
+    ] = 256,
+    cluster_entries: Annotated[
+        int | None,
+        typer.Option(
+            "--cluster-entries",
+            min=1,
+            help="Mean size of clusters; short texts and small budgets need small ones. Default: 32.",
+        ),
+    ] = None,
+    resident_bytes: Annotated[
+        str | None,
+        typer.Option("--resident-bytes", help="Limit of KV in memory. Default: 30 % of the longest text's."),
+    ] = None,
+    split: Annotated[
+        str, typer.Option("--split", help="Pool of names, phrases and texts: dev, test or hidden.")
+    ] = "dev",
+    haystack: Annotated[
+        Path | None, typer.Option("--haystack", help="Folder of .txt and .md files as natural text.")
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file", help="KIND=PATH instead of generated texts: mmlu, arc, writingprompts, sharegpt."
+        ),
+    ] = None,
+    folder: bench.Folder = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Folder for JSON, plots and report. The same command resumes there."),
+    ] = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Long texts under every decoding strategy: recall, output error, answers, and reads from flash."""
+    from kvweave.cli.output import STDOUT, print_json, progress_bar
+    from kvweave.models.loading import load_model
+    from kvweave_lab.eval.decoding.measure import Request, evaluate_decoding
+    from kvweave_lab.eval.decoding.report import comparison_table, content, quality_table, reuse_table, write
+    from kvweave_lab.eval.longtext.tasks import LONG_TASKS
+
+    opt.quiet_libraries()
+    adapter = load_model(model or "longer", dtype=dtype or "auto", device=device or "auto")
+    lengths = tuple(length or LENGTHS)
+    request = Request(
+        tasks=() if file else tuple(task or LONG_TASKS),
+        lengths=lengths,
+        variants=_variants(strategy or (), ablations=ablations),
+        budgets=tuple(budget or BUDGETS),
+        storages=tuple(opt.storages_named(storage or ["exact"])),
+        seeds=tuple(seed or (0, 1, 2)),
+        samples=samples,
+        prompt_tokens=prompt_tokens,
+        cluster_entries=cluster_entries,
+        resident_bytes=None if resident_bytes is None else opt.size_bytes(resident_bytes),
+        split=split,
+        haystack=haystack,
+        texts=_file_texts(adapter, file or (), samples, lengths[-1]),
+        folder=folder,
+        output=output,
+    )
+    with progress_bar(quiet or json) as report:
+        done = evaluate_decoding(adapter, request, report)
+    about = {
+        "command": bench.this_command(),
+        "version": __version__,
+        "date": datetime.date.today().isoformat(),
+    }
+    files = write(output, done, about) if output else []
+    if json:
+        print_json(content(done, about))
+        return
+    for table in (quality_table(done), comparison_table(done), reuse_table(done)):
+        STDOUT.print(table)
+    bench.print_paths(files)
+
+
+def _variants(names: Sequence[str], *, ablations: bool) -> tuple[str, ...]:
+    from kvweave.decode.strategies import STRATEGIES
+    from kvweave_lab.eval.decoding.variants import all_variants
+
+    return tuple(dict.fromkeys([*(all_variants() if ablations else ()), *names])) or tuple(STRATEGIES)
+
+
+def _file_texts(
+    adapter: "Adapter", files: Sequence[str], samples: int, decode_tokens: int
+) -> "tuple[LongText, ...]":
+    from kvweave_lab.eval.longtext.readers import LONG_READERS, read_long
+
+    texts: list[LongText] = []
+    for file in files:
+        kind, _, path = file.partition("=")
+        if kind not in LONG_READERS or not path:
+            raise InvalidRequest(
+                f"--file {file}: give KIND=PATH with one of {', '.join(LONG_READERS)} as kind"
+            )
+        texts += read_long(kind, Path(path), adapter.template, samples, decode_tokens)
+    return tuple(texts)
+
+
+@keeps_nothing
+def lookalikes(
+    split: Annotated[
+        str, typer.Option("--split", help="Pool of phrasings: dev (to tune on) or test (to report).")
+    ] = "dev",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the pairs.")] = 0,
+    paraphrases: Annotated[
+        int, typer.Option("--paraphrases", min=1, help="Pairs that ask the same and should share an answer.")
+    ] = 1000,
+    pairs: Annotated[
+        int,
+        typer.Option(
+            "--lookalikes", min=1, help="Pairs that must not share an answer, in equal numbers of each kind."
+        ),
+    ] = 5000,
+    embedding_model: opt.EmbeddingModel = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Folder for JSON and plot.")] = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Paraphrases that should share an answer, look-alikes that must not: hit rates of every matcher and threshold."""
+    from kvweave.cli.output import STDOUT, print_json, progress_bar
+    from kvweave.embedding import TextEncoder
+    from kvweave_lab.eval.question_matching.measure import evaluate_matchers
+    from kvweave_lab.eval.question_matching.report import content, kind_table, threshold_table, write
+
+    opt.quiet_libraries()
+    environment = bench.environment()
+    with progress_bar(quiet or json) as report:
+        done = evaluate_matchers(
+            TextEncoder(embedding_model),
+            split=split,
+            paraphrases=paraphrases,
+            lookalikes=pairs,
+            seed=seed,
+            progress=report,
+        )
+    files = write(output, done, environment) if output else []
+    if json:
+        print_json(content(done, environment))
+        return
+    STDOUT.print(threshold_table(done))
+    STDOUT.print(kind_table(done))
+    bench.print_paths(files)
+
+
+@keeps_output
+def personas(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            envvar="KVWEAVE_MODEL",
+            help="Model that answers: hub id or local folder. Default: the shipped reference model.",
+        ),
+    ] = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    split: Annotated[
+        str, typer.Option("--split", help="Pool of phrasings: dev (to tune on) or test (to report).")
+    ] = "dev",
+    users: Annotated[int, typer.Option("--users", min=1, help="Users per seed, or per file.")] = 20,
+    questions: Annotated[
+        int, typer.Option("--questions", min=2, help="Questions per user; from a file, at most.")
+    ] = 14,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Number of seeds 0, 1, …, each with its own users.")
+    ] = 5,
+    further: Annotated[
+        int,
+        typer.Option(
+            "--further", min=0, help="Number of users that also run ablations, sweeps and the scheduler."
+        ),
+    ] = 4,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="kvweave's recipe for chunk KV. Default: that of a knowledge base."),
+    ] = None,
+    shape: Annotated[
+        str,
+        typer.Option(
+            "--shape",
+            help="Model shape whose latency is computed, with random weights; reference: the shipped model, for a first look.",
+        ),
+    ] = "qwen2.5-0.5b",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of each timing.")] = 3,
+    enronqa: Annotated[
+        list[Path] | None,
+        typer.Option("--enronqa", help="EnronQA's jsonl, instead of generated users; repeatable."),
+    ] = None,
+    mised: Annotated[
+        list[Path] | None,
+        typer.Option("--mised", help="MISeD's jsonl, instead of generated users; repeatable."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Folder for JSON and plots. The same command resumes there."),
+    ] = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """No cache, published caches, PerCache and kvweave on the same users: latency, hits, quality, operations, bytes."""
+    from kvweave.cli.output import STDOUT, print_json, progress_bar
+    from kvweave.models.loading import REFERENCE_NAME, load_model
+    from kvweave.models.shapes import random_model
+    from kvweave_lab.eval.personas.report import content, tables, write
+    from kvweave_lab.eval.personas.run import Request, compare
+
+    opt.quiet_libraries()
+    all_users, about = _users(split, users, questions, seeds, enronqa or [], mised or [])
+    chosen = recipe or Config(home=Path()).recipe
+    request = Request(all_users, about | {"shape": shape}, further, chosen, output, repeats)
+    timed = load_model(None) if shape == REFERENCE_NAME else random_model(shape, device=device or "cpu")
+    answering = load_model(model, dtype=dtype or "auto", device=device or "auto")
+    with progress_bar(quiet or json) as report:
+        done = compare(answering, timed, request, report)
+    environment = bench.environment()
+    files = write(output, done, environment) if output else []
+    if json:
+        print_json(content(done, environment))
+        return
+    for table in tables(done):
+        STDOUT.print(table)
+    bench.print_paths(files)
+
+
+def _users(
+    split: str, users: int, questions: int, seeds: int, enronqa: list[Path], mised: list[Path]
+) -> tuple[list["User"], dict[str, Any]]:
+    """Return the users, and their description for the report."""
+    from kvweave_lab.eval.personas.users import make_users, read_enronqa, read_mised
+
+    if not (enronqa or mised):
+        generated = [user for seed in range(seeds) for user in make_users(split, users, questions, seed)]
+        return generated, {"split": split, "seeds": seeds, "questions of a user": questions}
+    read = [user for path in enronqa for user in read_enronqa(path, users, questions)]
+    read += [user for path in mised for user in read_mised(path, users, questions)]
+    if len({user.name for user in read}) < len(read):
+        raise InvalidRequest("two of the files hold a user of the same name; give each file once")
+    names = [path.name for path in (*enronqa, *mised)]
+    return read, {"files": names, "users of a file": users, "questions of a user": questions}

@@ -1,0 +1,1 @@
+"""How well matchers distinguish paraphrases of a question from questions that only look similar."""

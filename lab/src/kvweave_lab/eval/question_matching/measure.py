@@ -1,0 +1,184 @@
+"""Hit rates of every matcher at every threshold, on paraphrases and on look-alikes.
+
+A matcher decides by a score and a threshold whether two questions share an answer: kvweave's, plain cosine and
+GPTCache's rule. All of them get the same vectors.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvweave.answer_cache.matching import ENGLISH
+from kvweave.config import AnswersConfig
+from kvweave.embedding import TextEncoder
+from kvweave.engine.state import Progress
+from kvweave.errors import InvalidRequest
+from kvweave_lab.eval.question_matching.pairs import Pair, make_pairs
+from kvweave_lab.statistics import Estimate
+
+THRESHOLDS: Final = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
+REJECTED: Final = -1.0
+"""The score of a pair that every threshold rejects."""
+_Z: Final = 1.959964  # of a 95 % interval
+_BATCH: Final = 512
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """A rule: the questions of a pair share an answer if its score reaches the threshold.
+
+    Attributes:
+        name: in tables and figures.
+        threshold: the default.
+        score: from pairs and their cosines (pairs,) to scores (pairs,), higher for more similar pairs.
+    """
+
+    name: str
+    threshold: float
+    score: Callable[[Sequence[Pair], Scores], Scores]
+
+
+@dataclass(frozen=True, slots=True)
+class MatcherRow:
+    """One matcher at one threshold; `is_default` marks its own default. Rates 0..1 with Wilson's 95 % intervals."""
+
+    matcher: str
+    threshold: float
+    is_default: bool
+    hit_rate: Estimate
+    false_hit_rate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """How many pairs of one kind a matcher accepts at its default threshold."""
+
+    matcher: str
+    kind: str
+    pairs: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatchingResult:
+    """Results of an evaluation: its settings, rows by threshold, and rows by kind at each default threshold."""
+
+    split: str
+    seed: int
+    embedding: str
+    paraphrases: int
+    lookalikes: int
+    rows: tuple[MatcherRow, ...]
+    kinds: tuple[KindRow, ...]
+
+    def default(self, matcher: str) -> MatcherRow:
+        """Return a matcher's row at its default threshold."""
+        return next(row for row in self.rows if row.matcher == matcher and row.is_default)
+
+
+def evaluate_matchers(
+    encoder: TextEncoder,
+    *,
+    split: str,
+    paraphrases: int,
+    lookalikes: int,
+    seed: int,
+    progress: Progress = lambda stage, done, total: None,
+) -> MatchingResult:
+    """Draw pairs and measure every matcher on them.
+
+    Each pair is a cache with one question and a new question. Raises InvalidRequest for a split without a pool and for
+    zero pairs of either sort, ModelNotFound for an embedding model that cannot be found.
+    """
+    if paraphrases < 1 or lookalikes < 1:
+        raise InvalidRequest(
+            f"{paraphrases} paraphrases and {lookalikes} look-alikes: at least one of each is needed"
+        )
+    pairs = make_pairs(split, paraphrases, lookalikes, seed)
+    cosines = _cosines(pairs, encoder, progress)
+    rows: list[MatcherRow] = []
+    kinds: list[KindRow] = []
+    for matcher in MATCHERS:
+        scores = matcher.score(pairs, cosines)
+        rows += _rows(matcher, pairs, scores)
+        kinds += _kinds(matcher, pairs, scores)
+    return MatchingResult(split, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds))
+
+
+def _cosines(pairs: Sequence[Pair], encoder: TextEncoder, progress: Progress) -> Scores:
+    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.cached, pair.asked)))
+    vectors = []
+    for start in range(0, len(texts), _BATCH):
+        progress("embedding questions", start, len(texts))
+        vectors.append(encoder.encode(texts[start : start + _BATCH]))
+    progress("embedding questions", len(texts), len(texts))
+    stacked = np.concatenate(vectors)  # (texts, dimensions)
+    places = {text: place for place, text in enumerate(texts)}
+    cached = stacked[[places[pair.cached] for pair in pairs]]
+    asked = stacked[[places[pair.asked] for pair in pairs]]
+    cosines: Scores = np.einsum("pd,pd->p", cached, asked).astype(np.float64)
+    return cosines
+
+
+def _rows(matcher: Matcher, pairs: Sequence[Pair], scores: Scores) -> list[MatcherRow]:
+    same = np.array([pair.is_paraphrase for pair in pairs])
+    rows = []
+    for threshold in sorted({*THRESHOLDS, matcher.threshold}):
+        hits = scores >= threshold
+        rows.append(
+            MatcherRow(
+                matcher.name,
+                threshold,
+                threshold == matcher.threshold,
+                wilson_interval(int(hits[same].sum()), int(same.sum())),
+                wilson_interval(int(hits[~same].sum()), int((~same).sum())),
+            )
+        )
+    return rows
+
+
+def _kinds(matcher: Matcher, pairs: Sequence[Pair], scores: Scores) -> list[KindRow]:
+    hits = scores >= matcher.threshold
+    named = np.array([pair.kind for pair in pairs])
+    return [
+        KindRow(matcher.name, str(kind), int((named == kind).sum()), int(hits[named == kind].sum()))
+        for kind in dict.fromkeys(pair.kind for pair in pairs)
+    ]
+
+
+def wilson_interval(accepted: int, of: int) -> Estimate:
+    """Return a share with Wilson's 95 % interval, which keeps its width at shares of 0 and 1."""
+    value = accepted / of
+    middle = (value + _Z**2 / (2 * of)) / (1 + _Z**2 / of)
+    half = _Z / (1 + _Z**2 / of) * math.sqrt(value * (1 - value) / of + _Z**2 / (4 * of**2))
+    return Estimate(value, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def _kvweave(pairs: Sequence[Pair], cosines: Scores) -> Scores:
+    """Return the cosine of pairs whose normalized questions agree, REJECTED for others."""
+    agree = [ENGLISH.same(pair.cached, pair.asked, 1.0, 1.0) for pair in pairs]
+    return np.where(agree, cosines, REJECTED)
+
+
+def _cosine(pairs: Sequence[Pair], cosines: Scores) -> Scores:
+    return cosines
+
+
+def _gptcache(pairs: Sequence[Pair], cosines: Scores) -> Scores:
+    """Apply SearchDistanceEvaluation to FAISS's squared L2 distance of unit vectors, 0..4: (4 - d²) / 4."""
+    return 1 - (2 - 2 * cosines) / 4
+
+
+MATCHERS: Final = (
+    Matcher("kvweave", AnswersConfig().answer_threshold, _kvweave),
+    Matcher("cosine", AnswersConfig().answer_threshold, _cosine),
+    Matcher("gptcache", 0.8, _gptcache),
+)
+"""The first is kvweave's. GPTCache embeds with another model by default (paraphrase-albert). Here its rule and its
+threshold of 0.8 are applied to the vectors that all matchers get."""

@@ -1,0 +1,196 @@
+"""Pairs of questions, and the hit rates of matchers on them."""
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvweave.errors import InvalidRequest
+from kvweave_lab.eval.question_matching.measure import (
+    MATCHERS,
+    REJECTED,
+    THRESHOLDS,
+    evaluate_matchers,
+    wilson_interval,
+)
+from kvweave_lab.eval.question_matching.pairs import (
+    LOOKALIKES,
+    PARAPHRASE,
+    POOLS,
+    draw_value,
+    families,
+    make_pairs,
+)
+from kvweave_lab.eval.question_matching.report import (
+    content,
+    kind_table,
+    matcher_curves,
+    threshold_table,
+    write,
+)
+from kvweave_lab.eval.world import DEV, HIDDEN, TEST, World, split_of
+
+ROOT = Path(__file__).parents[3]
+
+
+class FakeEncoder:
+    """Places questions on a circle by length, so that questions of similar length are near."""
+
+    name = "fake"
+
+    def encode(self, texts):
+        angles = np.array([len(text) / 60 for text in texts])
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def done():
+    return evaluate_matchers(FakeEncoder(), split=DEV, paraphrases=60, lookalikes=160, seed=1)
+
+
+def bare(text):
+    """Return the words only, with all placeholders alike."""
+    return " ".join(re.findall(r"\w+|{}", re.sub(r"{\w+}", "{}", text).lower()))
+
+
+def test_the_pools_share_no_phrasing():
+    pools = {
+        split: {bare(text) for family in families(split) for text in family.phrasings} for split in POOLS
+    }
+    assert all(len(phrasings) > 100 for phrasings in pools.values())
+    assert not pools[DEV] & pools[TEST]
+    assert not {f.name for f in families(DEV)} & {f.name for f in families(TEST)}
+
+
+def test_no_test_phrasing_occurs_where_question_normalization_is_developed():
+    """The lexicon holds words, not sentences. Every file that could hold sentences is searched."""
+    places = [
+        *(ROOT / "src" / "kvweave" / "answer_cache").rglob("*.*"),
+        *(ROOT / "tests" / "answer_cache").glob("*.py"),
+    ]
+    texts = {path.name: path.read_text("utf-8") for path in places if path.is_file()}
+    assert {"lexicon.toml", "normalize.py", "test_normalize.py"} <= set(texts)
+    strings = {bare(text) for content in texts.values() for text in re.findall(r'"([^"\n]+)"', content)}
+    assert "who wrote the letter to ben" in strings
+    for family in families(TEST):
+        for phrasing in family.phrasings:
+            pattern = re.compile(re.escape(bare(phrasing)).replace(r"\{\}", r"[\w -]+"))
+            assert [text for text in strings if pattern.fullmatch(text)] == []
+
+
+def test_names_belong_to_the_split():
+    for split in POOLS:
+        rng = random.Random(0)
+        for _ in range(200):
+            for kind in ("person", "town", "thing"):
+                (text,) = draw_value(kind, World(rng, split))
+                assert {split_of(name) for name in text.split()} == {split}
+
+
+def test_pairs_are_seeded_distinct_and_evenly_spread_over_kinds():
+    pairs = make_pairs(TEST, 100, 240, seed=0)
+    assert pairs == make_pairs(TEST, 100, 240, seed=0) != make_pairs(TEST, 100, 240, seed=1)
+    assert len({frozenset((pair.cached, pair.asked)) for pair in pairs}) == 340
+    assert all(pair.cached != pair.asked for pair in pairs)
+    counts = {kind: sum(pair.kind == kind for pair in pairs) for kind in (PARAPHRASE, *LOOKALIKES)}
+    assert counts == {PARAPHRASE: 100} | dict.fromkeys(LOOKALIKES, 30)
+    assert all(len({pair.family for pair in pairs if pair.kind == kind}) > 5 for kind in counts)
+
+
+def test_the_default_numbers_give_enough_look_alikes():
+    pairs = make_pairs(TEST, 1000, 5000, seed=0)
+    assert sum(not pair.is_paraphrase for pair in pairs) >= 3000
+
+
+def test_look_alikes_differ_as_their_kind_says():
+    for pair in make_pairs(DEV, 1, 400, seed=0):
+        words = [set(re.findall(r"[\w:']+", text.lower())) for text in (pair.cached, pair.asked)]
+        if pair.kind in ("renamed", "renumbered", "redated"):
+            assert words[0] != words[1], pair
+        if pair.kind == "negated":
+            assert re.search(r"\b(not|never|no)\b|n't\b", pair.asked), pair
+
+
+def test_a_split_without_a_pool_is_refused():
+    with pytest.raises(InvalidRequest, match="dev, test"):
+        make_pairs(HIDDEN, 1, 1, 0)
+
+
+def test_every_matcher_has_a_row_at_its_default_threshold(done):
+    for matcher in MATCHERS:
+        row = done.default(matcher.name)
+        assert row.threshold == matcher.threshold
+        rows = [row for row in done.rows if row.matcher == matcher.name]
+        assert [row.threshold for row in rows] == sorted({row.threshold for row in rows})
+        rates = [row.hit_rate.value for row in rows]
+        assert rates == sorted(rates, reverse=True)
+
+
+def test_the_gptcache_rule_compares_squared_distances():
+    """Its score is 4 minus the squared L2 distance, its threshold 0.8 of that range."""
+    rng = np.random.default_rng(0)
+    one, other = (
+        vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in rng.normal(size=(2, 500, 4))
+    )
+    squared = ((one - other) ** 2).sum(axis=1)
+    gptcache = next(matcher for matcher in MATCHERS if matcher.name == "gptcache")
+    scores = gptcache.score([], (one * other).sum(axis=1))
+    np.testing.assert_array_equal(scores >= gptcache.threshold, 4 - squared >= 0.8 * (4 - 0))
+
+
+def test_kvweave_accepts_what_cosine_accepts_except_differing_questions():
+    pairs = make_pairs(DEV, 50, 80, seed=2)
+    cosines = np.linspace(0.5, 1, len(pairs))
+    ours, cosine, _ = (matcher.score(pairs, cosines) for matcher in MATCHERS)
+    assert np.all((ours == cosine) | (ours == REJECTED))
+    same = np.array([pair.is_paraphrase for pair in pairs])
+    assert (ours[same] != REJECTED).mean() > 0.5
+    assert (ours[~same] != REJECTED).sum() == 0
+
+
+def test_intervals_keep_their_width_at_shares_of_0_and_1():
+    nothing, everything, half = wilson_interval(0, 3000), wilson_interval(50, 50), wilson_interval(40, 80)
+    assert (nothing.value, nothing.low) == (0, 0)
+    assert 0.001 < nothing.high < 0.0014  # Wilson: z² / (n + z²)
+    assert (everything.value, everything.high) == (1, pytest.approx(1))
+    assert everything.low < 0.95
+    assert half.value - half.low == pytest.approx(half.high - half.value)
+
+
+def test_tables_json_and_figure_have_every_matcher(done, tmp_path):
+    plain = content(done, {"command": "command"})
+    assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", "gptcache"}
+    fields = {
+        "matcher",
+        "threshold",
+        "hit_rate",
+        "hit_rate_interval",
+        "false_hit_rate",
+        "false_hit_rate_interval",
+    }
+    assert all(fields <= set(row) for row in plain["rows"])
+    assert {row["kind"] for row in plain["kinds"]} == {PARAPHRASE, *LOOKALIKES}
+    assert threshold_table(done).row_count >= 9
+    assert kind_table(done).row_count == 9
+    assert matcher_curves(done).startswith(b"\x89PNG")
+    assert {path.name for path in write(tmp_path / "out", done, {"command": "command"})} == {
+        "lookalikes.json",
+        "lookalikes.png",
+    }
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(done, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequest, match="--output"):
+        write(tmp_path / "file", done, {"command": "command"})
+
+
+def test_zero_pairs_are_refused():
+    with pytest.raises(InvalidRequest, match="at least one"):
+        evaluate_matchers(FakeEncoder(), split=DEV, paraphrases=0, lookalikes=5, seed=0)
+
+
+def test_thresholds_range_from_0_5_to_0_99():
+    assert (THRESHOLDS[0], THRESHOLDS[-1]) == (0.5, 0.99)

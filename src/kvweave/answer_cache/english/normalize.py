@@ -1,0 +1,148 @@
+"""Normalizes a question, so that questions that ask the same are equal.
+
+The result holds the meaningful words, each in its base form and in a canonical order. It survives the usual ways to say
+the same: possessives and "of", passives, questions inside requests, phrases at the front or at the end. What is asked
+for, negation and tense are kept beside it. English only: any other question is compared word for word. Knows neither
+vectors nor answers.
+
+A paraphrase that is not recognised costs a computation, a false match a wrong answer: every doubt counts as a difference.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Final
+
+from kvweave.answer_cache.english.dates import fold_dates, is_date
+from kvweave.answer_cache.english.lexicon import Lexicon, lexicon, lexicon_text
+from kvweave.answer_cache.english.parse import parse
+from kvweave.answer_cache.english.terms import Phrase, canonical_terms
+from kvweave.answer_cache.english.words import (
+    Word,
+    clean_text,
+    has_symbols,
+    join_expressions,
+    split_words,
+)
+
+VERSION: Final = 3
+"""Version of the code that normalizes: raise it with every change of this package that changes keys."""
+
+EXACT: Final = "exact"
+"""The kind of a question that is compared word for word."""
+
+_MAX_WORDS: Final = 40  # a longer text is more than a question
+_MAX_ROUNDS: Final = 4  # of removing an opening: "Hi, can you please tell me …"
+_GENERAL: Final = {"when": ("time", "date")}
+"""Kinds that may stand for a narrower one: "when" for a time of day or a date, but these not for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizedQuestion:
+    """A question in its normalized form.
+
+    Attributes:
+        asks: the kind of answer: who, what, when, time, date, where, why, how, whether, many, price, …, or EXACT.
+        terms: the meaningful words, in a canonical order.
+        phrases: what prepositions introduce.
+        negated: whether the question is negative.
+        tense: past, present or future.
+        time_sensitive: whether the answer depends on when it is asked.
+    """
+
+    asks: str
+    terms: tuple[str, ...]
+    phrases: tuple[Phrase, ...] = ()
+    negated: bool = False
+    tense: str = "present"
+    time_sensitive: bool = False
+
+    @property
+    def may_be_planned(self) -> bool:
+        """Whether its present tense may mean the future: "When does it start", "Do they come on Monday"."""
+        dated = any(is_date(term) for phrase in self.phrases for term in phrase.terms)
+        return self.tense != "past" and (self.asks != "whether" or dated)
+
+    @property
+    def key(self) -> str:
+        """32 hex digits that name everything but tense and what is asked for; equal for questions that agree."""
+        content = json.dumps([self.asks == EXACT, self.terms, self.phrases, self.negated])
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+@cache
+def normalization_version() -> int:
+    """Return a number below 2^48 that changes with VERSION and with the lexicon: keys of other versions are void."""
+    return int.from_bytes(hashlib.blake2b(f"{VERSION} {lexicon_text()}".encode(), digest_size=6).digest())
+
+
+@lru_cache(maxsize=4096)  # one request normalizes its question several times
+def normalize(question: str) -> NormalizedQuestion:
+    """Return the normalized form of any text."""
+    known = lexicon()
+    text = clean_text(question)
+    core, requested = _strip_frame(text, known)
+    words = join_expressions(fold_dates(split_words(core)))
+    whole = fold_dates(split_words(text))
+    time_sensitive = _is_time_sensitive(whole, known)
+    if has_symbols(text):  # words alone would not tell > from <, or 5 from -5
+        return NormalizedQuestion(
+            EXACT, tuple(text.casefold().rstrip(" .?!").split()), time_sensitive=time_sensitive
+        )
+    clause = parse(words, requested, known) if 0 < len(words) <= _MAX_WORDS and "?" not in core else None
+    terms, phrases = canonical_terms(clause, known) if clause is not None else ((), ())
+    if clause is None or not (terms or phrases):
+        return NormalizedQuestion(EXACT, tuple(word.text for word in whole), time_sensitive=time_sensitive)
+    return NormalizedQuestion(clause.asks, terms, phrases, clause.negated, clause.tense, time_sensitive)
+
+
+def difference(one: NormalizedQuestion, other: NormalizedQuestion) -> str | None:
+    """Return in what two questions differ, as a word or two for people; None if they ask the same."""
+    if one.key != other.key:
+        if one.negated != other.negated:
+            return "negation"
+        return "words or their roles"
+    if one.asks != other.asks and not _is_general(one.asks, other.asks):
+        return "what is asked for"
+    if one.tense != other.tense and not (one.may_be_planned and other.may_be_planned):
+        return "tense"
+    return None
+
+
+def _is_general(one: str, other: str) -> bool:
+    """Return whether one of two kinds may stand for the other."""
+    return other in _GENERAL.get(one, ()) or one in _GENERAL.get(other, ())
+
+
+def _strip_frame(text: str, known: Lexicon) -> tuple[str, bool]:
+    """Return the question inside "Hi, could you tell me … please?", and whether there was an opening."""
+    core, requested = text, False
+    core = re.sub(r"[\s.!?]+$", "", core)
+    for _ in range(_MAX_ROUNDS):
+        before = core
+        for pattern, replacement in known.rewrites:
+            core = pattern.sub(replacement, core, count=1) if pattern.match(core) else core
+        for pattern in known.openings:
+            match = pattern.match(core)
+            if match and match.end() < len(core):
+                core, requested = core[match.end() :].lstrip(" ,:;.-"), True
+        for pattern in known.closings:
+            shorter = pattern.sub("", core)
+            if shorter and shorter != core:
+                core = re.sub(r"[\s.!?,]+$", "", shorter)
+        if core == before:
+            break
+    return core, requested
+
+
+def _is_time_sensitive(words: list[Word], known: Lexicon) -> bool:
+    """Return whether words such as "today" or "next week" relate the question to the present."""
+    if any(word.text in known.time_sensitive for word in words):
+        return True
+    return any(
+        word.text in known.relative and (following.base in known.units_of_time or is_date(following.base))
+        for word, following in pairwise(words)
+    )

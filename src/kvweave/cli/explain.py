@@ -1,0 +1,122 @@
+"""What `ask --explain` prints: the prompt coloured by origin, the plan, and where the time went."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from kvweave.cli.output import STDOUT, seconds
+from kvweave.results import Answer, AnswerCacheHit, ExplainedToken, PlanSpan, Timing, TokenOrigin
+
+_STYLES: Final[dict[TokenOrigin, tuple[str, str]]] = {
+    "exact": ("green", "stored KV that equals full attention's"),
+    "reused": ("cyan", "stored KV made in another context, used as it is"),
+    "recomputed": ("black on yellow", "had stored KV and was computed again"),
+    "fresh": ("magenta", "had no stored KV: computed"),
+}
+"""The colour of each origin, and what the origin means."""
+
+# Every token is shown. A text may hold control characters, which are printed as the symbols that Unicode has for them.
+_VISIBLE: Final[dict[int, str | int]] = {
+    **{number: 0x2400 + number for number in range(0x20)},
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    0x7F: 0x2421,
+    ord("\t"): "\t",
+    ord("\n"): "↵\n",
+}
+
+
+def print_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
+    """Print everything, with the whole prompt; a cached answer has none."""
+    STDOUT.print()
+    if answer.plan.cache_hit is not None:
+        STDOUT.print(f"plan: {describe_cache_hit(answer.plan.cache_hit)}", markup=False, soft_wrap=True)
+        _print_timing(answer)
+        return
+    _print_prompt(answer, tokens)
+    STDOUT.print()
+    _print_origins(tokens)
+    STDOUT.print()
+    _print_plan(answer)
+    STDOUT.print()
+    _print_timing(answer)
+
+
+def describe_cache_hit(cache_hit: AnswerCacheHit) -> str:
+    """Say which question's answer it was, how similar that question is, and when it was answered."""
+    when = datetime.fromtimestamp(cache_hit.made_at_s).strftime("%Y-%m-%d %H:%M")
+    return f"cached answer to {cache_hit.question!r}, similarity {cache_hit.similarity:.3f}, from {when}"
+
+
+def _print_prompt(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
+    for span in answer.plan.spans:
+        if span.tokens:
+            STDOUT.print(Text(f"── {_title(span, answer)}", style="dim"), soft_wrap=True)
+            pieces = [
+                (token.text.translate(_VISIBLE), _STYLES[token.origin][0])
+                for token in tokens[span.start : span.end]
+            ]
+            text = Text.assemble(*pieces)
+            STDOUT.print(text, soft_wrap=True, end="" if text.plain.endswith("\n") else "\n")
+
+
+def _title(span: PlanSpan, answer: Answer) -> str:
+    if span.kind != "chunk":
+        return span.kind
+    source = answer.sources[span.chunk]
+    return f"chunk {span.chunk + 1} · {Path(source.document).name} [{source.start}:{source.end}]"
+
+
+def _print_origins(tokens: Sequence[ExplainedToken]) -> None:
+    counts = Counter(token.origin for token in tokens)
+    legend = Table(box=None, show_header=False)
+    legend.add_column(justify="right")
+    for origin, (colour, meaning) in _STYLES.items():
+        legend.add_row(str(counts[origin]), Text(origin, style=colour), meaning)
+    STDOUT.print(legend)
+    if not STDOUT.is_terminal:
+        STDOUT.print("(colours need a terminal; --json lists every token)", style="dim")
+
+
+def _print_plan(answer: Answer) -> None:
+    plan = answer.plan
+    budget = f"ratio {plan.ratio:g}" if plan.coverage is None else f"coverage {plan.coverage:g}"
+    STDOUT.print(f"recipe {plan.recipe}, {budget}")
+    table = Table("span", "tokens", "from", "recomputed", "why", box=None, header_style="bold")
+    for span in plan.spans:
+        name = f"chunk {span.chunk + 1}" if span.kind == "chunk" else span.kind
+        origin = Text(span.origin, style=_STYLES[span.origin][0])
+        table.add_row(name, str(span.tokens), origin, str(span.recomputed_tokens), span.reason)
+    STDOUT.print(table)
+
+
+def _decoding(timing: Timing) -> str:
+    accepted_draft_tokens = (
+        f", {timing.accepted_draft_tokens} of them accepted from drafts"
+        if timing.accepted_draft_tokens
+        else ""
+    )
+    return f"decode {timing.answer_tokens} tokens{accepted_draft_tokens}"
+
+
+def _print_timing(answer: Answer) -> None:
+    timing = answer.timing
+    steps = [
+        ("retrieve", timing.retrieve_s),
+        ("tokenize", timing.tokenize_s),
+        ("match and load", timing.match_s),
+        ("place", timing.place_s),
+        ("select", timing.select_s),
+        ("recompute", timing.recompute_s),
+        ("first token", timing.ttft_s),
+        (_decoding(timing), timing.decode_s),
+        ("total", timing.total_s),
+    ]
+    times = Table("step", "time", box=None, header_style="bold")
+    for name, value in steps:
+        times.add_row(name, seconds(value))
+    STDOUT.print(times)

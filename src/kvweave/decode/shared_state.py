@@ -1,0 +1,104 @@
+"""What all layers of an offloaded cache share: cluster store, centroids, counters."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kvweave.decode.clusters.centroids import Centroids
+from kvweave.decode.clusters.table import ClusterTable
+from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.disk.cluster_pages import ClusterPages
+from kvweave.decode.disk.cluster_store import ClusterStore
+from kvweave.decode.disk.entry_format import EntryFormat
+from kvweave.decode.disk.layout import DualHeadPools, PackedRegions
+from kvweave.decode.disk.page_file import PageFile
+from kvweave.decode.page_cache.device_cache import DeviceCache
+from kvweave.decode.page_cache.frames import FramePool
+from kvweave.decode.page_cache.page_cache import PageCache
+from kvweave.decode.settings import OffloadSettings
+from kvweave.errors import StoreError
+from kvweave.models.support import Geometry
+
+_MAX_TOKENS = 2**17  # without a limit there are frames for a text of this length; a longer one evicts
+_MAX_PORTION_PAGES = 512
+_WORKSPACE_SHARE = 8  # a portion takes at most 1/8 of `resident_bytes`
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """What all layers share; `portion_pages` limits the pages per head that are attended to at once."""
+
+    settings: OffloadSettings
+    store: ClusterStore
+    centroids: Centroids
+    counts: DecodeCounts
+    portion_pages: int
+
+
+def build_shared_state(
+    geometry: Geometry, settings: OffloadSettings, counts: DecodeCounts, files: tuple[Path, Path] | None
+) -> SharedState:
+    """Create the shared state of a cache; `files` are the paths of its two files, None for unnamed ones.
+
+    Raises InvalidRequest for invalid settings, StoreError if a file cannot be created.
+    """
+    disk, layers, heads = settings.disk, geometry.layers, geometry.kv_heads
+    entry_format = EntryFormat(geometry.head_width, geometry.dtype, settings.storage, disk.page_bytes)
+    page_bytes = entry_format.page_bytes
+    cluster_file, centroid_file = _open_files(settings, page_bytes, counts, files)
+    largest_pages = entry_format.page_count(settings.clusters.max_entries)
+    pages = ClusterPages(
+        cluster_file,
+        entry_format,
+        PackedRegions() if disk.layout == "packed" else DualHeadPools(largest_pages),
+        [ClusterTable(heads) for _ in range(layers)],
+        counts,
+        largest_pages=largest_pages,
+        gap_pages=disk.gap_pages,
+    )
+    frame_count, portion_pages = _memory_pages(geometry, settings, entry_format)
+    replacement = settings.residency.replacement
+    page_cache = PageCache(FramePool(frame_count, page_bytes), replacement, counts, layers, heads)
+    device = None
+    if settings.device_bytes is not None:
+        device_pages = settings.device_bytes // page_bytes
+        device = DeviceCache(geometry.device, device_pages, page_bytes, replacement, layers, heads)
+    store = ClusterStore(pages, page_cache, counts, tail_pages=disk.tail_pages, device=device)
+    paged = settings.residency.representatives == "paged"
+    centroids = Centroids(layers, heads, geometry.head_width, centroid_file, paged=paged)
+    return SharedState(settings, store, centroids, counts, portion_pages)
+
+
+def _open_files(
+    settings: OffloadSettings, page_bytes: int, counts: DecodeCounts, files: tuple[Path, Path] | None
+) -> tuple[PageFile, PageFile]:
+    """Open the files of clusters and centroids."""
+    open_file = partial(
+        PageFile,
+        page_bytes=page_bytes,
+        counts=counts,
+        folder=settings.folder,
+        direct=settings.disk.direct,
+        readers=settings.disk.readers,
+    )
+    clusters_path, centroids_path = files or (None, None)
+    cluster_file = open_file(clusters_path)
+    try:
+        return cluster_file, open_file(centroids_path)
+    except StoreError:
+        cluster_file.close()
+        raise
+
+
+def _memory_pages(
+    geometry: Geometry, settings: OffloadSettings, entry_format: EntryFormat
+) -> tuple[int, int]:
+    """Return the number of frames, and of pages per head that are attended to at once."""
+    if settings.resident_bytes is None:
+        tokens = min(geometry.context_tokens, _MAX_TOKENS)
+        clusters = geometry.layers * geometry.kv_heads
+        return 2 * clusters * entry_format.page_count(tokens) + 64, _MAX_PORTION_PAGES
+    workspace_bytes = settings.resident_bytes // _WORKSPACE_SHARE
+    affordable = workspace_bytes // (geometry.kv_heads * entry_format.workspace_bytes)
+    frames = settings.resident_bytes // entry_format.page_bytes
+    return frames, max(1, min(_MAX_PORTION_PAGES, affordable))

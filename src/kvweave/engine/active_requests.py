@@ -1,0 +1,93 @@
+"""Users' requests that are running on a knowledge base, in this process or another, so that background work can yield.
+
+A running request holds a shared lock on a file. Background work tries to lock the file exclusively to see whether there
+is one. The operating system releases the lock of a killed process. The file's time says when a request last started or
+ended.
+"""
+
+import fcntl
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_LOG = logging.getLogger(__name__)
+
+
+class ActiveRequest:
+    """One running request, from its construction until `close`; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._close: Callable[[], object] = lambda: None
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._close = weakref.finalize(self, _release, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            os.utime(descriptor)
+        except OSError as error:
+            # A full disk, no permission, a file system without locks: the question can still be answered.
+            _LOG.debug("background work may not notice this request: %s", error)
+
+    def close(self) -> None:
+        """End the request; closing twice is fine."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ActiveRequests:
+    """The running requests that lock the file at `path`; the first one creates the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def start(self) -> ActiveRequest:
+        """Start a user's request."""
+        return ActiveRequest(self._path)
+
+    @property
+    def any_active(self) -> bool:
+        """Whether a request is running; takes microseconds."""
+        if self._descriptor is None and not self._open():
+            return False
+        assert self._descriptor is not None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return False
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a request last started or ended; infinite if there was none."""
+        try:
+            return max(0.0, time.time() - self._path.stat().st_mtime)
+        except FileNotFoundError:
+            return float("inf")
+
+    def _open(self) -> bool:
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        weakref.finalize(self, os.close, self._descriptor)
+        return True
+
+
+def _release(descriptor: int) -> None:
+    with suppress(OSError):
+        os.utime(descriptor)
+    os.close(descriptor)

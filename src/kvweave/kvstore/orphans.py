@@ -1,0 +1,102 @@
+"""Entry files that no row lists: old ones are deleted, those of a lost catalogue are listed again.
+
+A young file may be one whose row is about to be committed by another process, and is left alone.
+"""
+
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from kvweave.errors import StoreError
+from kvweave.files import is_process_alive, writer_of
+from kvweave.kvstore.catalog import Catalog
+from kvweave.kvstore.tiers.disk import SUFFIX, DiskTier, EntryFiles, key_of
+
+_LOG = logging.getLogger(__name__)
+
+UNLISTED_AFTER_S = 600.0
+"""After this long, the writer of a file would have listed it."""
+
+DEAD_WRITER_AFTER_S = 60.0
+"""A living writer in another container looks dead from here, but writes more often than this."""
+
+_SWEPT = ".swept"  # its time of modification is that of the last sweep
+
+
+def is_sweep_due(files: EntryFiles) -> bool:
+    """Return whether the last sweep is so long ago that another one may find something."""
+    mark = files.folder / _SWEPT
+    return not mark.exists() or _age_s(mark) > UNLISTED_AFTER_S
+
+
+def sweep(files: EntryFiles, catalog: Catalog) -> int:
+    """Delete old files that no row lists, and what killed writers left behind; return how many."""
+    names = files.scan()  # before the rows: a file whose row is committed in between is then seen as listed
+    listed = set(catalog.all_paths())
+    orphans = [name for name in names if name.endswith(SUFFIX) and name not in listed]
+    old = [name for name in orphans if _age_s(files.path(name)) > UNLISTED_AFTER_S]
+    return _delete(files, old + _abandoned(files, names))
+
+
+def recover(disk: DiskTier, *, relisting: bool) -> None:
+    """Look after the files of a lost catalogue: list them again, or leave them until `relist` is called for them.
+
+    Counts as a sweep, so that the next one leaves time for that.
+    """
+    names = disk.files.scan()
+    _delete(disk.files, _abandoned(disk.files, names))
+    if relisting:
+        keys = {key_of(name) for name in names if name.endswith(SUFFIX)}
+        count = sum(relist(disk, key) for key in sorted(keys - disk.catalog.sizes(keys).keys()))
+        if count:
+            _LOG.warning(
+                "the catalogue of %s was lost; %d entries are listed again", disk.files.folder, count
+            )
+
+
+def relist(disk: DiskTier, key: str) -> bool:
+    """List a file of this key that lost its row, unless it is young; return whether there was one.
+
+    Its KV is verified when it is used.
+    """
+    folder = disk.files.folder
+    for path in sorted((folder / key[:2]).glob(f"{key}.*{SUFFIX}")):
+        if _age_s(path) < DEAD_WRITER_AFTER_S:
+            continue
+        name = path.relative_to(folder).as_posix()
+        try:
+            entry = disk.files.open(name)
+            if entry.key.digest == key and disk.relist(entry, name):
+                return True
+        except (StoreError, OSError) as error:
+            _LOG.warning("unlisted entry not used: %s", error)
+    return False
+
+
+def _delete(files: EntryFiles, names: list[str]) -> int:
+    files.delete(names)
+    with suppress(OSError):  # a full or read-only disk: the next sweep just comes earlier
+        (files.folder / _SWEPT).touch()
+    return len(names)
+
+
+def _abandoned(files: EntryFiles, names: list[str]) -> list[str]:
+    """Return the temporary files of killed writers."""
+    return [name for name in names if _is_abandoned(name, files.path(name))]
+
+
+def _is_abandoned(name: str, path: Path) -> bool:
+    writer = writer_of(name)
+    if writer is None:
+        return False
+    age_s = _age_s(path)
+    return age_s > UNLISTED_AFTER_S or (age_s > DEAD_WRITER_AFTER_S and not is_process_alive(writer))
+
+
+def _age_s(path: Path) -> float:
+    """Return the seconds since the last write; after a clock jumped back, a file counts as old, not as immortal."""
+    try:
+        return abs(time.time() - path.stat().st_mtime)
+    except FileNotFoundError:
+        return 0.0

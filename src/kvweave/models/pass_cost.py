@@ -1,0 +1,89 @@
+"""The cost of a pass: floating-point operations counted from the model's shape, and the measured time of a layer."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvweave.models.support import attention_modules
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Counts a decoder's multiplications and additions: two per weight that a row is multiplied with, without norms and the like.
+
+    Attributes:
+        per_row: operations of one row through all layers, without attention itself.
+        per_key: operations of one row's attention to one key, in one layer.
+        per_logits: operations of one row's logits.
+        windows: each layer's sliding window; None if the layer attends to everything before a row.
+    """
+
+    per_row: int
+    per_key: int
+    per_logits: int
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        """Read a model's shape. Of a mixture of experts, count the experts that one row goes to."""
+        config: Any = model.config.get_text_config(decoder=True)
+        layers = len(attention_modules(model))
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        head = model.get_output_embeddings()
+        return cls(
+            per_row=2 * _weights_per_row(model, config),
+            per_key=4 * heads * width,
+            per_logits=2 * head.weight.numel() if head is not None else 0,
+            windows=_windows(config, layers),
+        )
+
+    def flops(self, rows: Tensor, logits: int) -> int:
+        """Return the operations of a pass over prompt positions `rows` (T,) that makes the logits of `logits` rows.
+
+        Each row attends up to itself.
+        """
+        keys = rows.to("cpu", torch.long) + 1
+        seen = sum(int((keys if window is None else keys.clamp(max=window)).sum()) for window in self.windows)
+        return self.per_row * rows.numel() + self.per_key * seen + self.per_logits * logits
+
+
+class LayerTime:
+    """The measured time of one layer in the last pass; 0 before any pass has run."""
+
+    def __init__(self) -> None:
+        self._last = (1, 0.0)  # rows, seconds
+
+    def record(self, rows: int, layer_s: float) -> None:
+        """Record the seconds per layer of a pass over `rows` rows, without the wait for stored KV."""
+        self._last = max(1, rows), max(0.0, layer_s)
+
+    def lower_bound_s(self, rows: int) -> float:
+        """Return the least seconds per layer of a pass over `rows`: proportional for fewer rows, the same for more."""
+        last, layer_s = self._last
+        return layer_s * min(1.0, rows / last)
+
+
+def _weights_per_row(model: PreTrainedModel, config: Any) -> int:
+    """Count the weights of the decoder layers that each row is multiplied with."""
+    used: int | None = getattr(config, "num_experts_per_tok", None)
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts: int | None = next((found for name in names if (found := getattr(config, name, None))), None)
+    share = used / experts if used and experts else 1.0
+    count = 0.0
+    for name, weight in model.named_parameters():
+        if ".layers." not in f".{name}" or weight.dim() < 2:
+            continue
+        count += weight.numel() * (share if ".experts." in name else 1)
+    return round(count)
+
+
+def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return (None,) * layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

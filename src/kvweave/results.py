@@ -1,0 +1,210 @@
+"""What calls return: the answer to a question with its plan, timing and sources, and the report of an `add`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from kvweave.types import SpanKind
+
+SpanOrigin = Literal["exact", "reused", "fresh"]
+TokenOrigin = Literal["exact", "reused", "recomputed", "fresh"]
+AnswerCacheUse = Literal["use", "refresh", "off"]
+"""What a request does with the answer cache.
+
+use: return a cached answer if there is one, and store a new one; refresh: compute and store an answer; off: neither.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpan:
+    """How one span of the prompt got its KV.
+
+    Attributes:
+        kind: system, chunk or question.
+        start: first prompt position.
+        end: prompt position after the last one.
+        origin: where the KV came from, before selection.
+        recomputed_tokens: number of its tokens that were then recomputed.
+        reason: for people: which entry was used, or why none.
+        chunk: index into Prompt.chunks.
+    """
+
+    kind: SpanKind
+    start: int
+    end: int
+    origin: SpanOrigin
+    recomputed_tokens: int
+    reason: str
+    chunk: int = -1
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCacheHit:
+    """A cached answer was used: its question, the cosine (-1..1) to the one asked, and when it was computed.
+
+    `made_at_s` is seconds since 1970.
+    """
+
+    question: str
+    similarity: float
+    made_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request computed and what it reused, span by span; the four token counts add up to the prompt.
+
+    Attributes:
+        recipe: full name.
+        ratio: the budget; 0 and without meaning if the budget was a coverage.
+        spans: of the prompt, in order; none for a cached answer.
+        coverage: the budget, or None if it was a ratio.
+        cache_hit: set if the answer came from the answer cache: then there was no prompt.
+    """
+
+    recipe: str
+    ratio: float
+    spans: tuple[PlanSpan, ...]
+    coverage: float | None = None
+    cache_hit: AnswerCacheHit | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return sum(span.tokens for span in self.spans)
+
+    @property
+    def exact_tokens(self) -> int:
+        """Tokens whose stored KV equals full attention's and was used unchanged."""
+        return sum(s.tokens - s.recomputed_tokens for s in self.spans if s.origin == "exact")
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens whose stored KV is stale (computed in another context) and was used unchanged."""
+        return sum(s.tokens - s.recomputed_tokens for s in self.spans if s.origin == "reused")
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that had stored KV and were recomputed."""
+        return sum(span.recomputed_tokens for span in self.spans)
+
+    @property
+    def fresh_tokens(self) -> int:
+        """Tokens without stored KV: the question, and chunks that are not stored."""
+        return sum(s.tokens for s in self.spans if s.origin == "fresh")
+
+    @property
+    def reused_share(self) -> float:
+        """Share of the prompt that was not computed, 0..1."""
+        total = self.prompt_tokens
+        return (self.exact_tokens + self.reused_tokens) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedToken:
+    """One prompt token and where its KV came from in the end.
+
+    `text` is what the token adds to the text before it. Of several tokens that form one character, all but the last have
+    an empty text. `origin` distinguishes stored KV that was recomputed from stored KV that was used unchanged.
+    """
+
+    id: int
+    text: str
+    origin: TokenOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where a request's time went, in seconds.
+
+    `ttft_s` is the time from the request's start to the first token's logits. It contains retrieve, tokenize, match (look up
+    and load), place (verify, rotate and lay out layers), select, recompute, and the time between them.
+    `accepted_draft_tokens` of the `answer_tokens` came from drafts and were verified several in one pass.
+    """
+
+    retrieve_s: float = 0.0
+    tokenize_s: float = 0.0
+    match_s: float = 0.0
+    place_s: float = 0.0
+    select_s: float = 0.0
+    recompute_s: float = 0.0
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+    answer_tokens: int = 0
+    accepted_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStats:
+    """What decoding with the KV on disk read and kept in memory, per generated token.
+
+    Attributes:
+        attended_per_token: entries attended to, summed over layers and KV heads.
+        pages_read_per_token: pages read from disk, over all layers and heads.
+        bytes_per_token: bytes read from disk, over all layers and heads.
+        reads_per_token: number of reads, over all layers and heads.
+        mean_run_entries: entries per read, on average.
+        hit_rate: 0..1, requested clusters that were in memory because they had been requested before.
+        ahead_rate: 0..1, requested clusters that were in memory because they had been prefetched.
+        resident_bytes: most KV in memory at a time.
+    """
+
+    attended_per_token: float
+    pages_read_per_token: float
+    bytes_per_token: float
+    reads_per_token: float
+    mean_run_entries: float
+    hit_rate: float
+    ahead_rate: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A chunk of the prompt: its document, character offsets, text, and retrieval score (higher is better)."""
+
+    document: str
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What `ask` returns; `decoding` is None if the answer was decoded with all KV in memory."""
+
+    text: str
+    sources: tuple[Source, ...]
+    plan: Plan
+    timing: Timing
+    decoding: DecodeStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFile:
+    """A file that `add` skipped, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddReport:
+    """The result of one `add`: sources by what happened to them, chunks, and chunk KV computed or left out by the limit."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    skipped: tuple[SkippedFile, ...] = field(default=())
+    chunks: int = 0
+    chunk_kv_computed: int = 0
+    chunk_kv_left_out: int = 0
+    seconds: float = 0.0

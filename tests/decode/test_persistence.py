@@ -1,0 +1,204 @@
+"""A persisted text resumes as if never interrupted; incomplete files are rejected."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvweave.decode.handoff import offload
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.persistence import persist, reset_files, resume
+from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
+from kvweave.errors import InvalidRequest, StoreError, StoreFull
+from kvweave.testing import tiny_adapter
+
+N = 120
+IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(3)).tolist()
+KV = OffloadSettings(
+    kv_budget=0.4,
+    resident_bytes=90_000,
+    window=8,
+    clusters=ClusterSettings(mean_entries=8, max_entries=16, buffer_entries=4, spread=0.8),
+    disk=DiskSettings(page_bytes=512),
+)
+
+
+def begun(adapter, folder, kv=KV) -> OffloadedCache:
+    kv_cache = adapter.new_cache(N)
+    adapter.compute(kv_cache, IDS, adapter.rows(torch.arange(N)))
+    return offload(adapter, kv_cache, IDS, kv, question_tokens=16, files=reset_files(folder))
+
+
+def decode(adapter, cache, tokens) -> list[torch.Tensor]:
+    return [adapter.step(cache, token) for token in tokens]
+
+
+FIRST, SECOND = list(range(10, 40)), list(range(40, 75))
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return tiny_adapter("qwen2")
+
+
+def test_a_resumed_text_continues_exactly_as_one_that_was_never_interrupted(adapter, tmp_path):
+    with begun(adapter, tmp_path / "whole") as cache:
+        decode(adapter, cache, FIRST)
+        expected = decode(adapter, cache, SECOND)
+        splits = cache.counts.splits
+    with begun(adapter, tmp_path / "persisted") as cache:
+        decode(adapter, cache, FIRST)
+        before = cache.counts.splits
+        persist(cache, tmp_path / "persisted", [*IDS, *FIRST], adapter.fingerprint.digest)
+    cache, tokens = resume(adapter, tmp_path / "persisted", KV.resident_bytes)
+    with cache:
+        assert tokens == [*IDS, *FIRST]
+        got = decode(adapter, cache, SECOND)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        assert before + cache.counts.splits == splits > before
+
+
+@pytest.mark.parametrize("bound", [None, 200_000, 60_000])
+def test_a_resumed_text_keeps_to_the_new_limit(adapter, tmp_path, bound):
+    """If the budget covers everything, the text is the same under any limit."""
+    whole = replace(KV, kv_budget=1.0)
+    with begun(adapter, tmp_path / "whole", whole) as cache:
+        decode(adapter, cache, FIRST)
+        expected = decode(adapter, cache, SECOND)
+    with begun(adapter, tmp_path / "persisted", whole) as cache:
+        decode(adapter, cache, FIRST)
+        persist(cache, tmp_path / "persisted", [*IDS, *FIRST], adapter.fingerprint.digest)
+    cache, _ = resume(adapter, tmp_path / "persisted", bound)
+    with cache:
+        torch.testing.assert_close(decode(adapter, cache, SECOND), expected, atol=1e-4, rtol=1e-4)
+        assert cache.counts.peak_resident_bytes <= (bound or 10**9)
+        frames = cache.shared.store.page_cache.frames.count
+        if bound == 60_000:
+            assert frames < 60_000 // 512
+        else:
+            assert frames > KV.resident_bytes // 512
+
+
+def test_a_limit_that_is_too_small_is_rejected_and_the_text_stays(adapter, tmp_path):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    with pytest.raises(InvalidRequest, match="resident_bytes is 20000"):
+        resume(adapter, tmp_path, 20_000)
+    cache, tokens = resume(adapter, tmp_path, KV.resident_bytes)
+    cache.close()
+    assert tokens == IDS
+
+
+def test_a_persisted_text_may_be_continued_but_not_resumed_then(adapter, tmp_path):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+        got = decode(adapter, cache, FIRST)
+    with begun(adapter, tmp_path / "never-persisted") as cache:
+        assert all(torch.equal(*pair) for pair in zip(got, decode(adapter, cache, FIRST), strict=True))
+    with pytest.raises(StoreError, match="start again from the tokens"):
+        resume(adapter, tmp_path, KV.resident_bytes)
+
+
+def test_another_text_than_expected_is_rejected_and_stays(adapter, tmp_path):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    with pytest.raises(StoreError, match=f"another text of {N} tokens"):
+        resume(adapter, tmp_path, KV.resident_bytes, IDS[::-1])
+    cache, _ = resume(adapter, tmp_path, KV.resident_bytes, IDS)
+    cache.close()
+
+
+def test_a_killed_process_leaves_nothing_that_can_be_resumed(adapter, tmp_path):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    program = (
+        "import sys, pathlib; from kvweave.testing import tiny_adapter; from kvweave.decode.persistence import resume\n"
+        "adapter = tiny_adapter('qwen2'); cache, _ = resume(adapter, pathlib.Path(sys.argv[1]), 90_000)\n"
+        "for token in range(10, 10_000): adapter.step(cache, 3 + token % 200); print(token, flush=True)\n"
+    )
+    running = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
+    for _ in range(5):
+        assert running.stdout.readline()
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    running.stdout.close()
+    with pytest.raises(StoreError, match="a process was ended while it decoded"):
+        resume(adapter, tmp_path, KV.resident_bytes)
+
+
+@pytest.mark.parametrize("name", ["clusters.pages", "centroids.pages"])
+def test_a_file_that_was_cut_short_is_rejected(adapter, tmp_path, name):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 512)
+    with pytest.raises(StoreError, match="cut short"):
+        resume(adapter, tmp_path, KV.resident_bytes)
+
+
+def test_a_flipped_bit_in_a_cluster_is_detected_on_reading(adapter, tmp_path):
+    kv = OffloadSettings(1.0, window=8, clusters=KV.clusters, disk=KV.disk)
+    with begun(adapter, tmp_path, kv) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    flip(tmp_path / "clusters.pages", 40)
+    with pytest.raises(StoreError, match="not what was written"):
+        resume_and_decode(adapter, tmp_path)
+
+
+def test_a_flipped_bit_in_the_centroids_is_detected_before_clusters_are_selected(adapter, tmp_path):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    flip(tmp_path / "centroids.pages", 40)
+    with pytest.raises(StoreError, match="centroids of layer 0 were read and are not what was written"):
+        resume_and_decode(adapter, tmp_path)
+
+
+def resume_and_decode(adapter, folder) -> None:
+    cache, _ = resume(adapter, folder, KV.resident_bytes)
+    with cache:
+        decode(adapter, cache, FIRST)
+
+
+def test_a_damaged_index_is_rejected(adapter, tmp_path):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    flip(tmp_path / "index", 5000)
+    with pytest.raises(StoreError, match="damaged"):
+        resume(adapter, tmp_path, KV.resident_bytes)
+
+
+def test_another_model_is_rejected(adapter, tmp_path):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    with pytest.raises(StoreError, match="another model"):
+        resume(tiny_adapter("qwen2", seed=1), tmp_path, KV.resident_bytes)
+
+
+def test_a_disk_without_room_for_the_index_leaves_none(adapter, tmp_path, monkeypatch):
+    def refuse(path, parts):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with begun(adapter, tmp_path) as cache:
+        monkeypatch.setattr("kvweave.decode.persistence.write_atomically", refuse)
+        with pytest.raises(StoreFull, match="the index of the KV could not be written"):
+            persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    with pytest.raises(StoreError, match="start again from the tokens"):
+        resume(adapter, tmp_path, KV.resident_bytes)
+
+
+def test_a_wrong_number_of_tokens_is_rejected(adapter, tmp_path):
+    with (
+        begun(adapter, tmp_path) as cache,
+        pytest.raises(InvalidRequest, match=f"{N - 1} tokens were given for KV of {N}"),
+    ):
+        persist(cache, tmp_path, IDS[:-1], adapter.fingerprint.digest)
+
+
+def flip(path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
