@@ -9,7 +9,13 @@ from kvweave.errors import StoreBusy
 
 
 @pytest.mark.parametrize(
-    "part", ["state.ChunkStore", "state.PredictionStore", "knowledge_base.BackgroundBudget", "knowledge_base.KBMetadata"]
+    "part",
+    [
+        "state.ChunkStore",
+        "state.PredictionStore",
+        "knowledge_base.BackgroundBudget",
+        "knowledge_base.KBMetadata",
+    ],
 )
 def test_whatever_fails_on_the_way_no_database_stays_open(tmp_path, monkeypatch, part):
     opened = []
