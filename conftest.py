@@ -16,7 +16,6 @@ from unittest import mock
 import pytest
 import torch
 
-from kvweave.models import loading
 from kvweave.samples import DOCUMENTS
 
 ROOT = Path(__file__).parent
@@ -51,16 +50,19 @@ def documents(tmp_path):
 
 
 _shipped_models = {}
-_load_model, _load_encoder = loading._load, None
+_loaders = {}
 
 
 @pytest.fixture(autouse=True)
 def models_loaded_once(monkeypatch):
     """Load each model that ships with kvweave once per process: tests only read it."""
-    from kvweave.embedding import TextEncoder
+    from kvweave.embedding import (
+        TextEncoder,
+    )  # after TRITON_INTERPRET is set: kernels read it when they are imported
+    from kvweave.models import loading
 
-    global _load_encoder
-    _load_encoder = _load_encoder or TextEncoder._load
+    _load_model = _loaders.setdefault("model", loading._load)
+    _load_encoder = _loaders.setdefault("encoder", TextEncoder._load)
 
     def load_model(source, name, dtype, device):
         if os.path.isabs(name):
