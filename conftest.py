@@ -56,9 +56,8 @@ _loaders = {}
 @pytest.fixture(autouse=True)
 def models_loaded_once(monkeypatch):
     """Load each model that ships with kvweave once per process: tests only read it."""
-    from kvweave.embedding import (
-        TextEncoder,
-    )  # after TRITON_INTERPRET is set: kernels read it when they are imported
+    # Imported here, after TRITON_INTERPRET is set: kernels read it when they are defined.
+    from kvweave.embedding import TextEncoder
     from kvweave.models import loading
 
     _load_model = _loaders.setdefault("model", loading._load)
