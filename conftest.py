@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from kvweave.samples import DOCUMENTS
+from processes import run_program
 
 ROOT = Path(__file__).parent
 
@@ -124,15 +125,7 @@ def real_command(environment):
 
 
 def _run_process(words, environment, input_text, timeout_s):
-    return subprocess.run(
-        [sys.executable, "-m", "kvweave", *words],
-        capture_output=True,
-        text=True,
-        input=input_text,
-        env=environment,
-        timeout=timeout_s,
-        check=False,
-    )
+    return run_program(["-m", "kvweave", *words], environment, input_text=input_text, timeout=timeout_s)
 
 
 def _run_here(words, environment, input_text, timeout_s):

@@ -1,5 +1,6 @@
 """Processes that are killed at random moments, many a second: forked from one that has everything loaded."""
 
+import importlib
 import multiprocessing
 import os
 import random
@@ -14,16 +15,25 @@ from typing import Any
 
 import torch
 
+from processes import child_processes
+
 PATIENCE_S = 500.0
 """How long loading may take on a busy machine."""
 
 AT_MOST_S = 200.0
 """How long anything runs until it is killed, acknowledged or not."""
 
-LLAMA = "transformers.models.llama.modeling_llama"  # what a tiny model is made of, imported when one is made
+LOADED = (
+    "kvweave.testing",
+    "kvweave.engine.api",
+    "kvweave.recipes.offline",
+    "kvweave.recipes.methods",
+    "kvweave.kvstore.chunk_store",
+)
+"""Imported once, before the forks."""
 
 Acknowledge = Callable[[str], None]
-"""Writes a line down for good: it is there whatever happens to the process afterwards."""
+"""Writes a line to disk; it stays even if the process is killed afterwards."""
 
 
 class Victims:
@@ -54,7 +64,7 @@ class Victims:
 
 @contextmanager
 def victims(folder: Path, load: Callable[[], Any], work: Callable[..., None], seed: int) -> Iterator[Victims]:
-    """`load` and `work` are functions of a module; what the first returns is made once, and there in every fork."""
+    """`load` and `work` are functions of a module. `load` runs once; every fork gets its result."""
     ours, theirs = multiprocessing.Pipe()
     forking = child_processes().Process(target=_fork_and_kill, args=(theirs, load, work))
     forking.start()
@@ -67,17 +77,10 @@ def victims(folder: Path, load: Callable[[], Any], work: Callable[..., None], se
         forking.close()
 
 
-def child_processes() -> multiprocessing.context.ForkServerContext:
-    """Children forked from a server without threads that has torch and a tiny model's code loaded: quick, and safe."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["kvweave.testing", "kvweave.engine.api", "kvweave.recipes.offline", LLAMA]
-    )
-    return context
-
-
 def _fork_and_kill(pipe: Connection, load: Callable[[], Any], work: Callable[..., None]) -> None:
     torch.set_num_threads(1)  # no threads that a fork would lack
+    for module in LOADED:
+        importlib.import_module(module)
     loaded = load()
     line_s = 0.02  # how long one line takes, as far as is known
     while True:
@@ -97,7 +100,7 @@ def _fork_and_kill(pipe: Connection, load: Callable[[], Any], work: Callable[...
             line_s = (time.monotonic() - began) / lines
         if not ended:
             time.sleep(share * line_s)
-            os.kill(child, signal.SIGKILL)  # nobody has waited for it, so the number is still its own
+            os.kill(child, signal.SIGKILL)  # the process was not waited for, so its id is not reused
             _, status = os.waitpid(child, 0)
         pipe.send(status)
 

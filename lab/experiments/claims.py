@@ -20,16 +20,14 @@ from typing import Any
 
 import matplotlib
 
-from experiment import environment, run_script
+from experiment import environment, rounded, run_script
 from kvweave.errors import InvalidRequest
+from kvweave_lab.report import few_prompts_warning
 from kvweave_lab.report.figures import LIGHT, rc_params, to_png
-from kvweave_lab.report.tables import few_prompts_warning
 from kvweave_lab.results_log import dtype_name
 from papers import CLAIMS
 from papers.claim import Claim, Setting
 from recipe_grid import model
-
-DIGITS = 6
 
 
 def estimate_runs(claims: Sequence[Claim], setting: Setting) -> list[str]:
@@ -83,8 +81,7 @@ def read_claims(output: Path, about: Mapping[str, Any]) -> dict[str, Any]:
 
 def text(result: Mapping[str, Any]) -> str:
     """Return JSON with a line for each row, so that diffs of measurements are readable."""
-    rounded = json.loads(json.dumps(result), parse_float=lambda number: round(float(number), DIGITS))
-    return json.dumps(rounded, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(rounded(result), indent=1, ensure_ascii=False) + "\n"
 
 
 def draw(claims: Mapping[str, Any], images: Path) -> None:

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from experiment import (
-    argument_parser,
     command_of,
     dtype_and_device,
     environment,
     median_and_range,
     run_script,
+    shape_parser,
     write_result,
 )
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -40,9 +40,8 @@ from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave.results import Timing
 from kvweave.types import Prompt, SpanKind
-from kvweave_lab.bench.baselines import MaskAttend, stock_attention, transformers_prefill
+from kvweave_lab.bench.baselines import MaskAttend, WorkCounter, stock_attention, transformers_prefill
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
-from kvweave_lab.bench.roofline import WorkCounter
 from kvweave_lab.bench.workload import PreparedStores, prompt_of_chunks
 
 
@@ -210,10 +209,7 @@ def row(case: Case, full: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--shape", default="qwen2.5-0.5b")
-    parser.add_argument("--context-tokens", type=int, default=8192)
-    parser.add_argument("--chunk-tokens", type=int, default=512)
+    parser = shape_parser(__doc__, context_tokens=8192)
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

@@ -13,8 +13,11 @@ import torch
 from kvweave.errors import KvweaveError
 from kvweave.models.adapter import Adapter
 from kvweave.types import Prompt
-from kvweave_lab.bench.environment import current_environment
-from kvweave_lab.bench.measurement import MedianRange
+from kvweave_lab.bench.measurement import MedianRange, current_environment
+from kvweave_lab.results_log import dtype_name
+
+DIGITS = 6
+"""Decimal places of numbers in stored results."""
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
@@ -23,6 +26,15 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, help="JSON file to write")
+    return parser
+
+
+def shape_parser(description: str | None, *, context_tokens: int) -> argparse.ArgumentParser:
+    """Return a parser with `--output` and what a random model and its context are like; `context_tokens` is a default."""
+    parser = argument_parser(description)
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--context-tokens", type=int, default=context_tokens)
+    parser.add_argument("--chunk-tokens", type=int, default=512)
     return parser
 
 
@@ -54,7 +66,7 @@ def environment(command: str) -> dict[str, object]:
 def dtype_and_device(adapter: Adapter) -> dict[str, str]:
     """Return the number format and device of a model, for its results."""
     return {
-        "dtype": str(adapter.geometry.dtype).removeprefix("torch."),
+        "dtype": dtype_name(adapter),
         "device": str(adapter.geometry.device),
     }
 
@@ -62,6 +74,14 @@ def dtype_and_device(adapter: Adapter) -> dict[str, str]:
 def median_and_range(values: MedianRange) -> list[float]:
     """Return median, smallest and largest value, for JSON."""
     return [values.median, values.low, values.high]
+
+
+def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON values with every number to DIGITS decimal places."""
+    short: dict[str, Any] = json.loads(
+        json.dumps(content), parse_float=lambda number: round(float(number), DIGITS)
+    )
+    return short
 
 
 def write_result(result: Mapping[str, Any], output: Path | None) -> None:

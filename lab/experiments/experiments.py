@@ -39,7 +39,7 @@ from kvweave_lab.eval.grid import Suite
 from kvweave_lab.eval.outcomes import REUSE, Outcome
 from kvweave_lab.eval.rows import OVERALL, Row, summary_rows
 from kvweave_lab.eval.tasks import TASKS
-from kvweave_lab.report.tables import few_prompts_warning
+from kvweave_lab.report import few_prompts_warning
 from kvweave_lab.statistics import Estimate
 from recipe_grid import Grid, run
 

@@ -28,17 +28,23 @@ def lengths(state: PrefillState) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Gives a token the largest score within `reach` tokens of its chunk, decayed with distance."""
+class Rescored:
+    """What changes the scores of another selector; features are the other one's."""
 
     inner: Score
-    reach: int = 4
-    decay: float = 0.9
     supports_coverage: ClassVar[bool] = False
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
         return self.inner.extractors
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(Rescored):
+    """Gives a token the largest score within `reach` tokens of its chunk, decayed with distance."""
+
+    reach: int = 4
+    decay: float = 0.9
 
     def scores(self, state: PrefillState) -> Tensor:
         parts = self.inner.scores(state).split(lengths(state))
@@ -52,17 +58,11 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Windowed:
+class Windowed(Rescored):
     """Gives the tokens of a window its mean or largest score; a token's own score decides within it."""
 
-    inner: Score
     window: int = 8
     by: str = "mean"
-    supports_coverage: ClassVar[bool] = False
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        return self.inner.extractors
 
     def scores(self, state: PrefillState) -> Tensor:
         parts = self.inner.scores(state).split(lengths(state))
@@ -75,16 +75,10 @@ class Windowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sentences:
+class Sentences(Rescored):
     """Gives the tokens of a sentence the sum, mean or largest of its scores."""
 
-    inner: Score
     by: str = "mean"
-    supports_coverage: ClassVar[bool] = False
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        return self.inner.extractors
 
     def scores(self, state: PrefillState) -> Tensor:
         scores = self.inner.scores(state)
@@ -210,17 +204,11 @@ class TwoRounds:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkStarts:
+class ChunkStarts(Rescored):
     """Multiplies the scores of the first `tokens` tokens of every chunk by `factor`."""
 
-    inner: Score
     tokens: int = 8
     factor: float = 2.0
-    supports_coverage: ClassVar[bool] = False
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        return self.inner.extractors
 
     def scores(self, state: PrefillState) -> Tensor:
         scores = self.inner.scores(state)

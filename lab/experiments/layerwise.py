@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiment import argument_parser, command_of, environment, median_and_range, run_script, write_result
+from experiment import command_of, environment, median_and_range, run_script, shape_parser, write_result
 from kvweave.kvstore.format import encode_entry, parse_entry
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.kvstore.layers import VerifiedLayers
@@ -31,6 +31,7 @@ from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.shapes import random_model
 from kvweave.types import ChunkKV, KVProvenance
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s
+from kvweave_lab.bench.store import random_chunk
 
 PROVENANCE = KVProvenance("bare", ())
 QUESTION_TOKENS = 32
@@ -108,10 +109,7 @@ class Context:
 
 def _entry(adapter: Adapter, number: int, tokens: int) -> tuple[tuple[int, ...], bytes]:
     """Return a chunk's token ids, and its random KV in the stored format."""
-    g, generator = adapter.geometry, torch.Generator().manual_seed(number)
-    kv = torch.randn(g.layers, 2, g.kv_heads, tokens, g.head_width, generator=generator).to(g.dtype)
-    ids = torch.randint(3, adapter.model.config.vocab_size, (tokens,), generator=generator)
-    chunk = ChunkKV(tuple(ids.tolist()), kv)
+    chunk = random_chunk(adapter, number, tokens)
     key = EntryKey("bench", adapter.fingerprint.digest, digest_tokens(chunk.token_ids), PROVENANCE)
     return chunk.token_ids, b"".join(encode_entry(key, "random", chunk, []).parts)
 
@@ -177,10 +175,7 @@ def measure(context: Context, round_trips_s: Sequence[float], rounds: int) -> di
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--shape", default="qwen2.5-0.5b")
-    parser.add_argument("--context-tokens", type=int, default=4096)
-    parser.add_argument("--chunk-tokens", type=int, default=512)
+    parser = shape_parser(__doc__, context_tokens=4096)
     parser.add_argument(
         "--ratio", type=float, action="append", help="share of tokens to recompute; default 0 and 0.15"
     )

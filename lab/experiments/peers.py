@@ -25,12 +25,12 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from experiment import (
-    argument_parser,
     command_of,
     dtype_and_device,
     environment,
     median_and_range,
     run_script,
+    shape_parser,
     write_result,
 )
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -276,10 +276,7 @@ def rows(
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--shape", default="qwen2.5-0.5b")
-    parser.add_argument("--context-tokens", type=int, default=4096)
-    parser.add_argument("--chunk-tokens", type=int, default=512)
+    parser = shape_parser(__doc__, context_tokens=4096)
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queries", type=int, default=1000)

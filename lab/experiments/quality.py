@@ -31,17 +31,16 @@ import transformers
 
 import kvweave
 from eval_folders import read_folders
-from experiment import environment, run_script
+from experiment import environment, rounded, run_script
 from kvweave.errors import InvalidRequest
 from kvweave.models.loading import load_model
 from kvweave_lab.eval.comparisons import difference, matrices, storage_costs
 from kvweave_lab.eval.outcomes import Label, Outcome
-from kvweave_lab.eval.report.tables import matrix_json, rows_json, storages_json
+from kvweave_lab.eval.report import matrix_json, rows_json, storages_json
 from kvweave_lab.eval.rows import OVERALL, summary_rows
-from kvweave_lab.report.tables import few_prompts_warning
+from kvweave_lab.report import few_prompts_warning
 
 SHIPPED = Path(kvweave.__file__).parent / "models" / "reference"
-DIGITS = 6
 DEFAULT = "weave"
 
 
@@ -62,10 +61,10 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
         "digest": contents.run_config["model"],
         "evaluations": contents.commands,
         "minutes": round(contents.minutes, 1),
-        "rows": [_rounded(row) for row in rows_json(rows)],
-        "matrices": [_rounded(matrix_json(matrix)) for matrix in matrices(contents.outcomes, rows)],
-        "storages": [_rounded(cost) for cost in storages_json(storage_costs(contents.outcomes))],
-        "beside_own": [_rounded(one) for one in gains_of_default(contents.outcomes)],
+        "rows": [rounded(row) for row in rows_json(rows)],
+        "matrices": [rounded(matrix_json(matrix)) for matrix in matrices(contents.outcomes, rows)],
+        "storages": [rounded(cost) for cost in storages_json(storage_costs(contents.outcomes))],
+        "beside_own": [rounded(one) for one in gains_of_default(contents.outcomes)],
     }
 
 
@@ -135,10 +134,6 @@ def text(result: dict[str, Any]) -> str:
         lines = ",\n".join(f"    {json.dumps(one)}" for one in result[name])
         parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
     return ",\n".join(parts) + "\n}\n"
-
-
-def _rounded(content: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(content), parse_float=lambda number: round(float(number), DIGITS))
 
 
 def main() -> None:

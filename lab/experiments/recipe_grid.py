@@ -22,18 +22,21 @@ from typing import TypeVar
 import torch
 
 from kvweave.cli.options import quiet_libraries
+from kvweave.engine.state import Progress
 from kvweave.errors import InvalidRequest
+from kvweave.files import write_atomically
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
 from kvweave_lab.eval.evaluation import token_count
-from kvweave_lab.eval.grid import Case, Progress, Suite, budgets, evaluate, generated_cases
+from kvweave_lab.eval.grid import Case, Suite, budgets, evaluate, generated_cases
 from kvweave_lab.eval.outcomes import FULL, REUSE, Outcome, OutcomeLog
 from kvweave_lab.eval.preparation import too_long
 from kvweave_lab.eval.runner import Candidate, Runner
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.eval.world import Haystack
+from kvweave_lab.report import json_bytes
 from kvweave_lab.results_log import run_config
 
 T = TypeVar("T")
@@ -181,11 +184,7 @@ def record_definitions(folder: Path, recipes: Sequence[Recipe]) -> None:
                 f"{folder} has outcomes of another recipe under the name {name!r}: {before[name]}; give the new one"
                 " another name, or name another --output"
             )
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(before | now, indent=1, ensure_ascii=False)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, [json_bytes(before | now)])
 
 
 def _definition(text: str) -> str:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from experiment import environment, run_script
+from experiment import environment, rounded, run_script
 from kvweave.models.loading import load_model
 
 ARGUMENTS = ("eval", "selection", "--split", "test", "--samples", "50", "--quiet")
@@ -32,7 +32,6 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 """Options that differ from the defaults, 512 tokens in chunks of up to 96; the first setting is quoted in full."""
 
 FIGURES = ("decoding-by-ratio", "decoding-by-layer", "loss-by-factor", "kv-deviation", "places")
-DIGITS = 6
 
 Report = dict[str, Any]
 
@@ -130,8 +129,7 @@ def main() -> None:
         **quoted(reports[first]),
         "others": [setting_summary(reports[name]) for name in others],
     }
-    short = json.loads(json.dumps(result), parse_float=lambda number: round(float(number), DIGITS))
-    text = json.dumps(short, indent=1) + "\n"
+    text = json.dumps(rounded(result), indent=1) + "\n"
     print(text, end="")
     if args.output:
         args.output.write_text(text, encoding="utf-8")

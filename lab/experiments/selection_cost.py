@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import kvweave
-from experiment import argument_parser, command_of, dtype_and_device, environment, run_script, write_result
+from experiment import command_of, dtype_and_device, environment, run_script, shape_parser, write_result
 from kvweave.errors import KvweaveError
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
@@ -117,10 +117,7 @@ def row(recipe: str, rounds: Times, full: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--shape", default="qwen2.5-0.5b")
-    parser.add_argument("--context-tokens", type=int, default=4096)
-    parser.add_argument("--chunk-tokens", type=int, default=512)
+    parser = shape_parser(__doc__, context_tokens=4096)
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--recipe", action="append", help="default: all recipes that select tokens")

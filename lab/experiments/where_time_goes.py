@@ -24,8 +24,8 @@ from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import run
 from kvweave.recipes.request import PrefillResult
 from kvweave.results import Timing
+from kvweave_lab.bench.baselines import WorkCounter
 from kvweave_lab.bench.measurement import MedianRange
-from kvweave_lab.bench.roofline import WorkCounter
 from kvweave_lab.bench.workload import prompt_of_chunks
 
 PARTS = ("match_s", "place_s", "select_s", "recompute_s", "ttft_s")

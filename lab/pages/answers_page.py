@@ -50,7 +50,7 @@ def _share(rates: Result, name: str, digits: int) -> str:
 
 
 def preemption(result: Result | None) -> str:
-    """Return how soon background work frees the model for a request; from `lab/experiments/giving_way.py`."""
+    """Return how soon background work frees the model for a request; from `lab/experiments/preemption_delay.py`."""
     if result is None:
         return NOT_MEASURED
     low, high = result["blocks_over_at_once_range"]

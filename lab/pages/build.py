@@ -28,12 +28,13 @@ from evaluation_page import (
     written_requests,
 )
 from methods_page import methods_page, tasks_page
-from reference import recipe_scores, reference_pages, speed_and_quality
+from reference import reference_pages
 from selection_page import selection_page
 from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
 from targets import evaluation_targets
 from ttft_page import FILES as TTFT_FILES
 from ttft_page import parts as ttft_parts
+from user_tables import recipe_scores, speed_and_quality
 
 from kvweave.config import Config
 from kvweave.recipes.methods import METHODS
@@ -69,6 +70,7 @@ def _read(name: str) -> dict[str, Any] | None:
 
 MOVED = re.compile(r"(?<![\w/.])(benchmarks|training)/")
 CURRENT_FOLDERS = {"benchmarks": "lab/experiments/", "training": "lab/training/"}
+CURRENT_SCRIPTS = {"giving_way.py": "preemption_delay.py"}
 
 
 def _with_current_paths(value: Any) -> Any:
@@ -83,8 +85,15 @@ def _with_current_paths(value: Any) -> Any:
 
 def _current_commands(commands: str | list[str]) -> str | list[str]:
     if isinstance(commands, list):
-        return [MOVED.sub(lambda found: CURRENT_FOLDERS[found[1]], command) for command in commands]
-    return MOVED.sub(lambda found: CURRENT_FOLDERS[found[1]], commands)
+        return [_current_command(command) for command in commands]
+    return _current_command(commands)
+
+
+def _current_command(command: str) -> str:
+    command = MOVED.sub(lambda found: CURRENT_FOLDERS[found[1]], command)
+    for earlier, current in CURRENT_SCRIPTS.items():
+        command = command.replace(f"/{earlier}", f"/{current}")
+    return command
 
 
 def figure() -> str:
@@ -170,7 +179,7 @@ def main() -> None:
         answers: with_parts(
             answers,
             lookalikes=matched_questions(results("lookalikes.json")),
-            **{"giving-way": preemption(results("giving_way.json"))},
+            **{"preemption-delay": preemption(results("preemption_delay.json"))},
         ),
         docs / "ttft.md": with_parts(
             docs / "ttft.md", **ttft_parts({name: results(name) for name in TTFT_FILES})

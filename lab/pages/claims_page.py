@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from markdown_parts import NOT_MEASURED, Result
 
-from kvweave_lab.report.tables import few_prompts_warning
+from kvweave_lab.report import few_prompts_warning
 from papers.claim import Claim, Verdict, baseline_lines
 
 _WORDS = {True: "Held here", False: "The opposite was seen here", None: "Not seen here"}

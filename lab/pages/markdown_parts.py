@@ -31,6 +31,11 @@ def between(value: float, low: float, high: float, digits: int = 3) -> str:
     return f"{value:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
 
+def times(value: float, low: float, high: float) -> str:
+    """Return a speed-up with the smallest and the largest one."""
+    return f"{value:.2f}× ({low:.2f}–{high:.2f})"
+
+
 def folded(commands: Sequence[str], note: str) -> list[str]:
     """Return commands that a reader has to unfold; visible are their number and the note."""
     return [

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from markdown_parts import NOT_MEASURED, Result, folded, header
 from markdown_parts import row as table_row
+from methods_findings import listed, on_own_preparation, own_verdicts, what_follows, what_follows_by_task
 
 from kvweave.recipes.methods import name_parts
 from kvweave.recipes.recipe import Recipe
@@ -19,10 +20,6 @@ Methods = Mapping[str, Callable[[], Recipe]]
 HEADINGS = ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations", "Measured")
 _SEE_HERE = "see the methods page"
 _NEVER = "–"
-_NEAR = 0.01
-"""How far below full attention a score may be and still count as equal."""
-_COMPARED_FROM = 0.15
-"""The ratio from which recipes are compared with our own for a lead that is lost."""
 
 
 def headings(make: Callable[[], Recipe]) -> dict[str, str]:
@@ -52,7 +49,7 @@ def methods_page(
         [
             "# Methods",
             "",
-            *_what_follows(quality, every_task, cost),
+            *what_follows(quality, every_task, cost),
             "Every recipe by its name. `kvweave ask --recipe NAME` runs it, `--prepare NAME` gives it chunks with another preparation,",
             "`--ratio` or `--coverage` sets how much it recomputes. `lab/pages/build.py` writes this page from the recipes' docstrings",
             "and the results of `lab/experiments/`. Which recipe to take: [recipes](../../docs/guide/recipes.md).",
@@ -89,122 +86,12 @@ def tasks_page(quality: Result | None) -> str:
         [
             "# Methods, task by task",
             "",
-            *_what_follows_by_task(quality),
+            *what_follows_by_task(quality),
             "The mean over all tasks and the methods themselves are in [methods.md](methods.md).",
             "",
             *_scores(quality, [task for task in tasks if task != OVERALL]),
         ]
     )
-
-
-def _what_follows(quality: Result | None, every_task: Result | None, cost: Result | None) -> list[str]:
-    """Return what the tables below come to; nothing for a table that was not measured."""
-    lines = [*_mean_scores(every_task), *_best_preparation(quality)]
-    if every_task:
-        lines += [
-            f"All tasks, {verdict.removeprefix('- ')}" for verdict in _own_verdicts(every_task) if verdict
-        ]
-    lines += _level_with_own(quality)
-    own = next((row for row in cost["rows"] if row["recipe"] == "weave"), None) if cost else None
-    if cost and own:
-        lines.append(
-            f"`weave` takes {own['ttft_over_full']:.1%} of full prefill's time until the first token at ratio {cost['ratio']:g}, of which "
-            f"{own['select_over_full']:.1%} for selecting: {cost['prompt_tokens']:,} tokens in the shape of {cost['shape']}, random weights."
-        )
-    if not lines:
-        return []
-    lines.append(
-        "The scores are those of a 10 MB model on generated prompts. They do not show how recipes rank on a large model, on natural "
-        "text or on longer contexts. A date says where the model had earlier weights: compare recipes within one table."
-    )
-    return ["What follows:", "", *(f"- {line}" for line in lines), ""]
-
-
-def _mean_scores(quality: Result | None) -> list[str]:
-    """Return the mean over all tasks of full attention, plain reuse and our own, and the best other at the smallest ratio."""
-    if quality is None:
-        return []
-    means = {(row["recipe"], row["ratio"]): row for row in quality["rows"] if row["task"] == OVERALL}
-    ratios = sorted(ratio for name, ratio in means if name == "weave" and ratio is not None)
-    if not ratios or ("full", 1) not in means or ("reuse", 0) not in means:
-        return []
-    least = ratios[0]
-    others = [row for (name, ratio), row in means.items() if ratio == least and name != "weave"]
-    tasks = len({row["task"] for row in quality["rows"]} - {OVERALL})
-    text = (
-        f"Mean score over {tasks} tasks, {length_text(means['full', 1]['context_tokens'])}: full attention {means['full', 1]['score']:.3f}, "
-        f"plain reuse {means['reuse', 0]['score']:.3f}, "
-        + ", ".join(f"`weave` {means['weave', ratio]['score']:.3f} at {ratio:.0%}" for ratio in ratios)
-    )
-    if others:
-        best = max(others, key=lambda row: float(row["score"]))
-        text += f". The best other recipe at {least:.0%} is `{best['recipe']}` with {best['score']:.3f}"
-    return [f"{text}."]
-
-
-def _best_preparation(quality: Result | None) -> list[str]:
-    """Return what plain reuse gains by a preparation, on the tasks that depend on it."""
-    lines = []
-    for matrix in ((quality or {}).get("matrices") or [])[:1]:
-        cells = [cell for cell in matrix["cells"] if cell["selector"] == "reuse" and cell["gain"] is not None]
-        plain = [
-            cell
-            for cell in matrix["cells"]
-            if (cell["selector"], cell["preparation"]) == ("reuse", "isolated")
-        ]
-        if cells and plain:
-            best = max(cells, key=lambda cell: float(cell["score"]))
-            lines.append(
-                f"Where a task cuts a text, the preparation alone does much of the work: plain reuse scores {best['score']:.3f} on "
-                f"`{best['preparation']}` chunks and {plain[0]['score']:.3f} on isolated ones (mean over {_listed(_matrix_tasks(quality))}). "
-                f"At ratio {matrix['ratio']:g}, all selectors score {_score_range(matrix, best['preparation'])} on `{best['preparation']}` chunks and "
-                f"{_score_range(matrix, 'isolated')} on isolated ones."
-            )
-    return lines
-
-
-def _score_range(matrix: Result, preparation: str) -> str:
-    scores = [cell["score"] for cell in matrix["cells"] if cell["preparation"] == preparation]
-    return f"{min(scores):.3f} to {max(scores):.3f}"
-
-
-def _level_with_own(quality: Result | None) -> list[str]:
-    """Return the recipes on their own preparation that our own does not beat from a ratio of `_COMPARED_FROM` on."""
-    cells = [one for one in (quality or {}).get("beside_own", ()) if one["ratio"] is not None]
-    cells = [one for one in cells if _on_own_preparation(one["recipe"])]
-    for ratio in sorted({one["ratio"] for one in cells}):
-        level = [one for one in cells if one["ratio"] == ratio and one["gain_interval"][0] <= 0]
-        if len(level) > 1 and ratio >= _COMPARED_FROM:
-            names = _listed(_names(level))
-            return [
-                f"At {ratio:.0%}, `weave` has no lead over {names} on average over {_listed(_matrix_tasks(quality))}."
-            ]
-    return []
-
-
-def _matrix_tasks(quality: Result | None) -> list[str]:
-    rows = quality["rows"] if quality else []
-    return [f"`{task}`" for task in dict.fromkeys(row["task"] for row in rows) if task != OVERALL]
-
-
-def _what_follows_by_task(quality: Result | None) -> list[str]:
-    """Return, task by task, full attention, plain reuse and the smallest ratio at which `weave` is within 0.01 of full."""
-    if quality is None:
-        return []
-    lines = []
-    for task in dict.fromkeys(row["task"] for row in quality["rows"] if row["task"] != OVERALL):
-        own = {(row["recipe"], row["ratio"]): row["score"] for row in quality["rows"] if row["task"] == task}
-        full, reuse = own.get(("full", 1.0)), own.get(("reuse", 0.0))
-        ratios = sorted(ratio for name, ratio in own if name == "weave" and ratio is not None)
-        if full is None or reuse is None or not ratios:
-            continue
-        near = [ratio for ratio in ratios if own["weave", ratio] >= full - _NEAR]
-        text = f"`{task}`: full attention {full:.3f}, plain reuse {reuse:.3f}, `weave` {own['weave', ratios[0]]:.3f} at {ratios[0]:.0%}"
-        if near and near[0] != ratios[0]:
-            text += f"; within {_NEAR:g} of full attention from {near[0]:.0%}"
-        lines.append(f"- {text}.")
-    note = "- 200 prompts of a 10 MB model per task: differences below the intervals mean nothing."
-    return ["What follows:", "", *lines, note, ""] if lines else []
 
 
 def _scores(quality: Result | None, tasks: Sequence[str]) -> list[str]:
@@ -218,7 +105,7 @@ def _scores(quality: Result | None, tasks: Sequence[str]) -> list[str]:
         *folded(_commands(quality), quality["date"]),
         "",
     ]
-    rows = [row for row in quality["rows"] if _on_own_preparation(row["recipe"])]
+    rows = [row for row in quality["rows"] if on_own_preparation(row["recipe"])]
     for context_tokens in sorted({row["context_tokens"] for row in rows}):
         for task in tasks:
             here = [row for row in rows if (row["context_tokens"], row["task"]) == (context_tokens, task)]
@@ -230,11 +117,6 @@ def _scores(quality: Result | None, tasks: Sequence[str]) -> list[str]:
                 title = f"{length_text(context_tokens)}, {named}, {measure}"
                 lines += [f"### {title[0].upper()}{title[1:]}", "", *_by_ratio(here, measure), ""]
     return lines
-
-
-def _on_own_preparation(recipe: str) -> bool:
-    """Return whether a row is about a method on its own preparation; the others are in the matrix."""
-    return "+" not in recipe
 
 
 def _by_ratio(rows: Sequence[Result], measure: str) -> list[str]:
@@ -259,7 +141,7 @@ def _every_task(quality: Result | None) -> list[str]:
     """Return a line per recipe, a column per task; tasks that reuse solves show that nothing breaks them."""
     if quality is None:
         return [NOT_MEASURED, ""]
-    rows = [row for row in quality["rows"] if _on_own_preparation(row["recipe"]) and row["ratio"] is not None]
+    rows = [row for row in quality["rows"] if on_own_preparation(row["recipe"]) and row["ratio"] is not None]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     lines = []
     for length in sorted({row["context_tokens"] for row in rows}):
@@ -276,7 +158,7 @@ def _every_task(quality: Result | None) -> list[str]:
             scores = (_NEVER if one is None else f"{one['score']:.3f}" for one in found[:-1])
             lines.append(table_row(f"`{recipe}`", f"{ratio:.0%}", *scores, _estimate(found[-1], "score")))
         lines.append("")
-    return [*lines, *_own_verdicts(quality), *folded(_commands(quality), quality["date"]), ""]
+    return [*lines, *own_verdicts(quality), *folded(_commands(quality), quality["date"]), ""]
 
 
 def _nearest(quality: Result | None) -> list[str]:
@@ -288,7 +170,7 @@ def _nearest(quality: Result | None) -> list[str]:
     for task, samples in found:
         counts.setdefault(samples, []).append(f"`{task}`")
     prompts = ", ".join(
-        f"{samples} of {_listed(tasks)}" for samples, tasks in sorted(counts.items(), reverse=True)
+        f"{samples} of {listed(tasks)}" for samples, tasks in sorted(counts.items(), reverse=True)
     )
     return [
         "### The nearest ones, on other prompts",
@@ -300,10 +182,6 @@ def _nearest(quality: Result | None) -> list[str]:
         *folded(_commands(quality), quality["date"]),
         "",
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _own_gains(quality: Result | None) -> list[str]:
@@ -324,33 +202,11 @@ def _own_gains(quality: Result | None) -> list[str]:
             "",
             *header("recipe", *(f"{ratio:.0%}" for ratio in ratios)),
         ]
-        for recipe in dict.fromkeys(one["recipe"] for one in here if _on_own_preparation(one["recipe"])):
+        for recipe in dict.fromkeys(one["recipe"] for one in here if on_own_preparation(one["recipe"])):
             found = (cells.get((recipe, ratio)) for ratio in ratios)
             lines.append(table_row(f"`{recipe}`", *(_estimate(one, "gain", "+.3f") for one in found)))
         lines.append("")
-    return [*lines, *_own_verdicts(quality)]
-
-
-def _own_verdicts(quality: Result) -> list[str]:
-    """Return, ratio by ratio, how many others our own beats, which beat it, and which are level."""
-    lines = []
-    cells = [one for one in quality["beside_own"] if one["ratio"] is not None]
-    for length, ratio in sorted({(one["context_tokens"], one["ratio"]) for one in cells}):
-        here = [one for one in cells if (one["context_tokens"], one["ratio"]) == (length, ratio)]
-        better = [one for one in here if one["gain_interval"][0] > 0]
-        worse = [one for one in here if one["gain_interval"][1] < 0]
-        level = _names(one for one in here if one not in better and one not in worse)
-        text = f"{length_text(length)}, {ratio:.0%}: `weave` scores higher than {len(better)} of {len(here)} others"
-        if worse:
-            text += f", lower than {', '.join(_names(worse))}"
-        if level:
-            text += f"; the interval holds 0 for {', '.join(level)}"
-        lines.append(f"- {text}.")
-    return [*lines, ""] if lines else []
-
-
-def _names(cells: Iterable[Result]) -> list[str]:
-    return [f"`{one['recipe']}`" for one in cells]
+    return [*lines, *own_verdicts(quality)]
 
 
 def _commands(quality: Result) -> list[str]:

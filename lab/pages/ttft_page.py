@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markdown_parts import NOT_MEASURED, Result, header, row
+from markdown_parts import NOT_MEASURED, Result, header, row, times
 from targets import ttft_targets
 
 
@@ -45,7 +45,7 @@ def limit(result: Result) -> str:
                 f"{one['rows']:,}",
                 f"{one['full_s']:.2f} s",
                 f"{one['ttft_s']:.3f} s",
-                f"{one['speedup']:.2f}× ({speedup['low']:.2f}–{speedup['high']:.2f})",
+                times(one["speedup"], speedup["low"], speedup["high"]),
                 f"{one['limit_speedup']:.2f}×",
                 f"{one['efficiency']:.2f}",
             )
@@ -110,8 +110,9 @@ def length(result: Result) -> str:
                 f"{full_s:.2f} s",
                 *(f"{one['ttft_s']:.3f} s" for one, _ in placed),
                 *(
-                    f"{one['speedup']:.2f}×"
-                    + (f" ({speedup['low']:.2f}–{speedup['high']:.2f})" if rounds > 1 else "")
+                    times(one["speedup"], speedup["low"], speedup["high"])
+                    if rounds > 1
+                    else f"{one['speedup']:.2f}×"
                     for one, speedup in placed
                 ),
                 *(f"{one['efficiency']:.2f}" for one, _ in placed),
@@ -131,7 +132,6 @@ def components(result: Result | None) -> str:
         *header("variant", "from", "of the FLOPs", "first token", "speed-up", "place", "select", "recompute"),
     ]
     for one in result["rows"]:
-        speedup, low, high = one["speedup"]
         parts = (f"{one[part]:.3f} s" for part in ("place_s", "select_s", "recompute_s"))
         lines.append(
             row(
@@ -139,7 +139,7 @@ def components(result: Result | None) -> str:
                 one["from"],
                 f"{one['flops']:.1%}",
                 f"{one['ttft_s'][0]:.3f} s",
-                f"{speedup:.2f}× ({low:.2f}–{high:.2f})",
+                times(*one["speedup"]),
                 *parts,
             )
         )
@@ -288,9 +288,7 @@ def one_layer(result: Result | None) -> str:
     ]
     for one in result["rows"]:
         way = one["way"] if " " in one["way"] else f"`{one['way']}`"
-        of_all, of_mask = (
-            f"{part[0]:.2f}× ({part[1]:.2f}–{part[2]:.2f})" for part in (one["of_all"], one["of_mask"])
-        )
+        of_all, of_mask = times(*one["of_all"]), times(*one["of_mask"])
         lines.append(
             row(way, f"{one['seconds'][0]:.4f}", of_all, of_mask, f"{one['largest_difference']:.1g}")
         )

@@ -8,17 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from kvweave_lab.eval.documents import Draft, Layout, Question, sentences
-from kvweave_lab.eval.tasks import (
-    TASKS,
-    contradiction,
-    coref,
-    multikey,
-    multiquery,
-    multivalue,
-    order,
-    twohop,
-    vartrack,
-)
+from kvweave_lab.eval.tasks import TASKS, chains, coref, needles, order
 from kvweave_lab.eval.world import SPLITS, TRAIN, Haystack, Phrases, World, nouns, split_of
 from training.phrases import CONTAINERS, people, relations, towns
 from training.shape import Shape
@@ -259,29 +249,33 @@ class Writer:
         few, varied = chunks < 4, isinstance(world, VariedWorld)
         match name:
             case "multikey":
-                return multikey.write(world, keys=rng.randint(2, 3 if few else 6), digits=rng.randint(3, 7))
+                return needles.write_multikey(
+                    world, keys=rng.randint(2, 3 if few else 6), digits=rng.randint(3, 7)
+                )
             case "multivalue":
-                return multivalue.write(
+                return needles.write_multivalue(
                     world, owners=rng.randint(1, 2 if few else 4), values=rng.choice((2, 2, 2, 3))
                 )
             case "multiquery":
-                return multiquery.write(world, keys=rng.randint(2, 3 if few else 5), digits=rng.randint(3, 7))
+                return needles.write_multiquery(
+                    world, keys=rng.randint(2, 3 if few else 5), digits=rng.randint(3, 7)
+                )
             case "vartrack":
-                return vartrack.write(
+                return chains.write_vartrack(
                     world,
                     chains=rng.randint(2, 3 if few else 4),
                     links=rng.choice((0, 1, 1, 2) if few else (1, 2, 2, 3)),
                     cut=rng.randint(1, max(1, min(3, chunks - 1))),
-                    places=CONTAINERS if varied else vartrack.PLACES,
+                    places=CONTAINERS if varied else chains.PLACES,
                 )
             case "twohop":
-                return twohop.write(
+                return chains.write_twohop(
                     world,
                     pairs=rng.randint(2, 3 if few else 4),
-                    relations=relations() if varied else twohop.RELATIONS,
+                    relations=relations() if varied else chains.RELATIONS,
                 )
             case "coref":
-                return coref.write(
+                return coref.write_coref(
                     world,
                     cut=rng.randint(1, max(1, min(4, chunks - 1))),
                     whole=rng.randint(0, 2),
@@ -289,9 +283,9 @@ class Writer:
                     towns=towns() if varied else (coref.TOWN,),
                 )
             case "contradiction":
-                return contradiction.write(
+                return order.write_contradiction(
                     world, revised=rng.randint(1, 2 if few else 3), kept=rng.randint(0, 3)
                 )
             case "order":
-                return order.write(world, events=rng.randint(2, 3 if few else 5))
+                return order.write_order(world, events=rng.randint(2, 3 if few else 5))
         return TASKS[name](world)

@@ -1,6 +1,6 @@
 """Training rows of one long text each, whose questions need evidence from long before.
 
-The texts are those of `kvweave_lab.eval.longtext`, from the train split. The model learns to end every answer, although
+The texts are those of `kvweave_lab.eval.long_texts`, from the train split. The model learns to end every answer, although
 the text continues after it, as in a conversation.
 """
 
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kvweave.models.prompt import SEPARATOR
-from kvweave_lab.eval.longtext.tasks import LONG_TASKS
-from kvweave_lab.eval.longtext.text import Reply, TextWriter
+from kvweave_lab.eval.long_texts import LONG_TASKS, Reply, TextWriter
 from kvweave_lab.eval.world import TRAIN, World
 from training.documents import training_haystack
 from training.rows import COUNTED, LANGUAGE_SHARE, LANGUAGE_WEIGHT, RowMaker, Rows

@@ -10,29 +10,28 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from kvweave_lab.eval.tasks import contradiction, coref, multiquery, multivalue, order, twohop, vartrack
-from kvweave_lab.eval.tasks import single as attributes
+from kvweave_lab.eval.tasks import chains, coref, needles, order
+from kvweave_lab.eval.tasks.chains import Relation
 from kvweave_lab.eval.tasks.coref import Reference
-from kvweave_lab.eval.tasks.twohop import Relation
 from kvweave_lab.eval.world import TRAIN, Phrases
 
 SENTENCES = Path(__file__).parent / "sentences"
 
 _LISTED_PHRASES: Final = {
-    "facts stated": attributes.STATED,
-    "facts asked": attributes.ASKED,
-    "facts asked twice": multiquery.ASKED,
-    "multivalue owned": multivalue.OWNED,
-    "multivalue asked": multivalue.ASKED,
-    "contradiction corrected": contradiction.CORRECTED,
+    "facts stated": needles.STATED,
+    "facts asked": needles.ASKED,
+    "facts asked twice": needles.TWO_ASKED,
+    "multivalue owned": needles.OWNED,
+    "multivalue asked": needles.OWNED_ASKED,
+    "contradiction corrected": order.CORRECTED,
     "order happened": order.HAPPENED,
-    "order asked": order.ASKED,
-    "vartrack named": vartrack.NAMED,
-    "vartrack holds": vartrack.HOLDS,
-    "vartrack copies": vartrack.COPIES,
-    "vartrack asked": vartrack.ASKED,
-    "twohop collects": twohop.COLLECTS,
-    "twohop asked": twohop.ASKED,
+    "order asked": order.FIRST_ASKED,
+    "vartrack named": chains.NAMED,
+    "vartrack holds": chains.HOLDS,
+    "vartrack copies": chains.COPIES,
+    "vartrack asked": chains.CONTENT_ASKED,
+    "twohop collects": chains.COLLECTS,
+    "twohop asked": chains.TREASURE_ASKED,
 }
 """The task's phrases that each list extends."""
 
@@ -42,7 +41,7 @@ _ROLES: Final = (
 ).split()
 
 CONTAINERS: Final = (
-    *vartrack.PLACES, *"chest crate jar basket locker case tray bag room cupboard bin safe".split()
+    *chains.PLACES, *"chest crate jar basket locker case tray bag room cupboard bin safe".split()
 )  # fmt: skip
 
 
@@ -78,7 +77,7 @@ def relations() -> tuple[Relation, ...]:
     """Return the task's relations, and further ones with general sentences and sentences of their own."""
     any_role = sentence_lists()["twohop related"]
     return (
-        *twohop.RELATIONS,
+        *chains.RELATIONS,
         *(
             Relation(
                 role,

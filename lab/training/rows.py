@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from kvweave.models.prompt import PromptTemplate
 from kvweave.types import Prompt
 from kvweave_lab.eval.documents import Question
-from kvweave_lab.eval.longtext.tasks import LONG_TASKS
+from kvweave_lab.eval.long_texts import LONG_TASKS
 from kvweave_lab.eval.tasks import TASKS
 from training import abilities
 from training.documents import Document, Writer

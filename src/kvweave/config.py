@@ -18,11 +18,9 @@ from typing import Any, TypeAlias
 import platformdirs
 
 from kvweave.errors import InvalidRequest
-from kvweave.types import STORAGES
 
 DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256
-CONTEXT_SHARE = 8  # a default never takes more than this fraction (1/8) of a model's context
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +208,6 @@ class Config:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
 
-def within_context(given: int | None, default: int, context_tokens: int) -> int:
-    """Return the length in tokens that is given, else the default, or an eighth of the model's context if that is less."""
-    return given if given is not None else min(default, max(8, context_tokens // CONTEXT_SHARE))
-
-
 def default_home(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder that KVWEAVE_HOME names, else the platform's data folder."""
     return Path(environment.get("KVWEAVE_HOME") or platformdirs.user_data_dir("kvweave", appauthor=False))
@@ -242,7 +235,9 @@ def read_config(
         for name, component in _COMPONENTS.items()
     }
     if values:
-        raise InvalidRequest(f"unknown setting {sorted(values)[0]!r}; known are {', '.join(_known_names())}")
+        raise InvalidRequest(
+            f"unknown setting {sorted(values)[0]!r}; known are {', '.join(sorted(setting_names()))}"
+        )
     config = Config(home=home, **plain, **components)
     _check(config)
     return config
@@ -260,10 +255,14 @@ def _field_names(component: Any) -> list[str]:
     return [each.name for each in dataclasses.fields(component)]
 
 
-def _known_names() -> list[str]:
-    return sorted(
-        {*_PLAIN, *(name for component in _COMPONENTS.values() for name in _field_names(component))}
-    )
+def setting_names() -> set[str]:
+    """Return the names of all settings, as `read_config` takes them."""
+    return {*_PLAIN, *(name for component in _COMPONENTS.values() for name in _field_names(component))}
+
+
+def environment_variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"KVWEAVE_{name.upper()}"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -280,14 +279,16 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for component in (Config, *_COMPONENTS.values()):
         for name, hint in typing.get_type_hints(component).items():
-            text = environment.get(f"KVWEAVE_{name.upper()}")
+            text = environment.get(environment_variable(name))
             kind = next((k for k in (int, float, str) if k is hint or k in typing.get_args(hint)), None)
             if not text or kind is None:
                 continue
             try:
                 found[name] = kind(text)
             except ValueError:
-                raise InvalidRequest(f"KVWEAVE_{name.upper()} is {text!r}; it must be a number") from None
+                raise InvalidRequest(
+                    f"{environment_variable(name)} is {text!r}; it must be a number"
+                ) from None
     return found
 
 
@@ -375,6 +376,8 @@ def _idle_bounds(idle: IdleConfig) -> Iterator[Bound]:
 
 
 def _kv_bounds(store: StoreConfig, decoding: DecodingConfig) -> Iterator[Bound]:
+    from kvweave.types import STORAGES  # imports torch, which `kvweave --help` does without
+
     budget, resident = decoding.kv_budget, decoding.resident_bytes
     yield (
         store.storage in ("auto", *STORAGES),

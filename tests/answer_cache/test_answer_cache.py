@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +14,7 @@ from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
 from kvweave.errors import StoreError
 from kvweave.results import Source
+from processes import Program
 
 SETTINGS = AnswerSettings("reuse", None, None, 4, None, False, None, None)
 WHO = "Who paid Anna?"
@@ -83,7 +82,7 @@ def find(cache, question=WHO, at=None, threshold=0.85, settings=SETTINGS):
     return cache.find(question, lambda: vector() if at is None else at, settings, threshold)
 
 
-def test_an_answer_comes_back_as_it_was(cache):
+def test_a_stored_answer_is_returned_unchanged(cache):
     at = vector(0.3, -0.2, 0.9)
     assert put(cache, at=at, provenance=made_from("v1", "v2"))
     found = find(cache)
@@ -307,7 +306,7 @@ while True:
 
 def test_a_killed_writer_leaves_whole_answers(cache, database):
     code = WRITER.format(tests=os.path.dirname(__file__), path=str(database.path))
-    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    writer = Program(["-c", code])
     for _ in range(3):
         written = int(writer.stdout.readline())
     writer.send_signal(signal.SIGKILL)

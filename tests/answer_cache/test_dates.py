@@ -3,7 +3,8 @@
 import pytest
 
 from kvweave.answer_cache.english.dates import fold_dates
-from kvweave.answer_cache.english.words import clean_text, split_words
+from kvweave.answer_cache.english.normalize import clean_text
+from kvweave.answer_cache.english.words import split_words
 
 
 def folded(text):

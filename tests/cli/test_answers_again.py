@@ -1,4 +1,4 @@
-"""The answer bank and its evaluation through the real command."""
+"""The answer cache and its evaluation through the real command."""
 
 import json
 
@@ -6,7 +6,7 @@ GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
 
 
-def test_a_question_asked_again_says_that_its_answer_comes_from_the_bank(command, documents):
+def test_a_repeated_question_reports_that_its_answer_is_cached(command, documents):
     command("add", documents, "--quiet")
     assert command.json("ask", GLORRIC)["plan"]["cache_hit"] is None
     told = command("ask", AGAIN, "--explain").stdout

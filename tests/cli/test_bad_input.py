@@ -7,18 +7,30 @@ from typer.testing import CliRunner
 
 from kvweave.cli.app import app
 from kvweave.errors import KvweaveError
+from kvweave.samples import DOCUMENTS
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 GLORRIC = "What is the password of Glorric?"
 
 
+def invoker(home):
+    """Runs the command in this process, which saves loading PyTorch again; the result holds the exception."""
+    runner = CliRunner(env={"KVWEAVE_HOME": str(home), "KVWEAVE_CHUNK_TOKENS": "48", "COLUMNS": "200"})
+    return lambda *words: runner.invoke(app, [str(word) for word in words])
+
+
 @pytest.fixture
 def invoke(tmp_path):
-    """The command inside this process, which saves loading PyTorch again; errors come back as the exception."""
-    runner = CliRunner(
-        env={"KVWEAVE_HOME": str(tmp_path / "home"), "KVWEAVE_CHUNK_TOKENS": "48", "COLUMNS": "200"}
-    )
-    return lambda *words: runner.invoke(app, [str(word) for word in words])
+    """The command with an empty home."""
+    return invoker(tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def indexed_home(tmp_path_factory):
+    """A home that holds a document, for commands that change nothing."""
+    home = tmp_path_factory.mktemp("indexed")
+    assert invoker(home)("add", DOCUMENTS / "passwords.md").exit_code == 0
+    return home
 
 
 def refusal(result) -> str:
@@ -48,7 +60,7 @@ def test_an_emptied_knowledge_base(invoke, documents):
     assert "holds no documents" in invoke("ls").output
 
 
-def test_what_documents_say_is_never_taken_for_markup(invoke, documents):
+def test_text_of_documents_is_never_taken_for_markup(invoke, documents):
     (documents / "[red]x.md").write_text(
         "# The [/usr] guide\n\n[/etc/fstab] [bold]The password of Plabry is needle."
     )
@@ -130,9 +142,8 @@ def test_a_prompt_that_is_too_long(invoke, documents):
         (("ask", GLORRIC, "--device", "abacus"), "abacus"),
     ],
 )
-def test_values_that_cannot_be_honoured(invoke, documents, words, said):
-    invoke("add", documents)
-    assert said in refusal(invoke(*words))
+def test_values_that_cannot_be_honoured(indexed_home, words, said):
+    assert said in refusal(invoker(indexed_home)(*words))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +196,7 @@ def test_lost_data_files_of_the_index(invoke, documents, tmp_path):
     assert invoke("ask", GLORRIC).output.startswith("walnut")
 
 
-def test_names_are_printed_whole_where_nobody_reads_them(invoke, documents):
+def test_names_are_printed_whole_without_a_terminal(invoke, documents):
     invoke("add", documents)
     rows = [line.split("\t") for line in invoke("ls").output.splitlines()]
     assert rows[0][0] == str(documents / "badges.txt")

@@ -30,7 +30,7 @@ def facts(result):
     return json.loads(result.stdout)
 
 
-def test_what_is_published_is_shown_checked_and_emptied(invoke, documents, tmp_path):
+def test_shared_entries_are_shown_verified_and_cleared(invoke, documents, tmp_path):
     invoke("add", documents)
     stats = facts(invoke("cache", "stats", "--json"))
     disk, shared = stats["by_tier"]["disk"], stats["by_tier"]["shared"]

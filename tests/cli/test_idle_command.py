@@ -1,9 +1,9 @@
 """Working ahead through the real command."""
 
 import signal
-import subprocess
-import sys
 import time
+
+from processes import Program
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
@@ -44,7 +44,7 @@ def test_a_budget_and_a_stride_that_cannot_be_are_named(command, documents):
     assert "today's 0 s are spent" in spent
 
 
-def test_without_a_knowledge_base_it_says_so(command):
+def test_without_a_knowledge_base_it_is_refused(command):
     assert "there is no knowledge base" in command("idle", code=1).stderr
 
 
@@ -53,8 +53,7 @@ def test_watching_works_until_it_is_interrupted(command, documents):
     command("ask", GLORRIC)
     command("ask", AGAIN)
     environment = command.environment | {"KVWEAVE_IDLE_QUIET_S": "0.2"}
-    words = [sys.executable, "-m", "kvweave", "idle", "--watch", "--quiet"]
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as watching:
+    with Program(["-m", "kvweave", "idle", "--watch", "--quiet"], environment) as watching:
         until = time.monotonic() + 90
         while "answers" not in command.json("cache", "stats")["idle"] and time.monotonic() < until:
             time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Ctrl-C ends every command with one sentence, which says truly whether running it again goes on."""
+"""Ctrl-C ends every command with one sentence, which says whether the same command resumes or starts over."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def wrapped() -> ModelNotFound:
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, wrapped])
 @pytest.mark.parametrize(("words", "said"), ENDS.items())
-def test_ctrl_c_says_what_is_kept(how, words, said, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_reports_whether_work_is_kept(how, words, said, tmp_path, monkeypatch, capsys):
     def interrupted(*args, **options):
         raise how()
 
@@ -53,5 +53,5 @@ def test_ctrl_c_says_what_is_kept(how, words, said, tmp_path, monkeypatch, capsy
     assert capsys.readouterr().err.strip() == f"interrupted: {said}"
 
 
-def test_an_error_without_ctrl_c_behind_it_is_no_interrupt():
+def test_an_error_that_ctrl_c_did_not_cause_is_no_interrupt():
     assert interrupt_behind(RuntimeError("plain")) is None

@@ -1,4 +1,4 @@
-"""Recipes, preparations and budgets as the command line offers them, and what --explain says of them."""
+"""Recipes, preparations and budgets on the command line, and in the output of --explain."""
 
 import re
 
@@ -34,7 +34,7 @@ def test_a_prompt_is_explained_token_by_token(indexed, real_command):
     assert plan["recomputed_tokens"] > 0
     assert GLORRIC in "".join(token["text"] for token in answer["tokens"])
 
-    told = indexed(*asked, "--fresh").stdout  # the same again would come from the bank
+    told = indexed(*asked, "--fresh").stdout  # the same question again would get the cached answer
     assert "similar+prophetkv, coverage 0.3" in told
     assert "stored for any position (similar-10-int8)" in told
     assert re.search(rf"{plan['recomputed_tokens']} +recomputed +had stored KV", told)
@@ -52,6 +52,6 @@ def test_one_budget_and_known_names(indexed):
     assert "both ratio 0.1 and coverage 0.2 are given" in refused.stderr
     refused = indexed("ask", GLORRIC, "--prepare", "boiled", code=1)
     assert "choose one of bare, isolated, similar, following" in refused.stderr
-    # What is typed stands for what the environment says.
+    # An option overrides the environment variable of the other one.
     answer = indexed("ask", GLORRIC, "--ratio", "0", KVWEAVE_COVERAGE="0.2", KVWEAVE_PREPARE="similar")
     assert answer.stdout.startswith("walnut")

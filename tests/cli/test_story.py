@@ -55,10 +55,10 @@ def test_add_ask_list_change_remove(real_command, documents):
     assert "2 documents" in findings["knowledge base"]["detail"]
 
 
-def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(real_command, documents, tmp_path):
+def test_ctrl_c_while_indexing_gives_advice_and_loses_nothing(real_command, documents, tmp_path):
     for number in range(30):
         (documents / f"{number}.txt").write_text(
-            (DOCUMENTS / "boxes.md").read_text().replace("movers", "helpers") * (number + 1)
+            f"Box {number}.\n" + (DOCUMENTS / "boxes.md").read_text().replace("movers", "helpers") * 2
         )
     process = subprocess.Popen(
         [sys.executable, "-m", "kvweave", "add", str(documents), "--quiet"],
@@ -77,7 +77,7 @@ def test_ctrl_c_while_indexing_says_what_to_do_and_loses_nothing(real_command, d
     assert "run the same command again" in errors
     assert "Traceback" not in errors
 
-    assert real_command.json("ask", GLORRIC)["text"] == "walnut"  # of what is searchable already
+    assert real_command.json("ask", GLORRIC)["text"] == "walnut"  # from documents that are indexed already
     resumed = real_command.json("add", documents)
     assert resumed["chunk_kv_computed"] > 0
     stats = real_command.json("cache", "stats")

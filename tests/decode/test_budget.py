@@ -24,7 +24,7 @@ from kvweave.errors import InvalidRequest
     window=st.integers(1, 200),
     buffer=st.integers(0, 32),
 )
-def test_sinks_window_and_buffer_leave_room_to_retrieve(budget, stored, window, buffer):
+def test_sinks_window_and_buffer_leave_budget_for_retrieval(budget, stored, window, buffer):
     settings = OffloadSettings(budget, window=window, clusters=ClusterSettings(buffer_entries=buffer))
     granted = token_budget(settings, stored)
     always = settings.sinks + granted.window + granted.buffer
@@ -75,7 +75,7 @@ def test_sinks_window_and_buffer_leave_room_to_retrieve(budget, stored, window, 
         ({"disk": DiskSettings(page_bytes=1001)}, r"page_bytes is 1001; .* multiple of 8"),
     ],
 )
-def test_invalid_settings_say_what_is_wrong(changes, message):
+def test_invalid_settings_are_explained(changes, message):
     with pytest.raises(InvalidRequest, match=message):
         OffloadSettings(**changes)
 

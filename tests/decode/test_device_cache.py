@@ -12,7 +12,7 @@ from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import InvalidRequest
 
 PAGE_BYTES = 256
-TIGHT = 60_000  # bytes: room for some of the clusters below, not all
+TIGHT = 60_000  # bytes: enough for some of the clusters below, not for all
 
 
 def decoded(rows: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor, OffloadedCache]:
@@ -27,7 +27,7 @@ def decoded(rows: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor, Offl
 @pytest.mark.parametrize("strategy", ["dynakv", "static", "local"])
 @pytest.mark.parametrize("device_bytes", [12_000, 400_000])
 def test_the_whole_budget_is_dense_attention(strategy, device_bytes):
-    """With room for a few clusters, and for all, while entries join clusters and splits replace them."""
+    """With memory for a few clusters, and for all, while entries join clusters and splits replace them."""
     given = settings(kv_budget=1.0, strategy=strategy, resident_bytes=TIGHT, device_bytes=device_bytes)
     with OffloadedCache(geometry(2), given) as cache:
         text = Text(cache, layers=2)
@@ -56,7 +56,7 @@ def test_copies_that_stay_are_not_made_again():
     assert large.copied_bytes < small.copied_bytes / 2
 
 
-def test_the_error_for_too_few_bytes_says_how_many_are_missing():
+def test_the_error_for_too_few_bytes_names_the_missing_bytes():
     with pytest.raises(InvalidRequest, match=r"device_bytes.*bytes more"):
         OffloadedCache(geometry(), settings(device_bytes=2_000))
     with pytest.raises(InvalidRequest, match="device_bytes is 0"):

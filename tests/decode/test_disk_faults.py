@@ -26,7 +26,7 @@ def steps(text: Text, count: int = 40) -> None:
         text.step()
 
 
-def test_a_full_disk_says_so(tmp_path, monkeypatch):
+def test_a_full_disk_raises(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -35,7 +35,7 @@ def test_a_full_disk_says_so(tmp_path, monkeypatch):
         begun(tmp_path)
 
 
-def test_a_disk_that_fills_up_within_a_page_says_so(tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_within_a_page_raises(tmp_path, monkeypatch):
     cache, text = begun(tmp_path)
     original = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: original(fd, [parts[0][:64]], at))

@@ -178,7 +178,7 @@ def decoded(count: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor]:
 
 
 @pytest.mark.parametrize("candidates", [1.0, 1.5])
-def test_prefetch_changes_when_clusters_are_read_and_not_what_is_attended_to(candidates):
+def test_prefetch_changes_when_clusters_are_read_and_not_the_attended_entries(candidates):
     """Static clusters: where clusters are split, a split needs them in memory, and prefetch brings it forward."""
     tight = {"strategy": "static", "resident_bytes": 46_000, "clusters": {"candidates": candidates}}
     ahead, output = decoded(**tight, residency=PageCacheSettings(prefetch=1))
@@ -232,7 +232,7 @@ FEW_LARGE = {"mean_entries": 16, "max_entries": 16}
 
 
 @pytest.mark.parametrize("bound", range(90_000, 150_000, 10_000))
-def test_half_filled_pages_are_evicted_where_room_is_needed(bound):
+def test_half_filled_pages_are_evicted_when_memory_is_needed(bound):
     """Eight heads of two layers would fill all frames with them; a limit that fits the prompt suffices."""
     with OffloadedCache(WIDE, settings(kv_budget=1.0, resident_bytes=bound, clusters=FEW_LARGE)) as cache:
         text = Text(cache, layers=2, heads=8)
@@ -280,7 +280,7 @@ def test_frames_withdrawn_for_a_long_pass_are_restored():
         assert cache.counts.peak_resident_bytes <= 120_000
 
 
-def test_a_prompts_clusters_stay_in_memory_where_there_is_room():
+def test_a_prompts_clusters_stay_in_memory_if_they_fit():
     with OffloadedCache(geometry(), settings(kv_budget=1.0)) as cache:
         text = Text(cache)
         text.begin(300)

@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,6 +14,7 @@ from kvweave.decode.persistence import persist, reset_files, resume
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.testing import tiny_adapter
+from processes import Program
 
 N = 120
 IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -121,7 +120,7 @@ def test_a_killed_process_leaves_nothing_that_can_be_resumed(adapter, tmp_path):
         "adapter = tiny_adapter('qwen2'); cache, _ = resume(adapter, pathlib.Path(sys.argv[1]), 90_000)\n"
         "for token in range(10, 10_000): adapter.step(cache, 3 + token % 200); print(token, flush=True)\n"
     )
-    running = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
+    running = Program(["-c", program, tmp_path])
     for _ in range(5):
         assert running.stdout.readline()
     running.send_signal(signal.SIGKILL)
@@ -178,7 +177,7 @@ def test_another_model_is_rejected(adapter, tmp_path):
         resume(tiny_adapter("qwen2", seed=1), tmp_path, KV.resident_bytes)
 
 
-def test_a_disk_without_room_for_the_index_leaves_none(adapter, tmp_path, monkeypatch):
+def test_a_disk_too_full_for_the_index_leaves_none(adapter, tmp_path, monkeypatch):
     def refuse(path, parts):
         raise OSError(errno.ENOSPC, "No space left on device")
 

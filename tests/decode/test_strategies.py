@@ -12,7 +12,7 @@ from kvweave.errors import InvalidRequest
 
 LOSSLESS = sorted(set(STRATEGIES) - {"window"})
 
-SMALL = 60_000  # bytes: room for some of the clusters below, not all
+SMALL = 60_000  # bytes: enough for some of the clusters below, not for all
 
 
 @pytest.mark.parametrize("strategy", LOSSLESS)
@@ -132,6 +132,6 @@ def test_the_error_for_an_unknown_strategy_names_the_known_ones():
         OffloadedCache(geometry(), settings(strategy="quest"))
 
 
-def test_the_error_for_too_little_memory_says_how_much_is_missing():
+def test_the_error_for_too_little_memory_names_the_missing_bytes():
     with pytest.raises(InvalidRequest, match=r"resident_bytes.*bytes more"):
         OffloadedCache(geometry(), settings(resident_bytes=4_000))

@@ -6,12 +6,22 @@ from kvweave.samples import CHUNK_TOKENS, TOP_K
 
 
 @pytest.fixture
-def open_kb(tmp_path):
-    """Opens knowledge bases under one home, without an answer bank unless asked for; closes them at the end."""
+def open_kb(tmp_path, request):
+    """Opens knowledge bases under one home, by default without an answer cache; closes them at the end.
+
+    A test file may name a RECIPE that prepares less than the default one, where nothing depends on it.
+    """
     opened = []
 
     def make(name="notes", **settings):
-        settings = {"chunk_tokens": CHUNK_TOKENS, "top_k": TOP_K, "answer_limit_bytes": 0, **settings}
+        recipe = getattr(request.module, "RECIPE", "weave")
+        settings = {
+            "recipe": recipe,
+            "chunk_tokens": CHUNK_TOKENS,
+            "top_k": TOP_K,
+            "answer_limit_bytes": 0,
+            **settings,
+        }
         opened.append(kvweave.open(name, home=tmp_path / "home", **settings))
         return opened[-1]
 
@@ -22,7 +32,7 @@ def open_kb(tmp_path):
 
 @pytest.fixture
 def tiny():
-    """The tiny model in place of the shipped one, for `tiny_kb.open_tiny`."""
+    """Replaces the shipped model with the tiny one, for `tiny_kb.open_tiny`."""
     undo = tiny_kb.load()
     yield
     undo()

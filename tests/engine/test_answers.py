@@ -1,4 +1,4 @@
-"""Questions and answers through the public face, on the shipped reference model."""
+"""Questions and answers through the public interface, on the shipped reference model."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +11,7 @@ from kvweave.samples import DOCUMENTS, sample_questions
 GLORRIC = "What is the password of Glorric?"
 
 
-def test_the_sample_questions_are_answered_and_the_second_time_nothing_but_the_question_is_computed(open_kb):
+def test_sample_questions_are_answered_and_only_the_question_is_computed(open_kb):
     base = open_kb()
     report = base.add(DOCUMENTS)
     assert report.chunks == report.chunk_kv_computed > len(report.added) > 10
@@ -22,17 +22,17 @@ def test_the_sample_questions_are_answered_and_the_second_time_nothing_but_the_q
         reused += answer.text == question.answer
         right += base.ask(question.text, recipe="full").text == question.answer
     assert right == len(sample_questions())
-    assert reused >= 0.6 * right  # what needs no other chunk survives plain reuse
+    assert reused >= 0.6 * right  # plain reuse answers the questions that one chunk answers
 
 
-def test_answers_at_ratio_one_are_those_of_full_attention(open_kb):
+def test_answers_at_ratio_one_equal_those_of_full_attention(open_kb):
     base = open_kb()
     base.add(DOCUMENTS)
     for question in sample_questions():
         assert base.ask(question.text, ratio=1.0).text == base.ask(question.text, recipe="full").text
 
 
-def test_an_answer_says_where_it_came_from_and_where_the_time_went(open_kb, documents):
+def test_an_answer_has_its_sources_and_times(open_kb, documents):
     base = open_kb()
     base.add(documents)
     stream = base.stream(GLORRIC)
@@ -57,7 +57,7 @@ def test_an_answer_says_where_it_came_from_and_where_the_time_went(open_kb, docu
     assert timing.answer_tokens == len(base.adapter.template.tokenize(answer.text))
 
 
-def test_chunks_of_one_document_stand_in_reading_order(open_kb):
+def test_chunks_of_one_document_are_in_reading_order(open_kb):
     base = open_kb()
     base.add(DOCUMENTS)
     for question in sample_questions():
@@ -66,7 +66,7 @@ def test_chunks_of_one_document_stand_in_reading_order(open_kb):
         assert all(starts == sorted(starts) for starts in by_document.values())
 
 
-def test_a_prompt_that_is_too_long_says_so_and_chunks_are_dropped_only_if_allowed(open_kb, documents):
+def test_a_too_long_prompt_is_refused_unless_chunks_may_be_dropped(open_kb, documents):
     base = open_kb(max_new_tokens=4000)
     base.add(documents)
     with pytest.raises(PromptTooLong, match="more than the 4096"):
@@ -76,7 +76,7 @@ def test_a_prompt_that_is_too_long_says_so_and_chunks_are_dropped_only_if_allowe
 
 
 def test_tokenization_of_chunks_and_prompts_agrees(open_kb, documents):
-    """The ids a chunk's KV was made from are the ids it has in a prompt; else nothing would ever be found."""
+    """A chunk has the same token ids in its stored KV and in a prompt; otherwise its KV would never be found."""
     (documents / "odd.txt").write_text("Ruth <eos> <bos> [unk] \u00e9\u4e16 \U0001f600 <pad>\n\n\n lamp")
     base = open_kb()
     base.add(documents)
@@ -91,7 +91,7 @@ def test_sampling_is_reproducible_with_a_seed(open_kb, documents):
     assert base.ask(GLORRIC).text == base.ask(GLORRIC).text != "walnut"
 
 
-def test_iterating_twice_keeps_the_answer(open_kb, documents):
+def test_a_second_iteration_yields_nothing_and_keeps_the_answer(open_kb, documents):
     base = open_kb()
     base.add(documents)
     stream = base.stream(GLORRIC)
@@ -100,7 +100,7 @@ def test_iterating_twice_keeps_the_answer(open_kb, documents):
     assert stream.answer.text == "walnut"
 
 
-def test_threads_may_ask_one_knowledge_base_at_once(open_kb):
+def test_several_threads_ask_one_knowledge_base(open_kb):
     base = open_kb()
     base.add(DOCUMENTS)
     questions = [q for q in sample_questions() if q.kind in ("single", "multikey")] * 3

@@ -1,4 +1,4 @@
-"""A knowledge base whose recipe reads with a second model, and the prompts that such a model is tuned on."""
+"""A knowledge base whose recipe selects with an auxiliary model, and the prompts that this model is tuned on."""
 
 import pytest
 
@@ -12,9 +12,7 @@ def notes(base) -> list[str]:
     return sorted(kind for kind in base.store.stats().by_kind if kind.startswith("auxiliary-"))
 
 
-def test_adding_reads_the_chunks_with_the_auxiliary_model_that_the_settings_name(
-    open_kb, documents, tmp_path
-):
+def test_add_records_features_with_the_configured_auxiliary_model(open_kb, documents, tmp_path):
     tiny_model("llama", seed=7).save_pretrained(tmp_path / "auxiliary")
     tiny_tokenizer().save_pretrained(tmp_path / "auxiliary")
     plain = open_kb()
@@ -22,7 +20,7 @@ def test_adding_reads_the_chunks_with_the_auxiliary_model_that_the_settings_name
     assert notes(plain) == []
     plain.close()
     shipped = open_kb(recipe="cacheclip-refill")
-    shipped.add(documents)  # the KV is there already: what is recorded is caught up with
+    shipped.add(documents)  # the KV is there already; only the features are computed
     assert shipped.missing_kv() == 0
     assert len(notes(shipped)) == 1
     shipped.close()
@@ -34,7 +32,7 @@ def test_adding_reads_the_chunks_with_the_auxiliary_model_that_the_settings_name
     assert other.ask(GLORRIC, ratio=0.5).plan.recomputed_tokens > 0
 
 
-def test_a_prompt_has_the_chunks_that_an_answer_would_rest_on(open_kb, documents):
+def test_a_prompt_has_the_chunks_of_the_answer(open_kb, documents):
     base = open_kb(system="Answer briefly.")
     with pytest.raises(EmptyKnowledgeBase):
         base.prompt(GLORRIC)

@@ -1,4 +1,4 @@
-"""A conversation goes on where it was left, in another process as in this one."""
+"""A conversation resumes where it was left, also in another process."""
 
 import errno
 import os
@@ -51,7 +51,7 @@ def say(talk, questions, versions=()) -> list[str]:
     return ["".join(talk.send(question, CHUNKS, Decoded(), versions)) for question in questions]
 
 
-def test_resumed_between_any_two_turns_it_says_the_same(adapter, tmp_path):
+def test_resuming_between_turns_gives_the_same_replies(adapter, tmp_path):
     with opened(adapter, tmp_path / "whole") as talk:
         expected = say(talk, QUESTIONS)
         tokens = talk.token_ids
@@ -63,31 +63,31 @@ def test_resumed_between_any_two_turns_it_says_the_same(adapter, tmp_path):
     assert talk.token_ids == tokens
 
 
-def test_everything_in_the_budget_is_an_ordinary_text(adapter, tmp_path):
+def test_the_whole_budget_gives_the_replies_of_plain_transformers(adapter, tmp_path):
     with opened(adapter, tmp_path, WHOLE) as talk:
         say(talk, QUESTIONS[:2])
     text, turn = talk.token_ids, adapter.template.render_turn(Prompt(QUESTIONS[1], (), "Read.")).token_ids
     places = [at for at in range(len(text)) if tuple(text[at : at + len(turn)]) == turn]
-    assert len(places) == 1, "the second turn stands in the text once, without chunks"
+    assert len(places) == 1, "the second turn is in the text once, without chunks"
     start = places[0] + len(turn)
     with torch.no_grad():
         logits = adapter.model(torch.tensor([text])).logits[0]
     assert logits[start - 1 : len(text) - 1].argmax(-1).tolist() == text[start:]
 
 
-def test_one_that_was_not_closed_is_recompute_from_what_was_said(adapter, tmp_path):
+def test_a_conversation_that_was_not_closed_is_recomputed(adapter, tmp_path):
     with opened(adapter, tmp_path / "whole", WHOLE) as talk:
         expected = say(talk, QUESTIONS[:3])
     talk = opened(adapter, tmp_path / "killed", WHOLE)
     got = say(talk, QUESTIONS[:2])
-    talk._held.close()  # as a process that is killed leaves it: no index, and the lock is gone
+    talk._held.close()  # as after a kill: no index, and the lock is gone
     talk._stack.close()
     with opened(adapter, tmp_path / "killed", WHOLE) as talk:
         assert got + say(talk, QUESTIONS[2:3]) == expected
 
 
-def test_whole_files_of_another_text_are_not_gone_on_with(adapter, tmp_path, monkeypatch):
-    """As long, but not what was said: told apart by every token."""
+def test_files_of_another_text_are_recomputed(adapter, tmp_path, monkeypatch):
+    """The files hold a text of the same length with other tokens, so they are not used."""
     with opened(adapter, tmp_path, WHOLE) as talk:
         say(talk, QUESTIONS[:2])
     said = read_state(tmp_path)
@@ -100,8 +100,8 @@ def test_whole_files_of_another_text_are_not_gone_on_with(adapter, tmp_path, mon
         assert computed == [talk.token_ids] == [list(said.token_ids[::-1])]
 
 
-def test_one_that_is_recompute_attends_to_everything_while_it_is(adapter, tmp_path):
-    """A budget is for decoding: what is computed again is prefilled as a prompt is."""
+def test_recomputing_attends_to_everything(adapter, tmp_path):
+    """A budget applies to decoding only; recomputing prefills the text as it prefills a prompt."""
     talk = opened(adapter, tmp_path)
     say(talk, QUESTIONS[:2])
     talk._held.close()
@@ -113,7 +113,7 @@ def test_one_that_is_recompute_attends_to_everything_while_it_is(adapter, tmp_pa
         assert talk._held.counts.peak_resident_bytes <= KV.resident_bytes
 
 
-def test_one_that_goes_on_keeps_to_the_bound_it_is_given_now(adapter, tmp_path):
+def test_a_resumed_conversation_keeps_to_the_new_memory_bound(adapter, tmp_path):
     with opened(adapter, tmp_path / "whole", WHOLE) as talk:
         expected = say(talk, QUESTIONS)
     with opened(adapter, tmp_path / "kept", WHOLE) as talk:
@@ -123,7 +123,7 @@ def test_one_that_goes_on_keeps_to_the_bound_it_is_given_now(adapter, tmp_path):
         assert talk._held.counts.peak_resident_bytes <= 80_000
 
 
-def test_of_another_process_budget_or_model_it_is_refused(adapter, tmp_path):
+def test_another_process_budget_or_model_is_refused(adapter, tmp_path):
     with opened(adapter, tmp_path) as talk:
         say(talk, QUESTIONS[:1])
         with pytest.raises(InvalidRequest, match="another process has the conversation"):
@@ -134,7 +134,7 @@ def test_of_another_process_budget_or_model_it_is_refused(adapter, tmp_path):
         opened(tiny_adapter("qwen2", seed=1), tmp_path)
 
 
-def test_begun_anew_it_has_forgotten_everything(adapter, tmp_path):
+def test_starting_over_forgets_everything(adapter, tmp_path):
     with opened(adapter, tmp_path) as talk:
         (first,) = say(talk, QUESTIONS[:1])
         with pytest.raises(InvalidRequest, match="another process has the conversation"):
@@ -145,7 +145,7 @@ def test_begun_anew_it_has_forgotten_everything(adapter, tmp_path):
         assert say(talk, QUESTIONS[:1]) == [first]
 
 
-def test_a_turn_without_room_is_refused_and_the_conversation_stays(adapter, tmp_path):
+def test_a_turn_that_does_not_fit_is_refused_and_changes_nothing(adapter, tmp_path):
     with opened(adapter, tmp_path) as talk:
         (first,) = say(talk, QUESTIONS[:1])
         with pytest.raises(PromptTooLong):
@@ -157,7 +157,7 @@ def test_a_turn_without_room_is_refused_and_the_conversation_stays(adapter, tmp_
 
 
 @pytest.mark.parametrize("between", ["turns", "processes"])
-def test_after_a_read_error_it_goes_on_from_the_turn_before(adapter, tmp_path, monkeypatch, between):
+def test_after_a_read_error_it_resumes_from_the_previous_turn(adapter, tmp_path, monkeypatch, between):
     with opened(adapter, tmp_path / "whole", WHOLE) as talk:
         expected = say(talk, QUESTIONS[:2])
 
@@ -178,7 +178,7 @@ def test_after_a_read_error_it_goes_on_from_the_turn_before(adapter, tmp_path, m
 
 
 def follows(adapter, text, replied) -> None:
-    """Whether the last tokens of a text are those that plain transformers chooses, each from a pass over all before it."""
+    """Return whether plain transformers chooses the same last tokens, each from a pass over all tokens before it."""
     for at in range(len(text) - replied, len(text)):
         with torch.no_grad():
             logits = adapter.model(torch.tensor([text[:at]])).logits[0, -1]
@@ -186,9 +186,9 @@ def follows(adapter, text, replied) -> None:
 
 
 @pytest.mark.parametrize("replied", [64, 65, 80])
-def test_it_goes_on_where_the_frequencies_change(tmp_path, monkeypatch, replied):
-    """LongRoPE: the text outgrows the short ones by what the second turn adds, a reply's last token, or amid a reply."""
-    adapter = tiny_adapter("phi3-longrope")  # trained to 64
+def test_it_continues_when_the_frequencies_change(tmp_path, monkeypatch, replied):
+    """LongRoPE: the text exceeds the short range with the second turn, with a reply's last token, or within a reply."""
+    adapter = tiny_adapter("phi3-longrope")  # trained on 64 positions
     adapter.model.generation_config.eos_token_id = []
     monkeypatch.setattr(adapter, "append", partial(adapter.append, block_tokens=16))
     lengths, new_tokens = [], replied - adapter.template.render(Prompt("Who?", (), "Read.")).tokens
@@ -200,7 +200,7 @@ def test_it_goes_on_where_the_frequencies_change(tmp_path, monkeypatch, replied)
         follows(adapter, talk.token_ids, new_tokens)
         lengths.append(len(talk.token_ids))
         if turn == 2:
-            talk._held.close()  # as a process that is killed leaves it
+            talk._held.close()  # as after a kill
             talk._stack.close()
             talk = opened(adapter, tmp_path, WHOLE, new_tokens)
     talk.close()
@@ -211,9 +211,7 @@ def test_it_goes_on_where_the_frequencies_change(tmp_path, monkeypatch, replied)
 
 @pytest.mark.parametrize("whole_turns", [0, 1])
 @pytest.mark.parametrize("new_tokens", [1, 12])
-def test_a_turn_that_nobody_listens_to_until_its_end_was_never_said(
-    adapter, tmp_path, whole_turns, new_tokens
-):
+def test_a_turn_that_is_not_read_to_its_end_is_discarded(adapter, tmp_path, whole_turns, new_tokens):
     questions = QUESTIONS[:whole_turns]
     with opened(adapter, tmp_path / "whole", WHOLE, new_tokens) as talk:
         say(talk, questions)
@@ -232,7 +230,7 @@ def test_a_turn_that_nobody_listens_to_until_its_end_was_never_said(
         assert talk.token_ids == tokens
 
 
-def test_a_turn_that_breaks_off_while_it_is_read_was_never_said(adapter, tmp_path, monkeypatch):
+def test_a_turn_that_is_interrupted_in_its_prefill_is_discarded(adapter, tmp_path, monkeypatch):
     with opened(adapter, tmp_path / "whole", WHOLE) as talk:
         expected = say(talk, QUESTIONS[:2])
     with opened(adapter, tmp_path / "broken", WHOLE) as talk:
@@ -245,14 +243,14 @@ def test_a_turn_that_breaks_off_while_it_is_read_was_never_said(adapter, tmp_pat
 
 
 def broken(appending, layer, keys, values, write=TurnAppender.write) -> None:
-    """What an interrupt behind the first layer of a turn leaves."""
+    """Interrupt a turn after its first layer."""
     if layer:
         raise KeyboardInterrupt
     write(appending, layer, keys, values)
 
 
 @pytest.mark.parametrize("between", ["turns", "processes"])
-def test_after_its_document_is_gone_it_starts_over(adapter, tmp_path, caplog, between):
+def test_it_starts_over_after_its_document_is_removed(adapter, tmp_path, caplog, between):
     listed = {"lamp:1", "key:1"}
     with opened(adapter, tmp_path / "only") as talk:
         expected = say(talk, QUESTIONS[1:2])
@@ -270,11 +268,11 @@ def test_after_its_document_is_gone_it_starts_over(adapter, tmp_path, caplog, be
         "over: documents that it had read were removed or changed"
     ]
     with opened(adapter, tmp_path / "gone", visible=lambda: listed) as talk:
-        assert talk.token_ids  # what it has read since is there
+        assert talk.token_ids  # it has what it has read since
     assert len(caplog.records) == 1
 
 
-def test_one_that_ends_after_its_document_has_gone_leaves_nothing(adapter, tmp_path):
+def test_closing_after_its_document_is_removed_leaves_no_files(adapter, tmp_path):
     listed = {"lamp:1"}
     with opened(adapter, tmp_path, visible=lambda: listed) as talk:
         say(talk, QUESTIONS[:1], ["lamp:1"])
@@ -282,7 +280,7 @@ def test_one_that_ends_after_its_document_has_gone_leaves_nothing(adapter, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_what_was_said_stays_where_a_full_disk_takes_no_more(adapter, tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_earlier_turns(adapter, tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -293,7 +291,7 @@ def test_what_was_said_stays_where_a_full_disk_takes_no_more(adapter, tmp_path, 
             patch.setattr("kvweave.files.os.fsync", full)
             with pytest.raises(StoreError, match="the conversation cannot be written"):
                 say(talk, QUESTIONS[1:2])
-        talk._held.close()  # as a process that is killed leaves it
+        talk._held.close()  # as after a kill
         talk._held = None
     with opened(adapter, tmp_path) as talk:
         assert talk.token_ids == tokens

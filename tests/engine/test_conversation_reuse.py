@@ -1,4 +1,4 @@
-"""Every turn of a conversation reuses stored chunk KV, also those that stand behind what was said before."""
+"""Every turn of a conversation reuses stored chunk KV, also after earlier turns."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,7 +36,7 @@ WHOLE, TIGHT = OffloadSettings(1.0, **SMALL), OffloadSettings(0.5, 120_000, **SM
 
 
 class Talk(Conversation):
-    """Two turns; the chunks of the second, which are others than those of the first, are stored."""
+    """Two turns with different chunks; the chunks of the second are stored."""
 
     def __init__(
         self, adapter: Adapter, folder: Path, store: ChunkStore, recipe: Recipe, kv: OffloadSettings
@@ -73,8 +73,8 @@ def stored(adapter: Adapter, store: ChunkStore, recipe: str = "reuse") -> None:
     prepare(adapter, store, LATER, recipe=recipe, system="Read.")
 
 
-def test_reused_kv_stands_where_its_chunk_stands_in_the_text(adapter, store, tmp_path):
-    """The definition: a canvas of the whole text with that KV in its place, and every other row computed."""
+def test_reused_kv_is_at_the_position_of_its_chunk(adapter, store, tmp_path):
+    """By definition: a fused cache of the whole text with that KV in its place, and every other row computed."""
     stored(adapter, store)
     with Talk(adapter, tmp_path / "talk", store, recipe_named("reuse"), WHOLE) as talk:
         talk.turn(0)
@@ -119,9 +119,11 @@ def test_recomputing_everything_is_plain_full_attention(adapter, store, tmp_path
 @pytest.mark.parametrize(
     "recipe", ["prophetkv", "cacheblend-gradual", "qcfuse", "cachecraft", "naive", "fusionrag"]
 )
-def test_recipes_spend_their_budget_on_a_later_turn_and_it_can_be_resumed(recipe, store, tmp_path):
+def test_recipes_use_their_budget_in_a_later_turn_which_can_be_resumed(recipe, store, tmp_path):
     adapter = tiny_adapter()
-    stored(adapter, store, "naive" if recipe == "naive" else "reuse")  # which takes chunks prepared alone
+    stored(
+        adapter, store, "naive" if recipe == "naive" else "reuse"
+    )  # naive takes chunks that were prepared alone
     with Talk(adapter, tmp_path / "whole", store, recipe_named(recipe), TIGHT) as talk:
         expected = [talk.turn(0), talk.turn(1)]
         assert talk._held is not None
@@ -157,12 +159,12 @@ def test_damage_is_found_before_the_text_changes(store, tmp_path):
     assert origins == ["fresh", "reused"]
 
 
-def test_the_exact_path_of_a_prompt_is_not_that_of_a_turn(store, tmp_path):
-    """KV that was stored as the exact path of a prompt stands for nothing behind other text."""
+def test_exact_versions_of_a_prompt_are_not_used_in_a_turn(store, tmp_path):
+    """KV that is exact after the system prefix of a prompt is not used after other text."""
     adapter = tiny_adapter()
     recipe = recipe_named("prefix")
     with Talk(adapter, tmp_path / "first", store, recipe, WHOLE) as talk:
-        talk.turn(1)  # its chunks are remembered as the path behind the system prefix
+        talk.turn(1)  # its chunks are stored as exact after the system prefix
     assert store.versions(adapter.fingerprint, [adapter.template.chunk_ids(LATER[0])]) != [[]]
     with Talk(adapter, tmp_path / "second", store, recipe, WHOLE) as talk:
         talk.turn(0)
@@ -170,7 +172,7 @@ def test_the_exact_path_of_a_prompt_is_not_that_of_a_turn(store, tmp_path):
     assert {span.origin for span in talk.results[1].plan.spans} == {"fresh"}
 
 
-def test_a_turn_is_a_prompt_of_its_own_parts():
+def test_a_turn_has_the_spans_of_a_prompt():
     adapter = tiny_adapter()
     turn = adapter.template.render_turn(Prompt("Why?", LATER, "Read."))
     assert [span.kind for span in turn.spans] == ["system", "chunk", "chunk", "question"]

@@ -1,4 +1,4 @@
-"""Conversations about documents that are taken out or change: nothing of them is gone on with, nor lies there."""
+"""Conversations about documents that are removed or changed: they start over, and their files are deleted."""
 
 import tiny_kb
 
@@ -6,7 +6,7 @@ ASKED = "Where is the river?"
 
 
 def began(base) -> list[int]:
-    """Have a first turn about all there is, and say which tokens the conversation holds then."""
+    """Have a first turn about all documents; return the tokens of the conversation."""
     with base.conversation() as talk:
         "".join(base.send(talk, ASKED))
         return list(talk.token_ids)
@@ -16,7 +16,7 @@ def kept(base) -> set[str]:
     return {path.name for path in (base.folder / "conversations" / "default").iterdir()}
 
 
-def test_a_removed_document_takes_the_conversations_along_that_have_read_it(tiny, tmp_path, caplog):
+def test_removing_a_document_deletes_the_conversations_that_have_read_it(tiny, tmp_path, caplog):
     notes = [tmp_path / f"{number}.txt" for number in range(2)]
     for number, note in enumerate(notes):
         note.write_text(tiny_kb.text(number, parts=1))
@@ -36,7 +36,7 @@ def test_a_removed_document_takes_the_conversations_along_that_have_read_it(tiny
         assert kept(base) == {"lock", "said.json"}
 
 
-def test_a_changed_document_makes_a_conversation_begin_anew_and_an_added_one_does_not(tiny, tmp_path):
+def test_a_changed_document_makes_a_conversation_start_over_and_an_added_one_does_not(tiny, tmp_path):
     note, other = tmp_path / "note.txt", tmp_path / "other.txt"
     note.write_text(tiny_kb.text(0, parts=1))
     other.write_text(tiny_kb.text(1, parts=1))
@@ -48,7 +48,7 @@ def test_a_changed_document_makes_a_conversation_begin_anew_and_an_added_one_doe
             assert talk.token_ids == tokens
             note.write_text(tiny_kb.text(2, parts=1))
             base.add(note, other)
-            assert talk.token_ids == tokens  # it is being had, and finds out with its next turn
+            assert talk.token_ids == tokens  # an open conversation notices the change in its next turn
             "".join(base.send(talk, ASKED))
             read = base.adapter.template.decode(talk.token_ids)
             assert "Note 2" in read

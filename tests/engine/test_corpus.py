@@ -1,4 +1,4 @@
-"""The chunks around one in a knowledge base, while documents come and go."""
+"""Neighbours of a chunk in a knowledge base, while documents are added and removed."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from kvweave.engine.components import ListedCorpus
 
 @pytest.fixture
 def base(open_kb, documents):
-    """With three documents, one of them there three times."""
+    """A knowledge base with three documents, one of them in three copies."""
     for name in ("copy.md", "again.md"):
         shutil.copy(documents / "passwords.md", documents / name)
     base = open_kb()
@@ -22,7 +22,7 @@ def corpus_of(base):
 
 
 def chunks_of(base):
-    """Of every listed document its chunks' ids, in reading order."""
+    """Return the token ids of the chunks of every listed document, in reading order."""
     found = {}
     rows = base._state.documents.all_chunks()
     texts = base._components.index.texts([row.row_id for row in rows])
@@ -31,7 +31,7 @@ def chunks_of(base):
     return found
 
 
-def test_texts_that_several_documents_hold_take_no_others_place(base):
+def test_texts_of_several_documents_count_once(base):
     chunks = {ids for own in chunks_of(base).values() for ids in own}
     for ids in chunks:
         for most in (1, 2, len(chunks) - 1):
@@ -40,13 +40,13 @@ def test_texts_that_several_documents_hold_take_no_others_place(base):
             assert chunks - {ids} >= {*others}
 
 
-def test_a_chunk_of_a_document_that_another_process_removed_has_no_neighbours(base, documents):
+def test_a_chunk_of_a_removed_document_has_no_neighbours(base, documents):
     chunks = chunks_of(base)
     supper = chunks[str(documents / "supper.md")]
     before = corpus_of(base)
     assert before.similar(supper[-1], 1)
     base.remove(documents / "supper.md")
-    assert not before.similar(supper[-1], 1)  # listed then, its text is gone
+    assert not before.similar(supper[-1], 1)  # it was listed before, but its text is gone
     after = corpus_of(base)
     assert [after.similar(supper[-1], 1), after.previous(supper[-1], 1)] == [[], []]
     kept = chunks[str(documents / "badges.txt")]

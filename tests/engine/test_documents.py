@@ -1,4 +1,4 @@
-"""Documents in, changed and out again, and the KV that goes with them."""
+"""Adding, changing and removing documents, and their chunk KV."""
 
 import shutil
 import subprocess
@@ -9,10 +9,12 @@ import pytest
 import kvweave
 from kvweave.errors import EmptyKnowledgeBase
 
+RECIPE = "reuse"
+
 GLORRIC = "What is the password of Glorric?"
 
 
-def test_adding_again_does_only_what_changed(open_kb, documents):
+def test_adding_again_processes_only_changes(open_kb, documents):
     base = open_kb(recipe="reuse")
     assert len(base.add(documents).added) == 3
     again = base.add(documents)
@@ -35,10 +37,10 @@ def test_a_changed_file_keeps_the_kv_of_its_unchanged_chunks(open_kb, documents)
     assert report.chunks > report.chunk_kv_computed >= 1
 
 
-def test_a_removed_document_takes_its_chunks_vectors_and_kv_along(open_kb, documents):
+def test_removing_a_document_deletes_its_chunks_vectors_and_kv(open_kb, documents):
     base = open_kb()
     base.add(documents)
-    base.ask(GLORRIC, recipe="prefix")  # nodes whose paths run through several documents
+    base.ask(GLORRIC, recipe="prefix")  # exact versions after chunks of several documents
     before = base.store.stats().entries
     base.remove(documents / "passwords.md")
     assert len(base.documents()) == 2
@@ -48,7 +50,7 @@ def test_a_removed_document_takes_its_chunks_vectors_and_kv_along(open_kb, docum
     assert base.store.verify().sound
 
 
-def test_nothing_is_left_of_the_only_document(open_kb, documents):
+def test_removing_the_only_document_leaves_nothing(open_kb, documents):
     base = open_kb()
     base.add(documents / "passwords.md")
     base.ask(GLORRIC, recipe="prefix")
@@ -58,7 +60,7 @@ def test_nothing_is_left_of_the_only_document(open_kb, documents):
         base.ask(GLORRIC)
 
 
-def test_kv_that_two_documents_share_goes_with_the_last_one(open_kb, documents):
+def test_kv_that_two_documents_share_is_deleted_with_the_last_one(open_kb, documents):
     base = open_kb()
     (documents / "copy.md").write_text((documents / "passwords.md").read_text())
     base.add(documents)
@@ -77,8 +79,8 @@ def test_a_file_that_vanished_from_a_folder_is_removed_when_the_folder_is_added_
     assert len(base.documents()) == 2
 
 
-def test_a_store_too_small_for_everything_keeps_its_limit_and_still_answers(open_kb, documents):
-    base = open_kb(limit_bytes=1_800_000)
+def test_a_store_that_is_too_small_keeps_its_limit_and_still_answers(open_kb, documents):
+    base = open_kb(recipe="weave", limit_bytes=1_800_000)
     report = base.add(documents)
     assert report.chunk_kv_left_out > 0
     assert base.store.stats().bytes <= 1_800_000
@@ -94,7 +96,7 @@ def test_another_recipe_gets_its_own_preparation(open_kb, documents):
     assert bare.ask(GLORRIC).plan.reused_tokens > 0
 
 
-def test_a_raised_limit_is_caught_up_with(open_kb, documents):
+def test_after_a_raised_limit_add_prepares_the_rest(open_kb, documents):
     base = open_kb(recipe="reuse", limit_bytes=1_800_000)
     left_out = base.add(documents).chunk_kv_left_out
     base.store.set_limit(10**8)
@@ -102,7 +104,7 @@ def test_a_raised_limit_is_caught_up_with(open_kb, documents):
     assert (report.chunk_kv_computed, report.chunk_kv_left_out) == (left_out, 0)
 
 
-def test_in_a_full_store_new_documents_take_the_room_of_what_was_never_asked_for(open_kb, documents):
+def test_in_a_full_store_new_documents_evict_unused_entries(open_kb, documents):
     base = open_kb(recipe="reuse", limit_bytes=1_800_000)
     base.add(documents)
     base.store.set_limit(base.store.stats().bytes)
@@ -112,12 +114,12 @@ def test_in_a_full_store_new_documents_take_the_room_of_what_was_never_asked_for
     )
     report = base.add(documents)
     assert report.chunk_kv_computed == 1
-    assert base.missing_kv() > before  # older entries had to go
+    assert base.missing_kv() > before  # older entries were evicted
     assert base.ask("What is the password of Plabry?", top_k=1).plan.reused_share > 0.5
     assert base.store.stats().bytes <= 1_800_000
 
 
-def test_what_was_asked_for_is_not_pushed_out_by_new_documents(open_kb, documents):
+def test_used_entries_are_not_evicted_by_new_documents(open_kb, documents):
     base = open_kb(recipe="reuse", storage="exact", limit_bytes=1_800_000)
     base.add(documents)
     base._state.database.execute("UPDATE entries SET uses = 1")  # as if each had been found once
@@ -129,7 +131,7 @@ def test_what_was_asked_for_is_not_pushed_out_by_new_documents(open_kb, document
     assert base.store.stats().evicted == 0
 
 
-def test_a_document_replaced_by_a_folder_or_reached_by_a_new_link_leaves_no_stale_text(open_kb, documents):
+def test_replacing_a_document_by_a_folder_or_linking_to_it_leaves_no_stale_text(open_kb, documents):
     base = open_kb()
     base.add(documents)
     words = documents / "passwords.md"
@@ -142,7 +144,7 @@ def test_a_document_replaced_by_a_folder_or_reached_by_a_new_link_leaves_no_stal
     assert "cheese" not in "".join(s.text for s in base.ask("What was ordered by Bertnis?").sources)
 
 
-def test_the_home_is_not_indexed_into_itself(open_kb, documents, tmp_path):
+def test_the_home_folder_is_not_indexed(open_kb, documents, tmp_path):
     base = kvweave.open("notes", home=documents / "kept", chunk_tokens=48)
     with base:
         base.add(documents)
@@ -151,7 +153,7 @@ def test_the_home_is_not_indexed_into_itself(open_kb, documents, tmp_path):
         assert report.skipped == ()
 
 
-def test_a_folder_replaced_by_a_file_leaves_nothing_behind(open_kb, documents):
+def test_replacing_a_folder_by_a_file_removes_its_documents(open_kb, documents):
     base = open_kb()
     base.add(documents)
     shutil.rmtree(documents)
@@ -161,7 +163,7 @@ def test_a_folder_replaced_by_a_file_leaves_nothing_behind(open_kb, documents):
     assert [d.source for d in base.documents()] == [str(documents)]
 
 
-def test_listing_and_removing_the_unindexed_bring_none_of_the_code_that_runs_models(open_kb, documents):
+def test_listing_and_removing_unknown_documents_import_no_model_code(open_kb, documents):
     base = open_kb()
     base.add(documents)
     script = """

@@ -1,4 +1,4 @@
-"""A knowledge base that one process empties while another one fills it: whatever is listed is whole."""
+"""One process empties a knowledge base while another one fills it: every listed document is complete."""
 
 import threading
 
@@ -10,7 +10,7 @@ from kvweave.errors import StoreError
 
 @pytest.fixture
 def bases(tmp_path, tiny):
-    """Two processes on one knowledge base with one document in it, as far as files and locks can tell."""
+    """Two open knowledge bases on the same files, as in two processes, with one document."""
     with open_tiny(tmp_path / "home") as one, open_tiny(tmp_path / "home") as other:
         (tmp_path / "0.txt").write_text(text(0))
         (tmp_path / "1.txt").write_text(text(1))
@@ -22,7 +22,7 @@ def is_whole(base):
     return base.lost_documents() == [] and base.missing_kv() == 0 and base.store.verify().sound
 
 
-def test_what_is_added_right_behind_the_removal_keeps_its_index_and_kv(bases, tmp_path, monkeypatch):
+def test_a_document_added_right_after_the_removal_keeps_its_index_and_kv(bases, tmp_path, monkeypatch):
     one, other = bases
     forget = one._components.forget
 
@@ -37,24 +37,24 @@ def test_what_is_added_right_behind_the_removal_keeps_its_index_and_kv(bases, tm
     assert other.ask("what about 1").sources
 
 
-def test_what_is_added_while_entries_are_dropped_is_removed_as_well_or_whole(bases, tmp_path, monkeypatch):
+def test_a_document_added_while_entries_are_dropped_is_removed_or_complete(bases, tmp_path, monkeypatch):
     one, other = bases
     clear, refusals = one.store.clear, []
 
     def add():
         try:
             other.add(tmp_path / "1.txt")
-        except StoreError as refused:  # the index went before it could be listed there
+        except StoreError as refused:  # the index was deleted before the document was listed
             refusals.append(str(refused))
 
     adding = threading.Thread(target=add)
 
-    def clear_beside_it():
+    def clear_while_adding():
         adding.start()
-        adding.join(timeout=2)  # unless it has to wait for the removal
+        adding.join(timeout=2)  # returns early unless it has to wait for the removal
         return clear()
 
-    monkeypatch.setattr(one.store, "clear", clear_beside_it)
+    monkeypatch.setattr(one.store, "clear", clear_while_adding)
     one.remove_all()
     adding.join()
     assert len(refusals) + len(other.documents()) == 1
@@ -64,15 +64,15 @@ def test_what_is_added_while_entries_are_dropped_is_removed_as_well_or_whole(bas
         assert later.ask("what about 1").sources
 
 
-def test_vectors_that_went_with_the_index_are_not_listed(bases, tmp_path, monkeypatch):
+def test_documents_whose_vectors_were_deleted_are_not_listed(bases, tmp_path, monkeypatch):
     one, other = bases
     write = other._components.index.add
 
-    def emptied_behind(*written):
+    def emptied_after(*written):
         write(*written)
         one.remove_all()
 
-    monkeypatch.setattr(other._components.index, "add", emptied_behind)
+    monkeypatch.setattr(other._components.index, "add", emptied_after)
     with pytest.raises(StoreError, match="emptied"):
         other.add(tmp_path / "1.txt")
     assert other.documents() == []

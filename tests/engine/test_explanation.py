@@ -1,4 +1,4 @@
-"""What became of every token of a prompt, told after the answer."""
+"""The origin of every token of a prompt, as explained after the answer."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ from kvweave.types import Prompt, Span, TokenizedPrompt
 
 
 def answered(ids, selected=()):
-    """A prompt of three parts: exact, reused, fresh."""
+    """Return an answer whose prompt has three spans: exact, reused, fresh."""
     a, b, end = len(ids) // 3, 2 * len(ids) // 3, len(ids)
     spans = [("system", 0, a, "exact"), ("chunk", a, b, "reused"), ("question", b, end, "fresh")]
     plan = Plan(
@@ -32,7 +32,7 @@ def answered(ids, selected=()):
 
 
 def metaspace_tokenizer():
-    """As SentencePiece models have it: the space belongs to the word, and the first one is dropped when decoding."""
+    """A tokenizer as of SentencePiece models: the space belongs to the word, and decoding drops the first one."""
     words = ["<unk>", "▁The", "▁inn", "▁is", "▁north", "ern", "."]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -40,7 +40,7 @@ def metaspace_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-def test_every_token_has_the_origin_that_the_plan_counts():
+def test_origins_of_tokens_agree_with_the_plan():
     one = answered(range(10, 22), selected=[0, 5, 7])
     origins = [token.origin for token in explain(one, tiny_adapter().tokenizer)]
     assert origins == [
@@ -60,7 +60,7 @@ def test_every_token_has_the_origin_that_the_plan_counts():
 @pytest.mark.parametrize(
     "text", ["The inn is here.\n\n  Two.", "Zoë 世界 \U0001f469\u200d\U0001f52c ends", "x" * 60]
 )
-def test_the_texts_together_are_the_prompt(text):
+def test_the_texts_of_all_tokens_make_the_prompt(text):
     adapter = tiny_adapter()
     ids = adapter.template.render(Prompt("Where?", (text, "More."))).token_ids
     tokens = explain(answered(ids), adapter.tokenizer)
@@ -69,19 +69,19 @@ def test_the_texts_together_are_the_prompt(text):
     assert all("\ufffd" not in token.text for token in tokens)
 
 
-def test_bytes_that_never_make_a_character_are_shown_as_broken():
+def test_incomplete_bytes_are_shown_as_broken():
     adapter = tiny_adapter()
     ids = [*adapter.template.tokenize("世")[:1], *adapter.template.tokenize("abc")]
     tokens = explain(answered(ids), adapter.tokenizer)
     assert "".join(token.text for token in tokens) == "\ufffdabc"
 
 
-def test_a_space_belongs_to_the_word_behind_it():
+def test_a_space_belongs_to_the_word_after_it():
     tokens = explain(answered([1, 2, 3, 4, 5, 6]), metaspace_tokenizer())
     assert [token.text for token in tokens] == ["The", " inn", " is", " north", "ern", "."]
 
 
-def test_a_stream_explains_itself_once_it_is_finished(open_kb, documents):
+def test_a_finished_stream_explains_its_tokens(open_kb, documents):
     base = open_kb()
     base.add(documents)
     stream = base.stream("What is the password of Glorric?", recipe="prophetkv", ratio=0.3)

@@ -1,4 +1,4 @@
-"""Interrupts, damage, lost files, bad input: nothing lost, nothing stale, one clear error."""
+"""Interrupts, damage, lost files, bad input: nothing is lost or stale, and there is one clear error."""
 
 import builtins
 import os
@@ -19,32 +19,34 @@ from kvweave.errors import (
 )
 from kvweave.index import readers
 
+RECIPE = "reuse"
+
 GLORRIC = "What is the password of Glorric?"
 
 
-def test_an_interrupted_add_keeps_what_was_done_and_goes_on(open_kb, documents):
+def test_an_interrupted_add_keeps_finished_work_and_resumes(open_kb, documents):
     base = open_kb()
 
     class Stop(Exception):
         pass
 
-    def stop_half_way(stage, done, total):
+    def stop_halfway(stage, done, total):
         if stage == "computing KV" and done > total / 2:
             raise Stop
 
     with pytest.raises(Stop):
-        base.add(documents, progress=stop_half_way)
+        base.add(documents, progress=stop_halfway)
     done = base.store.stats().entries
     assert done > 0
     assert base.missing_kv() > 0
-    assert base.ask(GLORRIC).text == "walnut"  # what has no KV yet is computed
+    assert base.ask(GLORRIC).text == "walnut"  # chunks without KV are computed
     report = base.add(documents)
     assert len(report.unchanged) == 3
     assert 0 < report.chunk_kv_computed <= sum(d.chunks for d in base.documents())
     assert base.missing_kv() == 0
 
 
-def test_an_answer_outlives_a_restart_without_computing_its_context_again(open_kb, documents):
+def test_after_a_restart_the_context_is_not_computed_again(open_kb, documents):
     first = open_kb()
     first.add(documents)
     expected = first.ask(GLORRIC)
@@ -88,7 +90,7 @@ def test_bad_input_is_named(open_kb, documents, tmp_path):
         kvweave.open("x", home=tmp_path, topk=3)
 
 
-def test_a_file_that_turned_unreadable_is_no_longer_answered_from(open_kb, documents):
+def test_a_file_that_became_unreadable_is_removed_from_answers(open_kb, documents):
     base = open_kb()
     base.add(documents)
     (documents / "passwords.md").write_bytes(bytes(range(256)) * 40)
@@ -98,7 +100,7 @@ def test_a_file_that_turned_unreadable_is_no_longer_answered_from(open_kb, docum
     assert base.ask(GLORRIC).text != "walnut"
 
 
-def test_kv_that_was_lost_is_computed_by_the_next_add(open_kb, documents):
+def test_lost_kv_is_computed_by_the_next_add(open_kb, documents):
     base = open_kb()
     first = base.add(documents).chunk_kv_computed
     base.store.clear()
@@ -106,7 +108,7 @@ def test_kv_that_was_lost_is_computed_by_the_next_add(open_kb, documents):
     assert all(span.origin != "fresh" for span in base.ask(GLORRIC).plan.spans if span.kind == "chunk")
 
 
-def test_kv_computed_while_its_document_is_removed_is_not_kept(open_kb, documents):
+def test_kv_computed_while_its_document_is_removed_is_not_stored(open_kb, documents):
     base = open_kb()
     base.add(documents / "passwords.md")
     stream = base.stream(GLORRIC, recipe="prefix")
@@ -117,7 +119,7 @@ def test_kv_computed_while_its_document_is_removed_is_not_kept(open_kb, document
     assert set(base.store.stats().by_kind) <= {"bare"}
 
 
-def test_a_store_that_fails_does_not_take_the_answer_back(open_kb, documents, monkeypatch, caplog):
+def test_a_failing_store_does_not_fail_the_answer(open_kb, documents, monkeypatch, caplog):
     base = open_kb()
     base.add(documents)
 
@@ -129,7 +131,7 @@ def test_a_store_that_fails_does_not_take_the_answer_back(open_kb, documents, mo
     assert "not stored: locked" in caplog.text
 
 
-def test_a_lost_index_is_told_and_mended(open_kb, documents):
+def test_a_lost_index_is_reported_and_rebuilt(open_kb, documents):
     base = open_kb()
     base.add(documents)
     base.close()
@@ -151,7 +153,7 @@ def test_a_pdf_without_its_extra_is_skipped_and_named(open_kb, documents, monkey
     assert "kvweave[pdf]" in report.skipped[0].reason
 
 
-def test_a_file_that_cannot_be_opened_now_keeps_what_is_indexed_of_it(open_kb, documents, monkeypatch):
+def test_a_file_that_cannot_be_opened_stays_indexed(open_kb, documents, monkeypatch):
     base = open_kb()
     base.add(documents)
     open_file = builtins.open
@@ -169,7 +171,7 @@ def test_a_file_that_cannot_be_opened_now_keeps_what_is_indexed_of_it(open_kb, d
     assert base.ask(GLORRIC).text == "walnut"
 
 
-def test_a_closed_knowledge_base_says_so(open_kb, documents):
+def test_a_closed_knowledge_base_raises(open_kb, documents):
     base = open_kb()
     base.add(documents)
     base.close()
@@ -178,7 +180,7 @@ def test_a_closed_knowledge_base_says_so(open_kb, documents):
         base.ask(GLORRIC)
 
 
-def test_documents_in_a_folder_that_cannot_be_looked_into_now_stay(open_kb, documents, monkeypatch):
+def test_documents_in_an_inaccessible_folder_stay(open_kb, documents, monkeypatch):
     base = open_kb()
     base.add(documents)
     look = os.stat

@@ -1,4 +1,4 @@
-"""Answers decoded with the KV in a file, through the public face."""
+"""Answers decoded with the KV in a file, through the public interface."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_the_whole_budget_gives_the_answer_of_dense_decoding(open_kb, documents)
     assert list((bounded.folder / "decoding").iterdir()) == []
 
 
-def test_generate_takes_what_prefill_returned(tmp_path):
+def test_generate_decodes_the_result_of_prefill(tmp_path):
     adapter = tiny_adapter()
     adapter.model.generation_config.eos_token_id = []
     store = kvweave.ChunkStore(tmp_path)
@@ -48,9 +48,9 @@ def test_generate_takes_what_prefill_returned(tmp_path):
         kvweave.generate(kvweave.prefill(adapter, store, prompt), max_new_tokens=0)
 
 
-def test_an_answer_that_outgrows_the_short_frequencies_goes_on_in_new_files():
-    """LongRoPE computes everything again at that point; the text is given over to retrieval once more."""
-    adapter = tiny_adapter("phi3-longrope")  # trained to 64
+def test_an_answer_that_exceeds_the_short_frequencies_continues_in_new_files():
+    """LongRoPE recomputes everything at that point, and the KV is offloaded again."""
+    adapter = tiny_adapter("phi3-longrope")  # trained on 64 positions
     adapter.model.generation_config.eos_token_id = []
     ids = torch.randint(3, 260, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -64,7 +64,7 @@ def test_an_answer_that_outgrows_the_short_frequencies_goes_on_in_new_files():
     assert text(kvweave.OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))) == text(None)
 
 
-def test_a_recipe_with_an_attention_of_its_own_is_refused(open_kb, documents):
+def test_a_recipe_with_its_own_attention_is_refused(open_kb, documents):
     base = open_kb(kv_budget=0.5, recipe="ape")
     base.add(documents)
     with pytest.raises(InvalidRequest, match="leave kv_budget out"):

@@ -1,4 +1,4 @@
-"""A knowledge base on a disk that is full: answers are computed, and nothing is broken once there is room again."""
+"""A knowledge base on a full disk: answers are computed, and nothing is damaged once there is space again."""
 
 import logging
 import os
@@ -29,14 +29,14 @@ def small_home(tmp_path):
 
 
 def fill(file):
-    """Take what is left, to the last byte."""
+    """Fill the file system to the last byte."""
     with file.open("wb", buffering=0) as ballast, suppress(OSError):
         while True:
             ballast.write(b"\0" * 4096)
 
 
 @pytest.mark.root
-def test_what_has_no_room_is_computed_and_the_rest_is_whole(tiny, small_home, tmp_path, caplog):
+def test_on_a_full_disk_chunks_are_computed_and_stored_ones_stay_intact(tiny, small_home, tmp_path, caplog):
     documents = tmp_path / "documents"
     documents.mkdir()
     for number in range(8):
@@ -45,7 +45,7 @@ def test_what_has_no_room_is_computed_and_the_rest_is_whole(tiny, small_home, tm
         with open_tiny(small_home, limit_bytes=10**9) as base:
             base.add(documents)
             assert len(base.documents()) == 8
-            assert base.missing_kv() > 0  # the disk had no room for the KV of all
+            assert base.missing_kv() > 0  # the disk was too small for all KV
             assert base.store.stats().entries > 20
             expected = base.ask(QUESTION, recipe="full").text
             assert base.ask(QUESTION, recipe="prefix").text == expected

@@ -1,4 +1,4 @@
-"""What a knowledge base is made with, and what it refuses."""
+"""What a knowledge base records about its model and chunks, and what it refuses."""
 
 import shutil
 
@@ -10,6 +10,8 @@ from kvweave.engine.indexing import IndexRun
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch
 from kvweave.index.vector_index import VectorIndex
 from kvweave.testing import tiny_model, tiny_tokenizer
+
+RECIPE = "reuse"
 
 GLORRIC = "What is the password of Glorric?"
 
@@ -23,7 +25,7 @@ def test_another_model_is_refused_by_name_and_nothing_is_used(open_kb, documents
         other.ask(GLORRIC)
     other.remove_all()
     assert other.add(documents).chunk_kv_computed > 0
-    assert open_kb().adapter.fingerprint.name == str(tmp_path / "other")  # remembered
+    assert open_kb().adapter.fingerprint.name == str(tmp_path / "other")  # recorded
 
 
 def test_changed_weights_under_the_same_path_are_noticed(open_kb, documents, tmp_path):
@@ -40,7 +42,7 @@ def test_another_system_prompt_is_refused(open_kb, documents):
     open_kb(system="Read the notes.").add(documents)
     with pytest.raises(KnowledgeBaseMismatch, match="--system"):
         open_kb(system="Answer the questions.").ask(GLORRIC)
-    assert open_kb().ask(GLORRIC).plan.reused_share > 0.5  # the settled one is used
+    assert open_kb().ask(GLORRIC).plan.reused_share > 0.5  # the recorded one is used
 
 
 def test_knowledge_bases_share_nothing(open_kb, documents):
@@ -57,7 +59,7 @@ def test_names_that_could_leave_the_home_are_refused(name, tmp_path):
         kvweave.open(name, home=tmp_path)
 
 
-def test_dtype_and_place_of_the_model_are_remembered(open_kb, documents, tmp_path, monkeypatch):
+def test_dtype_and_path_of_the_model_are_recorded(open_kb, documents, tmp_path, monkeypatch):
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
@@ -69,21 +71,21 @@ def test_dtype_and_place_of_the_model_are_remembered(open_kb, documents, tmp_pat
         open_kb(dtype="float32").ask(GLORRIC)
 
 
-def test_another_way_of_cutting_is_refused(open_kb, documents):
+def test_another_chunk_length_is_refused(open_kb, documents):
     open_kb(chunk_tokens=48).add(documents)
     with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens '48', not '64'"):
         open_kb(chunk_tokens=64).add(documents)
     assert open_kb(chunk_tokens=None).add(documents).chunks == 0
 
 
-def test_looking_settles_nothing(open_kb, documents, tmp_path):
+def test_loading_the_model_records_nothing(open_kb, documents, tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     assert open_kb(model=str(tmp_path / "model")).adapter.fingerprint.name == str(tmp_path / "model")
     assert open_kb().adapter.fingerprint.name == "reference"
 
 
-def test_an_add_that_indexes_nothing_settles_nothing(open_kb, documents, tmp_path):
+def test_an_add_that_indexes_nothing_records_nothing(open_kb, documents, tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "empty.txt").write_text("")
@@ -91,13 +93,13 @@ def test_an_add_that_indexes_nothing_settles_nothing(open_kb, documents, tmp_pat
     assert open_kb(model="reference").add(documents).chunks > 0
 
 
-def test_chunks_longer_than_the_context_are_refused_before_anything_is_settled(open_kb, documents):
+def test_chunks_longer_than_the_context_are_refused_before_anything_is_recorded(open_kb, documents):
     with pytest.raises(InvalidRequest, match="has room for"):
         open_kb(chunk_tokens=5000).add(documents)
     assert open_kb(chunk_tokens=48).add(documents).chunks > 0
 
 
-def test_of_two_that_fill_a_new_knowledge_base_differently_the_second_is_told(open_kb, documents):
+def test_the_second_of_two_different_fills_of_a_new_knowledge_base_is_refused(open_kb, documents):
     one, other = open_kb(chunk_tokens=48), open_kb(chunk_tokens=96)
     late = IndexRun(other._indexer, lambda *_: None)  # started while nothing was recorded yet
     one.add(documents / "passwords.md")
@@ -106,7 +108,7 @@ def test_of_two_that_fill_a_new_knowledge_base_differently_the_second_is_told(op
     assert len(one.documents()) == 1
 
 
-def test_another_embedding_model_may_fill_what_is_still_empty(open_kb, documents, tmp_path):
+def test_another_embedding_model_may_fill_an_empty_knowledge_base(open_kb, documents, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     first = open_kb()
     first.add(tmp_path / "empty.txt")

@@ -1,9 +1,6 @@
-"""Idle time through the public face: what it computes ahead, when it stops, and that it gives way and comes back."""
+"""Background work through the public interface: what it computes ahead, when it stops, and that it yields to requests."""
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,6 +12,9 @@ from kvweave.engine.question_prediction import QuestionPredictor
 from kvweave.files import try_lock
 from kvweave.results import Answer, Plan, Timing
 from kvweave.testing import tiny_model, tiny_tokenizer
+from processes import Program, run_program
+
+RECIPE = "reuse"
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
@@ -24,7 +24,7 @@ NEWS = "What is the password of Glorric? The password of Glorric is needle."
 
 @pytest.fixture
 def base(open_kb, documents):
-    """A knowledge base with three documents and the answer bank on."""
+    """A knowledge base with three documents and an answer cache."""
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
     kb.add(documents)
     return kb
@@ -32,7 +32,7 @@ def base(open_kb, documents):
 
 @pytest.fixture
 def predicted(monkeypatch):
-    """Lets the model reply to predicting requests as a test says, in order; sums up by repeating. Returns the replies left."""
+    """The model's replies to prediction requests, in order, as a test sets them; summaries repeat their text."""
     replies = []
 
     def say(self, notes, request, draw):
@@ -44,7 +44,7 @@ def predicted(monkeypatch):
     return replies
 
 
-def is_banked(answer):
+def is_cached(answer):
     return answer.plan.cache_hit is not None
 
 
@@ -52,7 +52,7 @@ def kept(base):
     return base.predictions.predicted.totals().kept
 
 
-# What users wait for
+# Pending questions
 
 
 def test_a_question_whose_answer_is_empty_is_computed_once(base, predicted, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_question_whose_answer_is_empty_is_computed_once(base, predicted, monk
     assert base.ask(AGAIN).plan.cache_hit.question == GLORRIC
 
 
-def test_a_question_that_got_anothers_answer_gets_its_own(base, predicted):
+def test_a_question_that_got_the_answer_of_another_gets_its_own(base, predicted):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     report = base.idle()
@@ -82,45 +82,43 @@ def test_a_question_that_got_anothers_answer_gets_its_own(base, predicted):
     assert base.ask(AGAIN).plan.cache_hit.question == AGAIN
 
 
-def test_answers_that_documents_have_overtaken_are_given_again_only_when_they_are_new(
-    base, documents, predicted
-):
+def test_answers_invalidated_by_documents_are_computed_again(base, documents, predicted):
     base.ask(GLORRIC, top_k=1)
     base.ask("What did the guest order?", top_k=1)
     (documents / "news.txt").write_text(NEWS)
     base.add(documents)
     base.idle()
     answer = base.ask(GLORRIC, top_k=1)
-    assert is_banked(answer)
+    assert is_cached(answer)
     assert answer.text == "needle"
-    assert is_banked(base.ask("What did the guest order?", top_k=1))
+    assert is_cached(base.ask("What did the guest order?", top_k=1))
 
 
-def test_what_a_changed_document_took_along_is_answered_anew(base, documents, predicted):
+def test_answers_deleted_with_a_changed_document_are_computed_again(base, documents, predicted):
     base.ask(GLORRIC)
     (documents / "passwords.md").write_text("The password of Glorric is needle.")
     base.add(documents)
     base.idle()
     answer = base.ask(GLORRIC)
-    assert is_banked(answer)
+    assert is_cached(answer)
     assert answer.text == "needle"
 
 
 # Prediction
 
 
-def test_predicted_questions_are_answered_before_they_are_asked_and_earn_their_keep(base, predicted):
+def test_predicted_questions_are_answered_before_they_are_asked(base, predicted):
     predicted += [SENDBEL]
     base.idle()
     assert kept(base) == 1
     answer = base.ask(SENDBEL)
-    assert is_banked(answer)
+    assert is_cached(answer)
     assert answer.text == base.ask(SENDBEL, cache="off").text
     totals = base.predictions.predicted.totals()
     assert (totals.predicted, totals.served, totals.given) == ({"knowledge": 1}, 1, 1)
 
 
-def test_what_is_answered_ahead_is_decoded_as_the_settings_say(open_kb, documents, predicted, monkeypatch):
+def test_precomputed_answers_are_decoded_under_the_settings(open_kb, documents, predicted, monkeypatch):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", kv_budget=1.0, resident_bytes=20_000_000)
     kb.add(documents)
     predicted.append(GLORRIC)
@@ -129,10 +127,10 @@ def test_what_is_answered_ahead_is_decoded_as_the_settings_say(open_kb, document
     kb.idle()
     (ahead,) = answered
     assert 0 < ahead.decoding.resident_bytes <= 20_000_000
-    assert is_banked(kb.ask(GLORRIC))
+    assert is_cached(kb.ask(GLORRIC))
 
 
-def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, predicted):
+def test_known_similar_unanswerable_and_time_sensitive_predictions_are_dropped(base, predicted):
     base.ask(GLORRIC)
     predicted += [
         GLORRIC,
@@ -145,11 +143,11 @@ def test_what_is_known_nearly_known_unanswerable_or_of_today_is_not_kept(base, p
     base.idle()
     totals = base.predictions.predicted.totals()
     assert (totals.kept, totals.dropped) == (1, 1)
-    assert is_banked(base.ask(SENDBEL))
+    assert is_cached(base.ask(SENDBEL))
     assert not base.predictions.predicted.contains(GLORRIC)
 
 
-def test_a_predicted_question_that_the_model_has_no_answer_to_is_dropped(base, predicted, monkeypatch):
+def test_a_predicted_question_without_an_answer_is_dropped(base, predicted, monkeypatch):
     predicted += [SENDBEL]
     monkeypatch.setattr("kvweave.engine.background_jobs.is_non_answer", lambda answer: "lantern" in answer)
     base.idle()
@@ -158,7 +156,7 @@ def test_a_predicted_question_that_the_model_has_no_answer_to_is_dropped(base, p
     assert base.answers.totals().questions == 0
 
 
-def test_no_more_than_the_stride_at_once(open_kb, documents, predicted):
+def test_a_round_predicts_at_most_the_stride(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", prediction_stride=2)
     kb.add(documents)
     told = []
@@ -171,7 +169,7 @@ def test_no_more_than_the_stride_at_once(open_kb, documents, predicted):
     assert all(later - earlier <= 2 for earlier, later in zip([0, *told], [*told, kept(kb)], strict=False))
 
 
-def test_new_questions_lead_to_predictions_in_their_style_once(base, monkeypatch):
+def test_new_questions_lead_to_one_round_of_predictions_like_them(base, monkeypatch):
     asked = []
 
     def say(self, notes, request, draw):
@@ -200,7 +198,7 @@ def test_new_questions_lead_to_predictions_in_their_style_once(base, monkeypatch
     assert len(asked) == stride
 
 
-def test_a_removed_document_takes_along_what_was_predicted_from_it(base, documents, predicted):
+def test_removing_a_document_deletes_predictions_from_it(base, documents, predicted):
     predicted += [SENDBEL]
     base.idle()
     assert kept(base) == 1
@@ -212,7 +210,7 @@ def test_a_removed_document_takes_along_what_was_predicted_from_it(base, documen
     assert not base.predictions.predicted.contains(SENDBEL)
 
 
-def test_a_predicted_question_that_a_user_asked_stays_the_users(base, documents, predicted):
+def test_a_predicted_question_that_a_user_asked_stays(base, documents, predicted):
     predicted += [SENDBEL]
     base.idle()
     base.ask(SENDBEL)
@@ -220,7 +218,7 @@ def test_a_predicted_question_that_a_user_asked_stays_the_users(base, documents,
     assert [waiting.question for waiting in base.answers.pending()] == [SENDBEL]
 
 
-def test_nothing_is_kept_of_a_prediction_from_a_document_that_goes_meanwhile(base, documents, monkeypatch):
+def test_a_prediction_from_a_document_that_is_removed_meanwhile_is_discarded(base, documents, monkeypatch):
     def say(self, notes, request, draw):
         if "key content" in request:
             return " ".join(notes)
@@ -235,7 +233,7 @@ def test_nothing_is_kept_of_a_prediction_from_a_document_that_goes_meanwhile(bas
     assert base.answers.totals().questions == 0
 
 
-def test_the_reference_model_predicts_questions_whose_answers_are_what_it_would_say(base):
+def test_the_reference_model_answers_its_predicted_questions_as_it_would_when_asked(base):
     report = base.idle()
     assert report.ended == "nothing is left to do"
     assert report.jobs["abstract"] >= 1
@@ -245,10 +243,10 @@ def test_the_reference_model_predicts_questions_whose_answers_are_what_it_would_
     assert again.flops == 0
     for question, answer_settings in base.answers.most_used():
         assert base.ask(question).text == base.ask(question, cache="off").text
-        assert answer_settings.recipe == "weave"
+        assert answer_settings.recipe == RECIPE
 
 
-def test_any_other_model_gets_instructions_and_whatever_it_says_does_no_harm(open_kb, documents, tmp_path):
+def test_another_model_gets_instructions_and_its_replies_do_no_harm(open_kb, documents, tmp_path):
     folder = tmp_path / "model"
     tiny_model().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -268,9 +266,7 @@ def test_any_other_model_gets_instructions_and_whatever_it_says_does_no_harm(ope
 # The scheduler
 
 
-def test_above_the_cutoff_there_is_kv_and_no_answer_and_below_it_the_answer_follows(
-    open_kb, documents, predicted
-):
+def test_above_the_cutoff_only_kv_is_computed_and_below_it_the_answer_too(open_kb, documents, predicted):
     settings = {"answer_limit_bytes": 10**7, "idle_power": "any", "recipe": "prefix"}
     high = open_kb(answer_threshold=0.9, **settings)
     high.add(documents)
@@ -286,11 +282,11 @@ def test_above_the_cutoff_there_is_kv_and_no_answer_and_below_it_the_answer_foll
         0 < converted.flops < high.background_budget.totals()["population"].flops
     )  # its prompt is not computed again
     answer = low.ask(SENDBEL)
-    assert is_banked(answer)
+    assert is_cached(answer)
     assert answer.text == low.ask(SENDBEL, cache="off").text
 
 
-def test_prefilling_ahead_leaves_the_question_alone_to_be_computed(open_kb, documents, predicted):
+def test_after_prefilling_ahead_only_the_question_is_computed(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", recipe="prefix", answer_threshold=0.9)
     kb.add(documents)
     predicted += [SENDBEL]
@@ -300,7 +296,7 @@ def test_prefilling_ahead_leaves_the_question_alone_to_be_computed(open_kb, docu
     assert plan.fresh_tokens == plan.spans[-1].tokens
 
 
-def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(open_kb, documents, predicted):
+def test_evicted_kv_is_restored_only_when_the_limit_rises(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", recipe="prefix")
     kb.add(documents)
     kb.ask(SENDBEL)
@@ -317,7 +313,7 @@ def test_kv_that_was_evicted_comes_back_when_the_limit_rises_and_not_before(open
     assert "restoration" not in kb.idle().jobs
 
 
-def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, predicted):
+def test_prepared_chunk_kv_is_restored_too(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
     kb.add(documents)
     kb.ask(SENDBEL)
@@ -332,7 +328,7 @@ def test_chunk_kv_that_was_made_beforehand_comes_back_too(open_kb, documents, pr
     assert plan.fresh_tokens == plan.spans[-1].tokens
 
 
-# When, and how much
+# Budgets and power
 
 
 def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, predicted):
@@ -345,12 +341,12 @@ def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, pre
         kb.ask("Could you tell me the password of Glorric?")
         assert len(kb.answers.pending()) == 2
         report = kb.idle()
-        assert report.jobs == {"answers": 1}  # the one that was begun
+        assert report.jobs == {"answers": 1}  # the one that had started
         assert str(*limit) in report.ended
         assert kb.idle().jobs == {}
 
 
-def test_on_battery_nothing_is_done_unless_that_is_allowed(open_kb, documents, predicted, monkeypatch):
+def test_on_battery_nothing_runs_unless_allowed(open_kb, documents, predicted, monkeypatch):
     class Battery:
         power_plugged = False
 
@@ -366,7 +362,7 @@ def test_on_battery_nothing_is_done_unless_that_is_allowed(open_kb, documents, p
     assert spending.idle().jobs["answers"] == 1
 
 
-def test_what_fails_is_logged_and_left_for_another_run(base, predicted, monkeypatch, caplog):
+def test_a_failed_job_is_logged_and_retried_in_another_run(base, predicted, monkeypatch, caplog):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     from kvweave.errors import StoreBusy
@@ -387,7 +383,7 @@ def test_a_knowledge_base_without_documents_has_nothing_to_do(open_kb):
     assert kb.idle().ended == "nothing is left to do"
 
 
-def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, predicted, monkeypatch):
+def test_no_model_is_loaded_when_nothing_is_left(base, open_kb, predicted, monkeypatch):
     base.ask(GLORRIC)
     base.idle()
     base.close()
@@ -403,10 +399,10 @@ def test_no_model_is_loaded_to_say_that_nothing_is_left(base, open_kb, predicted
     assert again.idle().ended == "nothing is left to do"
 
 
-# Giving way
+# Yielding to requests
 
 
-def test_while_a_request_is_under_way_nothing_runs_and_afterwards_it_goes_on(base, predicted):
+def test_nothing_runs_during_a_request_and_work_resumes_after_it(base, predicted):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     elsewhere = ActiveRequests(base.folder / "requests.lock")  # as another process sees it
@@ -422,7 +418,7 @@ def test_while_a_request_is_under_way_nothing_runs_and_afterwards_it_goes_on(bas
     assert base.answers.pending() == []
 
 
-def test_a_request_that_comes_in_the_middle_is_served_before_the_work_goes_on(base, predicted, monkeypatch):
+def test_a_request_during_work_is_served_before_the_work_resumes(base, predicted, monkeypatch):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     served = []
@@ -443,7 +439,7 @@ def test_a_request_that_comes_in_the_middle_is_served_before_the_work_goes_on(ba
     assert base.answers.pending() == []
 
 
-def test_a_request_is_noticed_from_its_arrival_to_its_last_piece_or_its_failure(base):
+def test_a_request_is_active_from_its_start_to_its_last_piece_or_its_failure(base):
     seen = ActiveRequests(base.folder / "requests.lock")
     assert not seen.any_active
     stream = base.stream(GLORRIC)
@@ -463,20 +459,20 @@ def test_a_request_is_noticed_from_its_arrival_to_its_last_piece_or_its_failure(
     assert 0 <= seen.idle_s < 60
 
 
-def test_a_place_that_cannot_be_written_to_keeps_nobody_from_asking(tmp_path):
+def test_an_unwritable_folder_does_not_prevent_requests(tmp_path):
     nowhere = ActiveRequests(tmp_path / "missing" / "requests.lock")
     with nowhere.start():
         assert not nowhere.any_active
     assert nowhere.idle_s == float("inf")
 
 
-def test_a_killed_process_is_no_request_any_more(base):
+def test_a_killed_process_is_no_active_request(base):
     code = (
         "import sys, time; from pathlib import Path; from kvweave.engine.active_requests import ActiveRequests\n"
         f"held = ActiveRequests(Path({str(base.folder / 'requests.lock')!r})).start(); print('here', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"here\n"
+    with Program(["-c", code]) as other:
+        assert other.stdout.readline() == "here\n"
         seen = ActiveRequests(base.folder / "requests.lock")
         assert seen.any_active
         other.kill()
@@ -495,7 +491,7 @@ def test_one_process_works_at_a_time(base, predicted):
     assert base.idle().jobs["answers"] == 1
 
 
-def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents, predicted):
+def test_watching_waits_for_idle_time_and_ends_when_stopped(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", idle_quiet_s=0.5)
     kb.add(documents)
     kb.ask(GLORRIC)
@@ -514,7 +510,7 @@ def test_watching_waits_until_it_is_quiet_and_ends_when_asked(open_kb, documents
     assert answered - asked >= 0.5
 
 
-def test_a_killed_run_is_gone_on_with(base, predicted, tmp_path):
+def test_a_killed_run_is_resumed(base, predicted, tmp_path):
     base.ask(GLORRIC)
     base.ask(AGAIN)
     base.ask("Could you tell me the password of Glorric?")
@@ -526,7 +522,7 @@ def test_a_killed_run_is_gone_on_with(base, predicted, tmp_path):
         "    if done: os.kill(os.getpid(), signal.SIGKILL)\n"
         "kb.idle(report)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False, timeout=120)
+    killed = run_program(["-c", code], timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert len(base.answers.pending()) == 1
     base.idle()

@@ -1,4 +1,4 @@
-"""Indexing, asking and removing in processes that are killed at random moments: all of a knowledge base together."""
+"""Indexing, asking and removing in processes that are killed at random moments, on a whole knowledge base."""
 
 import itertools
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_half_written_is_used(tmp_path,
                 check(base, there, gone)
     assert asked > KILLS // 2
     with open_tiny(home) as base:
-        base.add(documents)  # what was under way is caught up with, and what was removed comes again
+        base.add(documents)  # unfinished work is done, and removed documents are added again
         assert base.missing_kv() == 0
         assert {document.source for document in base.documents()} >= there
         answers = [base.ask("what about 2", recipe=recipe).text for recipe in ("prefix", "full")]

@@ -1,4 +1,4 @@
-"""What is left when a knowledge base cannot be opened."""
+"""A knowledge base that cannot be opened leaves no database open."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from kvweave.errors import StoreBusy
         "knowledge_base.KBMetadata",
     ],
 )
-def test_whatever_fails_on_the_way_no_database_stays_open(tmp_path, monkeypatch, part):
+def test_a_failed_open_closes_the_database(tmp_path, monkeypatch, part):
     opened = []
 
     def noted(path):

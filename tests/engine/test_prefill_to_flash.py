@@ -1,4 +1,4 @@
-"""Stored chunk KV goes layer by layer from the store's files into clusters: the same answer, and one layer in memory."""
+"""Stored chunk KV is loaded layer by layer into clusters: the answer is the same, with one layer in memory."""
 
 import gc
 import warnings
@@ -28,7 +28,7 @@ TEXTS = ("The lamp is in the hall. ", "The key is under the stone. ", "Rain fell
 SYSTEM, QUESTION = "Answer.", "Where is the key?"
 SMALL = {"window": 8, "clusters": ClusterSettings(8, 16), "disk": DiskSettings(page_bytes=512)}
 WHOLE = kvweave.OffloadSettings(1.0, **SMALL)
-TOLERANCE = 5e-4  # on logits of magnitude 5, float32, summed portion by portion
+TOLERANCE = 5e-4  # on logits of magnitude 5, in float32, summed in parts
 CAUSAL = sorted(set(METHODS) - {"ape", "cacheclip", "cacheclip-refill"})  # those two load a second model
 
 
@@ -49,16 +49,21 @@ def store(tmp_path: Path) -> Iterator[kvweave.ChunkStore]:
 
 
 def prepared(adapter: Adapter, store: kvweave.ChunkStore, recipe: str = "reuse") -> None:
-    """The first two chunks; the third is computed with the question."""
+    """Prepare the first two chunks; the third is computed with the question."""
     chunks = asked(2).chunks
-    preparing = {"fusionrag", "fusionrag-over-stale"}  # behind like chunks, for which an embedding is needed
+    preparing = {
+        "fusionrag",
+        "fusionrag-over-stale",
+    }  # prepared after similar chunks, which takes an embedding model
     prepare(adapter, store, chunks, recipe="reuse" if recipe in preparing else recipe, system=SYSTEM)
 
 
 def decoded(adapter: Adapter, result: PrefillResult, steps: int = 12) -> torch.Tensor:
-    """Logits of the prompt's last position and of some steps, (steps + 1, vocab)."""
+    """Return the logits of the prompt's last position and of some steps, (steps + 1, vocab)."""
     retrieved = offloaded_cache_of(result.kv_cache)
-    held = result.kv_cache if retrieved is None else retrieved  # neither is true, see `AppendableCache`
+    held = (
+        result.kv_cache if retrieved is None else retrieved
+    )  # not `or`: a cache may be false, see `AppendableCache`
     found = [result.logits]
     for token in range(10, 10 + steps):
         found.append(adapter.step(held, token))
@@ -66,7 +71,7 @@ def decoded(adapter: Adapter, result: PrefillResult, steps: int = 12) -> torch.T
 
 
 @pytest.mark.parametrize("recipe", CAUSAL)
-def test_every_recipe_gives_what_it_gives_on_a_kv_cache(recipe: str, store: kvweave.ChunkStore) -> None:
+def test_every_recipe_gives_the_logits_of_a_fused_cache(recipe: str, store: kvweave.ChunkStore) -> None:
     adapter = tiny_adapter()
     prepared(adapter, store, recipe)
     ratio = 0.3 if METHODS[recipe]().select.selective else None
@@ -92,8 +97,10 @@ def test_recomputing_everything_is_plain_full_attention(family: str, store: kvwe
     torch.testing.assert_close(decoded(adapter, result, steps), plain, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_damage_found_on_the_way_begins_anew(store: kvweave.ChunkStore, tmp_path: Path) -> None:
-    """In the last layer, when the others are in their clusters."""
+def test_damage_found_while_streaming_starts_the_prefill_over(
+    store: kvweave.ChunkStore, tmp_path: Path
+) -> None:
+    """The damage is in the last layer, found when the other layers are in their clusters."""
     adapter = tiny_adapter()
     prepared(adapter, store)
     store.forget_recent()
@@ -111,7 +118,7 @@ def test_damage_found_on_the_way_begins_anew(store: kvweave.ChunkStore, tmp_path
     )
 
 
-def test_what_was_handed_over_is_for_retrieval_alone(store: kvweave.ChunkStore) -> None:
+def test_a_result_with_streamed_kv_takes_no_other_settings(store: kvweave.ChunkStore) -> None:
     adapter = tiny_adapter()
     result = kvweave.prefill(adapter, store, asked(), kv=WHOLE)
     with pytest.raises(InvalidRequest, match="streamed its KV to a sink"):
@@ -124,7 +131,7 @@ def test_what_was_handed_over_is_for_retrieval_alone(store: kvweave.ChunkStore) 
         kvweave.prefill(adapter, store, asked(), recipe="ape", kv=WHOLE)
 
 
-def test_the_answer_is_that_of_a_kv_cache(store: kvweave.ChunkStore) -> None:
+def test_the_answer_equals_that_of_a_fused_cache(store: kvweave.ChunkStore) -> None:
     adapter = tiny_adapter()
     adapter.model.generation_config.eos_token_id = []
     dense = kvweave.generate(kvweave.prefill(adapter, store, asked()), max_new_tokens=30)
@@ -134,36 +141,36 @@ def test_the_answer_is_that_of_a_kv_cache(store: kvweave.ChunkStore) -> None:
     assert flowed.decoding.attended_per_token > 0
 
 
-def test_only_without_a_bound_is_remembered_what_was_computed(tmp_path: Path) -> None:
+def test_computed_kv_is_stored_only_without_a_memory_bound(tmp_path: Path) -> None:
     adapter = tiny_adapter()
     kept = {}
     for name, kv in {
-        "canvas": None,
+        "fused": None,
         "unbounded": WHOLE,
         "bounded": kvweave.OffloadSettings(1.0, 200_000, **SMALL),
     }.items():
         with kvweave.ChunkStore(tmp_path / name) as store:
             kvweave.prefill(adapter, store, asked(), recipe="prefix", kv=kv)
             kept[name] = store.stats().entries
-    assert kept["unbounded"] == kept["canvas"] > 0 == kept["bounded"]
+    assert kept["unbounded"] == kept["fused"] > 0 == kept["bounded"]
 
 
 LAYERS, RESIDENT_BYTES = 16, 200_000
 WIDTHS = {8, 64, 512}
 
 
-def test_the_prompt_never_stands_in_memory_as_a_whole(
+def test_the_whole_prompt_is_never_in_memory(
     store: kvweave.ChunkStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is alive of KV, whoever holds it, while layers are laid out, recomputed and clustered, mapped files aside."""
+    """Count all live KV bytes, except mapped files, while layers are placed, recomputed and clustered."""
     adapter = deep_adapter()
     prompt = kvweave.Prompt(QUESTION, tuple(text * 25 for text in TEXTS), SYSTEM)
     prepare(adapter, store, prompt.chunks, recipe="prophetkv", system=SYSTEM)
-    store.forget_recent()  # what was just written would be found in memory
+    store.forget_recent()  # otherwise the entries just written would be found in memory
     chosen = {"recipe": "prophetkv", "ratio": 0.1}
     tokens = adapter.template.render(prompt).tokens
     layer_bytes = tokens * adapter.geometry.token_bytes // LAYERS
-    bound = RESIDENT_BYTES + 4 * layer_bytes  # laid out, rotated, being encoded
+    bound = RESIDENT_BYTES + 4 * layer_bytes  # placed, rotated, being encoded
     assert bound < LAYERS * layer_bytes / 2, "a whole prompt is far above the bound"
     with peak_bytes(monkeypatch) as kv_cache_peak:
         kvweave.prefill(adapter, store, prompt, **chosen)
@@ -188,7 +195,7 @@ def deep_adapter() -> Adapter:
 
 @contextmanager
 def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """The most bytes of KV alive at a time, over what there was before and beside mapped files."""
+    """Yield a function that returns the peak of live KV bytes, beyond those at the start and without mapped files."""
     before, found = set(storages()), [0]
 
     def look() -> None:
@@ -209,11 +216,16 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     with monkeypatch.context() as patch:
         patch.setattr(SharedLayerState, "materialize", laid_out)
         patch.setattr(EntryFormat, "encode", encoded)
-        yield lambda: max(found)
+        gc.collect()
+        gc.freeze()  # looks pass over older objects, of which there are a million
+        try:
+            yield lambda: max(found)
+        finally:
+            gc.unfreeze()
 
 
 def storages() -> dict[int, int]:
-    """The memory, in bytes by its address, of all that is as wide as a head, an entry or a page."""
+    """Return the bytes of every tensor as wide as a head, an entry or a page, by address; without mapped files."""
     found: dict[int, int] = {}
     mapped: set[int] = set()
     for thing in gc.get_objects():

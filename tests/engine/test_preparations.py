@@ -1,4 +1,4 @@
-"""Preparations beside recipes, and the two kinds of budget, through the public face."""
+"""Preparations apart from recipes, and the two kinds of budget, through the public interface."""
 
 from types import SimpleNamespace
 
@@ -10,23 +10,25 @@ GLORRIC = "What is the password of Glorric?"
 
 
 def reasons(plan):
-    """Why each chunk has the KV that it has."""
+    """Return the reasons for the KV of all chunks that are not exact."""
     return {span.reason for span in plan.spans if span.kind == "chunk" and span.origin != "exact"}
 
 
-def test_chunks_are_prepared_as_the_settings_say_and_found_again(open_kb, documents):
+def test_chunks_are_prepared_under_the_settings_and_found_again(open_kb, documents):
     base = open_kb(recipe="prophetkv", prepare="similar")
     base.add(documents)
     plan = base.ask(GLORRIC, ratio=0.2).plan
     assert plan.recipe == "similar+prophetkv"
     assert reasons(plan) == {"no KV after exactly this text; stored for any position (similar-10-int8)"}
     assert base.ask(GLORRIC, recipe="reuse").plan.recipe == "similar+reuse"
-    assert base.ask(GLORRIC, recipe="full").plan.recipe == "full"  # which prepares nothing
+    assert base.ask(GLORRIC, recipe="full").plan.recipe == "full"  # full prepares nothing
     assert base.ask(GLORRIC, recipe="following+reuse").plan.recipe == "following+reuse"
-    assert base.ask(GLORRIC, recipe="epic", prepare="bare").plan.recipe == "epic"  # bare is its own
+    assert (
+        base.ask(GLORRIC, recipe="epic", prepare="bare").plan.recipe == "epic"
+    )  # bare is epic's own preparation
 
 
-def test_what_was_not_prepared_so_says_what_stands_in(open_kb, documents):
+def test_the_plan_names_the_substitute_for_a_missing_preparation(open_kb, documents):
     base = open_kb()
     base.add(documents)
     isolated = base.ask(GLORRIC, prepare="similar").plan
@@ -39,25 +41,23 @@ def test_what_was_not_prepared_so_says_what_stands_in(open_kb, documents):
     assert reasons(nothing) <= {"no KV after exactly this text, and this recipe accepts no other"}
 
 
-def test_what_was_prepared_beside_a_removed_document_is_isolated_until_it_is_prepared_again(
-    open_kb, documents
-):
+def test_chunks_prepared_after_a_removed_document_are_isolated_until_prepared_again(open_kb, documents):
     base = open_kb(recipe="reuse", prepare="similar")
-    base.add(documents)  # few chunks: each is prepared behind all others
+    base.add(documents)  # few chunks: each is prepared after all others
     base.remove(documents / "supper.md")
     assert base.missing_kv() > 0
     assert "similar-10-int8" not in base.store.stats().by_kind
     assert reasons(base.ask(GLORRIC).plan) == {
         "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)"
     }
-    base.add(documents / "badges.txt")  # unchanged: only what is missing is made
+    base.add(documents / "badges.txt")  # unchanged: only missing KV is computed
     assert base.missing_kv() == 0
     assert reasons(base.ask(GLORRIC).plan) == {
         "no KV after exactly this text; stored for any position (similar-10-int8)"
     }
 
 
-def test_a_coverage_is_the_budget_and_the_plan_says_so(open_kb, documents):
+def test_a_coverage_is_a_budget_and_in_the_plan(open_kb, documents):
     base = open_kb()
     base.add(documents)
     few, many = (base.ask(GLORRIC, recipe="prophetkv", coverage=p).plan for p in (0.1, 0.6))
@@ -77,7 +77,7 @@ def test_a_coverage_is_the_budget_and_the_plan_says_so(open_kb, documents):
         ({"recipe": "full", "prepare": "bare"}, "'full' prepares nothing"),
     ],
 )
-def test_what_cannot_be_asked_is_said_before_the_model_is_loaded(open_kb, monkeypatch, asked, said):
+def test_impossible_options_are_refused_before_the_model_is_loaded(open_kb, monkeypatch, asked, said):
     base = open_kb()
     monkeypatch.setattr(
         "kvweave.index.documents.DocumentTable.all_documents", lambda _: [SimpleNamespace(chunks=1)]

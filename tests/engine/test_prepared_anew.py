@@ -1,10 +1,10 @@
-"""Chunks that were prepared beside others stay as they are until the store is emptied."""
+"""Chunks that were prepared after similar ones stay as they are until the store is cleared."""
 
 import tiny_kb
 
 
 def similar_kv(base, text):
-    """A chunk's KV behind similar chunks."""
+    """Return a chunk's KV after similar chunks."""
     adapter = base.adapter
     ids = tuple(adapter.template.chunk_ids(text))
     kinds = base.store.versions(adapter.fingerprint, [ids])[0]
@@ -12,7 +12,7 @@ def similar_kv(base, text):
     return base.store.get(adapter.fingerprint, ids, provenance).kv.clone()
 
 
-def test_chunks_prepared_among_few_are_prepared_among_all_after_clearing(tiny, tmp_path):
+def test_after_clearing_chunks_are_prepared_among_all_chunks(tiny, tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "first.txt").write_text("Inn.")

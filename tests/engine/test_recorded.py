@@ -1,8 +1,10 @@
-"""What recipes record about chunks comes with their documents, is caught up with, and goes with them."""
+"""Chunk features are computed when documents are added, completed later, and deleted with their documents."""
 
 import pytest
 
 from kvweave.engine.knowledge_base import KnowledgeBase
+
+RECIPE = "reuse"
 
 
 def kinds(base: KnowledgeBase) -> dict[str, int]:
@@ -13,7 +15,7 @@ def kinds(base: KnowledgeBase) -> dict[str, int]:
     ("recipe", "note"),
     [("cachecraft", "rehearsed-3-8"), ("qcfuse", "importance"), ("weave", "moved-similar-10")],
 )
-def test_notes_are_made_once_also_for_chunks_that_another_recipe_prepared(open_kb, documents, recipe, note):
+def test_features_are_computed_once_also_for_chunks_of_another_recipe(open_kb, documents, recipe, note):
     with open_kb(recipe="reuse") as base:
         base.add(documents)
         chunks = kinds(base)["isolated-int8"]
@@ -30,11 +32,11 @@ def test_notes_are_made_once_also_for_chunks_that_another_recipe_prepared(open_k
         assert kinds(base).keys() <= {"bare"}  # the system prefix
 
 
-def test_versions_are_made_with_the_documents(open_kb, documents):
+def test_versions_are_computed_when_documents_are_added(open_kb, documents):
     base = open_kb(recipe="cachecraft")
     base.add(documents)
     made = kinds(base)
     assert made["isolated"] <= made["observed"] <= 3 * made["isolated"]
     assert made["attention"] == made["observed"]
     base.ask("What is the password of Glorric?")
-    assert kinds(base) == made  # every chunk was found, so nothing was computed that could be kept
+    assert kinds(base) == made  # every chunk was found, so no new KV was computed

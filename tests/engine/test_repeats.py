@@ -1,4 +1,4 @@
-"""Questions asked again, through the public face: given, kept, forgotten, and the model left alone."""
+"""Cached answers through the public interface: reuse, storage, invalidation, and that no model is loaded."""
 
 import pytest
 
@@ -6,25 +6,27 @@ import kvweave
 from kvweave.answer_cache.records import AnswerSettings
 from kvweave.results import Plan
 
+RECIPE = "reuse"
+
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
 
 
 @pytest.fixture
 def base(open_kb, documents):
-    """A knowledge base with three documents and the answer bank on."""
+    """A knowledge base with three documents and an answer cache."""
     kb = open_kb(answer_limit_bytes=10**7)
     kb.add(documents)
     return kb
 
 
-def is_banked(answer):
+def is_cached(answer):
     return answer.plan.cache_hit is not None
 
 
-def test_the_same_question_is_answered_from_the_bank_and_says_so(base):
+def test_the_same_question_is_answered_from_the_cache_and_says_so(base):
     first = base.ask(GLORRIC)
-    assert not is_banked(first)
+    assert not is_cached(first)
     again = base.ask(GLORRIC)
     assert again.plan.cache_hit.question == GLORRIC
     assert again.plan.cache_hit.similarity == 1
@@ -33,7 +35,7 @@ def test_the_same_question_is_answered_from_the_bank_and_says_so(base):
     assert again.timing.ttft_s == again.timing.total_s > 0
 
 
-def test_a_paraphrase_gets_the_answer_and_waits_for_its_own(base):
+def test_a_paraphrase_gets_the_cached_answer_and_is_pending(base):
     base.ask(GLORRIC)
     assert base.answers.pending() == []
     stream = base.stream(AGAIN)
@@ -43,12 +45,12 @@ def test_a_paraphrase_gets_the_answer_and_waits_for_its_own(base):
     (waiting,) = base.answers.pending()
     assert (waiting.question, waiting.reason) == (AGAIN, "matched")
     own = base.ask(AGAIN, cache="refresh")
-    assert not is_banked(own)
+    assert not is_cached(own)
     assert base.answers.pending() == []
     assert base.ask(AGAIN).plan.cache_hit.question == AGAIN
 
 
-def test_an_answer_that_may_not_be_given_is_a_draft_of_the_same_one(open_kb, documents):
+def test_an_unusable_cached_answer_serves_as_a_draft(open_kb, documents):
     base = open_kb(answer_limit_bytes=10**7, answer_threshold=0.5, prompt_lookup_tokens=0)
     base.add(documents)
     first = base.ask(GLORRIC)
@@ -56,12 +58,12 @@ def test_an_answer_that_may_not_be_given_is_a_draft_of_the_same_one(open_kb, doc
     alone = base.ask(other, cache="off")
     assert alone.timing.accepted_draft_tokens == 0
     answer = base.ask(other)
-    assert not is_banked(answer)
+    assert not is_cached(answer)
     assert answer.text == alone.text == first.text
     assert answer.timing.accepted_draft_tokens == answer.timing.answer_tokens - 1 > 0
 
 
-def test_the_prompt_is_a_draft_of_what_it_is_asked_for(open_kb, documents):
+def test_drafts_are_looked_up_in_the_prompt(open_kb, documents):
     plain, quoting = (open_kb(answer_limit_bytes=0, prompt_lookup_tokens=most) for most in (0, 31))
     plain.add(documents)
     alone, answer = plain.ask(GLORRIC), quoting.ask(GLORRIC)
@@ -82,45 +84,43 @@ def test_the_prompt_is_a_draft_of_what_it_is_asked_for(open_kb, documents):
         "What was the password of Glorric?",
     ],
 )
-def test_another_question_does_not(base, other):
+def test_another_question_gets_no_cached_answer(base, other):
     base.ask(GLORRIC)
-    assert not is_banked(base.ask(other))
+    assert not is_cached(base.ask(other))
 
 
-def test_other_settings_and_sampling_do_not(base, open_kb):
+def test_other_settings_and_sampling_get_no_cached_answer(base, open_kb):
     base.ask(GLORRIC)
-    assert not is_banked(base.ask(GLORRIC, recipe="full"))
-    assert not is_banked(base.ask(GLORRIC, ratio=1.0))
-    assert not is_banked(base.ask(GLORRIC, top_k=1))
-    assert is_banked(base.ask(GLORRIC, top_k=1))
+    assert not is_cached(base.ask(GLORRIC, recipe="full"))
+    assert not is_cached(base.ask(GLORRIC, ratio=1.0))
+    assert not is_cached(base.ask(GLORRIC, top_k=1))
+    assert is_cached(base.ask(GLORRIC, top_k=1))
     sampled = open_kb(answer_limit_bytes=10**7, temperature=0.5)
-    assert not is_banked(sampled.ask(GLORRIC))
-    assert not is_banked(sampled.ask(GLORRIC))
+    assert not is_cached(sampled.ask(GLORRIC))
+    assert not is_cached(sampled.ask(GLORRIC))
 
 
-def test_what_is_to_be_ignored_is_neither_given_nor_kept(base):
+def test_with_the_cache_off_answers_are_neither_reused_nor_stored(base):
     base.ask(GLORRIC, cache="off")
-    assert not is_banked(base.ask(GLORRIC))
-    assert not is_banked(base.ask(GLORRIC, cache="off"))
+    assert not is_cached(base.ask(GLORRIC))
+    assert not is_cached(base.ask(GLORRIC, cache="off"))
 
 
-def test_what_depends_on_today_is_never_kept(base):
+def test_time_sensitive_answers_are_never_stored(base):
     asked = "What is the password of Glorric today?"
     base.ask(asked)
-    assert not is_banked(base.ask(asked))
+    assert not is_cached(base.ask(asked))
     assert base.answers.totals().questions == 0
 
 
-def test_without_room_there_is_no_bank(open_kb, documents):
+def test_a_limit_of_zero_turns_the_cache_off(open_kb, documents):
     kb = open_kb(answer_limit_bytes=0)
     kb.add(documents)
     kb.ask(GLORRIC)
-    assert not is_banked(kb.ask(GLORRIC))
+    assert not is_cached(kb.ask(GLORRIC))
 
 
-def test_a_banked_answer_needs_neither_model_nor_index_nor_vectors_for_the_same_words(
-    base, open_kb, monkeypatch
-):
+def test_a_cached_answer_to_the_same_words_loads_no_model_and_no_index(base, open_kb, monkeypatch):
     base.ask(GLORRIC)
     base.close()
     again = open_kb(answer_limit_bytes=10**7)
@@ -135,7 +135,7 @@ def test_a_banked_answer_needs_neither_model_nor_index_nor_vectors_for_the_same_
     assert again.ask(GLORRIC).text == "walnut"
 
 
-def test_a_changed_document_takes_its_answers_along_in_the_same_commit(base, documents):
+def test_changing_a_document_deletes_its_answers_in_the_same_commit(base, documents):
     base.ask(GLORRIC)
     assert cache_hit(base) is not None
     (documents / "passwords.md").write_text("The password of Glorric is needle.")
@@ -152,45 +152,45 @@ def test_a_changed_document_takes_its_answers_along_in_the_same_commit(base, doc
     assert cache_hit(base) is None
     assert [waiting.reason for waiting in base.answers.pending()] == ["changed"]
     answer = base.ask(GLORRIC)
-    assert not is_banked(answer)
+    assert not is_cached(answer)
     assert answer.text == "needle"
     assert base.answers.pending() == []
 
 
-def test_a_removed_document_takes_its_answers_along(base, documents):
+def test_removing_a_document_deletes_its_answers(base, documents):
     base.ask(GLORRIC)
     base.remove(documents / "passwords.md")
     answer = base.ask(GLORRIC)
-    assert not is_banked(answer)
+    assert not is_cached(answer)
     assert answer.text != "walnut"
 
 
-def test_a_removed_document_that_an_answer_does_not_rest_on_leaves_it(base, documents):
+def test_an_answer_stays_when_another_document_is_removed(base, documents):
     source = {s.document for s in base.ask(GLORRIC, top_k=1).sources}
     assert source == {str(documents / "passwords.md")}
     base.remove(documents / "supper.md")
-    assert is_banked(base.ask(GLORRIC, top_k=1))
+    assert is_cached(base.ask(GLORRIC, top_k=1))
 
 
-def test_a_new_chunk_among_the_best_makes_the_answer_stale_before_anyone_gets_it(base, documents):
+def test_a_new_chunk_among_the_top_ones_invalidates_the_answer(base, documents):
     base.ask(GLORRIC, top_k=1)
     (documents / "news.txt").write_text("What is the password of Glorric? The password of Glorric is needle.")
     base.add(documents)
     answer = base.ask(GLORRIC, top_k=1)
-    assert not is_banked(answer)
+    assert not is_cached(answer)
     assert answer.text == "needle"
 
 
-def test_new_chunks_elsewhere_leave_it_and_are_looked_at_once(base, documents, monkeypatch):
+def test_other_new_chunks_leave_the_answer_and_are_checked_once(base, documents, monkeypatch):
     base.ask(GLORRIC, top_k=1)
     (documents / "news.txt").write_text("The guest was Bertnis. She ordered the fig.")
     base.add(documents)
-    assert is_banked(base.ask(GLORRIC, top_k=1))
+    assert is_cached(base.ask(GLORRIC, top_k=1))
     monkeypatch.setattr("kvweave.index.vector_index.VectorIndex.search", None)
-    assert is_banked(base.ask(GLORRIC, top_k=1))
+    assert is_cached(base.ask(GLORRIC, top_k=1))
 
 
-def test_refreshing_finds_what_was_overtaken_ahead_of_time(base, documents):
+def test_refreshing_finds_invalid_answers_ahead_of_time(base, documents):
     base.ask(GLORRIC, top_k=1)
     base.ask("What did the guest order?", top_k=1)
     (documents / "news.txt").write_text("What is the password of Glorric? The password of Glorric is needle.")
@@ -203,7 +203,7 @@ def test_refreshing_finds_what_was_overtaken_ahead_of_time(base, documents):
     assert base.answers.pending() == []
 
 
-def test_an_answer_from_a_document_that_is_removed_meanwhile_is_not_kept(base, documents):
+def test_an_answer_from_a_document_that_is_removed_meanwhile_is_not_stored(base, documents):
     stream = base.stream(GLORRIC)
     pieces = iter(stream)
     next(pieces)
@@ -212,7 +212,7 @@ def test_an_answer_from_a_document_that_is_removed_meanwhile_is_not_kept(base, d
     assert base.answers.totals().questions == 0
 
 
-def test_an_answer_during_which_a_document_came_is_looked_at_before_it_is_given(base, documents):
+def test_an_answer_is_checked_against_documents_added_while_it_was_decoded(base, documents):
     stream = base.stream(GLORRIC, top_k=1)
     pieces = iter(stream)
     next(pieces)
@@ -221,18 +221,18 @@ def test_an_answer_during_which_a_document_came_is_looked_at_before_it_is_given(
     "".join(pieces)
     assert stream.answer.text == "walnut"
     answer = base.ask(GLORRIC, top_k=1)
-    assert not is_banked(answer)
+    assert not is_cached(answer)
     assert answer.text == "needle"
 
 
-def test_an_answer_that_was_not_read_to_its_end_is_not_kept(base):
+def test_an_answer_that_was_not_read_to_its_end_is_not_stored(base):
     pieces = iter(base.stream(GLORRIC))
     next(pieces)
     pieces.close()
     assert base.answers.totals().questions == 0
 
 
-def test_emptying_the_knowledge_base_empties_the_bank(base, documents):
+def test_emptying_the_knowledge_base_empties_the_answer_cache(base, documents):
     base.ask(GLORRIC)
     base.remove_all()
     assert base.answers.totals().questions == 0
@@ -241,7 +241,7 @@ def test_emptying_the_knowledge_base_empties_the_bank(base, documents):
     assert base.ask(GLORRIC).text == "needle"
 
 
-def test_a_bank_that_cannot_be_written_to_does_not_take_the_answer_back(base, monkeypatch, caplog):
+def test_an_unwritable_cache_does_not_fail_the_answer(base, monkeypatch, caplog):
     def fail(*args, **kwargs):
         raise kvweave.errors.StoreBusy("locked")
 
@@ -250,22 +250,22 @@ def test_a_bank_that_cannot_be_written_to_does_not_take_the_answer_back(base, mo
     assert "answer cache could not be written to: locked" in caplog.text
 
 
-def test_two_open_knowledge_bases_share_the_bank(base, open_kb, documents):
+def test_two_open_knowledge_bases_share_the_answer_cache(base, open_kb, documents):
     other = open_kb(answer_limit_bytes=10**7)
     base.ask(GLORRIC)
-    assert is_banked(other.ask(GLORRIC))
+    assert is_cached(other.ask(GLORRIC))
     other.remove(documents / "passwords.md")
-    assert not is_banked(base.ask(GLORRIC))
+    assert not is_cached(base.ask(GLORRIC))
 
 
-def test_a_plan_without_a_prompt_counts_nothing(base):
+def test_the_plan_of_a_cached_answer_counts_nothing(base):
     base.ask(GLORRIC)
     plan: Plan = base.ask(GLORRIC).plan
     assert (plan.prompt_tokens, plan.fresh_tokens, plan.reused_share) == (0, 0, 0.0)
 
 
 def cache_hit(base):
-    """What the bank itself would give, whatever the index says."""
+    """Return the hit in the answer cache, without a check against the index."""
     chunks = sum(document.chunks for document in base.documents())
     top_k = min(base.config.retrieval.top_k, chunks)
     asked = AnswerSettings(base.config.recipe, None, None, top_k, None, False, None, None)

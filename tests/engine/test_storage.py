@@ -1,4 +1,4 @@
-"""A knowledge base whose chunk KV is stored in fewer bits."""
+"""A knowledge base whose chunk KV is stored in 8 or 4 bits."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from kvweave.errors import InvalidRequest
 QUESTION = "What is the password of Glorric?"
 
 
-def test_chunks_are_stored_so_and_answered_from(open_kb, documents):
+def test_quantised_chunks_are_stored_and_reused(open_kb, documents):
     base = open_kb(recipe="reuse", storage="int8")
     report = base.add(documents)
     kinds = base.store.stats().by_kind
@@ -18,10 +18,10 @@ def test_chunks_are_stored_so_and_answered_from(open_kb, documents):
     assert answer.text == "walnut"
     assert answer.plan.recipe == "isolated-int8+reuse"
     assert {span.origin for span in answer.plan.spans if span.kind == "chunk"} == {"reused"}
-    assert base.store.stats().by_kind.keys() == kinds.keys()  # nothing computed behind it is kept
+    assert base.store.stats().by_kind.keys() == kinds.keys()  # nothing computed after stale KV is stored
 
 
-def test_another_setting_makes_its_own_and_leaves_the_others(open_kb, documents):
+def test_another_storage_gets_its_own_entries_and_leaves_the_others(open_kb, documents):
     first = open_kb(recipe="reuse", storage="int4")
     chunks = first.add(documents).chunks
     first.close()
@@ -32,14 +32,14 @@ def test_another_setting_makes_its_own_and_leaves_the_others(open_kb, documents)
     assert (kinds["isolated"].entries, kinds["isolated-int4"].entries) == (chunks, chunks)
 
 
-def test_what_keeps_exact_versions_says_so(open_kb, documents):
+def test_a_recipe_with_exact_versions_refuses_quantised_storage(open_kb, documents):
     base = open_kb(storage="int8", recipe="cachecraft")
     with pytest.raises(InvalidRequest, match=r"keeps exact versions .* use storage exact"):
         base.add(documents)
 
 
-def test_by_default_fewer_bits_are_stored_wherever_they_may_be(open_kb, documents):
-    """As measured; a recipe is called what it is called, and what needs exact versions has them."""
+def test_by_default_kv_is_quantised_where_the_recipe_allows_it(open_kb, documents):
+    """The default storage is int8 under the plain recipe name; a recipe with exact versions stores exact KV."""
     with open_kb() as base:
         chunks = base.add(documents).chunks
         assert base.store.stats().by_kind["following-1-int8"].entries == chunks

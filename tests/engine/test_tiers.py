@@ -1,4 +1,4 @@
-"""A knowledge base on several tiers, and two of them on one shared tier."""
+"""A knowledge base on several tiers, and two knowledge bases on one shared tier."""
 
 import threading
 
@@ -7,10 +7,12 @@ import pytest
 from kvweave.engine import pipeline
 from kvweave.errors import InvalidRequest
 
+RECIPE = "reuse"
+
 GLORRIC = "What is the password of Glorric?"
 
 
-def test_kv_of_the_chunks_found_is_under_way_before_the_prompt_is_made(open_kb, documents, monkeypatch):
+def test_kv_of_retrieved_chunks_is_prefetched_before_the_prompt_is_assembled(open_kb, documents, monkeypatch):
     base = open_kb()
     base.add(documents)
     expected = base.ask(GLORRIC)
@@ -30,7 +32,7 @@ def test_kv_of_the_chunks_found_is_under_way_before_the_prompt_is_made(open_kb, 
     assert base.store._components.pins.in_use() == frozenset()
 
 
-def test_recipes_that_take_no_chunk_wherever_it_stands_load_nothing_ahead(open_kb, documents, monkeypatch):
+def test_recipes_without_position_independent_reuse_prefetch_nothing(open_kb, documents, monkeypatch):
     base = open_kb()
     base.add(documents)
     monkeypatch.setattr(base.store, "prefetch", None)
@@ -38,7 +40,7 @@ def test_recipes_that_take_no_chunk_wherever_it_stands_load_nothing_ahead(open_k
         assert base.ask(GLORRIC, recipe=recipe).text == "walnut"
 
 
-def test_a_request_that_fails_lets_go_of_what_it_used(open_kb, documents, monkeypatch):
+def test_a_failed_request_releases_its_entries(open_kb, documents, monkeypatch):
     base = open_kb()
     base.add(documents)
     used = []
@@ -54,9 +56,7 @@ def test_a_request_that_fails_lets_go_of_what_it_used(open_kb, documents, monkey
     assert base.store._components.pins.in_use() == frozenset()
 
 
-def test_a_request_whose_kv_is_there_does_not_wait_for_one_whose_kv_is_still_loading(
-    open_kb, documents, monkeypatch
-):
+def test_a_request_does_not_wait_for_the_loads_of_another(open_kb, documents, monkeypatch):
     base = open_kb()
     base.add(documents)
     base.ask(GLORRIC)
@@ -74,7 +74,7 @@ def test_a_request_whose_kv_is_there_does_not_wait_for_one_whose_kv_is_still_loa
         tiers._reads.wait(others)
 
 
-def test_a_second_machine_fetches_what_the_first_one_computed(open_kb, documents, tmp_path):
+def test_a_second_machine_fetches_the_kv_of_the_first(open_kb, documents, tmp_path):
     shared = f"file://{tmp_path}/shared"
     first = open_kb(shared=shared, recipe="reuse")
     chunks = first.add(documents).chunk_kv_computed
@@ -107,13 +107,13 @@ def open_kb_elsewhere(tmp_path, shared):
     )
 
 
-def test_a_shared_tier_that_is_not_there_changes_no_answer(open_kb, documents, caplog):
+def test_an_unreachable_shared_tier_changes_no_answer(open_kb, documents, caplog):
     base = open_kb(shared="redis://127.0.0.1:1/0")
     base.add(documents)
     assert base.ask(GLORRIC).text == "walnut"
     assert sum("shared tier not used" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_an_address_that_means_nothing_is_refused(open_kb):
+def test_an_unknown_address_is_refused(open_kb):
     with pytest.raises(InvalidRequest, match="no address of a shared tier"):
         open_kb(shared="somewhere")

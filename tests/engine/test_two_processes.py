@@ -1,17 +1,18 @@
-"""Two processes that index, ask and remove in one knowledge base at once."""
+"""Two processes that index, ask and remove in one knowledge base at the same time."""
 
 from pathlib import Path
 
 import pytest
 from tiny_kb import load, open_tiny, text
 
-from killed_processes import PATIENCE_S, child_processes
+from killed_processes import PATIENCE_S
+from processes import child_processes
 
 EVEN, ODD, BOTH = range(0, 12, 2), range(1, 12, 2), range(12, 16)
 
 
 def index_and_ask(home, documents, own, together):
-    """Add documents of one's own and some that the other one adds too; every other one of one's own is removed again."""
+    """Add own documents and some that the other process adds too; remove every other own document again."""
     load()
     together.wait()
     with open_tiny(home) as base:
@@ -25,7 +26,7 @@ def index_and_ask(home, documents, own, together):
 
 
 @pytest.mark.timeout(900)
-def test_both_find_what_they_added_and_leave_a_whole_knowledge_base(tmp_path, tiny):
+def test_both_processes_find_their_documents_and_leave_a_consistent_knowledge_base(tmp_path, tiny):
     home, documents = tmp_path / "home", tmp_path / "documents"
     documents.mkdir()
     for number in range(16):

@@ -1,4 +1,4 @@
-"""Knowledge bases of a tiny model, for processes that come and go: no model is loaded from a disk."""
+"""Knowledge bases of a tiny model for short-lived processes: no model is loaded from disk."""
 
 import importlib
 import warnings
@@ -13,7 +13,7 @@ SETTINGS = {"chunk_tokens": 40, "top_k": 3, "system": "Answer.", "max_new_tokens
 
 
 class Letters:
-    """Texts as counts of letters: an embedding that takes no model."""
+    """An embedding without a model: counts of letters."""
 
     name = "letters"
     dimensions = 26
@@ -32,13 +32,13 @@ class Letters:
 
 
 def load():
-    """Put the tiny model and letters in place of what is shipped; returns what undoes that.
+    """Replace the shipped models with the tiny model and `Letters`; return a function that undoes it.
 
-    Imports all that indexing and asking take.
+    Imports every module that indexing and asking need.
     """
     warnings.filterwarnings(
         "ignore", "lancedb fork support"
-    )  # nothing of it is under way in a process that forks
+    )  # the process that forks runs no work of lancedb
     for module in ("indexing", "pipeline"):
         importlib.import_module(f"kvweave.engine.{module}")
     adapter = tiny_adapter()
@@ -56,6 +56,6 @@ def open_tiny(home, **settings):
 
 
 def text(number, parts=3):
-    """A document's text, every part another chunk."""
+    """Return a document's text, with one chunk per part."""
     river = "xyz"[number % 3] * 5
     return "\n\n".join(f"Note {number}, part {i}. The {river} river is in the north." for i in range(parts))

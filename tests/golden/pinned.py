@@ -1,6 +1,6 @@
 """Collects what users and stored knowledge bases depend on: commands, public names, entry keys, tables, entry files.
 
-`python tests/golden/pinned.py` writes the golden files anew. Do that only for a change that users are told about.
+`python tests/golden/pinned.py` writes the golden files again. Do that only for a change that the changelog names.
 """
 
 import base64
@@ -42,7 +42,7 @@ PUBLIC_CALLS = {
 
 
 def commands() -> dict[str, Any]:
-    """Every command with its parameters: spellings, environment variable, whether it takes a value."""
+    """Return every command with its parameters: spellings, environment variable, whether it takes a value."""
     from kvweave.cli.app import app
 
     return dict(_commands(typer.main.get_command(app), "kvweave"))
@@ -71,7 +71,7 @@ def _type(parameter: Any) -> str:
 
 
 def public_names() -> dict[str, Any]:
-    """The package's names, and the parameters of its calls and of a knowledge base's methods."""
+    """Return the package's names, and the parameters of its calls and of a knowledge base's methods."""
     methods = {
         f"KnowledgeBase.{name}": method
         for name, method in inspect.getmembers(kvweave.KnowledgeBase, inspect.isfunction)
@@ -84,7 +84,7 @@ def public_names() -> dict[str, Any]:
 
 
 def settings() -> dict[str, Any]:
-    """The settings of `config.toml`, by section, and as keywords of `kvweave.open`."""
+    """Return the settings of `config.toml` by section; they are also keywords of `kvweave.open`."""
     return {
         field.name: [each.name for each in dataclasses.fields(value)]
         if dataclasses.is_dataclass(value := getattr(Config(home=Path()), field.name))
@@ -94,7 +94,7 @@ def settings() -> dict[str, Any]:
 
 
 def entry_keys() -> dict[str, Any]:
-    """Under which keys each recipe looks chunk KV up and stores what it records about chunks."""
+    """Return the keys under which each recipe looks up chunk KV and stores features."""
     adapter = tiny_adapter()
     found = {}
     for name in METHODS:
@@ -122,7 +122,7 @@ def _named(provenance: KVProvenance, content: Any) -> str:
 
 
 def schema() -> list[str]:
-    """The tables of a knowledge base, as SQLite describes them."""
+    """Return the tables of a knowledge base, as SQLite describes them."""
     with tempfile.TemporaryDirectory() as folder:
         with kvweave.open("notes", home=folder):
             pass
@@ -134,7 +134,7 @@ def schema() -> list[str]:
 
 
 def contents() -> dict[str, tuple[EntryKey, Content]]:
-    """Small entries of every kind there is."""
+    """Return small entries of every kind."""
     tokens = digest_tokens(IDS[:2])
     made = KVProvenance("isolated", ("s" * 32,))
     kv = torch.arange(32, dtype=torch.float32).reshape(2, 2, 2, 2, 2) / 8 - 2
@@ -160,7 +160,7 @@ def _kind(content: Content) -> Any:
 
 
 def entry_files() -> dict[str, str]:
-    """The bytes of those entries as they lie on disk, in base 64."""
+    """Return the bytes of those entries on disk, in base 64."""
     return {
         name: base64.b64encode(b"".join(encode_entry(key, "tiny", content, (key.tokens,)).parts)).decode()
         for name, (key, content) in contents().items()
@@ -178,7 +178,7 @@ PINNED = {
 
 
 def read(name: str) -> Any:
-    """What is pinned under a name."""
+    """Return the pinned content under a name."""
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 

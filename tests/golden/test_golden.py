@@ -15,7 +15,7 @@ ARCHIVE = Path(__file__).parent / "knowledge_base.tar.xz"
 
 
 @pytest.mark.parametrize("name", pinned.PINNED)
-def test_what_users_and_stored_data_depend_on_is_as_pinned(name):
+def test_names_and_formats_are_as_pinned(name):
     assert json.loads(json.dumps(pinned.PINNED[name]())) == pinned.read(name)
 
 
@@ -35,7 +35,7 @@ def test_an_entry_written_earlier_is_read(name, tmp_path):
 
 @pytest.fixture
 def earlier(tmp_path):
-    """A home as an earlier version left it: one document, its KV, answers, predicted questions, a conversation."""
+    """A home folder of an earlier version: one document, its KV, answers, predicted questions, a conversation."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path
@@ -59,7 +59,7 @@ def test_chunk_kv_of_an_earlier_version_is_reused(earlier, top_k, origin):
         assert {span.origin for span in answer.plan.spans if span.kind == "chunk"} == {origin}
 
 
-def test_a_conversation_of_an_earlier_version_goes_on(earlier):
+def test_a_conversation_of_an_earlier_version_is_resumed(earlier):
     with kvweave.open("default", home=earlier) as base, base.conversation() as talk:
         before = len(talk.token_ids)
         assert before > 0
@@ -68,7 +68,7 @@ def test_a_conversation_of_an_earlier_version_goes_on(earlier):
         assert len(talk.token_ids) > before
 
 
-def test_a_document_of_an_earlier_version_is_removed_with_all_that_came_from_it(earlier):
+def test_a_document_of_an_earlier_version_is_removed_with_everything_derived_from_it(earlier):
     with kvweave.open("default", home=earlier) as base:
         assert base.remove_all() == ["/notes/passwords.md"]
         assert base.documents() == []

@@ -155,7 +155,7 @@ def test_a_text_without_tokens_has_no_chunks() -> None:
     assert Chunker(TOKENIZERS["byte_level"], 8).split(document("")) == []
 
 
-def test_white_space_is_no_chunk_of_its_own_for_a_tokenizer_that_drops_it() -> None:
+def test_white_space_makes_no_chunk_for_a_tokenizer_that_drops_it() -> None:
     text = "\n" * 5000 + "Berlin" + "\n" * 5000 + "Paris" + " " * 5000
     chunks = Chunker(TOKENIZERS["reference"], 8).split(document(text))
     assert "".join(chunk.text for chunk in chunks) == text

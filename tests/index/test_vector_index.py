@@ -1,7 +1,5 @@
 """Search by words and by vectors in visible rows, with other writers at work."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from kvweave.index.documents import document_version, row_id
 from kvweave.index.search import fuse_rankings
 from kvweave.index.vector_index import VectorIndex
 from kvweave.types import Chunk
+from processes import Program
 
 D = 8
 Vectors = npt.NDArray[np.float32]
@@ -236,7 +235,7 @@ for batch in range(15):
 
 def test_two_processes_write_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "vectors"
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(folder), name]) for name in "pq"]
+    writers = [Program(["-c", WRITER, folder, name]) for name in "pq"]
     assert [writer.wait(timeout=100) for writer in writers] == [0, 0]
     sources = [f"/{name}/{batch}" for name in ("p", "q", "shared") for batch in range(15)]
     found = VectorIndex(folder, D).search("zebra", np.zeros(D, np.float32), 500, visible(*sources))

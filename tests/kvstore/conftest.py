@@ -11,7 +11,7 @@ from kvweave.kvstore.tiers import circuit_breaker, replication
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real Redis or Valkey server; tests use namespaces of their own."""
+    """A real Redis or Valkey server; each test uses its own namespace."""
     with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

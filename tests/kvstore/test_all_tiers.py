@@ -44,7 +44,7 @@ class Place:
 
     @property
     def totals(self) -> TierTotals:
-        """What the tier holds, as the writer knows it."""
+        """Return the entries of the tier, as the writer knows them."""
         return self.writer.stats().by_tier[self.name]
 
     def fill(self, chunks: Sequence[ChunkKV], features: Sequence[ChunkFeature] = ()) -> None:
@@ -60,7 +60,7 @@ class Place:
     def find(
         self, chunks: Sequence[ChunkKV], features: Sequence[ChunkFeature] = ()
     ) -> tuple[list[ChunkKV | None], list[ChunkFeature | None]]:
-        """What a look-up returns for each."""
+        """Return the result of a look-up for each entry."""
         kv = self.reader.find(MODEL, [(one.token_ids, [ISOLATED]) for one in chunks])
         about = self.reader.find_features(MODEL, [(one.token_ids, ISOLATED) for one in features])
         return [None if found is None else found[0] for found in kv], about
@@ -72,7 +72,7 @@ class Place:
 
 @pytest.fixture(params=["device", "host", "disk", *SHARED])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Place]:
-    """A tier with a cap of `CAP`. A shared one is read by a machine without room of its own."""
+    """A tier with a cap of `CAP`. A shared one is read by a machine without local space."""
     kind, folder = request.param, tmp_path / "store"
     if kind not in SHARED:
         with ChunkStore(folder, limit_bytes=CAP, host_bytes=CAP if kind == "host" else 0) as store:
@@ -139,7 +139,7 @@ def test_the_cap_holds_and_retrieved_entries_stay(place: Place) -> None:
     size = place.totals.bytes // 4
     for _ in range(3):
         assert same(get(place.writer, chunks[2]), chunks[2])
-    place.writer.stats()  # writes what was counted
+    place.writer.stats()  # writes the counts
     place.writer.set_limit(2 * size + size // 2, place.name)
     assert place.totals.entries == 2
     assert place.totals.bytes <= 2 * size + size // 2

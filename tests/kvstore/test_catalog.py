@@ -151,7 +151,7 @@ def test_frequencies_age_so_that_formerly_popular_entries_are_evicted(tmp_path: 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, -20 * 365 * 86400.0])
 def test_a_clock_that_jumps_back_is_harmless(tmp_path: Path, jump_s: float) -> None:
-    """What is used after the jump counts no less than what was used before it."""
+    """A use after the jump counts no less than a use before it."""
     clock = Clock(1.8e9)
     database = Database(tmp_path / "catalog.sqlite")
     catalog = Catalog(database, clock=clock)

@@ -22,7 +22,8 @@ from store_samples import (
 
 from kvweave.database import Database
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
-from kvweave.kvstore import header, keys, usage
+from kvweave.kvstore import catalog as usage
+from kvweave.kvstore import header, keys
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import ParsedEntry
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
@@ -351,7 +352,7 @@ def test_counts_are_collected_in_memory_and_written_together(
         assert store._components.database.query("SELECT uses FROM entries") == [(10,)]
 
 
-def test_stats_count_what_is_stored(tmp_path: Path) -> None:
+def test_stats_count_stored_entries(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         put(store, chunk(2), KVProvenance("bare", ()))

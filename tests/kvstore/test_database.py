@@ -160,7 +160,7 @@ def test_programming_errors_are_not_translated(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_catalogue_of_a_newer_version_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_catalogue_of_a_newer_version_is_refused_and_unchanged(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
     (file,) = entry_files(tmp_path)

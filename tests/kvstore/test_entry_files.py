@@ -147,7 +147,7 @@ def test_any_feature_round_trips_and_is_aligned(
     dtype=st.sampled_from(DTYPES),
     storage=st.sampled_from(STORAGES),
 )
-def test_quantised_kv_comes_back_as_it_was_stored(
+def test_quantised_kv_is_read_as_stored(
     tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], dtype: torch.dtype, storage: Storage
 ) -> None:
     kv = quantised_chunk(3, storage, tokens=shape[3], like=torch.randn(shape).to(dtype))
@@ -164,7 +164,7 @@ def test_quantised_kv_comes_back_as_it_was_stored(
     write_entry(again, encode_entry(key_of(kv), "tiny", found, ["source"]))
     assert (
         again.read_bytes() == path.read_bytes()
-    )  # what was read is written again without a second quantisation
+    )  # KV that was read is written again without a second quantisation
 
 
 def test_an_entry_can_be_parsed_from_memory(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_each_layer_is_verified_when_it_is_first_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_quantised_kv_is_stored_only_under_a_provenance_that_says_so(storage: Storage) -> None:
+def test_quantised_kv_is_stored_only_under_a_quantised_provenance(storage: Storage) -> None:
     kv = quantised_chunk(1, storage)
     other = KVProvenance(f"isolated-{'int4' if storage == 'int8' else 'int8'}", (SYSTEM,), exact=False)
     for provenance in (ISOLATED, KVProvenance("similar-10", (SYSTEM,), exact=False), other):

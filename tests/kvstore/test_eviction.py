@@ -69,7 +69,7 @@ def test_the_order_of_two_entries_does_not_change_with_time() -> None:
 
 @settings(deadline=None)
 @given(st.floats(0, 1e6), st.integers(1, 10**6), st.integers(0, 10**5), st.integers(0, 10**12))
-def test_a_retrieval_never_lowers_the_score_whatever_the_clock_says(
+def test_a_retrieval_never_lowers_the_score_even_if_the_clock_jumps(
     ago_s: float, count: int, tokens: int, size: int
 ) -> None:
     before = eviction_score(1, tokens, size, NOW_S)

@@ -1,4 +1,4 @@
-"""What a failed write leaves."""
+"""A failed write leaves no partial file."""
 
 import errno
 import os

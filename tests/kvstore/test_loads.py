@@ -127,7 +127,7 @@ def test_an_abandoned_load_is_started_again_for_a_later_caller(loader: Loader[st
     assert loader.wait([second]) == ["done"]
 
 
-def test_the_error_of_a_load_is_raised_in_every_waiting_caller_and_not_kept(loader: Loader[str]) -> None:
+def test_the_error_of_a_load_is_raised_in_every_waiting_caller_and_forgotten(loader: Loader[str]) -> None:
     def fail(_: IsWanted) -> str:
         raise OSError("broken")
 

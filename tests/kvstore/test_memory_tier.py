@@ -18,13 +18,13 @@ class Tier(MemoryTier[str]):
         self.on_evict = lambda evicted: self.evicted.update(evicted)
 
     def offer(self, key: str, word: str, size_bytes: int, score: float) -> dict[str, MemoryEntry[str]] | None:
-        """What had to go for an entry; None if it was not accepted."""
+        """Return the entries evicted for a new one; None if it was not accepted."""
         self.evicted.clear()
         accepted = self.hold(key, word, size_bytes, score)
         return dict(self.evicted) if accepted else None
 
     def limited(self, limit_bytes: int) -> dict[str, MemoryEntry[str]]:
-        """What had to go for a new cap."""
+        """Return the entries evicted for a new cap."""
         self.evicted.clear()
         self.set_limit(limit_bytes)
         return dict(self.evicted)
@@ -55,7 +55,7 @@ def test_a_new_entry_is_accepted_only_if_its_score_beats_those_of_its_victims() 
     assert tier.sizes() == {"hot": 50, "new": 50}
 
 
-def test_an_entry_in_use_is_evicted_neither_for_room_nor_for_a_lower_cap() -> None:
+def test_an_entry_in_use_is_evicted_neither_for_another_nor_for_a_lower_cap() -> None:
     pins = Pins()
     tier = Tier(pins)
     tier.hold("used", "1", 50, 1.0)

@@ -1,4 +1,4 @@
-"""Every remote tier through the same checks: what is put comes back bit for bit, and nothing else does.
+"""Every remote tier passes the same checks: an entry that was put is returned bit for bit, and nothing else is.
 
 How the store uses them, and its other tiers, is in `test_tiers_alike.py`.
 """
@@ -48,7 +48,7 @@ def same(found: Content, expected: Content) -> bool:
     return all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
 
 
-def test_entries_come_back_bit_for_bit(tier: RemoteTier) -> None:
+def test_entries_are_returned_bit_for_bit(tier: RemoteTier) -> None:
     contents = [chunk(1), chunk(2, tokens=0), chunk(3, tokens=2000, dtype=torch.bfloat16), feature(4)]
     entries = dict(map(entry, contents))
     for key, data in entries.items():
@@ -64,7 +64,7 @@ def test_entries_come_back_bit_for_bit(tier: RemoteTier) -> None:
     assert tier.sizes() == {key: len(data) for key, data in entries.items()}
 
 
-def test_ranges_of_an_entry_come_back_bit_for_bit(tier: RemoteTier) -> None:
+def test_ranges_of_an_entry_are_returned_bit_for_bit(tier: RemoteTier) -> None:
     key, data = entry(chunk(3, tokens=50_000))  # larger than what clients split into several requests
     tier.put(key, data)
     size = len(data)

@@ -92,7 +92,7 @@ def test_refused_deletions_do_not_delay_puts(tier: FakeRemoteTier, store: ChunkS
     assert eventually(lambda: tier.held.keys() == {key_of(1)})
 
 
-def test_puts_and_deletions_have_circuits_of_their_own_beside_that_of_the_tier(
+def test_puts_and_deletions_have_their_own_circuits(
     tier: FakeRemoteTier,
 ) -> None:
     now = [0.0]
@@ -138,7 +138,7 @@ def test_a_call_that_began_before_a_failure_does_not_change_the_circuit(
     assert not guard.failing
 
 
-def test_refused_writes_are_tried_ever_more_rarely_whatever_is_read_meanwhile(
+def test_refused_writes_are_retried_ever_more_rarely_also_between_reads(
     tier: FakeRemoteTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE_S", 1.0)

@@ -1,4 +1,4 @@
-"""Entries removed on this machine do not stay in the shared tier, whatever happens in between."""
+"""Entries removed on this machine are deleted from the shared tier, also after failures and restarts."""
 
 import threading
 from collections.abc import Iterator, Sequence

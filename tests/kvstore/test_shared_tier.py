@@ -1,4 +1,4 @@
-"""Several machines on one shared tier, each with a store and a catalogue of its own."""
+"""Several machines on one shared tier, each with its own store and catalogue."""
 
 import logging
 import secrets
@@ -33,7 +33,7 @@ from kvweave.types import KVProvenance
 
 
 class Machines:
-    """Stores in folders of their own, on one shared tier and in one namespace."""
+    """Opens stores in separate folders, on one shared tier and in one namespace."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Machines:
         return ChunkStore(self.folder / name, **settings)  # type: ignore[arg-type]
 
     def held(self) -> dict[str, int]:
-        """What the tier itself reports."""
+        """Return the entries that the tier itself reports."""
         tier = open_remote_tier(self.url, self.namespace)
         sizes = dict(tier.sizes())
         tier.close()
@@ -148,7 +148,7 @@ def test_the_cap_of_the_shared_tier_holds_and_frequently_used_entries_stay(machi
         first.set_limit(3 * size + size // 2, "shared")
         for _ in range(5):
             get(first, chunk(0))
-        first.stats()  # writes what was counted
+        first.stats()  # writes the counts
         for seed in range(1, 8):
             put(first, chunk(seed))
             assert eventually(lambda: first.stats().by_tier["shared"].waiting == 0)
@@ -248,7 +248,7 @@ def test_a_fetched_entry_that_does_not_fit_on_the_disk_is_served_from_memory(fol
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_an_evicted_entry_of_the_shared_tier_is_stored_on_a_disk_that_has_room_by_now(
+def test_an_evicted_entry_of_the_shared_tier_is_stored_once_the_disk_has_space(
     folder: Machines, removed: bool
 ) -> None:
     kv = chunk(1, tokens=100)

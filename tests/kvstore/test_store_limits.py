@@ -53,7 +53,9 @@ def test_verify_corrects_the_counters_by_the_sizes_of_the_files(tmp_path: Path) 
         assert store.verify().sound
 
 
-def test_room_is_made_before_the_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_are_evicted_before_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     def write(path: Path, parts: object) -> None:
@@ -220,7 +222,7 @@ def test_a_full_file_system_degrades_to_computing(
             assert len(entry_files(small_disk)) == store.stats().entries == len(stored)
         with ChunkStore(small_disk) as store:
             assert store.verify().sound
-            if reserve:  # without it there may be no room left even to record a removal
+            if reserve:  # without it the disk may be too full even to record a removal
                 store.set_limit(300_000)
                 assert put(store, chunk(99, tokens=300))
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from store_samples import chunk, entry_files, get, listed, put, same, write_range
 
-from killed_processes import Acknowledge, child_processes, victims
+from killed_processes import Acknowledge, victims
 from kvweave.database import Database
 from kvweave.kvstore.chunk_store import ChunkStore
+from processes import child_processes
 
 KILLS = 50
 

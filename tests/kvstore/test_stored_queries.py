@@ -59,7 +59,7 @@ def test_the_file_holds_the_kv_followed_by_the_queries(tmp_path: Path) -> None:
     assert isinstance(found, ChunkKV)
     assert same(found, kv)
     assert found.bytes == kv.bytes == kv.kv.nbytes + kv.queries.nbytes
-    write_entry(tmp_path / "again", encode_entry(key(kv), "tiny", found, ["source"]))  # what was read
+    write_entry(tmp_path / "again", encode_entry(key(kv), "tiny", found, ["source"]))  # KV that was read
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 

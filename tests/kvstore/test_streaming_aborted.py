@@ -1,4 +1,4 @@
-"""Large KV of the shared tier whose stream breaks off, or delivers damaged layers."""
+"""Large KV of the shared tier whose stream is aborted or delivers damaged layers."""
 
 import json
 import logging

@@ -125,7 +125,7 @@ def entry_of(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_delivered_layer_is_right_whatever_fails_in_between(
+def test_every_delivered_layer_is_right_after_failures_in_between(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)

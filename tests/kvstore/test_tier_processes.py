@@ -11,9 +11,9 @@ import torch
 from store_samples import chunk, get, listed, put, same
 from tier_servers import Server
 
-from killed_processes import child_processes
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.tiers.factory import open_remote_tier
+from processes import child_processes
 
 KILLS = 8
 TIGHT_BYTES, TIGHT_SHARED_BYTES = 40_000, 60_000
@@ -75,7 +75,7 @@ def test_after_kills_no_partial_entry_is_read_and_the_queue_is_resumed(redis: Se
     tight = (TIGHT_BYTES, TIGHT_SHARED_BYTES)
     for kill in range(KILLS):
         seeds = acknowledged_until_killed(one, namespace, url, tight, kill * 100_000, moments.uniform(0, 0.2))
-        with ChunkStore(one) as store:  # the catalogue is sound, whatever was in progress
+        with ChunkStore(one) as store:  # the catalogue is sound after every kill
             assert store.verify().sound
             assert store.used_bytes <= TIGHT_BYTES
     with ChunkStore(tmp_path / "two", namespace=namespace, shared=url) as other:

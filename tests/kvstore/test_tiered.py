@@ -80,7 +80,7 @@ def test_the_more_used_entry_replaces_the_less_used_one_in_memory_and_never_the_
         size = store.used_bytes // 2
         for _ in range(5):
             get(store, chunk(1))
-        store.stats()  # writes what was counted
+        store.stats()  # writes the counts
         store.set_limit(size + 10, "host")
         get(store, chunk(1))
         assert eventually(lambda: hosted(store) == 1)

@@ -77,7 +77,7 @@ def test_the_most_used_version_comes_first(tmp_path: Path) -> None:
             put(store, KV, provenance)
             for _ in range(times):
                 get(store, KV, provenance)
-        store.stats()  # writes what was counted
+        store.stats()  # writes the counts
         assert store.versions(MODEL, [KV.token_ids]) == [[PATHS[i] for i in (1, 3, 4, 0, 2)]]
 
 

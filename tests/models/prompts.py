@@ -35,7 +35,7 @@ def stale_kv_cache(adapter: Adapter) -> FusedCache:
 
 
 def held(kv_cache: FusedCache, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return what the cache holds at every layer, keys rotated."""
+    """Return the KV in the cache at every layer, keys rotated."""
     return [
         (layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone()) for layer in kv_cache.layers
     ]

@@ -9,7 +9,7 @@ from oracle import partial_prefill
 from kvweave.errors import InvalidRequest
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
-from kvweave.ops import logits
+from kvweave.ops import attention as logits
 from kvweave.testing import tiny_adapter, tiny_model
 
 N = 60

@@ -46,7 +46,7 @@ def test_dtype_rope_tokenizer_and_family_change_the_digest():
         ("qwen2-sliding", {"sliding_window": 9}),
     ],
 )
-def test_a_setting_that_changes_what_the_model_computes_changes_the_digest(family, changed):
+def test_a_setting_that_changes_the_computation_changes_the_digest(family, changed):
     model = tiny_model(family)
     before = fingerprint(model, tiny_tokenizer(), "a").digest
     for name, value in changed.items():

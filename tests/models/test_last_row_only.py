@@ -5,7 +5,7 @@ import torch
 from oracle import partial_prefill, stock
 from prompts import IDS, N, held, quiet_adapter, stale_kv_cache
 
-from kvweave.models.partial_layers import decoder_layers
+from kvweave.models.forward import decoder_layers
 from kvweave.testing import FAMILIES
 
 ROWS = torch.cat([torch.arange(20, 36), torch.arange(50, N)])

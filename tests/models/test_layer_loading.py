@@ -6,8 +6,8 @@ import time
 import torch
 from prompts import IDS, STORED, N, quiet_adapter
 
+from kvweave.models.forward import LayerTime
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.pass_cost import LayerTime
 from kvweave.types import ChunkKV
 
 WAIT_S = 30.0

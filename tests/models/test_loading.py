@@ -16,7 +16,7 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def test_a_local_folder_loads_and_computes_what_the_model_did(folder):
+def test_a_model_loaded_from_a_folder_computes_the_same(folder):
     adapter = kvweave.load_model(str(folder))
     assert adapter.fingerprint.name == str(folder)
     assert adapter.fingerprint.digest == kvweave.load_model(str(folder)).fingerprint.digest

@@ -105,7 +105,7 @@ def test_any_number_of_requests_takes_one_call_without_padding():
 
 
 @pytest.mark.parametrize(("family", "calls_made"), [("llama", 1), ("llama-dynamic", 3), ("phi3-longrope", 2)])
-def test_requests_with_other_frequencies_run_in_calls_of_their_own(family, calls_made):
+def test_requests_with_other_frequencies_run_in_separate_calls(family, calls_made):
     adapter = quiet_adapter(family)
     calls = Calls(adapter)
 

@@ -10,9 +10,9 @@ import torch
 from prompts import IDS, N, quiet_adapter
 
 from kvweave.errors import InvalidRequest
+from kvweave.models.forward import decoder_layers
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import UnrotatedQueries
-from kvweave.models.partial_layers import decoder_layers
 
 ALL, STORED = torch.arange(N), 40
 TOLERANCE = 2e-4  # as in the parity tests

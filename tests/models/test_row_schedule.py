@@ -93,7 +93,7 @@ def test_hooks_see_the_rows_that_still_run():
     assert torch.equal(plan.rows, ALL)
 
 
-def test_rows_may_be_chosen_by_what_the_layer_before_replaced():
+def test_rows_may_be_chosen_by_the_updates_of_the_previous_layer():
     adapter = quiet_adapter("llama")
 
     class Furthest:

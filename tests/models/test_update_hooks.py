@@ -35,7 +35,7 @@ class Layers:
         self.seen.append(queries.layer)
 
 
-def test_an_update_hook_sees_the_new_rows_and_what_the_cache_held(adapter):
+def test_an_update_hook_sees_the_new_and_the_replaced_rows(adapter):
     fresh = adapter.new_cache(N)
     adapter.compute(fresh, IDS, adapter.rows(ALL))
     placed = stale_kv_cache(adapter)
@@ -90,7 +90,7 @@ def test_a_partial_pass_that_is_not_stopped_writes_what_compute_writes():
         assert torch.equal(one[1], other[1])
 
 
-def test_a_later_pass_shows_what_the_earlier_one_wrote():
+def test_a_later_pass_shows_the_rows_of_the_earlier_one():
     adapter = quiet_adapter("llama")
     kv_cache, recorder = stale_kv_cache(adapter), Recorder()
     adapter.compute(kv_cache, IDS, adapter.rows(ALL))

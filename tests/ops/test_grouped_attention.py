@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvweave.errors import InvalidRequest
-from kvweave.ops import logits
+from kvweave.ops import attention as logits
 from kvweave.ops.attention import AttentionInput, KVRows, attend_reference
 from kvweave.ops.grouped_attention import ContextGroup, attend_grouped, attend_grouped_reference
 

@@ -99,7 +99,7 @@ def test_a_constant_channel_is_decoded_exactly(storage: Storage) -> None:
     assert (decoded[:, 1, :, 3] == -3.0).all()
 
 
-def test_the_farthest_outliers_are_kept_exactly() -> None:
+def test_the_farthest_outliers_are_stored_exactly() -> None:
     kv = kv_of(layers=2, tokens=300)
     sinks = [[0, 17, 299], [5, 6, 250]]
     for layer, tokens in enumerate(sinks):
@@ -119,7 +119,7 @@ def test_the_farthest_outliers_are_kept_exactly() -> None:
 )
 @pytest.mark.parametrize("tokens", [96, 128, 512, 2048])
 def test_sizes(heads: int, width: int, tokens: int) -> None:
-    """What the documentation promises, for the shapes of real models."""
+    """The documented sizes hold for the shapes of real models."""
     kv = torch.randn(1, 2, heads, tokens, width)
     for storage, of_16_bits, of_float32 in (("int8", 0.55, 0.28), ("int4", 0.32, 0.16)):
         for dtype in (torch.bfloat16, torch.float16):
@@ -132,7 +132,7 @@ def test_numbers_that_are_not_finite() -> None:
     kv = kv_of(tokens=20)
     kv[0, 0, 1, 7, 2] = torch.inf
     kv[1, 1, 0, 3, 0] = torch.nan
-    decoded = quantise(kv, "int8").all_layers()  # in the one token of each layer that is kept exactly
+    decoded = quantise(kv, "int8").all_layers()  # in the one token of each layer that is stored exactly
     assert torch.equal(decoded[0, :, :, 7], kv[0, :, :, 7])
     torch.testing.assert_close(decoded[1, :, :, 3], kv[1, :, :, 3], equal_nan=True)
     assert decoded.isfinite().sum() == kv.numel() - 2
@@ -146,7 +146,7 @@ def test_other_storages_are_refused() -> None:
         quantise(kv_of(), "exact")
 
 
-def test_the_input_is_neither_changed_nor_kept() -> None:
+def test_the_input_is_neither_changed_nor_referenced() -> None:
     kv = kv_of(tokens=20)
     before = kv.clone()
     packed = quantise(kv, "int8")

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvweave.ops import row_blocks, split_attention
+from kvweave.ops import row_attention as split_attention
+from kvweave.ops import row_blocks
 from kvweave.ops.attention import AttentionInput, KVRows, ReferenceAttention, RowAttention, attend_reference
 from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, cut_pages
-from kvweave.ops.row_attention import has_triton, row_attention
+from kvweave.ops.row_attention import SplitAttention, has_triton, row_attention
 from kvweave.ops.row_blocks import BlockedAttention
-from kvweave.ops.split_attention import SplitAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -93,7 +93,7 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @settings(max_examples=40, deadline=None)
 @given(case=cases(), window=st.sampled_from([None, 1, 7, 80]), softcap=st.sampled_from([None, 3.0]))
-def test_every_implementation_does_what_the_definition_says(
+def test_every_implementation_agrees_with_the_definition(
     name: str, case: Case, window: int | None, softcap: float | None
 ) -> None:
     attention = IMPLEMENTATIONS[name](case.rows)
@@ -226,7 +226,7 @@ def two_rows_to_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("two_rows_to_a_block")
 def test_keys_that_all_rows_of_a_block_see_need_no_mask(window: int | None, unmasked: list[int]) -> None:
-    """With a window, masked keys lie on both sides of the others, or all keys are masked."""
+    """With a window, masked keys are on both sides of the others, or all keys are masked."""
     case = three_chunks(0)
     attention = SplitAttention(case.rows, torch.float32)
     got = attention.attend(case.query, case.given, scaling=0.3, window=window)

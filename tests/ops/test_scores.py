@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.ops import logits
+from kvweave.ops import attention as logits
 from kvweave.ops.attention import AttentionInput, KVRows, attend_reference
 from kvweave.ops.scores import (
     attention_shares,

@@ -202,7 +202,7 @@ class TestBestVersion:
                 if found.origin != "reused":
                     continue
                 (provenances,) = CRAFT.prepare.candidates(request, [number])
-                others = len(found.provenance.context) > 1  # beside the prefix
+                others = len(found.provenance.context) > 1  # in addition to the prefix
                 where = "after other chunks (observed)" if others else "for any position (isolated)"
                 assert len(provenances) > 1
                 assert found.reason == (

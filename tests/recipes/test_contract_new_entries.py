@@ -53,7 +53,7 @@ class TestEveryRecipe:
         if recipe.match.stored_kinds == SYSTEM_AND_CHUNKS and recipe.attend.causal(result.request, ()):
             fresh = [n for n, origin in enumerate(trusted) if origin == "fresh"]
             assert sorted(left) == [n for n in fresh if tokens.spans[n].kind != "question"]
-        # A recipe that reuses exact paths alone then gives full attention, whatever was stored in between.
+        # A recipe that reuses only exact KV then still gives full attention.
         assert remember(result) == len(result.new_entries)
         close(prefilled(adapter, store, prompt, "prefix").logits, plain_logits(adapter, prompt))
         assert entries(adapter, store, prompt).keys() - before.keys() == {
@@ -95,7 +95,7 @@ class TestEveryRecipe:
 
 
 @pytest.mark.parametrize("name", PREPARING)
-def test_what_is_stored_does_not_depend_on_the_order_of_preparation(name, adapter, prompt):
+def test_stored_entries_do_not_depend_on_the_order_of_preparation(name, adapter, prompt):
     """All KV of every provenance, and all features."""
     recipe = recipe_named(name)
     backwards = kvweave.Prompt(prompt.question, prompt.chunks[::-1], system=prompt.system)

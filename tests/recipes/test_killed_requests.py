@@ -28,9 +28,7 @@ def prepare_and_ask(adapter, acknowledge, folder, limit_bytes, first):
     with kvweave.ChunkStore(folder, limit_bytes=limit_bytes) as store:
         for number in itertools.count(first):
             kvweave.prepare(adapter, store, texts(number)[:2], recipe="reuse", system=SYSTEM)
-            kvweave.prefill(
-                adapter, store, question(number), recipe="prefix"
-            )  # which stores what was computed
+            kvweave.prefill(adapter, store, question(number), recipe="prefix")  # stores the computed KV
             acknowledge(str(number))
 
 

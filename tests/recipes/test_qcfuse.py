@@ -151,7 +151,7 @@ def test_no_layer_of_stored_chunks_after_the_chosen_ones_is_read(adapter, store,
     assert layers == {0, 1}
 
 
-def test_a_digest_is_what_the_repetition_attends_to(adapter, store, prompt):
+def test_importance_is_the_peak_attention_of_the_repetition(adapter, store, prompt):
     plain = tiny_model()
     plain.set_attn_implementation("eager")
     prepare(adapter, store, prompt, DigestAttention())
@@ -219,7 +219,7 @@ class TestCriticalLayers:
         assert read_layers(tmp_path, adapter.fingerprint, 3) == (0, 1, 2)
         assert "kvweave profile-layers" in caplog.text
 
-    def test_that_cannot_be_written_say_where(self, adapter, tmp_path):
+    def test_that_cannot_be_written_are_reported_with_the_option(self, adapter, tmp_path):
         (tmp_path / "models").write_text("in the way")
         with pytest.raises(StoreError, match="--home"):
             write_layers(tmp_path, adapter.fingerprint, {})

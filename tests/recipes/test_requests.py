@@ -39,7 +39,7 @@ def test_a_new_method_needs_no_change_elsewhere(adapter, store, prompt):
 
 
 @given(st.floats(0, 1), st.integers(0, 10_000))
-def test_a_budget_never_exceeds_what_is_stale(ratio, stale):
+def test_a_budget_never_exceeds_the_stale_tokens(ratio, stale):
     assert 0 <= Budget(ratio).max_rows(stale) <= stale
 
 
@@ -100,7 +100,7 @@ def test_four_functions_lead_from_run_to_the_model(recipe, adapter, store, promp
     assert stacks[-1] == ["run", "SelectedRows.run", "Adapter.compute", "ModelRunner.run"]
 
 
-def test_a_prompt_beyond_the_context_says_by_how_much(adapter, store):
+def test_the_error_for_a_prompt_beyond_the_context_names_the_excess(adapter, store):
     long = kvweave.Prompt("Why?", ("x" * 600,))
     tokens = adapter.template.render(long).tokens
     with pytest.raises(PromptTooLong, match=f"{tokens - 512} more than the 512"):

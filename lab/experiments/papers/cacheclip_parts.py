@@ -13,19 +13,16 @@ from kvweave_lab.eval.outcomes import FULL, REUSE
 from kvweave_lab.eval.rows import OVERALL
 from kvweave_lab.report.figures import Theme
 from papers.claim import (
+    LACKING_TASKS,
     SUITE,
     Claim,
     Pair,
     Result,
     Setting,
-    Verdict,
-    better,
-    estimate,
-    gain_of,
-    row_of,
+    gain_verdicts,
     score_numbers,
+    score_panels,
     score_table,
-    tasks_of,
 )
 from papers.plots import bars
 from recipe_grid import Grid
@@ -58,54 +55,32 @@ class Variants:
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
     """Return tasks on which plain reuse scores lower than full attention; on the paper's single facts it does not."""
-    tasks = ("vartrack", "coref", "contradiction", "order")
-    suite = replace(SUITE, tasks=tasks, ratios=(RATIO,), samples=setting.samples)
+    suite = replace(SUITE, tasks=LACKING_TASKS, ratios=(RATIO,), samples=setting.samples)
     return {"": Grid(Variants(setting.tuned), suite, setting.split)}
-
-
-_POINTS = {
-    "`cacheclip` scores higher with windows than without, though it recomputes fewer rows": (
-        WHOLE,
-        NO_WINDOWS,
-    ),
-    "It scores higher with windows than without when both recompute as many rows": (FILLED, NO_WINDOWS),
-    "It scores higher on chunks prepared after the shared prefix than on chunks prepared alone": (
-        WHOLE,
-        NO_PREFIX,
-    ),
-    "It scores higher with a fine-tuned auxiliary model, whose windows leave more rows, than with the shipped one": (
-        TUNED,
-        WHOLE,
-    ),
-}
 
 
 def _pair(first: str, second: str) -> Pair:
     return Pair((first, RATIO), (second, RATIO))
 
 
-def verdicts(result: Result) -> list[Verdict]:
-    """Return a verdict for each measured component."""
-    return [
-        verdict
-        for statement, names in _POINTS.items()
-        for verdict in better(statement, gain_of(result, _pair(*names)))
-    ]
+_POINTS = {
+    "`cacheclip` scores higher with windows than without, though it recomputes fewer rows": _pair(
+        WHOLE, NO_WINDOWS
+    ),
+    "It scores higher with windows than without when both recompute as many rows": _pair(FILLED, NO_WINDOWS),
+    "It scores higher on chunks prepared after the shared prefix than on chunks prepared alone": _pair(
+        WHOLE, NO_PREFIX
+    ),
+    "It scores higher with a fine-tuned auxiliary model, whose windows leave more rows, than with the shipped one": _pair(
+        TUNED, WHOLE
+    ),
+}
 
 
 def draw(result: Result, theme: Theme) -> Figure:
     """Return a figure with a bar for each variant, and a panel for the mean and each task."""
-    names = [FULL, *Variants("any")(), REUSE]
-    ratios = {FULL: 1.0, REUSE: 0.0}
-    panels = {
-        task: {
-            name: estimate(row, "score")
-            for name in names
-            if (row := row_of(result, name, ratios.get(name, RATIO), task=task)) is not None
-        }
-        for task in [OVERALL, *tasks_of(result)]
-    }
-    shown = [name for name in names if name in panels[OVERALL]]
+    panels = score_panels(result, {FULL: 1.0, **dict.fromkeys(Variants("any")(), RATIO), REUSE: 0.0})
+    shown = list(panels[OVERALL])
     heading = (f"CacheClip part by part, ratio {RATIO:g}", "512 tokens of context · lines: 95 % interval")
     return bars(heading, panels, shown, "score", theme)
 
@@ -119,8 +94,8 @@ CLAIM = Claim(
     setup=f"`cacheclip` at ratio {RATIO:g}, and the same without one component. The shipped auxiliary model was already trained to"
     " attend like a reference model; fine-tuning is by `kvweave train-selector`.",
     grids=grids,
-    numbers=lambda found: score_numbers(found, [_pair(*names) for names in _POINTS.values()]),
-    verdicts=verdicts,
+    numbers=lambda found: score_numbers(found, list(_POINTS.values())),
+    verdicts=lambda result: gain_verdicts(result, _POINTS),
     table=score_table,
     draw=draw,
 )

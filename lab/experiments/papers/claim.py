@@ -25,6 +25,10 @@ SUITE = Suite(
 """The default grid of a claim."""
 
 
+LACKING_TASKS = ("vartrack", "coref", "contradiction", "order")
+"""Tasks on which plain reuse lacks information from other chunks, and so scores lower than full attention."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """Settings of all claims; `tuned` is a folder that `kvweave train-selector` wrote."""
@@ -164,6 +168,13 @@ def gain_of(result: Result, pair: Pair, *, part: str = "", task: str = OVERALL) 
     return None
 
 
+def gain_verdicts(result: Result, points: Mapping[str, Pair]) -> list[Verdict]:
+    """Return the verdict on each statement that a pair's first run is better; nothing for pairs not measured."""
+    return [
+        verdict for statement, pair in points.items() for verdict in better(statement, gain_of(result, pair))
+    ]
+
+
 def better(statement: str, gain: Estimate | None) -> list[Verdict]:
     """Return the verdict on a statement that something is better, by its gain; nothing if it was not measured."""
     if gain is None:
@@ -199,6 +210,26 @@ def baseline_lines(result: Result) -> list[str]:
 def tasks_of(result: Result) -> list[str]:
     """Return the tasks, without the mean over tasks."""
     return [task for task in dict.fromkeys(row["task"] for row in result["rows"]) if task != OVERALL]
+
+
+def score_panels(result: Result, runs: Mapping[str, float]) -> dict[str, dict[str, Estimate]]:
+    """Return the scores of measured runs, recipes with their ratios, for the mean over tasks and each task."""
+    return {
+        task: {
+            name: estimate(row, "score")
+            for name, ratio in runs.items()
+            if (row := row_of(result, name, ratio, task=task)) is not None
+        }
+        for task in [OVERALL, *tasks_of(result)]
+    }
+
+
+def baselines_by_task(result: Result) -> dict[str, dict[str, Estimate]]:
+    """Return the scores of full attention and plain reuse for each task, as lines of a figure."""
+    return {
+        task: dict(zip(("full attention", "reuse"), baselines(result, task=task), strict=True))
+        for task in tasks_of(result)
+    }
 
 
 def score_table(result: Result, *, parts: Mapping[str, str] | None = None) -> list[str]:

@@ -28,7 +28,7 @@ from papers.claim import (
     Result,
     Setting,
     Verdict,
-    baselines,
+    baselines_by_task,
     better,
     estimate,
     estimate_json,
@@ -152,12 +152,10 @@ def draw(result: Result, theme: Theme) -> Figure:
         }
         for task in tasks_of(result)
     }
-    lines = {
-        task: dict(zip(("full attention", "reuse"), baselines(result, task=task), strict=True))
-        for task in panels
-    }
     heading = ("Needles that take several tokens", "512 tokens of context · bands: 95 % interval")
-    return curves(heading, panels, ("share of stale tokens recomputed", "score"), theme, lines)
+    return curves(
+        heading, panels, ("share of stale tokens recomputed", "score"), theme, baselines_by_task(result)
+    )
 
 
 CLAIM = Claim(

@@ -8,22 +8,21 @@ from matplotlib.figure import Figure
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
 from kvweave_lab.eval.outcomes import FULL, REUSE
-from kvweave_lab.eval.rows import OVERALL
 from kvweave_lab.report.figures import Theme
 from papers.claim import (
+    LACKING_TASKS,
     SUITE,
     Claim,
     Pair,
     Result,
     Setting,
     Verdict,
-    better,
     estimate,
-    gain_of,
+    gain_verdicts,
     row_of,
     score_numbers,
+    score_panels,
     score_table,
-    tasks_of,
     with_interval,
 )
 from papers.plots import bars
@@ -46,30 +45,25 @@ def variants() -> Mapping[str, Recipe]:
 
 def grids(setting: Setting) -> Mapping[str, Grid]:
     """Return tasks on which plain reuse lacks information from other chunks."""
-    tasks = ("vartrack", "coref", "contradiction", "order")
-    suite = replace(SUITE, tasks=tasks, ratios=(RATIO,), samples=setting.samples)
+    suite = replace(SUITE, tasks=LACKING_TASKS, ratios=(RATIO,), samples=setting.samples)
     return {"": Grid(variants, suite, setting.split)}
-
-
-_POINTS = {
-    "Preparing chunks after similar ones scores higher than plain reuse": (PREPARED, REUSE),
-    "Selection alone scores higher than plain reuse": (SELECTED, REUSE),
-    "Preparation adds to selection": (BOTH, SELECTED),
-    "Selection adds to preparation": (BOTH, PREPARED),
-}
 
 
 def _pair(first: str, second: str) -> Pair:
     return Pair((first, RUNS[first]), (second, RUNS[second]))
 
 
+_POINTS = {
+    "Preparing chunks after similar ones scores higher than plain reuse": _pair(PREPARED, REUSE),
+    "Selection alone scores higher than plain reuse": _pair(SELECTED, REUSE),
+    "Preparation adds to selection": _pair(BOTH, SELECTED),
+    "Selection adds to preparation": _pair(BOTH, PREPARED),
+}
+
+
 def verdicts(result: Result) -> list[Verdict]:
     """Return verdicts on each component, and on the share of full attention's gain that both restore."""
-    found = [
-        verdict
-        for statement, names in _POINTS.items()
-        for verdict in better(statement, gain_of(result, _pair(*names)))
-    ]
+    found = gain_verdicts(result, _POINTS)
     both = row_of(result, BOTH, RATIO)
     if both is not None and both["normalised"] is not None:
         restored = estimate(both, "normalised")
@@ -85,14 +79,7 @@ def verdicts(result: Result) -> list[Verdict]:
 
 def draw(result: Result, theme: Theme) -> Figure:
     """Return a figure with a bar for each run, and a panel for the mean and each task."""
-    panels = {
-        task: {
-            name: estimate(row, "score")
-            for name, ratio in RUNS.items()
-            if (row := row_of(result, name, ratio, task=task)) is not None
-        }
-        for task in [OVERALL, *tasks_of(result)]
-    }
+    panels = score_panels(result, RUNS)
     heading = (f"FusionRAG part by part, ratio {RATIO:g}", "512 tokens of context · lines: 95 % interval")
     return bars(heading, panels, list(RUNS), "score", theme)
 
@@ -105,7 +92,7 @@ CLAIM = Claim(
     " chunks brings that to 99 %.",
     setup=f"Plain reuse, preparation alone, selection alone at ratio {RATIO:g}, and both. Most means four fifths.",
     grids=grids,
-    numbers=lambda found: score_numbers(found, [_pair(*names) for names in _POINTS.values()]),
+    numbers=lambda found: score_numbers(found, list(_POINTS.values())),
     verdicts=verdicts,
     table=score_table,
     draw=draw,

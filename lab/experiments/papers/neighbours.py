@@ -16,7 +16,7 @@ from papers.claim import (
     Result,
     Setting,
     Verdict,
-    baselines,
+    baselines_by_task,
     better,
     gain_of,
     score_numbers,
@@ -73,13 +73,13 @@ def draw(result: Result, theme: Theme) -> Figure:
         }
         for task in tasks_of(result)
     }
-    lines = {
-        task: dict(zip(("full attention", "reuse"), baselines(result, task=task), strict=True))
-        for task in panels
-    }
     heading = ("FusionRAG by neighbours at preparation", "512 tokens of context · bands: 95 % interval")
     return curves(
-        heading, panels, ("similar chunks before a chunk in its preparation", "score"), theme, lines
+        heading,
+        panels,
+        ("similar chunks before a chunk in its preparation", "score"),
+        theme,
+        baselines_by_task(result),
     )
 
 

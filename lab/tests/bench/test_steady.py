@@ -7,7 +7,7 @@ import pytest
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.testing import tiny_adapter
 from kvweave_lab.bench import steady
-from kvweave_lab.bench.environment import memory_limit_bytes
+from kvweave_lab.bench.measurement import memory_limit_bytes
 from kvweave_lab.bench.plots import steady_plot
 from kvweave_lab.bench.steady import SteadyRow, SteadySettings, bench_steady, quarters, speedups
 from kvweave_lab.bench.workload import Traffic, draw_queries

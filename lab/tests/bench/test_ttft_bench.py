@@ -11,10 +11,16 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.hooks import StopAtLayer
 from kvweave.testing import tiny_adapter
 from kvweave_lab.bench import ttft
-from kvweave_lab.bench.baselines import blockwise_prefill, stock_attention, transformers_prefill
+from kvweave_lab.bench.baselines import (
+    Rates,
+    Work,
+    WorkCounter,
+    blockwise_prefill,
+    stock_attention,
+    transformers_prefill,
+)
 from kvweave_lab.bench.measurement import mean_of_neighbours, peak_memory_bytes
 from kvweave_lab.bench.plots import ttft_plot
-from kvweave_lab.bench.roofline import Rates, Work, WorkCounter
 from kvweave_lab.bench.ttft import TtftRow, TtftSettings, _group_cases, bench_ttft
 from kvweave_lab.bench.workload import prompt_of_chunks
 
@@ -55,7 +61,7 @@ def test_every_recipe_has_a_row_at_every_ratio_that_applies_to_it(done):
         assert spread.ttft_s.low <= row.ttft_s <= spread.ttft_s.high
         assert row.efficiency == pytest.approx(row.speedup / row.limit_speedup)
         parts_s = row.load_s + row.place_s + row.select_s + row.recompute_s
-        assert parts_s <= 1.5 * row.ttft_s  # each is a median of its own
+        assert parts_s <= 1.5 * row.ttft_s  # each is a separate median
 
 
 def test_a_request_is_compared_with_the_full_prefills_right_before_and_after_it():
@@ -72,7 +78,7 @@ def test_cases_between_two_full_prefills_compute_at_most_about_one():
     assert _group_cases([0.0, 0.0]) == [[0, 1]]
 
 
-def test_rows_count_what_is_computed(done, adapter):
+def test_rows_count_computed_tokens(done, adapter):
     rows = {(row.recipe, row.ratio): row.rows for row in done.rows}
     (full,) = done.full
     system = len(adapter.template.prefix_ids(None))

@@ -15,7 +15,7 @@ from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_adapter
 from kvweave.types import Prompt
 from kvweave_lab.bench.baselines import MaskAttend
-from kvweave_lab.bench.environment import current_environment
+from kvweave_lab.bench.measurement import current_environment
 from kvweave_lab.bench.steady import SteadySettings, bench_steady
 from kvweave_lab.bench.ttft import TtftSettings, bench_ttft
 from kvweave_lab.bench.workload import Traffic

@@ -5,7 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from kvweave.cli.app import app
-from kvweave_lab.bench import environment
+from kvweave_lab.bench import measurement as environment
 
 GLORRIC = "What is the password of Glorric?"
 

@@ -117,7 +117,7 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(command, tmp_path):
     assert {row["samples"] for row in json.loads(result.stdout)["rows"]} == {1}
 
 
-def test_selection_says_which_tokens_matter(command, tmp_path):
+def test_selection_reports_which_tokens_matter(command, tmp_path):
     result = command(*SELECTION, "--output", tmp_path / "selection")
     assert "auxiliary" in result.stdout
     assert "Some figures rest on 1 prompt; below 200" in result.stderr

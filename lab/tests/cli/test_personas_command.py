@@ -14,7 +14,7 @@ def test_every_system_is_in_both_tables_and_a_second_run_adds_nothing(command, t
     content = json.loads((folder / "personas.json").read_text("utf-8"))
     assert content["about"]["command"].startswith("kvweave eval personas --users 1")
     assert {row["table"] for row in content["systems"]} == {"A", "B"}
-    assert len(content["systems"]) == 18  # kvweave token by token has no session of its own
+    assert len(content["systems"]) == 18  # kvweave token by token has no separate session
     assert len({row["trial"] for row in content["systems"]}) == 9
     assert len(content["users"]) == 16
     assert {row["system"] for row in content["pairs"]} == {

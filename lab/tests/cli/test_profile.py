@@ -3,7 +3,7 @@
 import json
 
 
-def test_layers_are_measured_told_and_written_for_the_model(command, tmp_path):
+def test_layers_are_measured_printed_and_written_for_the_model(command, tmp_path):
     words = ("--task", "single", "--samples", "1", "--context-tokens", "256", "--quiet")
     told = command("profile-layers", *words).stdout
     (path,) = (tmp_path / "home" / "models").iterdir()

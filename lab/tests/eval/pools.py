@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from string import Formatter
 
 from kvweave_lab.eval import tasks
-from kvweave_lab.eval.tasks import single
+from kvweave_lab.eval.tasks import needles
 from kvweave_lab.eval.world import SPLITS, Phrases
 
 TASK_MODULES = tuple(
@@ -19,7 +19,7 @@ TASK_MODULES = tuple(
 def all_phrases() -> dict[str, Phrases]:
     """Return every Phrases object in a task's module, at any depth, by a name that says where it is."""
     named: dict[int, tuple[str, Phrases]] = {}
-    for module in (single, *TASK_MODULES):  # `single` first: other tasks import its phrases
+    for module in (needles, *TASK_MODULES):  # `needles` first: other tasks import its phrases
         for name, value in vars(module).items():
             if not name.startswith("__"):
                 for where, phrases in _within(f"{module.__name__.rpartition('.')[2]}.{name}", value):
@@ -50,7 +50,7 @@ def pattern(sentence: str) -> re.Pattern[str]:
 
 
 _WORD = r"[\w-]+"
-_ATTRIBUTES = "|".join((*single.NUMBERS, *single.IDENTIFIERS, *single.WORDS))
+_ATTRIBUTES = "|".join((*needles.NUMBERS, *needles.IDENTIFIERS, *needles.WORDS))
 _FILLED = {"a": f"(?:{_ATTRIBUTES})", "w": r"[a-z, ]+"}
 
 

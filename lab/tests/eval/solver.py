@@ -10,18 +10,7 @@ from typing import NamedTuple
 from pools import pattern
 
 from kvweave_lab.eval.samples import Sample
-from kvweave_lab.eval.tasks import (
-    commonwords,
-    contradiction,
-    coref,
-    frequentwords,
-    multiquery,
-    multivalue,
-    order,
-    single,
-    twohop,
-    vartrack,
-)
+from kvweave_lab.eval.tasks import chains, coref, needles, order, word_counts
 from kvweave_lab.eval.world import Phrases
 
 
@@ -59,7 +48,7 @@ def asked(sample: Sample, split: str, phrases: Phrases) -> Mapping[str, str]:
 
 
 def _stated(sample: Sample, split: str) -> dict[tuple[str, str], str]:
-    facts = [sentence.filled for sentence in find_sentences(sample, split, stated=single.STATED)]
+    facts = [sentence.filled for sentence in find_sentences(sample, split, stated=needles.STATED)]
     values = {(fact["a"], fact["k"]): fact["v"] for fact in facts}
     assert len(values) == len(facts), "a fact occurs twice"
     return values
@@ -67,28 +56,28 @@ def _stated(sample: Sample, split: str) -> dict[tuple[str, str], str]:
 
 def needle(sample: Sample, split: str) -> tuple[str, ...]:
     """single, multikey: the one value of the attribute of the name."""
-    question = asked(sample, split, single.ASKED)
+    question = asked(sample, split, needles.ASKED)
     return (_stated(sample, split)[question["a"], question["k"]],)
 
 
 def two_needles(sample: Sample, split: str) -> tuple[str, ...]:
     """multiquery: both values, in the question's order."""
-    question = asked(sample, split, multiquery.ASKED)
+    question = asked(sample, split, needles.TWO_ASKED)
     facts = _stated(sample, split)
     return tuple(facts[question["a"], question[name]] for name in ("j", "k"))
 
 
 def belongings(sample: Sample, split: str) -> tuple[str, ...]:
     """multivalue: every thing of the owner, in order of appearance."""
-    owner = asked(sample, split, multivalue.ASKED)["k"]
-    owned = find_sentences(sample, split, owned=multivalue.OWNED)
+    owner = asked(sample, split, needles.OWNED_ASKED)["k"]
+    owned = find_sentences(sample, split, owned=needles.OWNED)
     return tuple(sentence.filled["v"] for sentence in owned if sentence.filled["k"] == owner)
 
 
 def content(sample: Sample, split: str) -> tuple[str, ...]:
     """vartrack: follow the copies back to the place whose content follows the cut."""
-    found = find_sentences(sample, split, named=vartrack.NAMED, holds=vartrack.HOLDS, copies=vartrack.COPIES)
-    name = asked(sample, split, vartrack.ASKED)["k"]
+    found = find_sentences(sample, split, named=chains.NAMED, holds=chains.HOLDS, copies=chains.COPIES)
+    name = asked(sample, split, chains.CONTENT_ASKED)["k"]
     later = len(sample.chunks)
     while copies := [s for s in found if s.kind == "copies" and s.filled["k"] == name]:
         (copy,) = copies
@@ -102,9 +91,9 @@ def content(sample: Sample, split: str) -> tuple[str, ...]:
 
 def second_hop(sample: Sample, split: str) -> tuple[str, ...]:
     """twohop: find the person, then what that person keeps; the two are in different chunks."""
-    question = asked(sample, split, twohop.ASKED)
-    (relation,) = (relation for relation in twohop.RELATIONS if relation.role == question["r"])
-    found = find_sentences(sample, split, link=relation.phrases, fact=twohop.COLLECTS)
+    question = asked(sample, split, chains.TREASURE_ASKED)
+    (relation,) = (relation for relation in chains.RELATIONS if relation.role == question["r"])
+    found = find_sentences(sample, split, link=relation.phrases, fact=chains.COLLECTS)
     (link,) = (s for s in found if s.kind == "link" and s.filled["q"] == question["q"])
     (fact,) = (s for s in found if s.kind == "fact" and s.filled["p"] == link.filled["p"])
     assert link.chunk != fact.chunk
@@ -137,7 +126,7 @@ def latest(sample: Sample, split: str) -> tuple[str, ...]:
     """contradiction: facts after the last sentence."""
     facts: dict[str, str] = {}
     chunks: dict[str, list[int]] = {}
-    found = find_sentences(sample, split, stated=single.STATED, corrected=contradiction.CORRECTED)
+    found = find_sentences(sample, split, stated=needles.STATED, corrected=order.CORRECTED)
     for at, s in enumerate(found):
         if s.kind == "stated":
             name = s.filled["k"]
@@ -146,27 +135,27 @@ def latest(sample: Sample, split: str) -> tuple[str, ...]:
             _check_cut(sample, found[at - 1], s)
         facts[name] = s.filled["v"]
         chunks.setdefault(name, []).append(s.chunk)
-    asked_for = asked(sample, split, single.ASKED)["k"]
+    asked_for = asked(sample, split, needles.ASKED)["k"]
     assert len(set(chunks[asked_for])) == 2, "the two statements are not in two chunks"
     return (facts[asked_for],)
 
 
 def first(sample: Sample, split: str) -> tuple[str, ...]:
     """order: which of the two is mentioned first."""
-    question = asked(sample, split, order.ASKED)
+    question = asked(sample, split, order.FIRST_ASKED)
     happened = [s.filled["v"] for s in find_sentences(sample, split, happened=order.HAPPENED)]
     return (min(question["x"], question["y"], key=happened.index),)
 
 
 def most_common(sample: Sample, split: str) -> tuple[str, ...]:
     """commonwords: three words that are more common than every other; in which order does not count."""
-    lists = find_sentences(sample, split, listed=commonwords.LISTED)
+    lists = find_sentences(sample, split, listed=word_counts.LISTED)
     return _top(Counter(word for s in lists for word in s.filled["w"].split(", ")), sample, in_order=False)
 
 
 def most_frequent(sample: Sample, split: str) -> tuple[str, ...]:
     """frequentwords: the three most frequent codes, the most frequent first."""
-    lines = find_sentences(sample, split, coded=frequentwords.CODED)
+    lines = find_sentences(sample, split, coded=word_counts.CODED)
     return _top(Counter(word for s in lines for word in s.filled["w"].split()), sample, in_order=True)
 
 

@@ -214,7 +214,7 @@ class TestVerdicts:
         assert "10.00 (10.00 to 10.00) times" in found[0].statement
         assert "5.00 (5.00 to 5.00) times" in found[2].statement
 
-    def test_fewer_than_five_stale_chunks_say_nothing_about_late_ones(self, claims, setting):
+    def test_fewer_than_five_stale_chunks_have_no_share_of_late_ones(self, claims, setting):
         claim = claims["heads"]
         (grid,) = claim.grids(setting).values()
         made = selections(grid, lambda name: 0.5)

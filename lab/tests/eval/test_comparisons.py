@@ -14,7 +14,7 @@ from test_result_rows import outcome
 
 from kvweave_lab.eval.comparisons import difference, matrices, mean_difference, storage_costs, verdict
 from kvweave_lab.eval.outcomes import Outcome, Trace
-from kvweave_lab.eval.report.tables import matrix_json, matrix_table, storage_table, storages_json
+from kvweave_lab.eval.report import matrix_json, matrix_table, storage_table, storages_json
 from kvweave_lab.eval.rows import summary_rows
 from kvweave_lab.statistics import interval_over_tasks
 
@@ -70,7 +70,7 @@ def test_a_gain_is_paired_prompt_by_prompt(matrix):
         assert matrix.cell(selector, "isolated").gain is None
 
 
-def test_the_verdict_counts_what_is_certain(matrix):
+def test_the_verdict_counts_certain_differences(matrix):
     assert verdict(matrix, "similar") == (1, 1, 3)
     assert verdict(matrix, "isolated") is None
 
@@ -102,7 +102,7 @@ def test_what_only_reuses_is_compared_where_nothing_else_ran(outcomes):
     assert (found.ratio, found.selectors) == (0.0, ("reuse",))
 
 
-def test_the_table_fits_a_narrow_terminal_and_says_the_verdict(matrix):
+def test_the_table_fits_a_narrow_terminal_and_has_the_verdict(matrix):
     said = io.StringIO()
     Console(file=said, width=80).print(matrix_table(matrix))
     lines = [line.rstrip() for line in said.getvalue().splitlines()]

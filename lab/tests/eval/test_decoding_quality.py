@@ -10,14 +10,19 @@ from kvweave.decode.strategies import STRATEGIES
 from kvweave.errors import InvalidRequest
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.decoding import measure
-from kvweave_lab.eval.decoding.measure import Request, evaluate_decoding
+from kvweave_lab.eval.decoding.measure import (
+    ABLATIONS,
+    Request,
+    all_variants,
+    evaluate_decoding,
+    variant_named,
+)
 from kvweave_lab.eval.decoding.recorder import ReuseTracker
 from kvweave_lab.eval.decoding.report import content, write
 from kvweave_lab.eval.decoding.results import comparison_rows
 from kvweave_lab.eval.decoding.run import Prefilled, decode
 from kvweave_lab.eval.decoding.shift import kmeans_variance
-from kvweave_lab.eval.decoding.variants import ABLATIONS, all_variants, variant_named
-from kvweave_lab.eval.longtext.text import LongText, Reply, long_text
+from kvweave_lab.eval.long_texts import LongText, Reply, long_text
 from kvweave_lab.eval.world import Haystack
 
 LENGTHS = (48, 96)

@@ -37,7 +37,7 @@ class TestWherePiecesStand:
         assert [text.count(piece) for piece in ("Needle one.", "A b c. D e.", "F.", "G.")] == [1, 1, 1, 1]
         assert all(words(chunk) <= 23 for chunk in chunks)
 
-    def test_an_order_is_kept_each_in_a_chunk_of_its_own(self, seed):
+    def test_an_order_is_kept_with_each_piece_in_a_separate_chunk(self, seed):
         texts = ("One.", "Two.", "Three.")
         chunks = place([InOrder(texts)], seed=seed)
         at = [next(number for number, chunk in enumerate(chunks) if text in chunk) for text in texts]
@@ -86,7 +86,7 @@ class TestLength:
         assert 0 < min(sizes) <= max(sizes) <= chunk
 
     def test_chunks_that_whole_sentences_cannot_fill_are_more(self, seed):
-        chunks = place([], 340, 17, seed=seed, haystack=LONG)  # one of 9 words each, where 17 have room
+        chunks = place([], 340, 17, seed=seed, haystack=LONG)  # one piece of 9 words each, where 17 words fit
         assert len(chunks) > 1.5 * 340 / 17
         assert 0.95 * 340 <= sum(map(words, chunks)) <= 340
 
@@ -106,7 +106,7 @@ class TestLength:
             assert len(set(numbers[:40])) == min(len(numbers), 40)
 
 
-def test_a_piece_without_room_changes_nothing():
+def test_a_piece_that_does_not_fit_changes_nothing():
     layout = Layout(random.Random(0), [3], words)
     assert layout.place(Anywhere("One two."))
     assert not layout.place(InOrder(("Three four.", "Five.")))
@@ -115,14 +115,14 @@ def test_a_piece_without_room_changes_nothing():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_unlucky_arrangement_is_tried_again(seed):
-    # Either of the two long pieces finds no place where the short ones lie apart.
+    # Neither of the two long pieces fits where the short ones are apart.
     short = [Anywhere("One."), Anywhere("Two.")]
     long = [Anywhere("Three four five."), Anywhere("Six seven eight nine.")]
     assert " ".join(place([*short, *long], 9, 5, seed=seed)).count(".") == 4
 
 
 @pytest.mark.parametrize(("context", "chunk"), [(2, 2), (20, 2), (2, 20)])
-def test_too_little_room_is_an_error_that_says_what_to_do(context, chunk):
+def test_too_short_contexts_are_an_error_with_advice(context, chunk):
     with pytest.raises(
         InvalidRequest,
         match=rf"of at most {chunk} tokens, {context} in all, .* take a longer context or chunks of another size",

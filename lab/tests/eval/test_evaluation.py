@@ -45,7 +45,7 @@ def test_files_are_read_whole_unless_asked_otherwise(adapter, file):
     assert run_evaluation(adapter, asked(file, samples_per_file=1)).rows[0].samples == 1
 
 
-def test_what_does_not_fit_is_left_out_reported_and_counted(adapter, file, tmp_path):
+def test_prompts_that_do_not_fit_are_left_out_reported_and_counted(adapter, file, tmp_path):
     said = []
     done = run_evaluation(adapter, asked(file, output=tmp_path / "out"), notice=said.append)
     (sentence,) = said
@@ -63,7 +63,7 @@ class Doubtful:
         return 0.25
 
 
-def test_a_judge_of_ones_own_decides_what_is_faithful(adapter, file, tmp_path):
+def test_a_custom_judge_decides_which_answers_are_faithful(adapter, file, tmp_path):
     output = tmp_path / "out"
     judged = run_evaluation(adapter, asked(file, judge=Doubtful(), output=output))
     assert {row.faithfulness.value for row in judged.rows} == {0.25}

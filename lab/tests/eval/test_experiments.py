@@ -86,7 +86,7 @@ class TestVariantsOfAFile:
 
 
 class TestRecipeGrid:
-    def test_variants_run_under_their_names_along_with_the_baselines(self, recipe_grid, tmp_path):
+    def test_variants_run_under_their_names_with_the_baselines(self, recipe_grid, tmp_path):
         grid = recipe_grid.Grid(
             lambda: {"mine": recipe_named("random"), "plain": recipe_named("ape")}, SUITE, "dev"
         )
@@ -98,7 +98,7 @@ class TestRecipeGrid:
         assert grid.prompts == 2
         assert grid.answers == len(found)
 
-    def test_every_task_and_seed_is_a_piece_with_a_folder_of_its_own(self, recipe_grid, tmp_path):
+    def test_every_task_and_seed_has_a_separate_folder(self, recipe_grid, tmp_path):
         grid = recipe_grid.Grid(dict, replace(SUITE, seeds=(0, 3)), "dev")
         assert grid.prompts == 4
         found = recipe_grid.run(grid, tmp_path, 1)

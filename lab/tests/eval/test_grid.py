@@ -59,7 +59,7 @@ def labels(recipes, ratios, **more):
 
 
 class SelectsSomething:
-    """Stands for any selective recipe's third slot."""
+    """Represents the select slot of any selective recipe."""
 
     selective = supports_coverage = True
     extractors = ()
@@ -122,7 +122,7 @@ class TestCandidates:
             ("naive", 0.0, None),
         ]
 
-    def test_named_preparations_stand_for_the_recipes_own(self):
+    def test_named_preparations_replace_the_recipes_own(self):
         found = labels(["reuse", "prophetkv"], [0.2], preparations=("bare", "isolated"))
         assert found == [
             ("reuse", 0.0),
@@ -166,7 +166,7 @@ class TestGeneratedCases:
             ({"context_tokens": (4,), "chunk_tokens": 4}, "take a longer context"),
         ],
     )
-    def test_what_cannot_be_made_is_refused(self, wrong, said):
+    def test_impossible_suites_are_refused(self, wrong, said):
         with pytest.raises(InvalidRequest, match=said):
             cases(replace(SUITE, **wrong))
 
@@ -211,7 +211,7 @@ class TestSuites:
         assert set(suite.tasks) <= set(TASKS)
         assert set(suite.recipes) <= set(METHODS)
         assert candidates_of(suite)
-        assert suite.samples * len(suite.seeds) >= 200  # behind every figure that is quoted
+        assert suite.samples * len(suite.seeds) >= 200  # for every figure that is quoted
 
     def test_an_unknown_suite_is_refused(self):
         with pytest.raises(InvalidRequest, match="no suite 'slow'; choose one of quick, full"):

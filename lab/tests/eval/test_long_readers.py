@@ -7,7 +7,7 @@ import pytest
 from kvweave.errors import InvalidRequest
 from kvweave.models.prompt import PromptTemplate
 from kvweave.testing import tiny_tokenizer
-from kvweave_lab.eval.longtext.readers import read_long
+from kvweave_lab.eval.long_readers import read_long
 
 TEMPLATE = PromptTemplate(tiny_tokenizer())
 STEM = "Which planet is the largest?"

@@ -8,8 +8,7 @@ import pytest
 from kvweave.models.loading import reference_tokenizer
 from kvweave.models.prompt import PromptTemplate
 from kvweave.testing import tiny_tokenizer
-from kvweave_lab.eval.longtext.tasks import LONG_TASKS
-from kvweave_lab.eval.longtext.text import MIN_DISTANCE, LongText, long_text
+from kvweave_lab.eval.long_texts import LONG_TASKS, MIN_DISTANCE, LongText, long_text
 from kvweave_lab.eval.world import DEV, TEST, Haystack, World, split_of
 
 HAYSTACK = Haystack.of_split(DEV)

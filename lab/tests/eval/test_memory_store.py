@@ -52,7 +52,7 @@ def test_it_looks_up_as_a_store_on_disk_does(kind, adapter, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_it_keeps_notes_as_a_store_on_disk_does(kind, adapter, tmp_path):
+def test_it_stores_features_as_a_store_on_disk_does(kind, adapter, tmp_path):
     model = adapter.fingerprint
     notes = [ChunkFeature((1, 2), {"moved": torch.tensor([value])}) for value in (1.0, 2.0)]
     with MemoryStore() if kind == "memory" else kvweave.ChunkStore(tmp_path) as store:

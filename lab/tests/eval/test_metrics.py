@@ -7,15 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval import text_similarity as scoring
-from kvweave_lab.eval import text_similarity as similarity
-from kvweave_lab.eval.metrics import METRICS, ContainedFacts, facts, with_classes
-from kvweave_lab.eval.text_similarity import bleu
+from kvweave_lab.eval import metrics as scoring
+from kvweave_lab.eval import metrics as similarity
+from kvweave_lab.eval.metrics import METRICS, ContainedFacts, bleu, facts, with_classes
 
 
 @pytest.fixture
 def by_character(monkeypatch):
-    """Chinese as it is compared where jieba is not installed."""
+    """Chinese text is compared by characters where jieba is not installed."""
     monkeypatch.setitem(sys.modules, "jieba", None)
     similarity._segmenter.cache_clear()
     yield
@@ -123,7 +122,7 @@ def test_f1_is_squads_over_the_best_reference(prediction, references, score):
         ("the cat sat", ["the cat ran fast"], 4 / 7),  # precision 2/3, recall 2/4
         ("b a", ["a b"], 0.5),  # one word in common order
         ("Cat", ["cat"], 0.0),  # case counts
-        ("no no no yes", ["no yes"], 1.0),  # a word counts once, however often it stands there
+        ("no no no yes", ["no yes"], 1.0),  # a word counts once, however often it occurs
         ("a b. c d", ["c d. a b"], 1.0),  # every sentence is compared with every one
         ("y z x x", ["x x y z"], 2 / 3),  # of two longest subsequences the one that ends the reference
         ("a b", ["c", "a b c d", "b"], 2 / 3),  # best of 0, 2·1·½/1½ and 2·½·1/1½
@@ -243,7 +242,7 @@ def afresh():
     scoring._scorer.cache_clear()
 
 
-def test_it_is_the_geometric_mean_of_what_is_common_in_every_order():
+def test_it_is_the_geometric_mean_of_the_common_n_grams_of_every_order():
     # 5 of 6 words, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples; both texts are as long.
     expected = (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
     assert bleu("the cat sat on the mat", ["the cat sat on a mat"]) == pytest.approx(expected)

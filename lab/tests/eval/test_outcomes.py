@@ -2,8 +2,6 @@
 
 import errno
 import fcntl
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 
@@ -11,6 +9,7 @@ import pytest
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.outcomes import Outcome, OutcomeLog, Trace, read_outcomes
+from processes import Program
 
 CONFIG = {"model": "tiny", "dtype": "float32", "lengths": (512, 2048)}
 OUTCOME = Outcome(
@@ -49,7 +48,7 @@ def file(folder):
     return file
 
 
-def test_outcomes_come_back_equal(folder, file):
+def test_outcomes_are_read_as_written(folder, file):
     with OutcomeLog(folder, CONFIG) as log:
         assert log.get(KEY) == OUTCOME
         assert log.get(KEY).took_s == OUTCOME.took_s  # not compared
@@ -82,7 +81,7 @@ def test_an_outcome_is_in_the_file_when_add_returns(folder):
         assert file.read_bytes().count(b"\n") == 2
 
 
-def test_a_torn_last_line_is_cut_off_wherever_it_broke(folder, file):
+def test_a_torn_last_line_is_cut_off_at_any_byte(folder, file):
     whole = file.read_bytes()
     start = whole.rindex(b"\n", 0, -1) + 1
     for end in {start + 1, (start + len(whole)) // 2, len(whole) - 1}:
@@ -184,9 +183,7 @@ def test_another_process_holds_the_log_until_it_ends(folder):
         print("held", flush=True)
         sys.stdin.read()
     """)
-    with subprocess.Popen(
-        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with Program(["-c", holder]) as process:
         assert process.stdout.readline() == "held\n"
         with pytest.raises(
             InvalidRequest, match=r"another evaluation is writing to .* wait for it or name another"

@@ -1,4 +1,4 @@
-"""One user under one system: exact answers stay exact, caches hold what the system defines, idle time follows its protocol."""
+"""One user under one system: exact answers stay exact, caches hold what the system defines, background work follows its protocol."""
 
 import gc
 import hashlib
@@ -139,7 +139,7 @@ class TestMemoizedModel:
             read = corpus.model.answer(recipe_named("prefix"), store, prompt, store_kv=True)
             assert (read.text, read.model_pass.decoded) == plainly(adapter, prompt)
 
-    def test_it_finds_and_stores_what_a_separate_pass_would(self, adapter, corpus):
+    def test_it_finds_and_stores_the_kv_of_a_separate_pass(self, adapter, corpus):
         ours, own, recipe = MemoryStore(), MemoryStore(), recipe_named("prefix")
         for question in (ANN, BEN, ANN):
             prompt = corpus.prompt(question)

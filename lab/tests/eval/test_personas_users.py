@@ -10,7 +10,7 @@ from pools import all_phrases, normalised, pattern
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.personas.users import KINDS, NOTES, POOLS, load_pool, make_users
-from kvweave_lab.eval.tasks import single as attributes
+from kvweave_lab.eval.tasks import needles as attributes
 from kvweave_lab.eval.world import DEV, HIDDEN, SPLITS, TEST, TRAIN, Haystack, split_of
 from training.documents import training_haystack
 from training.wording import reword

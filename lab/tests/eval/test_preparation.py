@@ -128,7 +128,7 @@ def test_rehearsals_have_company(adapter):
     assert [bool(made) for made in versions] == [True, True, False]
 
 
-def test_samples_stand_beside_the_first_others():
+def test_samples_are_prepared_with_the_first_others():
     samples = [replace(SAMPLE, chunks=(str(number),)) for number in range(OTHER_DOCUMENTS + 3)]
     beside = with_other_documents(samples)
     assert [sample.chunks for sample in beside] == [sample.chunks for sample in samples]

@@ -12,8 +12,7 @@ from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.evaluation import Request, run_evaluation
 from kvweave_lab.eval.grid import SUITES
 from kvweave_lab.eval.outcomes import OutcomeLog
-from kvweave_lab.eval.report import About
-from kvweave_lab.eval.report.tables import rows_json
+from kvweave_lab.eval.report import About, rows_json
 from kvweave_lab.eval.rows import summary_rows
 
 ABOUT = About(

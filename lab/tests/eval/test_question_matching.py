@@ -8,28 +8,19 @@ import numpy as np
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.question_matching.measure import (
+from kvweave_lab.eval.question_matching import (
     MATCHERS,
     REJECTED,
     THRESHOLDS,
-    evaluate_matchers,
-    wilson_interval,
-)
-from kvweave_lab.eval.question_matching.pairs import (
-    LOOKALIKES,
-    PARAPHRASE,
-    POOLS,
-    draw_value,
-    families,
-    make_pairs,
-)
-from kvweave_lab.eval.question_matching.report import (
     content,
+    evaluate_matchers,
     kind_table,
     matcher_curves,
     threshold_table,
+    wilson_interval,
     write,
 )
+from kvweave_lab.eval.question_pairs import LOOKALIKES, PARAPHRASE, POOLS, draw_value, families, make_pairs
 from kvweave_lab.eval.world import DEV, HIDDEN, TEST, World, split_of
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +95,7 @@ def test_the_default_numbers_give_enough_look_alikes():
     assert sum(not pair.is_paraphrase for pair in pairs) >= 3000
 
 
-def test_look_alikes_differ_as_their_kind_says():
+def test_look_alikes_differ_according_to_their_kind():
     for pair in make_pairs(DEV, 1, 400, seed=0):
         words = [set(re.findall(r"[\w:']+", text.lower())) for text in (pair.cached, pair.asked)]
         if pair.kind in ("renamed", "renumbered", "redated"):

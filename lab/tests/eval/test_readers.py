@@ -1,4 +1,4 @@
-"""RULER's and LongBench's files: what becomes of a line, and what is said of one that is damaged."""
+"""RULER's and LongBench's files: how a line is read, and the error for a damaged one."""
 
 import json
 
@@ -244,7 +244,7 @@ def test_a_class_is_scored_among_all_classes(tmp_path, chunker):
     assert score("Date", sample.answers) == 0.0
 
 
-def test_longbench_e_counts_as_a_task_of_its_own(tmp_path, chunker):
+def test_longbench_e_counts_as_a_separate_task(tmp_path, chunker):
     written(tmp_path / "hotpotqa.jsonl", entry())
     written(tmp_path / "hotpotqa_e.jsonl", entry())
     written(tmp_path / "trec_e.jsonl", entry("trec_e", all_classes=["Ruth"]))

@@ -1,4 +1,4 @@
-"""The report on made-up rows: what is written, what stands in it, and that figures keep their promises."""
+"""The report on made-up rows: its files, their content, and the rules that figures follow."""
 
 import dataclasses
 import io
@@ -13,13 +13,12 @@ from rich.console import Console
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.comparisons import Cell, Matrix, StorageCost
-from kvweave_lab.eval.report import About, write_report
+from kvweave_lab.eval.report import About, rows_json, rows_table, write_report
 from kvweave_lab.eval.report.curves import pareto_front, score_by_cost, score_by_ratio
 from kvweave_lab.eval.report.figures import matrix_heat_map, score_per_task
-from kvweave_lab.eval.report.tables import rows_json, rows_table
 from kvweave_lab.eval.rows import Row
+from kvweave_lab.report import few_prompts_warning
 from kvweave_lab.report.figures import DARK, LIGHT, rc_params, series_styles, to_png
-from kvweave_lab.report.tables import few_prompts_warning
 from kvweave_lab.statistics import Estimate
 
 ABOUT = About(
@@ -162,7 +161,7 @@ def test_the_folder_contains_rows_figures_and_the_page_and_nothing_else(report):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report[1:-1])
 
 
-def test_rows_json_says_what_was_run_and_holds_the_rows(report, rows):
+def test_rows_json_has_the_run_and_the_rows(report, rows):
     content = json.loads(report[0].read_text("utf-8"))
     assert content["about"]["seeds"] == [3, 4]
     assert content["rows"] == rows_json(rows)
@@ -189,13 +188,13 @@ def test_every_row_is_on_the_page(page, rows):
         assert row.selection is None or "0.50±.03" in found.measures
 
 
-def test_the_page_says_what_reuse_loses_and_how_sure_that_is(page, rows):
+def test_the_page_has_the_loss_of_reuse_and_its_interval(page, rows):
     (reuse,) = (row for row in rows if (row.task, row.recipe) == ("overall", "reuse"))
     said = f'<span class="big">{reuse.lost.value:.3f}</span><span class="what">lost by reuse</span>'
     assert said + '<span class="what">±0.030</span>' in page
 
 
-def test_what_was_run_is_escaped_and_complete(page):
+def test_the_description_of_the_run_is_escaped_and_complete(page):
     assert "tiny &lt;model&gt;" in page
     assert "kvweave eval --task coref --output &#x27;a &amp; b&#x27;" in page
     for said in ("float32", "cpu", "dev", "3, 4", "200 per length and seed", "2026-01-02", "1.5 minutes"):
@@ -217,7 +216,7 @@ def test_prompts_that_were_left_out_are_counted(tmp_path, page):
     assert "<dt>left out</dt><dd>3 prompts, too long for the model</dd>" in files[-1].read_text("utf-8")
 
 
-def test_lengths_have_figures_and_tables_of_their_own(tmp_path):
+def test_every_length_has_its_figures_and_tables(tmp_path):
     recipes = {"full": (1.0,), "reuse": (0.0,)}
     both = [
         *made_up(("coref",), recipes, context_tokens=0),
@@ -249,7 +248,7 @@ def test_only_figures_of_an_earlier_report_are_deleted(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"score-of-mine.png", *(path.name for path in files)}
 
 
-def test_a_coverage_is_a_series_of_its_own_and_never_a_ratio(tmp_path, rows):
+def test_a_coverage_is_a_separate_series_and_never_a_ratio(tmp_path, rows):
     files = write_report(tmp_path, [*rows, *by_coverage()], ABOUT)
     content = json.loads(files[0].read_text("utf-8"))
     found = [(one["recipe"], one["ratio"], one["coverage"]) for one in content["rows"][-3:]]
@@ -277,7 +276,7 @@ def test_a_matrix_is_drawn_tabulated_and_put_into_words(tmp_path, rows):
 
 
 @pytest.mark.parametrize("selectors", [1, 14])
-def test_a_matrix_says_every_cell_within_its_figure(selectors):
+def test_a_matrix_figure_has_the_value_of_every_cell(selectors):
     matrix = crossed(
         [f"selector-{n:09}" for n in range(selectors)], ["bare", "isolated", "similar", "following"]
     )
@@ -307,7 +306,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         write_report(tmp_path / "file" / "below", made_up(("coref",), {"reuse": (0.0,)}), ABOUT)
 
 
-def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(tmp_path):
+def test_a_file_that_cannot_be_replaced_leaves_no_temporary_file(tmp_path):
     (tmp_path / "report.html" / "inside").mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="cannot be written"):
         write_report(tmp_path, made_up(("coref",), {"reuse": (0.0,)}), ABOUT)
@@ -358,7 +357,7 @@ def test_a_swept_recipe_is_a_line_with_a_band_and_a_single_ratio_a_marker():
     assert markers == [[0.1, 0.3, 1.0], [0.25], [0.0], [1.0]]
 
 
-def test_markers_at_the_same_ratio_stand_apart():
+def test_markers_at_the_same_ratio_are_apart():
     [axes] = visible(drawn(score_by_ratio, made_up(("coref",), dict.fromkeys("abc", (0.2,)))))
     places = [line.get_xdata()[0] for line in axes.get_lines() if line.get_marker() != "None"]
     assert len(set(places)) == 3

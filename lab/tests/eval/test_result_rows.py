@@ -58,7 +58,7 @@ def one(made, task, recipe, ratio, context_tokens=512):
     return found[0]
 
 
-def test_a_row_is_the_mean_over_its_prompts_beside_both_baselines(outcomes):
+def test_a_row_has_the_means_over_its_prompts_and_of_both_baselines(outcomes):
     row = one(summary_rows(outcomes), "twohop", "some", 0.4)
     assert row.samples == 2
     assert row.score.value == pytest.approx(0.875)
@@ -118,7 +118,7 @@ def test_computed_rows_and_selection_have_intervals(outcomes):
     assert row.selection.low < row.selection.value < row.selection.high
 
 
-def test_what_is_lost_is_paired_prompt_by_prompt():
+def test_losses_are_paired_prompt_by_prompt():
     """Every prompt loses 0.25, however unlike the prompts are: no resample knows anything else."""
     made = summary_rows(
         [each for n in range(9) for each in prompt("single", n, n / 9 + 0.25, n / 9, (n / 9, n / 9 + 0.25))]
@@ -164,7 +164,7 @@ def test_a_coverage_has_its_own_row_after_the_ratios(outcomes):
     assert [(row.ratio, row.coverage) for row in here] == [(0.2, None), (0.4, None), (None, 0.1)]
     assert [(row.series, row.budget) for row in here[1:]] == [("some", 0.4), ("some by coverage", 0.1)]
     assert here[2].score.value == 1.0
-    assert here[2].rows.value == 20  # what was really computed
+    assert here[2].rows.value == 20  # the rows that were really computed
 
 
 @pytest.mark.parametrize("missing", ["full", "reuse"])

@@ -88,12 +88,12 @@ def test_full_attentions_answer_is_the_models(runner, adapter):
     assert run(runner)["full", 1.0].answer == answer
 
 
-def test_reuse_diverges_and_says_where_its_tokens_came_from(runner, adapter):
+def test_reuse_diverges_and_reports_the_origins_of_its_tokens(runner, adapter):
     outcome = run(runner, ("reuse", 0.0))["reuse", 0.0]
     assert outcome.kl > 1e-3
     system, one, two, three, question = (span.tokens for span in tokens(adapter).spans)
     trace = outcome.trace
-    # The first chunk stands behind exactly what it was prepared behind.
+    # The first chunk comes after exactly the text that it was prepared after.
     assert (trace.exact, trace.stale, trace.fresh) == (system + one, two + three, question)
     assert trace.recomputed == 0
 
@@ -126,7 +126,7 @@ class TestSelection:
         return outcome.selection
 
     def test_every_stale_row_alone_is_best_just_once(self, runner, adapter):
-        """Exact rows compete with nobody, whatever the question attends to."""
+        """Exact rows are never selected, even if the question attends to them."""
         _, _, two, three, _ = (span.tokens for span in tokens(adapter).spans)
         alone = [self.selection(runner, [place]) for place in range(two + three)]
         assert sorted(alone) == [0.0] * (two + three - 1) + [1.0]
@@ -137,12 +137,12 @@ class TestSelection:
         assert run(runner, ("reuse", 1.0))["reuse", 1.0].selection == 1.0
 
     def test_nothing_stale_recomputed_has_no_share(self, runner):
-        one_chunk = replace(SAMPLE, name="here/2", chunks=SAMPLE.chunks[:1])  # exact behind the system prefix
+        one_chunk = replace(SAMPLE, name="here/2", chunks=SAMPLE.chunks[:1])  # exact after the system prefix
         found = run(runner, ("reuse", 0.0), ("reuse", 1.0), sample=one_chunk)
         assert [outcome.selection for outcome in found.values()] == [None] * 3
 
 
-def test_a_coverage_says_what_it_came_to_and_no_ratio(runner, adapter):
+def test_a_coverage_reports_the_share_it_selected_and_no_ratio(runner, adapter):
     recipe = recipe_named("prophetkv")
     asked = [Candidate(recipe, None, 0.4), Candidate(recipe, 1.0), Candidate(recipe, 0.4)]
     _, by_coverage, everything, by_ratio = runner.outcomes(SAMPLE, asked, 64, 7)
@@ -153,12 +153,12 @@ def test_a_coverage_says_what_it_came_to_and_no_ratio(runner, adapter):
     assert 0 < by_coverage.rows < everything.rows
 
 
-def test_an_outcome_says_what_it_took(runner):
+def test_an_outcome_has_its_cost(runner):
     outcomes = run(runner, ("reuse", 0.0)).values()
     assert all(outcome.took_s > 0 for outcome in outcomes)
 
 
-def test_an_outcome_says_what_it_is_about(runner):
+def test_an_outcome_has_its_prompt_and_recipe(runner):
     outcome = run(runner)["full", 1.0]
     assert (outcome.task, outcome.sample, outcome.context_tokens, outcome.seed) == ("here", "here/0", 64, 7)
 
@@ -198,7 +198,7 @@ class TestResuming:
             with OutcomeLog(tmp_path / str(number), {}) as log:
                 assert run(Runner(adapter, log), *self.CANDIDATES) == unbroken
 
-    def test_stopping_in_the_middle_keeps_what_is_done(self, adapter, monkeypatch):
+    def test_stopping_early_keeps_finished_outcomes(self, adapter, monkeypatch):
         runner = Runner(adapter, OutcomeLog(None, {}), batch=2)
         prefilled = runner._prefill
 
@@ -228,8 +228,8 @@ def test_nothing_is_warm_for_the_next_prompt(runner, adapter):
     assert run(fresh, ("prefix", 0.0), ("reuse", 0.0), sample=second) == after
 
 
-def test_recipes_that_prepare_alike_share_what_was_prepared(runner, adapter, monkeypatch):
-    """Whatever ran between them; and the system prefix is the same for every prompt."""
+def test_recipes_with_the_same_preparation_share_prepared_kv(runner, adapter, monkeypatch):
+    """Also with other recipes between them. The system prefix is the same for every prompt."""
     encoded = []
     encode = type(adapter).encode
     monkeypatch.setattr(
@@ -239,12 +239,12 @@ def test_recipes_that_prepare_alike_share_what_was_prepared(runner, adapter, mon
     )
     run(runner, ("reuse", 0.0), ("naive", 0.0), ("reuse", 1.0), ("direct", 0.0))
     chunks = len(SAMPLE.chunks)
-    assert len(encoded) == 1 + 2 * chunks  # behind the system prefix, and bare
+    assert len(encoded) == 1 + 2 * chunks  # after the system prefix, and bare
     run(runner, ("naive", 0.0), sample=replace(SAMPLE, name="here/1"))
     assert len(encoded) == 1 + 3 * chunks
 
 
-def test_a_prompt_without_room_for_its_answer_is_refused(runner, adapter):
+def test_a_prompt_that_leaves_no_context_for_its_answer_is_refused(runner, adapter):
     room = adapter.geometry.context_tokens - tokens(adapter).tokens
     run(runner, sample=replace(SAMPLE, max_new_tokens=room))
     with pytest.raises(PromptTooLong, match=f"^here/1: .*the answer may take {room + 1}: 1 more than"):
@@ -260,7 +260,7 @@ def test_nothing_of_a_prompt_is_held_once_it_is_answered(runner):
     everything = [
         (name, 0.2 if make().select.selective else 0.0) for name, make in METHODS.items() if name != "full"
     ]
-    run(runner, *everything)  # what is kept for all prompts is made by now
+    run(runner, *everything)  # KV that is kept for all prompts is computed by now
     gc.collect()
     gc.disable()
     try:

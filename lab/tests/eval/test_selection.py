@@ -1,4 +1,4 @@
-"""Selections compared: what is observed, how it is compared, and what comes out as report, tables and files."""
+"""The comparison of selections: observations, measures, and the report as tables and files."""
 
 import json
 import math
@@ -19,9 +19,8 @@ from kvweave.recipes.select import TopScores
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import Prompt
 from kvweave_lab.eval.samples import Sample
-from kvweave_lab.eval.selection.analysis import analyse
+from kvweave_lab.eval.selection.analysis import KnownScores, analyse
 from kvweave_lab.eval.selection.figures import write_selection, write_sweep
-from kvweave_lab.eval.selection.idealised import KnownScores
 from kvweave_lab.eval.selection.layer_attention import align
 from kvweave_lab.eval.selection.measure import (
     attention_divergence,
@@ -146,7 +145,7 @@ class TestMeasures:
         )
         torch.testing.assert_close(rank_correlation(left, right), each.view(5, 7))
 
-    def test_share_left_is_what_the_unselected_add_up_to(self):
+    def test_share_left_is_the_sum_over_unselected_tokens(self):
         loss = torch.tensor([[4.0, 1.0, 5.0], [0.0, 0.0, 0.0]])
         assert share_left(loss, torch.tensor([3.0, 2.0, 1.0]), 1).tolist() == [0.6, 0.0]
 
@@ -229,7 +228,7 @@ class TestReport:
         assert again.answers is None
         assert again.auxiliary is None
 
-    def test_what_does_not_fit_is_left_out_and_counted(self, adapter, tmp_path):
+    def test_too_long_prompts_are_left_out_and_counted(self, adapter, tmp_path):
         found = analyse(adapter, tmp_path, [SAMPLES[0], sample("E", new_tokens=500)])
         assert (found.samples, found.left_out) == (1, 1)
         assert "1, 1 left out" in "\n".join(lines_of(sweep_table({"one": found})))
@@ -252,7 +251,7 @@ class TestReport:
         ([sample("E", new_tokens=500)], {}, PromptTooLong, "none of the 1 prompts fits"),
     ],
 )
-def test_what_cannot_be_analysed_is_refused(adapter, tmp_path, samples, options, error, words):
+def test_impossible_analyses_are_refused(adapter, tmp_path, samples, options, error, words):
     with pytest.raises(error, match=words):
         analyse(adapter, tmp_path, samples, **options)
 

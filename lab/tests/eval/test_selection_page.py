@@ -26,7 +26,7 @@ def parts(script):
     return script("selection"), script("selection_page").selection_page
 
 
-def test_a_page_without_results_says_so(parts):
+def test_a_page_without_results_states_that(parts):
     assert parts[1](None, []).endswith("Not measured yet.\n")
 
 

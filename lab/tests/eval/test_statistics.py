@@ -38,7 +38,7 @@ def test_the_interval_of_many_values_is_the_normal_one():
     assert estimate.high == pytest.approx(0.5 + 1.96 * 0.5 / 20, abs=0.006)
 
 
-def test_what_is_made_of_two_means_has_an_interval_of_its_resamples():
+def test_a_quantity_of_two_means_has_an_interval_from_its_resamples():
     """As for one mean, where the other set is all 0."""
     mine = np.array([[0.0], [1.0], [0.0], [0.0]])
     estimate = interval_of_means(lambda a, b: (a - b)[..., 0], [mine, np.zeros((3, 1))])
@@ -127,7 +127,7 @@ class TestUnpaired:
         assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_divergence_is_zero_for_equal_distributions_whatever_their_offset():
+def test_divergence_is_zero_for_equal_distributions_at_any_offset():
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     assert kl_divergence(logits, logits + 3) == pytest.approx(0, abs=1e-12)
 

@@ -31,12 +31,14 @@ def haystack(split: str) -> Haystack:
     return Haystack.of_split(TEST if split == TRAIN else split)  # training's is not part of the package
 
 
+@cache
 def samples(task: str, split: str, *, seed: int = 0, tokens: int = 512, chunk: int = CHUNK, of: int = 4):
-    return list(generate(task, SampleSpec(split, seed, tokens, chunk), of, count, haystack(split)))
+    return tuple(generate(task, SampleSpec(split, seed, tokens, chunk), of, count, haystack(split)))
 
 
 def test_every_task_module_is_listed():
-    assert {module.NAME for module in TASK_MODULES} == set(TASKS) == set(METRIC_OF) == set(SOLVERS)
+    listed = {task.name for module in TASK_MODULES for task in module.TASKS}
+    assert listed == set(TASKS) == set(METRIC_OF) == set(SOLVERS)
 
 
 @EVERY_TASK
@@ -60,7 +62,7 @@ class TestEveryTask:
             assert 0 < min(sizes) <= max(sizes) <= chunk
             assert 0.93 * tokens <= sum(sizes) <= 1.01 * tokens
 
-    def test_natural_text_says_nothing_about_the_documents_names_and_values(self, task, split):
+    def test_natural_text_has_no_names_and_values_of_the_documents(self, task, split):
         (sample,) = samples(task, split, of=1)
         world = World(random.Random(sample.name.rpartition("-")[0]), split)
         TASKS[task](world)  # as for the sample
@@ -75,8 +77,8 @@ class TestEveryTask:
     @pytest.mark.parametrize(
         ("tokens", "chunk"), [(512, 96), (512, 512), (2048, 64), (2048, 128), (8192, 512)]
     )
-    def test_the_answer_is_what_a_reader_finds(self, task, split, tokens, chunk):
-        for sample in samples(task, split, tokens=tokens, chunk=chunk, of=6):
+    def test_a_reader_finds_the_answer(self, task, split, tokens, chunk):
+        for sample in samples(task, split, tokens=tokens, chunk=chunk):
             found = SOLVERS[task](sample, split)
             assert METRICS[sample.metric](", ".join(found), sample.answers) == 1
             context = " ".join(sample.chunks)
@@ -108,13 +110,13 @@ def test_chunks_keep_to_their_size_under_another_tokenizer(task):
 
 
 @EVERY_TASK
-def test_a_context_without_room_is_refused_with_what_to_do(task):
+def test_a_too_short_context_is_refused_with_advice(task):
     with pytest.raises(InvalidRequest, match="take a longer context or chunks of another size"):
         samples(task, DEV, tokens=12, chunk=12)
 
 
-def test_one_sample_in_hundreds_finds_its_room_as_well():
-    # Chunks of 64 tokens: what stands at a cut leaves some arrangements without room for the rest.
+def test_every_one_of_hundreds_of_samples_fits():
+    # Chunks of 64 tokens: in some arrangements the pieces at a cut leave too little space for the others.
     assert len(samples("coref", TEST, chunk=64, of=150)) == 150
 
 
@@ -139,7 +141,7 @@ class TestNames:
         (sample,) = generate("single", SampleSpec(DEV, 0, 512, CHUNK), 1, count, natural or haystack(DEV))
         return sample
 
-    def test_a_name_says_where_the_sample_comes_from_and_ends_with_its_digest(self):
+    def test_a_name_has_the_origin_of_the_sample_and_ends_with_its_digest(self):
         source, _, digest = self.one().name.rpartition("-")
         assert source == f"single/dev/512/{CHUNK}/0/0"
         assert re.fullmatch("[0-9a-f]{8}", digest)
@@ -153,7 +155,7 @@ class TestNames:
     @pytest.mark.parametrize(
         ("target", "value"),
         [
-            ("tasks.single.ASKED", {DEV: ("Say the {a} of {k}!",)}),
+            ("tasks.needles.ASKED", {DEV: ("Say the {a} of {k}!",)}),
             ("samples.METRIC_OF", {"single": "f1"}),
         ],
     )

@@ -28,6 +28,7 @@ from kvweave_lab.eval.workers import (
     WorkerTask,
     fill_log,
 )
+from processes import child_processes
 
 SUITE = replace(SUITES["quick"], recipes=("naive", "prophetkv"), ratios=(0.5,))
 CANDIDATES = candidates_of(SUITE)
@@ -81,7 +82,7 @@ def everything(log, cases=CASES):
     return [outcome and replace(outcome, took_s=0.0) for outcome in found]
 
 
-def test_two_processes_compute_what_one_does_and_only_what_is_missing(adapter, tmp_path):
+def test_two_processes_compute_the_same_as_one_and_only_missing_outcomes(adapter, tmp_path):
     events = []
     with OutcomeLog(tmp_path, {}) as log:
         evaluate(CASES[:1], 1, CANDIDATES, Runner(adapter, log))
@@ -113,7 +114,7 @@ def test_a_process_that_dies_is_reported_and_earlier_outcomes_stay(adapter, tmp_
         assert None not in everything(log)
 
 
-def test_what_a_prompt_raises_in_a_worker_is_raised_here(adapter):
+def test_an_error_in_a_worker_is_raised_here(adapter):
     with pytest.raises(PromptTooLong, match=r"file/7: the prompt has \d+ tokens"):
         filled(OutcomeLog(None, {}), adapter, [case(0), case(7, "Where? " * 200)])
     assert not multiprocessing.active_children()
@@ -130,7 +131,7 @@ def _no_model():
 
 
 def test_workers_stop_when_the_parent_is_killed(tmp_path):
-    parent = multiprocessing.get_context("spawn").Process(target=_ask_slowly, args=(tmp_path,))
+    parent = child_processes().Process(target=_ask_slowly, args=(tmp_path,))
     parent.start()
     working = _eventually(lambda: len(list(tmp_path.iterdir())) == 2 and [*tmp_path.iterdir()])
     os.kill(parent.pid, signal.SIGKILL)

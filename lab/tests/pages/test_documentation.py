@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,17 +12,13 @@ import pytest
 import kvweave
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import METHODS
+from processes import run_program
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_generated_parts_are_up_to_date():
-    done = subprocess.run(
-        [sys.executable, ROOT / "lab" / "pages" / "build.py", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program([ROOT / "lab" / "pages" / "build.py", "--check"])
     assert done.returncode == 0, done.stderr
 
 
@@ -36,19 +31,8 @@ PAGES_WITH_EXAMPLES = [page for page in PAGES if MARKED.search(page.read_text())
 
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=lambda page: page.stem)
 def test_marked_examples_run(page, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(MARKED.findall(page.read_text()))],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "KVWEAVE_HOME": str(tmp_path),
-            "HOME": str(tmp_path),
-            "XDG_DATA_HOME": str(tmp_path),
-        },
-        check=False,
-    )
+    home = {name: str(tmp_path) for name in ("KVWEAVE_HOME", "HOME", "XDG_DATA_HOME")}
+    done = run_program(["-c", "\n".join(MARKED.findall(page.read_text()))], os.environ | home, tmp_path)
     assert done.returncode == 0, done.stderr
     if page == ROOT / "README.md":
         assert done.stdout.startswith("walnut\n")
@@ -58,6 +42,17 @@ def test_pages_for_users_have_examples_that_run():
     assert {"README", "getting-started", "own-retriever", "add-a-recipe"} <= {
         page.stem for page in PAGES_WITH_EXAMPLES
     }
+
+
+@pytest.mark.parametrize(
+    ("pages", "most_words"),
+    [(ROOT.glob("docs/**/*.md"), 12_000), ([ROOT / "README.md"], 700)],
+    ids=["docs", "README"],
+)
+def test_pages_for_users_are_short(pages, most_words):
+    """Counted as `wc -w` does."""
+    words = {str(page.relative_to(ROOT)): len(page.read_text().split()) for page in pages}
+    assert sum(words.values()) <= most_words, words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -153,7 +148,7 @@ class TestFiguresOfTheEvaluation:
         (tmp_path / "quality.json").write_text(json.dumps(quality))
 
     @pytest.mark.parametrize("told", [{"digest": "b"}, {"digest": "a"}, {"about": {"digest": "b"}}, {}])
-    def test_dates_of_results_say_which_are_of_earlier_weights(self, build, tmp_path, told):
+    def test_dates_of_results_mark_those_of_earlier_weights(self, build, tmp_path, told):
         (tmp_path / "quality.json").write_text(json.dumps({"digest": "a", "date": "2026-02-02"}))
         about = {"date": "2026-01-01", **told.get("about", {})}
         claims = {"one": {"date": "2026-01-03"}}
@@ -177,12 +172,12 @@ class TestFiguresOfTheEvaluation:
         }
         assert found == {"about": today, "parts": [today]}
 
-    def test_what_has_no_results_says_so(self, build):
+    def test_a_page_without_results_is_marked(self, build):
         for part in (build.scores_of_all_tasks, build.scores_of_the_model, build.replayed):
             assert part(None) == "Not measured yet."
         assert build.figure() == "Not measured yet."
 
-    def test_every_task_stands_with_its_intervals_and_circumstances(self, build, quality):
+    def test_every_task_has_its_intervals_and_conditions(self, build, quality):
         said, _, *table = build.scores_of_all_tasks(build.results("quality.json")).split("\n")
         table, (_, summary, _, *commands) = table[: table.index("")], table[table.index("") :]
         assert (
@@ -262,7 +257,7 @@ class TestFiguresOfTheEvaluation:
             *("", "```", "evaluate a", "replay a", "```", "", "</details>"),
         ]
 
-    def test_what_the_models_are_meant_to_reach_is_said_beside_what_they_do(self, build):
+    def test_targets_of_the_models_are_beside_their_results(self, build):
         targets = sys.modules["targets"].evaluation_targets
         assert targets(None, None) == "Not measured yet."
         scores = {
@@ -304,7 +299,7 @@ class TestFiguresOfTheEvaluation:
         assert "| **no** | `reuse`: not every answer equal |" in told[-3]
         assert "| 512 | **no** | 1 of 2, its last stage" in told[-1]
 
-    def test_a_row_that_misses_what_was_aimed_at_is_named(self, build):
+    def test_a_row_that_misses_its_target_is_named(self, build):
         rows = [
             {
                 "context_tokens": tokens,
@@ -327,7 +322,7 @@ class TestFiguresOfTheEvaluation:
         assert told[4].endswith("| 0.880 to 0.910 | 1 of 2 | `prophetkv` at 0.15 over 8,192: 0.880 |")
         assert told[6].endswith("| not measured | 0 of 0 |  |")
 
-    def test_what_decoding_misses_and_reads_stands_beside_the_others(self, build):
+    def test_missed_entries_and_reads_of_decoding_are_in_the_table(self, build):
         rows = [
             {
                 "task": "story",
@@ -502,7 +497,7 @@ class TestFiguresOfTheEvaluation:
         for name in re.findall(r"\]\(images/(.+?)\)", page):
             assert (ROOT / "lab" / "docs" / "images" / name).exists(), name
 
-    def test_kept_scores_are_those_of_the_shipped_weights(self):
+    def test_stored_scores_are_those_of_the_shipped_weights(self):
         path = ROOT / "lab" / "results" / "quality.json"
         if not path.exists():
             pytest.skip("the shipped model was not measured yet")

@@ -22,7 +22,7 @@ def page(script: Callable[[str], ModuleType]) -> ModuleType:
 
 
 def cost(storage: str, highest: float, samples: int = 2200) -> dict[str, Any]:
-    """What a storage costs a recipe, up to `highest`."""
+    """Return the cost of a storage for a recipe, up to `highest`."""
     return {
         "context_tokens": 512,
         "recipe": "reuse",
@@ -55,19 +55,19 @@ def test_the_default_is_the_fewest_bits_that_cost_no_recipe_too_much(
     assert page.chosen_storage(costs) == chosen
 
 
-def test_the_default_is_what_was_measured_says(page: ModuleType) -> None:
+def test_the_default_follows_the_measurement(page: ModuleType) -> None:
     measured = ROOT / "lab" / "results" / "storage.json"
     costs = json.loads(measured.read_text())["storages"] if measured.exists() else []
     assert StoreConfig().storage == "auto"
     assert page.chosen_storage(costs) == DEFAULT_STORAGE
 
 
-def test_what_was_not_measured_says_so(page: ModuleType) -> None:
+def test_a_missing_measurement_is_stated(page: ModuleType) -> None:
     for part in (page.loaded, page.fetched, page.overlapped, page.fewer_bits):
         assert part(None) == "Not measured yet."
 
 
-def test_every_storage_stands_with_what_it_costs(page: ModuleType) -> None:
+def test_every_storage_is_listed_with_its_cost(page: ModuleType) -> None:
     about = {
         "split": "test",
         "model": "reference",
@@ -108,7 +108,7 @@ def test_loading_has_a_column_for_each_storage(page: ModuleType) -> None:
     )
     assert lines[0] == "|  | `exact` | `int8` |"
     assert lines[3] == "| cold: plain read | 20.0 ms (10.0 – 40.0) | 20.0 ms (10.0 – 40.0) |"
-    assert lines[-1].startswith("| placed in a prompt |")  # what was not measured has no row
+    assert lines[-1].startswith("| placed in a prompt |")  # a storage without measurements has no row
     assert source == SAID
     catalog = {"entries": 100_000, "spans": 8, "look_ups": 1000, "look_up_s": spread(0.0002)}
     told = page.loaded({**SOURCE, **about, "full_s": None, "storages": speeds, "catalog": catalog})

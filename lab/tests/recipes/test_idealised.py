@@ -6,7 +6,7 @@ from kvweave.recipes.methods import recipe_named
 from recipes.contract import context_shares, eager_model, prefilled, prepare, question_attention, state_of
 
 
-def test_the_idealised_score_is_what_a_stale_token_adds_to_the_error(adapter, store, prompt):
+def test_the_idealised_score_is_the_error_that_a_stale_token_adds(adapter, store, prompt):
     plain = eager_model()
     prepare(adapter, store, prompt, "idealised")
     state = state_of(adapter, store, prompt, "idealised")

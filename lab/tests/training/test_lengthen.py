@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from kvweave_lab.eval.longtext.text import MIN_DISTANCE
+from kvweave_lab.eval.long_texts import MIN_DISTANCE
 from training import lengthen
 from training.lengthen import LongTrainer
 from training.long_rows import LongRowMaker, of_length

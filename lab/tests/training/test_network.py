@@ -58,7 +58,7 @@ def unmodified(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("fused_from")
-def test_every_question_has_the_states_of_its_own_prompt(model, batch, tolerance):
+def test_every_question_has_the_hidden_states_of_its_prompt(model, batch, tolerance):
     computed = states(model, batch.rows, batch.shape.context)
     for row in range(len(batch.documents)):
         length = batch.length(row)

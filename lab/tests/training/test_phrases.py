@@ -5,7 +5,7 @@ from string import Formatter
 
 import pytest
 
-from kvweave_lab.eval.tasks import coref, twohop
+from kvweave_lab.eval.tasks import chains, coref
 from kvweave_lab.eval.world import TRAIN, chosen, variants
 from training import phrases
 from training.phrases import further_phrases, people, relations, sentence_lists, towns
@@ -48,7 +48,7 @@ def test_kinds_of_references_have_three_parts(kinds, own):
 
 
 def test_relations_are_the_tasks_and_further_ones():
-    assert relations()[: len(twohop.RELATIONS)] == twohop.RELATIONS
+    assert relations()[: len(chains.RELATIONS)] == chains.RELATIONS
     roles = [relation.role for relation in relations()]
     assert len(set(roles)) == len(roles) > 20
     for relation in relations():

@@ -5,7 +5,7 @@ from string import Formatter
 
 import pytest
 
-from kvweave_lab.eval.tasks import TASKS, single
+from kvweave_lab.eval.tasks import TASKS, needles
 from kvweave_lab.eval.world import TRAIN, split_of, variants
 from training.documents import (
     SEPARATION,
@@ -116,10 +116,10 @@ def test_training_words_are_words_of_the_training_text():
 class TestVariedWorld:
     def sentences(self, garbled: float) -> list[str]:
         world = VariedWorld(random.Random(0), training_words(), training_words(), garbled)
-        return [world.phrase(single.STATED) for _ in range(600)]
+        return [world.phrase(needles.STATED) for _ in range(600)]
 
     def test_uses_mostly_further_sentences(self):
-        own = set(single.STATED[TRAIN])
+        own = set(needles.STATED[TRAIN])
         share = sum(text not in own for text in self.sentences(0.0)) / 600
         assert VARIED_SHARE - 0.08 < share < VARIED_SHARE + 0.08
 
@@ -127,7 +127,7 @@ class TestVariedWorld:
         assert not any(sign in text for text in self.sentences(0.0) for sign in "[]|")
 
     def test_garbled_sentences_keep_the_placeholders_and_the_mark(self):
-        known = set(variants(*further_phrases(single.STATED))) | set(single.STATED[TRAIN])
+        known = set(variants(*further_phrases(needles.STATED))) | set(needles.STATED[TRAIN])
         sentences = self.sentences(1.0)
         assert sum(text in known for text in sentences) < 200
         for text in sentences:

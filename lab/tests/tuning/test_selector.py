@@ -78,7 +78,7 @@ def test_the_target_is_the_last_layers_attention_under_full_attention(primary):
     assert example.wanted(offsets).sum().item() == pytest.approx(1, abs=1e-5)
 
 
-def test_what_is_trained_is_what_recipes_use(primary, auxiliary):
+def test_training_uses_the_scores_of_the_recipes(primary, auxiliary):
     adapter = load_model(auxiliary, dtype="float32")
     reader = AuxiliaryModel(adapter)
     example = observe_teacher(primary, PROMPTS[1])

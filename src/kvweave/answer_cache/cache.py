@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Final
 
-from kvweave.answer_cache.english.words import clean_text
+from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.entries import Entries, NewAnswer
 from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
 from kvweave.answer_cache.records import (

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.answer_cache.english.words import clean_text
+from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.matching import Matcher
 from kvweave.answer_cache.records import (
     AnswerSettings,

@@ -1,5 +1,6 @@
 """ask: answer one question, with sources."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,49 +8,23 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.results import Answer
+    from kvweave.results import Answer, ExplainedToken
 
 
+@opt.with_options(
+    *opt.KB,
+    *opt.MODEL,
+    "system",
+    *opt.REUSE,
+    *("ratio", "coverage", "top_k"),
+    *("max_new_tokens", "temperature"),
+    *opt.OFFLOADING,
+)
 def ask(
     context: typer.Context,
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    model: opt.Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    system: opt.System = None,
-    recipe: opt.Recipe = None,
-    prepare: opt.Prepare = None,
-    storage: opt.Storage = None,
-    auxiliary: opt.Auxiliary = None,
-    shared: opt.Shared = None,
-    ratio: Annotated[
-        float | None,
-        typer.Option(envvar="KVWEAVE_RATIO", help="Share of the reused context to recompute, 0 to 1."),
-    ] = None,
-    coverage: Annotated[
-        float | None,
-        typer.Option(
-            envvar="KVWEAVE_COVERAGE",
-            help="Instead: recompute as few tokens as hold this share of all scores, 0 to 1; from 2 % to half of them.",
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks in front of the question. Default: 5.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVWEAVE_MAX_NEW_TOKENS",
-            help="Longest answer. Default: 256, or an eighth of the model's context.",
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(envvar="KVWEAVE_TEMPERATURE", help="0 is greedy.")
-    ] = None,
-    kv_budget: opt.KvBudget = None,
-    resident_bytes: opt.ResidentBytes = None,
+    *,
+    options: opt.SharedOptions,
     drop_chunks: Annotated[
         bool,
         typer.Option(
@@ -74,33 +49,14 @@ def ask(
     json: opt.Json = False,
 ) -> None:
     """Answer a question from the documents, with sources."""
-    from kvweave.cli.output import print_json
-    from kvweave.engine.facts import facts
-
     opt.quiet_libraries()
-    ratio, coverage = opt.one_budget(context, ratio, coverage)
-    with opt.open_kb(
-        kb,
-        home,
-        model=model,
-        dtype=dtype,
-        device=device,
-        system=system,
-        recipe=recipe,
-        prepare=prepare,
-        storage=storage,
-        auxiliary=auxiliary,
-        shared=shared,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        kv_budget=kv_budget,
-        resident_bytes=None if resident_bytes is None else opt.size_bytes(resident_bytes),
-    ) as base:
+    ratio, coverage = options.budget(context)
+    with options.open_kb() as base:
         stream = base.stream(
             question,
             ratio=ratio,
             coverage=coverage,
-            top_k=top_k,
+            top_k=options.top_k,
             drop_chunks=drop_chunks,
             cache="refresh" if fresh else "use",
         )
@@ -108,13 +64,21 @@ def ask(
             if not json:
                 typer.echo(piece, nl=False)
         answer = stream.answer
-        tokens = stream.explain() if explain else ()
+        tokens = stream.explain() if explain else None
+    _print_answer(answer, tokens, json=json)
+
+
+def _print_answer(answer: "Answer", tokens: "Sequence[ExplainedToken] | None", *, json: bool) -> None:
+    """Print what comes after the text, or everything as JSON; `tokens` are the explained ones, if asked for."""
+    from kvweave.cli.output import print_json
+    from kvweave.engine.facts import facts
+
     if json:
-        print_json({**facts(answer), "tokens": tokens} if explain else answer)
+        print_json(answer if tokens is None else {**facts(answer), "tokens": tokens})
         return
     typer.echo()
     _print_sources(answer)
-    if explain:
+    if tokens is not None:
         from kvweave.cli.explain import print_explanation
 
         print_explanation(answer, tokens)

@@ -21,25 +21,10 @@ _TITLES = {
 }
 
 
+@opt.with_options(*opt.KB, *opt.MODEL, *opt.REUSE, *opt.OFFLOADING, "prediction_stride")
 def idle(
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    model: opt.Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    recipe: opt.Recipe = None,
-    prepare: opt.Prepare = None,
-    storage: opt.Storage = None,
-    auxiliary: opt.Auxiliary = None,
-    shared: opt.Shared = None,
-    kv_budget: opt.KvBudget = None,
-    resident_bytes: opt.ResidentBytes = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVWEAVE_PREDICTION_STRIDE", help="Questions predicted at a time, 1 to 5. Default: 5."
-        ),
-    ] = None,
+    *,
+    options: opt.SharedOptions,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Keep running, and work whenever no request has come for a while."),
@@ -51,24 +36,7 @@ def idle(
     from kvweave.cli.output import print_json, progress_bar
 
     opt.quiet_libraries()
-    with (
-        opt.open_kb(
-            kb,
-            home,
-            model=model,
-            dtype=dtype,
-            device=device,
-            recipe=recipe,
-            prepare=prepare,
-            storage=storage,
-            auxiliary=auxiliary,
-            shared=shared,
-            kv_budget=kv_budget,
-            resident_bytes=None if resident_bytes is None else opt.size_bytes(resident_bytes),
-            prediction_stride=stride,
-        ) as base,
-        progress_bar(quiet or json) as report,
-    ):
+    with options.open_kb() as base, progress_bar(quiet or json) as report:
         if watch:
             base.watch_idle(threading.Event(), report)  # until it is interrupted
             return

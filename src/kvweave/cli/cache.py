@@ -17,14 +17,13 @@ app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_ar
 
 
 @app.command("stats")
-def stats(
-    home: opt.Home = None, kb: opt.Kb = "default", shared: opt.Shared = None, json: opt.Json = False
-) -> None:
+@opt.with_options(*opt.KB, "shared")
+def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Show sizes, counts and hit rates by kind and tier, and the savings from cached answers and predictions."""
     from kvweave.cli.output import STDOUT, print_json, share
     from kvweave.engine.facts import facts
 
-    with opt.open_kb(kb, home, shared=shared) as base:
+    with options.open_kb() as base:
         found = base.store.stats()
         saved = savings(base)
     if json:
@@ -80,19 +79,14 @@ def _tiers(found: "StoreStats") -> "Table":
 
 
 @app.command("verify")
-def verify(
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    tier: opt.Tier = None,
-    shared: opt.Shared = None,
-    json: opt.Json = False,
-) -> None:
+@opt.with_options(*opt.KB, "tier", "shared")
+def verify(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Verify every stored entry, drop damaged ones, delete unlisted files. Exit code 1 if anything was damaged."""
     from kvweave.cli.output import STDOUT, print_json
     from kvweave.engine.facts import facts
 
-    with opt.open_kb(kb, home, shared=shared) as base:
-        report = base.store.verify(None if tier is None else opt.tier_named(tier))
+    with options.open_kb() as base:
+        report = base.store.verify(None if options.tier is None else opt.tier_named(options.tier))
     if json:
         print_json(report)
     else:
@@ -103,33 +97,31 @@ def verify(
 
 
 @app.command("limit")
+@opt.with_options(*opt.KB, "tier", "shared")
 def limit(
     size: Annotated[str, typer.Argument(help="A size such as 500MB or 20GB.", show_default=False)],
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    tier: opt.Tier = None,
-    shared: opt.Shared = None,
+    *,
+    options: opt.SharedOptions,
 ) -> None:
     """Set the hard limit of a tier (default: disk). Entries over the limit are evicted at once."""
     from kvweave.cli.output import STDOUT, amount
 
     limit_bytes = opt.size_bytes(size)
-    named = opt.tier_named(tier or "disk")
-    with opt.open_kb(kb, home, shared=shared) as base:
+    named = opt.tier_named(options.tier or "disk")
+    with options.open_kb() as base:
         base.store.set_limit(limit_bytes, named)
         found = base.store.stats().by_tier[named]
     STDOUT.print(f"limit {amount(found.limit_bytes)}; {amount(found.bytes)} in use")
 
 
 @app.command("clear")
-def clear(
-    home: opt.Home = None, kb: opt.Kb = "default", tier: opt.Tier = None, shared: opt.Shared = None
-) -> None:
+@opt.with_options(*opt.KB, "tier", "shared")
+def clear(*, options: opt.SharedOptions) -> None:
     """Drop all chunk KV of a tier (default: disk). Documents stay; the next add computes their KV again."""
     from kvweave.cli.output import STDOUT
 
-    named = opt.tier_named(tier or "disk")
-    with opt.open_kb(kb, home, shared=shared) as base:
+    named = opt.tier_named(options.tier or "disk")
+    with options.open_kb() as base:
         dropped = base.store.clear(named)
     STDOUT.print(f"dropped {dropped} entries")
 

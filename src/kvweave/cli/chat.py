@@ -9,48 +9,28 @@ import typer
 from kvweave.cli import options as opt
 
 
+@opt.with_options(
+    *opt.KB,
+    *opt.MODEL,
+    "recipe",
+    *("top_k", "max_new_tokens", "temperature"),
+    *opt.OFFLOADING,
+    top_k="Chunks retrieved for each turn. Default: 5.",
+    max_new_tokens="Longest answer.",
+)
 def chat(
     name: Annotated[
         str, typer.Option("--name", help="Conversation name; resumes it if it exists.")
     ] = "default",
     new: Annotated[bool, typer.Option("--new", help="Start over.")] = False,
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    model: opt.Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    recipe: opt.Recipe = None,
-    top_k: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks retrieved for each turn. Default: 5.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_MAX_NEW_TOKENS", help="Longest answer.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(envvar="KVWEAVE_TEMPERATURE", help="0 is greedy.")
-    ] = None,
-    kv_budget: opt.KvBudget = None,
-    resident_bytes: opt.ResidentBytes = None,
+    *,
+    options: opt.SharedOptions,
 ) -> None:
     """Ask turn by turn, one line each. An empty line or the end of input ends the chat and keeps it."""
     opt.quiet_libraries()
-    with (
-        opt.open_kb(
-            kb,
-            home,
-            model=model,
-            dtype=dtype,
-            device=device,
-            recipe=recipe,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            kv_budget=kv_budget,
-            resident_bytes=None if resident_bytes is None else opt.size_bytes(resident_bytes),
-        ) as base,
-        base.conversation(name, new=new) as talk,
-    ):
+    with options.open_kb() as base, base.conversation(name, new=new) as talk:
         for question in _lines():
-            for piece in base.send(talk, question, top_k=top_k):
+            for piece in base.send(talk, question, top_k=options.top_k):
                 typer.echo(piece, nl=False)
             typer.echo()
 

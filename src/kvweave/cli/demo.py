@@ -70,9 +70,10 @@ def demo(
 
 
 def _sample_kb(home: Path) -> "KnowledgeBase":
+    from kvweave.engine.knowledge_base import open_knowledge_base
     from kvweave.samples import CHUNK_TOKENS, TOP_K
 
-    return opt.make_kb("demo", home, model="reference", chunk_tokens=CHUNK_TOKENS, top_k=TOP_K)
+    return open_knowledge_base("demo", home=home, model="reference", chunk_tokens=CHUNK_TOKENS, top_k=TOP_K)
 
 
 def _ask_all(base: "KnowledgeBase") -> list[Asked]:

@@ -24,35 +24,26 @@ class Finding:
     detail: str
 
 
-def doctor(
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    model: opt.Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    json: opt.Json = False,
-) -> None:
+@opt.with_options(*opt.KB, *opt.MODEL)
+def doctor(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Check the machine, the extras, the model and the knowledge base; exit code 1 if something is wrong."""
     import typer
 
     from kvweave.cli.output import STDOUT, print_json
     from kvweave.embedding import TextEncoder
     from kvweave.errors import EmptyKnowledgeBase, KvweaveError
-    from kvweave.models.loading import load_model
 
     opt.quiet_libraries()
     found = [*_machine(), *_extras()]
     try:
-        with opt.open_kb(kb, home, model=model, dtype=dtype, device=device) as base:
+        with options.open_kb() as base:
             found += _knowledge_base(base)
             found += _model(base.adapter)
             found += _documents(base)
             found += _checked("embedding", lambda: _embedding(base.encoder))
     except EmptyKnowledgeBase as nothing:
         found.append(Finding("knowledge base", True, str(nothing)))
-        found += _checked(
-            "model", lambda: _model(load_model(model, dtype=dtype or "auto", device=device or "auto"))
-        )
+        found += _checked("model", lambda: _model(options.load_model()))
         found += _checked("embedding", lambda: _embedding(TextEncoder()))
     except (KvweaveError, OSError) as error:
         found.append(Finding("knowledge base", False, str(error)))

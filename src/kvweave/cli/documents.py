@@ -10,33 +10,13 @@ if TYPE_CHECKING:
     from kvweave.results import AddReport, SkippedFile
 
 
+@opt.with_options(
+    *opt.KB, *opt.MODEL, "embedding_model", "chunk_tokens", "overlap_tokens", "system", *opt.REUSE
+)
 def add(
     paths: Annotated[list[str], typer.Argument(help="Files and folders.", show_default=False)],
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    model: opt.Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    embedding_model: opt.EmbeddingModel = None,
-    chunk_tokens: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVWEAVE_CHUNK_TOKENS",
-            help="Longest chunk. Default: 512, or an eighth of the model's context.",
-        ),
-    ] = None,
-    overlap_tokens: Annotated[
-        int | None,
-        typer.Option(
-            envvar="KVWEAVE_OVERLAP_TOKENS", help="Tokens repeated from the chunk before. Default: 0."
-        ),
-    ] = None,
-    system: opt.System = None,
-    recipe: opt.Recipe = None,
-    prepare: opt.Prepare = None,
-    storage: opt.Storage = None,
-    auxiliary: opt.Auxiliary = None,
-    shared: opt.Shared = None,
+    *,
+    options: opt.SharedOptions,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -44,25 +24,7 @@ def add(
     from kvweave.cli.output import print_json, progress_bar
 
     opt.quiet_libraries()
-    with (
-        opt.make_kb(
-            kb,
-            home,
-            model=model,
-            dtype=dtype,
-            device=device,
-            embedding_model=embedding_model,
-            chunk_tokens=chunk_tokens,
-            overlap_tokens=overlap_tokens,
-            system=system,
-            recipe=recipe,
-            prepare=prepare,
-            storage=storage,
-            auxiliary=auxiliary,
-            shared=shared,
-        ) as base,
-        progress_bar(quiet or json) as report,
-    ):
+    with options.make_kb() as base, progress_bar(quiet or json) as report:
         done = base.add(*paths, progress=report)
     if json:
         print_json(done)
@@ -99,20 +61,21 @@ def _naming(skipped: "SkippedFile") -> str:
     return reason if path in reason else f"{path}: {reason}"
 
 
-def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) -> None:
+@opt.with_options(*opt.KB)
+def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """List the documents in a knowledge base."""
     from rich.table import Table
     from rich.text import Text
 
     from kvweave.cli.output import STDOUT, print_json
 
-    with opt.open_kb(kb, home) as base:
+    with options.open_kb() as base:
         documents = base.documents()
     if json:
         print_json(documents)
         return
     if not documents:
-        STDOUT.print(f"knowledge base {kb!r} holds no documents; add some with `kvweave add PATH`")
+        STDOUT.print(f"knowledge base {options.kb!r} holds no documents; add some with `kvweave add PATH`")
         return
     if not STDOUT.is_terminal:  # for grep and cut: whole lines
         for document in documents:
@@ -126,14 +89,14 @@ def ls(home: opt.Home = None, kb: opt.Kb = "default", json: opt.Json = False) ->
     STDOUT.print(table)
 
 
+@opt.with_options(*opt.KB, "shared")
 def rm(
     paths: Annotated[list[str] | None, typer.Argument(help="Documents or folders of documents.")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Empty the knowledge base; it may then use another model.")
     ] = False,
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    shared: opt.Shared = None,
+    *,
+    options: opt.SharedOptions,
     json: opt.Json = False,
 ) -> None:
     """Remove documents with their chunks, vectors, KV and answers. The files themselves stay."""
@@ -142,7 +105,7 @@ def rm(
 
     if bool(paths) == everything:
         raise InvalidRequest("name the documents to remove, or --all")
-    with opt.open_kb(kb, home, shared=shared) as base:
+    with options.open_kb() as base:
         removed = base.remove_all() if everything else base.remove(*(paths or []))
     if json:
         print_json({"removed": removed})

@@ -1,152 +1,253 @@
-"""Options that several commands share, each with its environment variable, and how they open a knowledge base."""
+"""Options that several commands share: one declaration of each, and the object that a command gets them in.
 
+`SharedOptions` declares them. `with_options` gives them to a command.
+"""
+
+import dataclasses
+import functools
+import inspect
 import re
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
+
+from kvweave.config import environment_variable, setting_names
 
 if TYPE_CHECKING:
     from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.kvstore.reports import TierName
+    from kvweave.models.adapter import Adapter
     from kvweave.types import Storage as StorageName
 
 Choice = TypeVar("Choice", bound=str)
+Command = Callable[..., None]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
-Home = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        envvar="KVWEAVE_HOME",
-        help="Where everything is stored. Default: the platform's data folder.",
-    ),
-]
-Kb = Annotated[str, typer.Option("--kb", envvar="KVWEAVE_KB", help="Name of the knowledge base.")]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        envvar="KVWEAVE_MODEL",
-        help="Hub id or local folder. Default: the one the knowledge base was made with, else the shipped reference model.",
-    ),
-]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", envvar="KVWEAVE_DTYPE", help="auto, float32, bfloat16 or float16.")
-]
-Device = Annotated[
-    str | None, typer.Option("--device", envvar="KVWEAVE_DEVICE", help="auto, cpu, cuda or cuda:N.")
-]
-EmbeddingModel = Annotated[
-    str | None,
-    typer.Option(
-        "--embedding-model",
-        envvar="KVWEAVE_EMBEDDING_MODEL",
-        help="A sentence-transformers hub id or folder.",
-    ),
-]
-System = Annotated[
-    str | None,
-    typer.Option(
-        "--system",
-        envvar="KVWEAVE_SYSTEM",
-        help="The instruction that every prompt starts with; fixed by the first add.",
-    ),
-]
-Recipe = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe",
-        envvar="KVWEAVE_RECIPE",
-        help="How stored KV is reused and which tokens are recomputed; an unknown name lists the known ones.",
-    ),
-]
-Prepare = Annotated[
-    str | None,
-    typer.Option(
-        "--prepare",
-        envvar="KVWEAVE_PREPARE",
-        help="How chunk KV is prepared, if not as the recipe does it; an unknown name lists the known ones.",
-    ),
-]
-Auxiliary = Annotated[
-    str | None,
-    typer.Option(
-        "--auxiliary",
-        envvar="KVWEAVE_AUXILIARY",
-        help="Hub id or folder of the small model that cacheclip selects tokens with. Default: the shipped one.",
-    ),
-]
-Storage = Annotated[
-    str | None,
-    typer.Option(
-        "--storage",
-        envvar="KVWEAVE_STORAGE",
-        help="How prepared chunk KV is stored: auto, exact, int8 or int4. Default: auto, which is int8 unless the "
-        "recipe needs exact KV.",
-    ),
-]
-Shared = Annotated[
-    str | None,
-    typer.Option(
-        "--shared",
-        envvar="KVWEAVE_SHARED",
-        help="Address of chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix.",
-    ),
-]
-Tier = Annotated[
-    str | None,
-    typer.Option("--tier", help="device, host, disk or shared.", show_default=False),
-]
-KvBudget = Annotated[
-    float | None,
-    typer.Option(
-        "--kv-budget",
-        envvar="KVWEAVE_KV_BUDGET",
-        help="KV entries that each decoded token attends to: a share up to 1, or a number above 1. Default: all, in memory.",
-    ),
-]
-ResidentBytes = Annotated[
-    str | None,
-    typer.Option(
-        "--resident-bytes",
-        envvar="KVWEAVE_RESIDENT_BYTES",
-        help="Most memory for KV while decoding, such as 200MB; the rest is in a file. Default: no limit.",
-    ),
-]
+KB = ("home", "kb")
+MODEL = ("model", "dtype", "device")
+REUSE = ("recipe", "prepare", "storage", "auxiliary", "shared")
+OFFLOADING = ("kv_budget", "resident_bytes")
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", help="No progress bars.")]
 
 
-def open_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
-    """Open the existing knowledge base that a command's options name; a setting of None was not given."""
-    from kvweave.engine.knowledge_base import open_existing
+class _Declared(NamedTuple):
+    """How a shared option is declared: help text, name if not the field's, whether it has an environment variable."""
 
-    return open_existing(name, home=home, **settings)
-
-
-def make_kb(name: str, home: Path | None, **settings: Any) -> "KnowledgeBase":
-    """Open a knowledge base, creating it if it is not there."""
-    from kvweave.engine.knowledge_base import open_knowledge_base
-
-    return open_knowledge_base(name, home=home, **settings)
+    text: str
+    flag: str | None = None
+    variable: bool = True
 
 
-def one_budget(
-    context: typer.Context, ratio: float | None, coverage: float | None
-) -> tuple[float | None, float | None]:
-    """Return ratio and coverage; one given on the command line overrides the other one from the environment."""
-    typed = {
-        name
-        for name in ("ratio", "coverage")
-        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
-    }
-    if len(typed) == 1:
-        return (ratio, None) if "ratio" in typed else (None, coverage)
-    return ratio, coverage
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOptions:
+    """The shared options of one command line. None: not given, or not an option of this command.
+
+    Fields that are settings (`kvweave.config`) have the setting's name, and apply while the knowledge base is open.
+    `ratio`, `coverage` and `top_k` apply to one question.
+    """
+
+    home: Annotated[
+        Path | None, _Declared("Where everything is stored. Default: the platform's data folder.")
+    ] = None
+    kb: Annotated[str, _Declared("Name of the knowledge base.")] = "default"
+    model: Annotated[
+        str | None,
+        _Declared(
+            "Hub id or local folder. Default: the one the knowledge base was made with, else the shipped reference model."
+        ),
+    ] = None
+    dtype: Annotated[str | None, _Declared("auto, float32, bfloat16 or float16.")] = None
+    device: Annotated[str | None, _Declared("auto, cpu, cuda or cuda:N.")] = None
+    embedding_model: Annotated[str | None, _Declared("A sentence-transformers hub id or folder.")] = None
+    chunk_tokens: Annotated[
+        int | None, _Declared("Longest chunk. Default: 512, or an eighth of the model's context.")
+    ] = None
+    overlap_tokens: Annotated[int | None, _Declared("Tokens repeated from the chunk before. Default: 0.")] = (
+        None
+    )
+    system: Annotated[
+        str | None, _Declared("The instruction that every prompt starts with; fixed by the first add.")
+    ] = None
+    recipe: Annotated[
+        str | None,
+        _Declared(
+            "How stored KV is reused and which tokens are recomputed; an unknown name lists the known ones."
+        ),
+    ] = None
+    prepare: Annotated[
+        str | None,
+        _Declared(
+            "How chunk KV is prepared, if not as the recipe does it; an unknown name lists the known ones."
+        ),
+    ] = None
+    storage: Annotated[
+        str | None,
+        _Declared(
+            "How prepared chunk KV is stored: auto, exact, int8 or int4. Default: auto, which is int8 unless the recipe needs "
+            "exact KV."
+        ),
+    ] = None
+    auxiliary: Annotated[
+        str | None,
+        _Declared(
+            "Hub id or folder of the small model that cacheclip selects tokens with. Default: the shipped one."
+        ),
+    ] = None
+    shared: Annotated[
+        str | None,
+        _Declared(
+            "Address of chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix."
+        ),
+    ] = None
+    tier: Annotated[str | None, _Declared("device, host, disk or shared.", variable=False)] = None
+    ratio: Annotated[float | None, _Declared("Share of the reused context to recompute, 0 to 1.")] = None
+    coverage: Annotated[
+        float | None,
+        _Declared(
+            "Instead: recompute as few tokens as hold this share of all scores, 0 to 1; from 2 % to half of them."
+        ),
+    ] = None
+    top_k: Annotated[int | None, _Declared("Chunks in front of the question. Default: 5.")] = None
+    max_new_tokens: Annotated[
+        int | None, _Declared("Longest answer. Default: 256, or an eighth of the model's context.")
+    ] = None
+    temperature: Annotated[float | None, _Declared("0 is greedy.")] = None
+    kv_budget: Annotated[
+        float | None,
+        _Declared(
+            "KV entries that each decoded token attends to: a share up to 1, or a number above 1. Default: all, in memory."
+        ),
+    ] = None
+    resident_bytes: Annotated[
+        str | None,
+        _Declared(
+            "Most memory for KV while decoding, such as 200MB; the rest is in a file. Default: no limit."
+        ),
+    ] = None
+    prediction_stride: Annotated[
+        int | None, _Declared("Questions predicted at a time, 1 to 5. Default: 5.", flag="--stride")
+    ] = None
+
+    def open_kb(self) -> "KnowledgeBase":
+        """Open the existing knowledge base that the options name."""
+        from kvweave.engine.knowledge_base import open_existing
+
+        return open_existing(self.kb, home=self.home, **self._settings())
+
+    def make_kb(self) -> "KnowledgeBase":
+        """Open the knowledge base that the options name, creating it if it is not there."""
+        from kvweave.engine.knowledge_base import open_knowledge_base
+
+        return open_knowledge_base(self.kb, home=self.home, **self._settings())
+
+    def load_model(self, default: str | None = None) -> "Adapter":
+        """Load the model that the options name, else `default`, else the shipped reference model."""
+        from kvweave.models.loading import load_model
+
+        model = default if self.model is None else self.model
+        return load_model(model, dtype=self.dtype or "auto", device=self.device or "auto")
+
+    def budget(self, context: typer.Context) -> tuple[float | None, float | None]:
+        """Return ratio and coverage; one given on the command line overrides the other one from the environment."""
+        typed = {"ratio", "coverage"}.intersection(given_by("COMMANDLINE", context))
+        if len(typed) == 1:
+            return (self.ratio, None) if "ratio" in typed else (None, self.coverage)
+        return self.ratio, self.coverage
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the options that are settings and not of one question alone."""
+        names = {each.name for each in dataclasses.fields(self)} & (setting_names() - {"top_k"})
+        settings = {name: getattr(self, name) for name in names}
+        if self.resident_bytes is not None:
+            settings["resident_bytes"] = size_bytes(self.resident_bytes)
+        return settings
+
+
+_FIELDS = {each.name: each for each in dataclasses.fields(SharedOptions)}
+_HINTS = typing.get_type_hints(SharedOptions, include_extras=True)
+
+
+def declared(name: str, text: str | None = None) -> Any:
+    """Return the Typer option that SharedOptions declares under a name, with another help text if one is given."""
+    (declaration,) = _HINTS[name].__metadata__
+    return typer.Option(
+        declaration.flag or f"--{name.replace('_', '-')}",
+        envvar=environment_variable(name) if declaration.variable else None,
+        help=text or declaration.text,
+    )
+
+
+def with_options(*names: str, **texts: str) -> Callable[[Command], Command]:
+    """Replace a command's parameters that are dataclasses of options by the options in them.
+
+    SharedOptions stands for the shared options `names`, in this order; `texts` are other help texts for some of them. Any
+    other dataclass stands for all its fields, each `Annotated` with a Typer option. The command gets the dataclasses.
+    """
+
+    def decorate(command: Command) -> Command:
+        expanded: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        for parameter in inspect.signature(command).parameters.values():
+            group = parameter.annotation
+            if not dataclasses.is_dataclass(group):
+                expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+                continue
+            options = _shared_parameters(names, texts) if group is SharedOptions else _parameters(group)
+            groups[parameter.name] = group, [each.name for each in options]
+            expanded += options
+        return _expanded(command, expanded, groups)
+
+    return decorate
+
+
+def _shared_parameters(names: Sequence[str], texts: dict[str, str]) -> list[inspect.Parameter]:
+    types = typing.get_type_hints(SharedOptions)
+    return [
+        _parameter(_FIELDS[name], Annotated[types[name], declared(name, texts.get(name))]) for name in names
+    ]
+
+
+def _parameters(group: Any) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(group, include_extras=True)
+    return [_parameter(each, hints[each.name]) for each in dataclasses.fields(group)]
+
+
+def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _expanded(
+    command: Command, parameters: list[inspect.Parameter], groups: dict[str, tuple[Any, list[str]]]
+) -> Command:
+    """Return a command with these parameters, which calls `command` with its groups of options."""
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        made = {
+            name: group(**{each: given.pop(each) for each in taken})
+            for name, (group, taken) in groups.items()
+        }
+        command(**given, **made)
+
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {each.name: each.annotation for each in parameters}
+    return expanded
+
+
+def given_by(source: str, context: typer.Context) -> list[str]:
+    """Return the parameters whose values come from this source: COMMANDLINE or ENVIRONMENT."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return [name for name, found in sources if found is not None and found.name == source]
 
 
 def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Choice]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.words import clean_text
+from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from kvweave.config import DEFAULT_CHUNK_TOKENS, within_context
+from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.settings import Settings
+from kvweave.engine.settings import Settings, within_context
 from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
 from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
 from kvweave.index.chunking import Chunker

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kvweave.config import Config, read_config
@@ -75,10 +74,7 @@ class KnowledgeBase:
         """Index files and folders: read, chunk, embed, compute chunk KV. A second call does only what changed.
 
         A file that vanished from a folder given again is removed. Safe to interrupt: finished work is kept, and the
-        next `add` continues.
-
-        Raises:
-            PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
+        next `add` continues. Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
         """
         existing = _existing(paths)
         with self._requests.start():
@@ -273,9 +269,7 @@ class KnowledgeBase:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # Parts that run models, made and imported when first needed

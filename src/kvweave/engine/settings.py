@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvweave.answer_cache.records import AnswerSettings
-from kvweave.config import DEFAULT_NEW_TOKENS, Config, GenerationConfig, within_context
+from kvweave.config import DEFAULT_NEW_TOKENS, Config, GenerationConfig
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.methods import recipe_named
@@ -151,3 +151,8 @@ class Settings:
     def _storage(self) -> str | None:
         storage = self.config.store.storage
         return None if storage == "auto" else storage
+
+
+def within_context(given: int | None, default: int, context_tokens: int) -> int:
+    """Return the length in tokens that is given, else the default, or an eighth of the model's context if that is less."""
+    return given if given is not None else min(default, max(8, context_tokens // 8))

@@ -9,7 +9,7 @@ from kvweave.database import Database
 from kvweave.errors import StoreError
 from kvweave.kvstore import orphans
 from kvweave.kvstore.capacity import Capacity, check_limit
-from kvweave.kvstore.catalog import Catalog
+from kvweave.kvstore.catalog import Catalog, UsageCounters
 from kvweave.kvstore.format import ParsedEntry
 from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.reports import TierName
@@ -22,7 +22,6 @@ from kvweave.kvstore.tiers.loading import Loader
 from kvweave.kvstore.tiers.memory import HostTier
 from kvweave.kvstore.tiers.replication import ReplicatedTier, ReplicationThread
 from kvweave.kvstore.tiers.tiered import TieredStore
-from kvweave.kvstore.usage import UsageCounters
 
 
 @dataclass(frozen=True, slots=True)

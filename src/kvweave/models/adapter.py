@@ -15,20 +15,28 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.errors import InvalidRequest, PromptTooLong
-from kvweave.models.attention import ATTENTION_NAME, RowPlan, register_attention
+from kvweave.models.attention import ATTENTION_NAME, RowPlan, attention_modules, register_attention
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
-from kvweave.models.forward import ModelRunner, PassRows, continuation_plan
+from kvweave.models.forward import (
+    LayerTime,
+    ModelRunner,
+    PassRows,
+    RowSchedule,
+    continuation_plan,
+    decoder_layers,
+    last_row_only,
+    scheduled_rows,
+)
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
 from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
-from kvweave.models.partial_layers import RowSchedule, decoder_layers, last_row_only, scheduled_rows
-from kvweave.models.pass_cost import LayerTime, PassCost
+from kvweave.models.pass_cost import PassCost
 from kvweave.models.preemption import LowPriority, Preemption
 from kvweave.models.projections import StoredQueries, separate_projections
 from kvweave.models.prompt import PromptTemplate
 from kvweave.models.rotary import RotationRecorder, RowCapture, rope_regime
-from kvweave.models.support import attention_modules, probe
+from kvweave.models.support import probe
 from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -200,3 +200,12 @@ def kvweave_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Return the model's attention layers by their names within it, in order."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "layer_idx") and "Attention" in type(module).__name__
+    }

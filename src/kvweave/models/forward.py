@@ -1,13 +1,18 @@
 """Calls of an unmodified model: over the rows of one cache, or packed over the rows of several.
 
+In some passes, layers run fewer rows than the pass began with. Forward pre-hooks do it. `scheduled_rows` drops rows
+between layers, as a `RowSchedule` says. `last_row_only` drops all but the last row inside the last layer: no later layer reads
+the other rows' output there, so their attention, output projection and feed-forward network are skipped.
+
 The caller makes sure that one pass runs at a time.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +20,20 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention import ROTATIONS_KEYWORD, ROWS_KEYWORD, AttentionCall, AttentionPlan, RowPlan
+from kvweave.models.attention import (
+    ROTATIONS_KEYWORD,
+    ROWS_KEYWORD,
+    AttentionCall,
+    AttentionPlan,
+    RowPlan,
+    attention_modules,
+)
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.rotary import Rotation, RotationRecorder, rope_regime
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,18 @@ class PassRows:
     ids: Tensor
     positions: Tensor
     plan: RowPlan
+
+
+class RowSchedule(Protocol):
+    """Decides which rows of a pass each layer computes."""
+
+    def rows_for(self, layer: int) -> Tensor | None:
+        """Return the prompt positions (T,) that this layer computes; called before each layer, in order.
+
+        They must be ascending, a subset of the rows still running, and include the last of these. None keeps all of
+        these. From this layer on, a dropped row keeps the K,V that the cache holds for it.
+        """
+        ...
 
 
 class ModelRunner:
@@ -107,6 +134,22 @@ class ModelRunner:
         return [logits[number] for number in range(len(requests))]
 
 
+class LayerTime:
+    """The measured time of one layer in the last pass; 0 before any pass has run."""
+
+    def __init__(self) -> None:
+        self._last = (1, 0.0)  # rows, seconds
+
+    def record(self, rows: int, layer_s: float) -> None:
+        """Record the seconds per layer of a pass over `rows` rows, without the wait for stored KV."""
+        self._last = max(1, rows), max(0.0, layer_s)
+
+    def lower_bound_s(self, rows: int) -> float:
+        """Return the least seconds per layer of a pass over `rows`: proportional for fewer rows, the same for more."""
+        last, layer_s = self._last
+        return layer_s * min(1.0, rows / last)
+
+
 def continuation_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: Tensor) -> RowPlan | None:
     """Return the plan by which rows (T,) appended to a cache attend; None for the model's own causal attention.
 
@@ -123,6 +166,74 @@ def continuation_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: T
             "answer tokens (--max-new-tokens)"
         )
     return kv_cache.continuation(rows) if kv_cache.continuation is not None else None
+
+
+@contextmanager
+def scheduled_rows(
+    model: PreTrainedModel, kv_cache: FusedCache, plan: RowPlan, schedule: RowSchedule
+) -> Iterator[None]:
+    """While active, run each layer of this plan's pass over the rows that `schedule` keeps.
+
+    Other calls of the model are not affected. The pass raises InvalidRequest for rows that the schedule may not choose.
+    """
+    with ExitStack() as hooks:
+        dropper = _RowDropper(kv_cache, plan, schedule)
+        for layer, module in enumerate(decoder_layers(model)):
+            before = partial(dropper.before_layer, layer)
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
+def last_row_only(model: PreTrainedModel, kv_cache: FusedCache) -> Iterator[None]:
+    """While active, the pass that writes to this cache runs the last layer's output for its last row alone.
+
+    A pre-hook first runs the layer up to its attention with all rows. That writes their keys and values to the cache and
+    shows them to the hooks; then the layer runs with the last row. Other calls of the model are not affected.
+    """
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        plan = kwargs.get(ROWS_KEYWORD)
+        if not isinstance(plan, RowPlan) or plan.rows.numel() < 2:
+            return args, kwargs
+        with suppress(_AttentionReached):
+            module.forward(*args, **{**kwargs, ROWS_KEYWORD: _NotifyOnly(plan)})
+        last = plan.subset(plan.rows[-1:])
+        last.hooks = []  # they have seen all rows
+        kv_cache.write_only(last.rows, to_hook=False)
+        index = {plan.rows.numel(): torch.tensor([plan.rows.numel() - 1], device=plan.rows.device)}
+        kept = {name: select_rows(value, index) for name, value in kwargs.items()}
+        return select_rows(args, index), {**kept, ROWS_KEYWORD: last}
+
+    hook = decoder_layers(model)[-1].register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return a model's layers, in order: the list elements that contain the attention modules."""
+    found: dict[int, nn.Module] = {}
+    for name, attention in attention_modules(model).items():
+        path = name.split(".")
+        while not path[-1].isdigit():
+            path.pop()
+        found[int(attention.layer_idx)] = model.get_submodule(".".join(path))  # type: ignore[arg-type]
+    return [found[layer] for layer in sorted(found)]
+
+
+def select_rows(value: Any, indices: dict[int, Tensor]) -> Any:
+    """Return an argument of a layer with only some of its rows.
+
+    Tensors have rows in their second dimension, and `indices` maps the row counts to the indices that stay. Tensors with
+    other counts and other values are returned as they are; tuples are searched.
+    """
+    if isinstance(value, tuple):
+        return tuple(select_rows(each, indices) for each in value)
+    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] in indices:
+        return value.index_select(1, indices[value.shape[1]])
+    return value
 
 
 class _PackedPlan:
@@ -193,3 +304,55 @@ def _announce_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     for value in (*args, *kwargs.values()):  # families name the argument differently
         if isinstance(value, AppendableCache):
             value.before_layer(cast(int, module.layer_idx))
+
+
+class _RowDropper:
+    """The pre-hooks of one scheduled pass; they share the rows that still run, and how these attend."""
+
+    def __init__(self, kv_cache: FusedCache, plan: RowPlan, schedule: RowSchedule) -> None:
+        self._kv_cache = kv_cache
+        self._schedule = schedule
+        self._first = self._running = plan
+
+    def before_layer(
+        self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments:
+        """Drop rows from a decoder layer's arguments."""
+        if kwargs.get(ROWS_KEYWORD) is not self._first:
+            return args, kwargs
+        before = self._running.rows
+        chosen = self._schedule.rows_for(layer)
+        if chosen is not None:
+            self._running = self._running.subset(_checked(chosen.to(before.device), before, layer))
+            self._kv_cache.write_only(self._running.rows)
+        # Hidden states come from the layer before and have lost the rows dropped so far. What the model made
+        # once for all layers (angles, position ids) still has every row that the pass began with.
+        rows = self._running.rows
+        indices = {full.numel(): torch.searchsorted(full, rows) for full in (self._first.rows, before)}
+        kept = {name: select_rows(value, indices) for name, value in kwargs.items()}
+        return select_rows(args, indices), {**kept, ROWS_KEYWORD: self._running}
+
+
+def _checked(chosen: Tensor, running: Tensor, layer: int) -> Tensor:
+    ascending = chosen.numel() > 0 and bool((chosen[1:] > chosen[:-1]).all())
+    if not ascending or not torch.isin(chosen, running).all() or chosen[-1] != running[-1]:
+        raise InvalidRequest(
+            f"layer {layer} cannot continue with {chosen.numel()} of {running.numel()} rows: they must be ascending, "
+            "be among the rows still running, and include the last of these"
+        )
+    return chosen
+
+
+class _AttentionReached(Exception):
+    """Ends a layer at its attention, when its keys and values are in the cache."""
+
+
+class _NotifyOnly:
+    """A plan that shows the layer to the hooks and attends to nothing."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        self._plan = plan
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self._plan.notify_hooks(call)
+        raise _AttentionReached

@@ -1,4 +1,4 @@
-"""The cost of a pass: floating-point operations counted from the model's shape, and the measured time of a layer."""
+"""The cost of a pass: floating-point operations, counted from the model's shape."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvweave.models.support import attention_modules
+from kvweave.models.attention import attention_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,6 @@ class PassCost:
         keys = rows.to("cpu", torch.long) + 1
         seen = sum(int((keys if window is None else keys.clamp(max=window)).sum()) for window in self.windows)
         return self.per_row * rows.numel() + self.per_key * seen + self.per_logits * logits
-
-
-class LayerTime:
-    """The measured time of one layer in the last pass; 0 before any pass has run."""
-
-    def __init__(self) -> None:
-        self._last = (1, 0.0)  # rows, seconds
-
-    def record(self, rows: int, layer_s: float) -> None:
-        """Record the seconds per layer of a pass over `rows` rows, without the wait for stored KV."""
-        self._last = max(1, rows), max(0.0, layer_s)
-
-    def lower_bound_s(self, rows: int) -> float:
-        """Return the least seconds per layer of a pass over `rows`: proportional for fewer rows, the same for more."""
-        last, layer_s = self._last
-        return layer_s * min(1.0, rows / last)
 
 
 def _weights_per_row(model: PreTrainedModel, config: Any) -> int:

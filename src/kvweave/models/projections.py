@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvweave.errors import InvalidRequest
+from kvweave.models.attention import attention_modules
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.rotary import Rotation, RotationRecorder
-from kvweave.models.support import Geometry, attention_modules
+from kvweave.models.support import Geometry
 from kvweave.types import ChunkKV
 
 Projections = tuple[tuple[nn.Module, ...], ...]

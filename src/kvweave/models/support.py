@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from kvweave.errors import UnsupportedModel
-from kvweave.models.attention import ROWS_KEYWORD, RowPlan
+from kvweave.models.attention import ROWS_KEYWORD, RowPlan, attention_modules
 from kvweave.models.rotary import APPLY_NAME, LayerRotation, Rotation, RotationRecorder, modelling_module
 
 PROBE_TOKENS = 5
@@ -99,15 +99,6 @@ def check_config(config: Any) -> None:
             f"{name} has layers of type {', '.join(others)}; kvweave needs keys and values for every token in "
             f"every layer ({', '.join(sorted(KV_LAYER_TYPES))})"
         )
-
-
-def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the model's attention layers by their names within it, in order."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if hasattr(module, "layer_idx") and "Attention" in type(module).__name__
-    }
 
 
 def _first_attention(model: PreTrainedModel) -> nn.Module:

@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.ops.attention import AttentionInput, without_skipped
-from kvweave.ops.logits import apply_softcap, masked_logits, rows_per_block, visible_keys
+from kvweave.ops.attention import (
+    AttentionInput,
+    apply_softcap,
+    masked_logits,
+    rows_per_block,
+    visible_keys,
+    without_skipped,
+)
 
 
 @dataclass(frozen=True, slots=True)

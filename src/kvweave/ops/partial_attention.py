@@ -8,7 +8,7 @@ clusters.
 import torch
 from torch import Tensor
 
-from kvweave.ops.logits import apply_softcap
+from kvweave.ops.attention import apply_softcap
 
 
 class PartialAttention:

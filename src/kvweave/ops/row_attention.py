@@ -1,15 +1,37 @@
-"""Chooses the implementation of attention over chosen rows. All of them do what `attend_reference` defines."""
+"""Attention of chosen rows: `row_attention` chooses the implementation. All of them do what `attend_reference` defines.
+
+`SplitAttention` is the one for CPUs: fused attention without a mask over most keys, with a mask over the few between the rows.
+Ascending rows are cut into blocks. Keys that all rows of a block see need no mask. The rest are the keys between the
+block's first and last row and, with a sliding window, those before the last row's window. Both shares run through PyTorch's
+fused kernel, which also returns the mass of the logits, so that they can be joined exactly. Heads that share keys are
+rows of one call: the kernel takes more rows at a time, and is faster, the more rows it gets. Measured on a CPU without matrix
+units (`lab/experiments/row_attention.py`).
+"""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from kvweave.ops.attention import RowAttention
-from kvweave.ops.row_blocks import BlockedAttention
-from kvweave.ops.split_attention import SplitAttention, can_split
+from kvweave.ops.attention import (
+    AttentionInput,
+    RowAttention,
+    in_prompt_order,
+    split_packed,
+    with_contiguous_rows,
+)
+from kvweave.ops.row_blocks import BlockedAttention, MaskCache, additive_mask
+
+LARGE, LARGE_STEP = 768, 256
+"""Queries of a large call (rows times heads that share keys): the least number, and the number that one thread takes at a time."""
+SMALL, SMALL_STEP = 192, 64
+"""The same for passes with fewer rows."""
+MIN_LARGE_CALLS = 4
+"""Passes with rows for fewer large calls make small ones: large blocks would put more keys between a block's rows than they save."""
 
 
 def row_attention(rows: Sequence[Tensor], dtype: torch.dtype) -> RowAttention:
@@ -33,6 +55,155 @@ def row_attention(rows: Sequence[Tensor], dtype: torch.dtype) -> RowAttention:
 def has_triton() -> bool:
     """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
+
+
+def can_split() -> bool:
+    """Whether this PyTorch has the kernel as an operation of its own, with mass."""
+    return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+class SplitAttention:
+    """Attention of the packed rows of several requests, `rows` (T,) each, ascending, on a CPU; see RowAttention.
+
+    Blocks are made once per sliding window. BlockedAttention handles soft-capped logits, which the kernel lacks. No gradients.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], dtype: torch.dtype) -> None:
+        self._rows = rows
+        self._dtype = dtype
+        self._softcapped = BlockedAttention(rows, dtype)
+        self._blocks: dict[tuple[int | None, int, int], list[_Blocks]] = {}
+
+    def attend(
+        self,
+        query: Tensor,
+        sources: Sequence[AttentionInput],
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Attend request by request; see RowAttention."""
+        if softcap is not None:
+            return self._softcapped.attend(query, sources, scaling=scaling, window=window, softcap=softcap)
+        kv_heads = sources[0].private.keys.shape[1]
+        shape = (window, query.shape[1] // kv_heads, kv_heads)
+        if shape not in self._blocks:
+            self._blocks[shape] = [_Blocks(rows, *shape, self._dtype) for rows in self._rows]
+        out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3]).transpose(1, 2)
+        requests = zip(
+            split_packed(query, self._rows),
+            split_packed(out, self._rows),
+            sources,
+            self._blocks[shape],
+            strict=True,
+        )
+        for own_query, own_out, own, blocks in requests:
+            keys, values = map(with_contiguous_rows, in_prompt_order(own))
+            _attend(own_query[0], keys, values, blocks, scaling, own_out[0])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Query rows `start:end`: keys `first:clear` and `hidden:last` are masked, all rows see those in between."""
+
+    start: int
+    end: int
+    first: int
+    clear: int
+    hidden: int
+    last: int
+
+    @property
+    def masked_keys(self) -> int:
+        return self.clear - self.first + self.last - self.hidden
+
+    def masked(self, tensor: Tensor) -> Tensor:
+        """Return the masked ones of keys or values (1, G, S, D)."""
+        if self.clear == self.hidden:
+            return tensor[:, :, self.first : self.last]
+        after = tensor[:, :, self.hidden : self.last]
+        if self.clear == self.first:
+            return after
+        return torch.cat([tensor[:, :, self.first : self.clear], after], dim=2)
+
+
+class _Blocks:
+    """A request's rows (T,), ascending, cut into blocks for layers with one window and `sharing` query heads per KV head.
+
+    Masks are additive, in the query's `dtype`.
+    """
+
+    def __init__(
+        self, rows: Tensor, window: int | None, sharing: int, kv_heads: int, dtype: torch.dtype
+    ) -> None:
+        self.blocks = tuple(_cut(rows, window, sharing, kv_heads))
+        self._rows, self._window, self._sharing, self._dtype = rows, window, sharing, dtype
+        elements = sum(sharing * (block.end - block.start) * block.masked_keys for block in self.blocks)
+        self._masks = MaskCache[_Block](elements)
+
+    def mask(self, block: _Block) -> Tensor | None:
+        """Return (sharing · rows, masked keys); None for a single row, which sees all of them."""
+        return self._masks.get(block, self._make_mask) if block.end - block.start > 1 else None
+
+    def _make_mask(self, block: _Block) -> Tensor:
+        own = self._rows[block.start : block.end]
+        positions = torch.cat(
+            [torch.arange(block.first, block.clear), torch.arange(block.hidden, block.last)]
+        )
+        return additive_mask(own, positions, self._window, self._dtype).repeat(self._sharing, 1)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, cut: _Blocks, scaling: float, out: Tensor) -> None:
+    """Attend for one request: query (H, T, D) over keys and values (1, G, S, D), written to `out` (H, T, D)."""
+    query, out = (each.unflatten(0, (keys.shape[1], -1)) for each in (query, out))  # (G, H/G, T, D)
+    for block in cut.blocks:
+        own = query[:, :, block.start : block.end]
+        packed = with_contiguous_rows(own.flatten(1, 2)[None])  # (1, G, H/G · rows, D)
+        result, mass = _fused(packed, block.masked(keys), block.masked(values), cut.mask(block), scaling)
+        if block.hidden > block.clear:
+            seen = slice(block.clear, block.hidden)
+            more, more_mass = _fused(packed, keys[:, :, seen], values[:, :, seen], None, scaling)
+            result = torch.lerp(result.to(mass), more.to(mass), (more_mass - mass).sigmoid()[..., None])
+        out[:, :, block.start : block.end] = result.view(own.shape)
+
+
+def _fused(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """Return attention (1, G, T, D), and the log of the sum of each row's exponentiated logits (1, G, T)."""
+    result: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, attn_mask=mask, scale=scaling
+    )
+    return result
+
+
+def _cut(rows: Tensor, window: int | None, sharing: int, kv_heads: int) -> Iterator[_Block]:
+    """Cut rows into blocks of about equal size, whose calls are large enough for all threads."""
+    count = rows.numel()
+    if not count:
+        return
+    threads = -(-torch.get_num_threads() // kv_heads)
+    small, large = max(SMALL, SMALL_STEP * threads), max(LARGE, LARGE_STEP * threads)
+    span = int(rows[-1]) - int(rows[0]) + 1
+    near = count if window is None else count * min(window, span) // span  # rows with the same keys in view
+    queries = large if near * sharing >= MIN_LARGE_CALLS * large else small
+    blocks = min(count, max(1, count * sharing // queries))
+    edges = torch.linspace(0, count, blocks + 1).round().int().tolist()
+    for start, end in pairwise(edges):
+        yield _block(rows[start:end], start, window)
+
+
+def _block(own: Tensor, start: int, window: int | None) -> _Block:
+    """Return the block of the rows at positions `own` (rows,), the first of which is the pass's row `start`."""
+    lowest, highest = int(own[0]), int(own[-1])
+    first = 0 if window is None else max(0, lowest - window + 1)
+    clear = 0 if window is None else max(0, highest - window + 1)
+    if lowest == highest:
+        return _Block(start, start + 1, clear, clear, clear, highest + 1)
+    # The first row's own key is among the masked ones, so that every row sees one of them.
+    return _Block(start, start + own.numel(), first, min(clear, lowest), lowest, highest + 1)
 
 
 def _is_whole(rows: Tensor) -> bool:

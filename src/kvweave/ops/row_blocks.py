@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, in_prompt_order, split_packed
-from kvweave.ops.logits import apply_softcap
+from kvweave.ops.attention import AttentionInput, apply_softcap, in_prompt_order, split_packed
 
 MIN_BLOCKS = 4  # of a large pass: fewer waste masked keys, more add calls
 SIDE_BY_SIDE = 16  # rows spread over at most this part of their keys waste few masked keys in one block

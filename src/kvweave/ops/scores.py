@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvweave.ops.logits import masked_logits, rows_per_block, visible_keys
+from kvweave.ops.attention import masked_logits, rows_per_block, visible_keys
 
 
 def mean_attention(

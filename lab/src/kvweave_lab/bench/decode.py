@@ -19,7 +19,7 @@ from torch import Tensor
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import AppendableCache
@@ -45,7 +45,7 @@ class DecodeCost:
     """One row of the report.
 
     Attributes:
-        strategy: name of a variant, see `eval.decoding.variants`.
+        strategy: name of a variant, see `eval.decoding.measure`.
         storage: of the KV on flash.
         decode_tokens: length of the text that is decoded at.
         budget: None for dense decoding.
@@ -89,7 +89,7 @@ def bench_decode(
     steps: int = 64,
     seed: int = 0,
     dense: bool = True,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[DecodeCost]:
     """Return rows for every length: dense decoding first, then each of `settings`, with its files in `folder`.
 

@@ -16,6 +16,7 @@ from kvweave_lab.report.figures import (
     Theme,
     add_legend,
     legend_handle,
+    line_properties,
     new_figure,
     reference_line,
     render,
@@ -81,14 +82,7 @@ def _draw_series(
     at = [row.ratio for row, _ in own]
     low, high = [ranges.ttft_s.low for _, ranges in own], [ranges.ttft_s.high for _, ranges in own]
     axes.fill_between(at, low, high, color=style.color, alpha=0.15, linewidth=0)
-    axes.plot(
-        at,
-        [row.ttft_s for row, _ in own],
-        color=style.color,
-        linestyle=style.dashes,
-        marker=style.marker,
-        markerfacecolor=style.color if style.filled else theme.ground,
-    )
+    axes.plot(at, [row.ttft_s for row, _ in own], **line_properties(style, theme))
     limits = [row.full_s / row.limit_speedup for row, _ in own]
     axes.plot(at, limits, color=style.color, linestyle=":", linewidth=1.2)
 

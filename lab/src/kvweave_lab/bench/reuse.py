@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from kvweave.database import Database
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.keys import EntryKey, digest_tokens
@@ -133,9 +133,7 @@ def sweep(
     return list(dict.fromkeys(points))
 
 
-def bench_reuse(
-    points: Sequence[Traffic], progress: Progress = lambda stage, done, of: None
-) -> list[ReusePoint]:
+def bench_reuse(points: Sequence[Traffic], progress: Progress = no_progress) -> list[ReusePoint]:
     """Simulate every point under every policy; then the first point again, capped at one copy of every chunk."""
     done: list[ReusePoint] = []
     total = len(POLICIES) * (len(points) + 1)

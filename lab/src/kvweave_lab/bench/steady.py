@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
@@ -26,8 +26,7 @@ from kvweave.recipes.recipe import remember, run
 from kvweave.results import Timing
 from kvweave.types import Prompt
 from kvweave_lab.bench.baselines import stock_attention, transformers_prefill
-from kvweave_lab.bench.environment import memory_limit_bytes
-from kvweave_lab.bench.measurement import elapsed_s
+from kvweave_lab.bench.measurement import elapsed_s, memory_limit_bytes
 from kvweave_lab.bench.workload import Query, Traffic, chunk_text, draw_queries, question_text
 from kvweave_lab.results_log import ResultsLog, dtype_name
 
@@ -156,7 +155,7 @@ def bench_steady(
     folder: Path,
     settings: SteadySettings,
     output: Path | None = None,
-    progress: Progress = lambda stage, done, of: None,
+    progress: Progress = no_progress,
 ) -> SteadyBench:
     """Ask every question, with chunk KV stored under `folder`, whose disk the reads measure.
 

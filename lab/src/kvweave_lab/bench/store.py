@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from kvweave.database import Database
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -98,7 +98,7 @@ def bench_store(
     rounds: int,
     full_rounds: int,
     catalog_entries: int,
-    progress: Progress = lambda stage, done, of: None,
+    progress: Progress = no_progress,
 ) -> StoreBench:
     """Measure a context's chunk KV in a store under `folder`; cold reads measure the disk of that folder.
 
@@ -115,7 +115,7 @@ def bench_store(
         raise InvalidRequest(
             f"a catalogue of {catalog_entries} entries does not have {count} to look up; give more, or 0 to leave it out"
         )
-    chunks = [_random_chunk(adapter, number, chunk_tokens) for number in range(count)]
+    chunks = [random_chunk(adapter, number, chunk_tokens) for number in range(count)]
     benches = [_StorageBench(adapter, folder / storage, storage, chunks) for storage in storages]
     full: list[float] = []
     for number in range(rounds):
@@ -231,7 +231,8 @@ class _StorageBench:
         return [one[0] for one in found if one is not None]
 
 
-def _random_chunk(adapter: Adapter, number: int, tokens: int) -> ChunkKV:
+def random_chunk(adapter: Adapter, number: int, tokens: int) -> ChunkKV:
+    """Return a chunk of random token ids and KV in the model's shape; `number` is the seed."""
     g = adapter.geometry
     generator = torch.Generator().manual_seed(number)
     kv = torch.randn(g.layers, 2, g.kv_heads, tokens, g.head_width, generator=generator).to(g.dtype)

@@ -3,7 +3,7 @@
 A request's time runs from known chunks to the first token's logits: look-up, loading, placement, selection and
 recomputation. Full prefill is the fastest of transformers' (in one pass and in blocks) and kvweave's without reuse, all
 over the same ids, with the last position's logits alone. A machine's speed drifts within minutes, so a request is
-compared with the full prefills right before and after it. `roofline.py` models the best possible time.
+compared with the full prefills right before and after it. `baselines.py` models the best possible time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import torch
 
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
@@ -23,20 +23,22 @@ from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Budget, PrefillRequest, PrefillResult
 from kvweave.results import Timing
 from kvweave.types import TokenizedPrompt
-from kvweave_lab.bench.baselines import blockwise_prefill, stock_attention, transformers_prefill
+from kvweave_lab.bench.baselines import (
+    Rates,
+    Work,
+    WorkCounter,
+    blockwise_prefill,
+    measure_memory_bandwidth,
+    measure_read_bandwidth,
+    stock_attention,
+    transformers_prefill,
+)
 from kvweave_lab.bench.measurement import (
     MedianRange,
     elapsed_s,
     mean_of_neighbours,
     paired_ratios,
     peak_memory_bytes,
-)
-from kvweave_lab.bench.roofline import (
-    Rates,
-    Work,
-    WorkCounter,
-    measure_memory_bandwidth,
-    measure_read_bandwidth,
 )
 from kvweave_lab.bench.workload import PreparedStores, prompt_of_chunks
 from kvweave_lab.results_log import dtype_name
@@ -163,7 +165,7 @@ def bench_ttft(
     shape: str,
     folder: Path,
     settings: TtftSettings,
-    progress: Progress = lambda stage, done, of: None,
+    progress: Progress = no_progress,
 ) -> TtftBench:
     """Measure with chunk KV stored under `folder`, whose disk `kv_from` reads. `shape` is for the rows.
 
@@ -342,14 +344,8 @@ class _ContextBench:
             speedup = paired_ratios(
                 mean_of_neighbours(self._timed, number, full.fastest, self._full_s[full.fastest]), times
             )
-            yield TtftRange(
-                full.context_tokens,
-                case.recipe.name,
-                case.ratio,
-                case.kv_from,
-                MedianRange.of(times),
-                speedup,
-            )
+            ttft_s = MedianRange.of(times)
+            yield TtftRange(full.context_tokens, case.recipe.name, case.ratio, case.kv_from, ttft_s, speedup)
 
     def _time_full_prefill(self, name: str) -> None:
         def step() -> None:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +12,13 @@ import typer
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing, keeps_output
 from kvweave_lab.cli import bench_options as bench
-from kvweave_lab.cli import bench_store
+from kvweave_lab.cli import bench_reuse, bench_store
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvweave_lab.bench.steady import SteadyBench
-    from kvweave_lab.bench.ttft import TtftBench
+    from kvweave_lab.bench.steady import SteadyBench, SteadySettings
+    from kvweave_lab.bench.ttft import TtftBench, TtftSettings
 
 app = typer.Typer(help="Measure speed on this machine, always relative to a baseline.", no_args_is_help=True)
 
@@ -33,63 +34,76 @@ RATIOS = (0.0, 0.1, 0.15, 0.2, 0.3, 1.0)
 FEW_ROUNDS = 5
 
 
-@keeps_nothing
-def ttft(
-    shape: bench.Shape = None,
-    model: bench.Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
+@dataclass(frozen=True, slots=True)
+class TtftOptions:
+    """What `bench ttft` times, and where it writes."""
+
     context_tokens: Annotated[
         list[int] | None,
         typer.Option("--context-tokens", min=1, help="Tokens of all chunks; repeatable. Default: 4096."),
-    ] = None,
-    chunk_tokens: Annotated[int, typer.Option("--chunk-tokens", min=1, help="Tokens per chunk.")] = 512,
+    ] = None
+    chunk_tokens: Annotated[int, typer.Option("--chunk-tokens", min=1, help="Tokens per chunk.")] = 512
     recipe: Annotated[
         list[str] | None, typer.Option("--recipe", "--select", help="Repeatable. Default: prophetkv.")
-    ] = None,
+    ] = None
     ratio: Annotated[
         list[float] | None,
         typer.Option(
             "--ratio", min=0, max=1, help="Share of stale context to recompute; repeatable. Default: 0 to 1."
         ),
-    ] = None,
+    ] = None
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="How often everything is timed, in turn.")
-    ] = FEW_ROUNDS,
+    ] = FEW_ROUNDS
     kv_from: Annotated[
         list[str] | None,
         typer.Option(
             "--kv-from", help="Where requests read stored KV: memory or disk; repeatable. Default: memory."
         ),
-    ] = None,
-    folder: bench.Folder = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Folder for ttft.json and ttft.png.")
-    ] = None,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    ] = None
+    folder: bench.Folder = None
+    output: Annotated[Path | None, typer.Option("--output", help="Folder for ttft.json and ttft.png.")] = None
+
+    def settings(self) -> "TtftSettings":
+        """Return the settings of the measurement; raises InvalidRequest for an unknown place of KV."""
+        from kvweave_lab.bench.ttft import KV_SOURCES, TtftSettings
+
+        return TtftSettings(
+            context_tokens=tuple(self.context_tokens or CONTEXTS),
+            recipes=tuple(self.recipe or RECIPES),
+            ratios=tuple(self.ratio if self.ratio is not None else RATIOS),
+            chunk_tokens=self.chunk_tokens,
+            rounds=self.rounds,
+            kv_from=tuple(dict.fromkeys(opt.chosen(self.kv_from or ["memory"], KV_SOURCES, "place of KV"))),
+        )
+
+
+@keeps_nothing
+@opt.with_options()
+def ttft(
+    *, model: bench.DeviceModel, options: TtftOptions, json: opt.Json = False, quiet: opt.Quiet = False
 ) -> None:
     """Time to first token by context, recipe and ratio, compared with full prefill and with the least possible time."""
-    from kvweave.cli.output import STDERR, STDOUT, print_json, progress_bar
-    from kvweave.engine.facts import facts
-    from kvweave_lab.bench.ttft import KV_SOURCES, TtftSettings, bench_ttft
+    from kvweave.cli.output import STDERR, progress_bar
+    from kvweave_lab.bench.ttft import bench_ttft
 
     opt.quiet_libraries()
-    settings = TtftSettings(
-        context_tokens=tuple(context_tokens or CONTEXTS),
-        recipes=tuple(recipe or RECIPES),
-        ratios=tuple(ratio if ratio is not None else RATIOS),
-        chunk_tokens=chunk_tokens,
-        rounds=rounds,
-        kv_from=tuple(dict.fromkeys(opt.chosen(kv_from or ["memory"], KV_SOURCES, "place of KV"))),
-    )
-    adapter, name = bench.measured_model(shape, model, dtype, device or "auto")
-    with bench.temporary_folder(folder) as place, progress_bar(quiet or json) as report:
+    settings = options.settings()
+    adapter, name = model.load(model.device or "auto")
+    with bench.temporary_folder(options.folder) as place, progress_bar(quiet or json) as report:
         done = bench_ttft(adapter, name, place, settings, report)
-    if rounds < FEW_ROUNDS:
+    if options.rounds < FEW_ROUNDS:
         STDERR.print(
             f"fewer than {FEW_ROUNDS} rounds are a first look; report medians of {FEW_ROUNDS} or more"
         )
+    _show_ttft(done, options.output, json=json)
+
+
+def _show_ttft(done: "TtftBench", output: Path | None, *, json: bool) -> None:
+    """Write the measurement to the output folder, if there is one, and print it."""
+    from kvweave.cli.output import STDOUT, print_json
+    from kvweave.engine.facts import facts
+
     content = {**facts(done), **bench.environment()}
     files: list[Path] = []
     if output:
@@ -107,7 +121,7 @@ def ttft(
 def _ttft_tables(done: "TtftBench") -> "list[Table]":
     """Return how fast requests are, and where their time goes: two tables, so that each fits a terminal."""
     from kvweave.cli.output import amount, seconds
-    from kvweave_lab.report.tables import text_table
+    from kvweave_lab.report import text_table
 
     first = done.rows[0]
     several = len(done.settings.kv_from) > 1
@@ -153,34 +167,32 @@ def _ttft_conditions(done: "TtftBench") -> str:
     return "\n".join([*full, f"medians and range of {done.settings.rounds} rounds; stored KV from {sources}"])
 
 
-@keeps_output
-def steady(
-    shape: bench.Shape = None,
-    model: bench.Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    queries: Annotated[int, typer.Option("--queries", min=4, help="Number of questions.")] = 300,
+@dataclass(frozen=True, slots=True)
+class SteadyOptions:
+    """The questions that `bench steady` asks, how they are answered, and where it writes."""
+
+    queries: Annotated[int, typer.Option("--queries", min=4, help="Number of questions.")] = 300
     chunks_per_query: Annotated[
         int, typer.Option("--chunks-per-query", min=1, help="Chunks retrieved per question.")
-    ] = 8,
-    chunk_tokens: Annotated[int, typer.Option("--chunk-tokens", min=1, help="Tokens per chunk.")] = 512,
+    ] = 8
+    chunk_tokens: Annotated[int, typer.Option("--chunk-tokens", min=1, help="Tokens per chunk.")] = 512
     known_chunks: Annotated[
         int, typer.Option("--known-chunks", min=1, help="Chunks of preloaded documents.")
-    ] = 1000,
+    ] = 1000
     shared_chunks: Annotated[
         int,
         typer.Option("--shared-chunks", min=1, help="Chunks of documents that are added later and shared."),
-    ] = 500,
-    exponent: Annotated[float, typer.Option("--exponent", min=0, help="Exponent of chunk popularity.")] = 1.0,
-    recipe: Annotated[
-        str, typer.Option("--recipe", "--select", help="Recipe that reuses chunk KV.")
-    ] = "prophetkv",
+    ] = 500
+    exponent: Annotated[float, typer.Option("--exponent", min=0, help="Exponent of chunk popularity.")] = 1.0
+    recipe: Annotated[str, typer.Option("--recipe", "--select", help="Recipe that reuses chunk KV.")] = (
+        "prophetkv"
+    )
     ratio: Annotated[
         float, typer.Option("--ratio", min=0, max=1, help="Share of stale context to recompute.")
-    ] = 0.15,
+    ] = 0.15
     host_limit: Annotated[
         str, typer.Option("--host-limit", help="Limit of KV copies in the process's memory: 500MB, 2GB.")
-    ] = "2GB",
+    ] = "2GB"
     page_cache: Annotated[
         bool,
         typer.Option(
@@ -188,12 +200,12 @@ def steady(
             help="Leave files in the page cache: for runs under a memory limit that includes it. Otherwise, all KV "
             "outside the host tier is read from disk.",
         ),
-    ] = False,
+    ] = False
     full_every: Annotated[
         int, typer.Option("--full-every", min=1, help="Time full prefill every N questions.")
-    ] = 10,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the questions.")] = 0,
-    folder: bench.Folder = None,
+    ] = 10
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the questions.")] = 0
+    folder: bench.Folder = None
     output: Annotated[
         Path | None,
         typer.Option(
@@ -201,35 +213,58 @@ def steady(
             help="Folder for steady.json and steady.png. The same command resumes an interrupted run there; until it is "
             "done, the folder also holds the chunk KV.",
         ),
-    ] = None,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    ] = None
+
+    def settings(self) -> "SteadySettings":
+        """Return the settings of the measurement; raises InvalidRequest for impossible ones."""
+        from kvweave_lab.bench.steady import SteadySettings
+        from kvweave_lab.bench.workload import Traffic
+
+        traffic = Traffic(
+            queries=self.queries,
+            chunks_per_query=self.chunks_per_query,
+            known_chunks=self.known_chunks,
+            shared_chunks=self.shared_chunks,
+            exponent=self.exponent,
+            seed=self.seed,
+        )
+        return SteadySettings(
+            traffic,
+            self.recipe,
+            self.ratio,
+            self.chunk_tokens,
+            opt.size_bytes(self.host_limit),
+            self.full_every,
+            self.page_cache,
+        )
+
+
+@keeps_output
+@opt.with_options()
+def steady(
+    *, model: bench.DeviceModel, options: SteadyOptions, json: opt.Json = False, quiet: opt.Quiet = False
 ) -> None:
     """Speed-up over full prefill, question by question, over a growing store that does not fit into memory.
 
     No question is repeated, so a speed-up that depends on warm caches decays here.
     """
-    from kvweave.cli.output import STDOUT, print_json, progress_bar
-    from kvweave.engine.facts import facts
-    from kvweave_lab.bench.steady import SteadySettings, bench_steady
-    from kvweave_lab.bench.workload import Traffic
+    from kvweave.cli.output import progress_bar
+    from kvweave_lab.bench.steady import bench_steady
 
     opt.quiet_libraries()
-    traffic = Traffic(
-        queries=queries,
-        chunks_per_query=chunks_per_query,
-        known_chunks=known_chunks,
-        shared_chunks=shared_chunks,
-        exponent=exponent,
-        seed=seed,
-    )
-    settings = SteadySettings(
-        traffic, recipe, ratio, chunk_tokens, opt.size_bytes(host_limit), full_every, page_cache
-    )
-    adapter, name = bench.measured_model(shape, model, dtype, device or "auto")
-    with _store_folder(output, folder) as place, progress_bar(quiet or json) as report:
+    settings, output = options.settings(), options.output
+    adapter, name = model.load(model.device or "auto")
+    with _store_folder(output, options.folder) as place, progress_bar(quiet or json) as report:
         done = bench_steady(adapter, name, place, settings, output, report)
     _warn_if_it_fits(done)
+    _show_steady(done, output, json=json)
+
+
+def _show_steady(done: "SteadyBench", output: Path | None, *, json: bool) -> None:
+    """Write the measurement to the output folder, if there is one, and print it."""
+    from kvweave.cli.output import STDOUT, print_json
+    from kvweave.engine.facts import facts
+
     content = {**facts(done), **bench.environment()}
     files: list[Path] = []
     if output:
@@ -274,7 +309,7 @@ def _steady_table(done: "SteadyBench") -> "Table":
     import statistics
 
     from kvweave.cli.output import amount, seconds
-    from kvweave_lab.report.tables import text_table
+    from kvweave_lab.report import text_table
 
     asked, count = done.settings, len(done.rows)
     table = text_table(
@@ -312,4 +347,4 @@ app.command("ttft")(ttft)
 app.command("steady")(steady)
 app.command("store")(bench_store.store)
 app.command("decode")(bench_store.decode)
-app.command("reuse")(bench_store.reuse)
+app.command("reuse")(bench_reuse.reuse)

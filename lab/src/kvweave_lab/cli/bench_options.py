@@ -6,30 +6,19 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
 
 DEFAULT_SHAPE = "qwen2.5-0.5b"
 
-Shape = Annotated[
-    str | None,
-    typer.Option(
-        "--shape",
-        help=f"A real model's shape, with random weights. Default: {DEFAULT_SHAPE}.",
-        show_default=False,
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="A hub id or folder, or `reference`, instead of a shape.", show_default=False
-    ),
-]
 Folder = Annotated[
     Path | None,
     typer.Option(
@@ -40,20 +29,39 @@ Folder = Annotated[
 ]
 
 
-def measured_model(
-    shape: str | None, model: str | None, dtype: str | None, device: str
-) -> "tuple[Adapter, str]":
-    """Return the model and its requested name; raise InvalidRequest for both options and for an unknown name."""
-    from kvweave.errors import InvalidRequest
-    from kvweave.models.loading import load_model
-    from kvweave.models.shapes import random_model
+@dataclass(frozen=True, slots=True)
+class CpuModel:
+    """The model that a command measures, on the CPU."""
 
-    if model is not None and shape is not None:
-        raise InvalidRequest(f"both --model {model} and --shape {shape} are given; give one of them")
-    if model is not None:
-        return load_model(model, dtype=dtype or "auto", device=device), model
-    name = shape or DEFAULT_SHAPE
-    return random_model(name, dtype=dtype or "auto", device=device), name
+    shape: Annotated[
+        str | None,
+        typer.Option("--shape", help=f"A real model's shape, with random weights. Default: {DEFAULT_SHAPE}."),
+    ] = None
+    model: Annotated[
+        str | None, typer.Option("--model", help="A hub id or folder, or `reference`, instead of a shape.")
+    ] = None
+    dtype: Annotated[str | None, opt.declared("dtype")] = None
+
+    def load(self, device: str = "cpu") -> "tuple[Adapter, str]":
+        """Return the model and its requested name; raise InvalidRequest for both options and for an unknown name."""
+        from kvweave.errors import InvalidRequest
+        from kvweave.models.loading import load_model
+        from kvweave.models.shapes import random_model
+
+        model, shape, dtype = self.model, self.shape, self.dtype or "auto"
+        if model is not None and shape is not None:
+            raise InvalidRequest(f"both --model {model} and --shape {shape} are given; give one of them")
+        if model is not None:
+            return load_model(model, dtype=dtype, device=device), model
+        name = shape or DEFAULT_SHAPE
+        return random_model(name, dtype=dtype, device=device), name
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel(CpuModel):
+    """The model that a command measures, on the device of an option."""
+
+    device: Annotated[str | None, opt.declared("device")] = None
 
 
 def this_command() -> str:
@@ -64,7 +72,7 @@ def this_command() -> str:
 def environment() -> dict[str, Any]:
     """Return the environment of this measurement as JSON values."""
     from kvweave.engine.facts import facts
-    from kvweave_lab.bench.environment import current_environment
+    from kvweave_lab.bench.measurement import current_environment
 
     return dict(facts(current_environment(this_command())))
 

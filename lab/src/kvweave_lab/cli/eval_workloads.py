@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,63 +17,57 @@ from kvweave_lab.cli import bench_options as bench
 
 if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
-    from kvweave_lab.eval.longtext.text import LongText
+    from kvweave_lab.eval.decoding.measure import Request as DecodingRequest
+    from kvweave_lab.eval.long_texts import LongText
+    from kvweave_lab.eval.personas.run import Request as PersonasRequest
     from kvweave_lab.eval.personas.users import User
 
 LENGTHS = (512, 1024, 1792)
 BUDGETS = (0.15,)
 
 
-@keeps_output
-def decode(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            envvar="KVWEAVE_MODEL",
-            help="Hub id or local folder. Default: longer, the shipped model that was trained on texts of 8K tokens.",
-        ),
-    ] = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """The options of `eval decode` beside the model: the texts, and how they are decoded."""
+
     task: Annotated[
         list[str] | None,
         typer.Option("--task", help="reasoning, dialogue or story; repeatable. Default: all."),
-    ] = None,
+    ] = None
     strategy: Annotated[
         list[str] | None,
         typer.Option(
             "--strategy", help="A strategy, or dynakv/ABLATION; repeatable. Default: every strategy."
         ),
-    ] = None,
+    ] = None
     ablations: Annotated[
         bool,
         typer.Option(
             "--ablations", help="Every strategy and every ablation of dynakv, in addition to --strategy."
         ),
-    ] = False,
+    ] = False
     length: Annotated[
         list[int] | None,
         typer.Option(
             "--length", min=16, help="Tokens decoded, a row each; repeatable. Default: 512, 1024, 1792."
         ),
-    ] = None,
+    ] = None
     budget: Annotated[
         list[float] | None,
         typer.Option("--budget", help="As --kv-budget; repeatable. Default: 15 %."),
-    ] = None,
+    ] = None
     storage: Annotated[
         list[str] | None, typer.Option("--storage", help="exact, int8 or int4; repeatable. Default: exact.")
-    ] = None,
+    ] = None
     seed: Annotated[
         list[int] | None, typer.Option("--seed", help="Seed of the texts; repeatable. Default: 0, 1, 2.")
-    ] = None,
+    ] = None
     samples: Annotated[
         int, typer.Option("--samples", min=1, help="Texts per kind and seed, or per file.")
-    ] = 4,
+    ] = 4
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", min=32, help="Tokens before decoding begins.")
-    ] = 256,
+    ] = 256
     cluster_entries: Annotated[
         int | None,
         typer.Option(
@@ -80,58 +75,70 @@ def decode(
             min=1,
             help="Mean size of clusters; short texts and small budgets need small ones. Default: 32.",
         ),
-    ] = None,
+    ] = None
     resident_bytes: Annotated[
         str | None,
         typer.Option("--resident-bytes", help="Limit of KV in memory. Default: 30 % of the longest text's."),
-    ] = None,
+    ] = None
     split: Annotated[
         str, typer.Option("--split", help="Pool of names, phrases and texts: dev, test or hidden.")
-    ] = "dev",
+    ] = "dev"
     haystack: Annotated[
         Path | None, typer.Option("--haystack", help="Folder of .txt and .md files as natural text.")
-    ] = None,
+    ] = None
     file: Annotated[
         list[str] | None,
         typer.Option(
             "--file", help="KIND=PATH instead of generated texts: mmlu, arc, writingprompts, sharegpt."
         ),
-    ] = None,
-    folder: bench.Folder = None,
+    ] = None
+    folder: bench.Folder = None
     output: Annotated[
         Path | None,
         typer.Option("--output", help="Folder for JSON, plots and report. The same command resumes there."),
-    ] = None,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    ] = None
+
+    def request(self, adapter: "Adapter") -> "DecodingRequest":
+        """Return what to decode; raises InvalidRequest for impossible options."""
+        from kvweave_lab.eval.decoding.measure import Request
+        from kvweave_lab.eval.long_texts import LONG_TASKS
+
+        lengths = tuple(self.length or LENGTHS)
+        return Request(
+            tasks=() if self.file else tuple(self.task or LONG_TASKS),
+            lengths=lengths,
+            variants=_variants(self.strategy or (), ablations=self.ablations),
+            budgets=tuple(self.budget or BUDGETS),
+            storages=tuple(opt.storages_named(self.storage or ["exact"])),
+            seeds=tuple(self.seed or (0, 1, 2)),
+            samples=self.samples,
+            prompt_tokens=self.prompt_tokens,
+            cluster_entries=self.cluster_entries,
+            resident_bytes=None if self.resident_bytes is None else opt.size_bytes(self.resident_bytes),
+            split=self.split,
+            haystack=self.haystack,
+            texts=_file_texts(adapter, self.file or (), self.samples, lengths[-1]),
+            folder=self.folder,
+            output=self.output,
+        )
+
+
+@keeps_output
+@opt.with_options(
+    *opt.MODEL,
+    model="Hub id or local folder. Default: longer, the shipped model that was trained on texts of 8K tokens.",
+)
+def decode(
+    *, model: opt.SharedOptions, options: DecodeOptions, json: opt.Json = False, quiet: opt.Quiet = False
 ) -> None:
     """Long texts under every decoding strategy: recall, output error, answers, and reads from flash."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
-    from kvweave.models.loading import load_model
-    from kvweave_lab.eval.decoding.measure import Request, evaluate_decoding
+    from kvweave_lab.eval.decoding.measure import evaluate_decoding
     from kvweave_lab.eval.decoding.report import comparison_table, content, quality_table, reuse_table, write
-    from kvweave_lab.eval.longtext.tasks import LONG_TASKS
 
     opt.quiet_libraries()
-    adapter = load_model(model or "longer", dtype=dtype or "auto", device=device or "auto")
-    lengths = tuple(length or LENGTHS)
-    request = Request(
-        tasks=() if file else tuple(task or LONG_TASKS),
-        lengths=lengths,
-        variants=_variants(strategy or (), ablations=ablations),
-        budgets=tuple(budget or BUDGETS),
-        storages=tuple(opt.storages_named(storage or ["exact"])),
-        seeds=tuple(seed or (0, 1, 2)),
-        samples=samples,
-        prompt_tokens=prompt_tokens,
-        cluster_entries=cluster_entries,
-        resident_bytes=None if resident_bytes is None else opt.size_bytes(resident_bytes),
-        split=split,
-        haystack=haystack,
-        texts=_file_texts(adapter, file or (), samples, lengths[-1]),
-        folder=folder,
-        output=output,
-    )
+    adapter = model.load_model("longer")
+    request = options.request(adapter)
     with progress_bar(quiet or json) as report:
         done = evaluate_decoding(adapter, request, report)
     about = {
@@ -139,7 +146,7 @@ def decode(
         "version": __version__,
         "date": datetime.date.today().isoformat(),
     }
-    files = write(output, done, about) if output else []
+    files = write(options.output, done, about) if options.output else []
     if json:
         print_json(content(done, about))
         return
@@ -150,7 +157,7 @@ def decode(
 
 def _variants(names: Sequence[str], *, ablations: bool) -> tuple[str, ...]:
     from kvweave.decode.strategies import STRATEGIES
-    from kvweave_lab.eval.decoding.variants import all_variants
+    from kvweave_lab.eval.decoding.measure import all_variants
 
     return tuple(dict.fromkeys([*(all_variants() if ablations else ()), *names])) or tuple(STRATEGIES)
 
@@ -158,7 +165,7 @@ def _variants(names: Sequence[str], *, ablations: bool) -> tuple[str, ...]:
 def _file_texts(
     adapter: "Adapter", files: Sequence[str], samples: int, decode_tokens: int
 ) -> "tuple[LongText, ...]":
-    from kvweave_lab.eval.longtext.readers import LONG_READERS, read_long
+    from kvweave_lab.eval.long_readers import LONG_READERS, read_long
 
     texts: list[LongText] = []
     for file in files:
@@ -172,6 +179,7 @@ def _file_texts(
 
 
 @keeps_nothing
+@opt.with_options("embedding_model")
 def lookalikes(
     split: Annotated[
         str, typer.Option("--split", help="Pool of phrasings: dev (to tune on) or test (to report).")
@@ -186,7 +194,8 @@ def lookalikes(
             "--lookalikes", min=1, help="Pairs that must not share an answer, in equal numbers of each kind."
         ),
     ] = 5000,
-    embedding_model: opt.EmbeddingModel = None,
+    *,
+    model: opt.SharedOptions,
     output: Annotated[Path | None, typer.Option("--output", help="Folder for JSON and plot.")] = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -194,14 +203,19 @@ def lookalikes(
     """Paraphrases that should share an answer, look-alikes that must not: hit rates of every matcher and threshold."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
     from kvweave.embedding import TextEncoder
-    from kvweave_lab.eval.question_matching.measure import evaluate_matchers
-    from kvweave_lab.eval.question_matching.report import content, kind_table, threshold_table, write
+    from kvweave_lab.eval.question_matching import (
+        content,
+        evaluate_matchers,
+        kind_table,
+        threshold_table,
+        write,
+    )
 
     opt.quiet_libraries()
     environment = bench.environment()
     with progress_bar(quiet or json) as report:
         done = evaluate_matchers(
-            TextEncoder(embedding_model),
+            TextEncoder(model.embedding_model),
             split=split,
             paraphrases=paraphrases,
             lookalikes=pairs,
@@ -217,78 +231,89 @@ def lookalikes(
     bench.print_paths(files)
 
 
-@keeps_output
-def personas(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            envvar="KVWEAVE_MODEL",
-            help="Model that answers: hub id or local folder. Default: the shipped reference model.",
-        ),
-    ] = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
+@dataclass(frozen=True, slots=True)
+class PersonasOptions:
+    """The options of `eval personas` beside the model: the users, and what is compared on them."""
+
     split: Annotated[
         str, typer.Option("--split", help="Pool of phrasings: dev (to tune on) or test (to report).")
-    ] = "dev",
-    users: Annotated[int, typer.Option("--users", min=1, help="Users per seed, or per file.")] = 20,
+    ] = "dev"
+    users: Annotated[int, typer.Option("--users", min=1, help="Users per seed, or per file.")] = 20
     questions: Annotated[
         int, typer.Option("--questions", min=2, help="Questions per user; from a file, at most.")
-    ] = 14,
+    ] = 14
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, help="Number of seeds 0, 1, …, each with its own users.")
-    ] = 5,
+    ] = 5
     further: Annotated[
         int,
         typer.Option(
             "--further", min=0, help="Number of users that also run ablations, sweeps and the scheduler."
         ),
-    ] = 4,
+    ] = 4
     recipe: Annotated[
         str | None,
         typer.Option("--recipe", help="kvweave's recipe for chunk KV. Default: that of a knowledge base."),
-    ] = None,
+    ] = None
     shape: Annotated[
         str,
         typer.Option(
             "--shape",
             help="Model shape whose latency is computed, with random weights; reference: the shipped model, for a first look.",
         ),
-    ] = "qwen2.5-0.5b",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of each timing.")] = 3,
+    ] = "qwen2.5-0.5b"
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of each timing.")] = 3
     enronqa: Annotated[
         list[Path] | None,
         typer.Option("--enronqa", help="EnronQA's jsonl, instead of generated users; repeatable."),
-    ] = None,
+    ] = None
     mised: Annotated[
         list[Path] | None,
         typer.Option("--mised", help="MISeD's jsonl, instead of generated users; repeatable."),
-    ] = None,
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option("--output", help="Folder for JSON and plots. The same command resumes there."),
-    ] = None,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    ] = None
+
+    def request(self) -> "PersonasRequest":
+        """Return what to compare; raises InvalidRequest for files that hold a user twice."""
+        from kvweave_lab.eval.personas.run import Request
+
+        users, about = _users(self)
+        recipe = self.recipe or Config(home=Path()).recipe
+        return Request(users, about | {"shape": self.shape}, self.further, recipe, self.output, self.repeats)
+
+    def timed_model(self, device: str | None) -> "Adapter":
+        """Load the model whose latency is computed."""
+        from kvweave.models.loading import REFERENCE_NAME, load_model
+        from kvweave.models.shapes import random_model
+
+        if self.shape == REFERENCE_NAME:
+            return load_model(None)
+        return random_model(self.shape, device=device or "cpu")
+
+
+@keeps_output
+@opt.with_options(
+    *opt.MODEL, model="Model that answers: hub id or local folder. Default: the shipped reference model."
+)
+def personas(
+    *, model: opt.SharedOptions, options: PersonasOptions, json: opt.Json = False, quiet: opt.Quiet = False
 ) -> None:
     """No cache, published caches, PerCache and kvweave on the same users: latency, hits, quality, operations, bytes."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
-    from kvweave.models.loading import REFERENCE_NAME, load_model
-    from kvweave.models.shapes import random_model
     from kvweave_lab.eval.personas.report import content, tables, write
-    from kvweave_lab.eval.personas.run import Request, compare
+    from kvweave_lab.eval.personas.run import compare
 
     opt.quiet_libraries()
-    all_users, about = _users(split, users, questions, seeds, enronqa or [], mised or [])
-    chosen = recipe or Config(home=Path()).recipe
-    request = Request(all_users, about | {"shape": shape}, further, chosen, output, repeats)
-    timed = load_model(None) if shape == REFERENCE_NAME else random_model(shape, device=device or "cpu")
-    answering = load_model(model, dtype=dtype or "auto", device=device or "auto")
+    request = options.request()
+    timed = options.timed_model(model.device)
+    answering = model.load_model()
     with progress_bar(quiet or json) as report:
         done = compare(answering, timed, request, report)
     environment = bench.environment()
-    files = write(output, done, environment) if output else []
+    files = write(options.output, done, environment) if options.output else []
     if json:
         print_json(content(done, environment))
         return
@@ -297,12 +322,12 @@ def personas(
     bench.print_paths(files)
 
 
-def _users(
-    split: str, users: int, questions: int, seeds: int, enronqa: list[Path], mised: list[Path]
-) -> tuple[list["User"], dict[str, Any]]:
+def _users(options: PersonasOptions) -> tuple[list["User"], dict[str, Any]]:
     """Return the users, and their description for the report."""
     from kvweave_lab.eval.personas.users import make_users, read_enronqa, read_mised
 
+    split, users, questions, seeds = options.split, options.users, options.questions, options.seeds
+    enronqa, mised = options.enronqa or [], options.mised or []
     if not (enronqa or mised):
         generated = [user for seed in range(seeds) for user in make_users(split, users, questions, seed)]
         return generated, {"split": split, "seeds": seeds, "questions of a user": questions}

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,19 +16,13 @@ from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
-    from kvweave_lab.eval.evaluation import Evaluation
+    from kvweave_lab.eval.evaluation import Evaluation, Request
     from kvweave_lab.eval.grid import Suite
 
 app = typer.Typer(name="eval", invoke_without_command=True)
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        envvar="KVWEAVE_MODEL",
-        help="Hub id or local folder. Default: the shipped reference model.",
-    ),
-]
+MODEL_TEXT = "Hub id or local folder. Default: the shipped reference model."
+
 Split = Annotated[
     str,
     typer.Option(
@@ -61,40 +56,36 @@ _GENERATED = ("task", "split", "seed", "haystack", "context_tokens")
 """Parameters of generated samples."""
 
 
-@app.callback()
-@keeps_output
-def evaluate(
-    context: typer.Context,
-    suite: SuiteName = "quick",
-    model: Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """The options of `eval` beside the suite and the model: the grid, the samples, and how they are run."""
+
     recipe: Annotated[
         list[str] | None, typer.Option("--recipe", "--select", help="Recipe to run; repeatable.")
-    ] = None,
+    ] = None
     prepare: Annotated[
         list[str] | None,
         typer.Option(
             "--prepare",
             help="Run recipes on chunks with this preparation instead of their own; repeatable, to compare.",
         ),
-    ] = None,
+    ] = None
     storage: Annotated[
         list[str] | None,
         typer.Option(
             "--storage",
             help="Also run recipes on chunk KV stored as int8 or int4; repeatable, to compare.",
         ),
-    ] = None,
-    auxiliary: opt.Auxiliary = None,
+    ] = None
+    auxiliary: Annotated[str | None, opt.declared("auxiliary")] = None
     matrix: Annotated[
         bool,
         typer.Option("--matrix", help="Every selecting recipe on every preparation, at ratio 0.15."),
-    ] = False,
+    ] = False
     ratio: Annotated[
         list[float] | None,
         typer.Option("--ratio", min=0, max=1, help="Share of stale context to recompute; repeatable."),
-    ] = None,
+    ] = None
     coverage: Annotated[
         list[float] | None,
         typer.Option(
@@ -103,25 +94,25 @@ def evaluate(
             max=1,
             help="Recompute the fewest tokens that hold this share of all scores, from 2 % to half of them; repeatable.",
         ),
-    ] = None,
-    task: Tasks = None,
-    seed: Seeds = None,
-    samples: Samples = None,
-    context_tokens: Lengths = None,
-    chunk_tokens: ChunkTokens = None,
-    split: Split = "dev",
-    haystack: Haystack = None,
+    ] = None
+    task: Tasks = None
+    seed: Seeds = None
+    samples: Samples = None
+    context_tokens: Lengths = None
+    chunk_tokens: ChunkTokens = None
+    split: Split = "dev"
+    haystack: Haystack = None
     ruler: Annotated[
         list[Path] | None, typer.Option("--ruler", help="RULER's jsonl instead of tasks; repeatable.")
-    ] = None,
+    ] = None
     longbench: Annotated[
         list[Path] | None,
         typer.Option("--longbench", help="LongBench's jsonl instead of tasks; repeatable."),
-    ] = None,
+    ] = None
     overlap: Annotated[
         int,
         typer.Option("--overlap", min=0, help="Tokens that neighbouring chunks of a file's context share."),
-    ] = 0,
+    ] = 0
     batch: Annotated[
         int | None,
         typer.Option(
@@ -129,7 +120,7 @@ def evaluate(
             min=1,
             help="Answers to a prompt that are generated together, each with its own KV. Default: 8.",
         ),
-    ] = None,
+    ] = None
     processes: Annotated[
         int | None,
         typer.Option(
@@ -138,69 +129,82 @@ def evaluate(
             help="Processes that answer prompts, each with the model. Default: one per core, up to 8, for a small model on"
             " the CPU; one for others.",
         ),
-    ] = None,
-    output: Output = None,
+    ] = None
+    output: Output = None
+
+    @property
+    def files(self) -> tuple[tuple[str, Path], ...]:
+        """The benchmarks on disk, each after the name of its reader."""
+        ruler, longbench = self.ruler or (), self.longbench or ()
+        return (*(("ruler", path) for path in ruler), *(("longbench", path) for path in longbench))
+
+    def suite(self, name: str) -> "Suite":
+        """Return a named suite with the changes of the options."""
+        return _suite(
+            name,
+            self.matrix,
+            recipes=self.recipe,
+            preparations=self.prepare,
+            storages=self.storage,
+            auxiliary=self.auxiliary,
+            ratios=self.ratio,
+            coverages=self.coverage,
+            tasks=self.task,
+            seeds=self.seed,
+            samples=self.samples,
+            context_tokens=self.context_tokens,
+            chunk_tokens=self.chunk_tokens,
+        )
+
+    def request(self, suite: "Suite", command: str) -> "Request":
+        """Return what to evaluate."""
+        from kvweave_lab.eval.evaluation import Request
+
+        return Request(
+            suite=suite,
+            split=self.split,
+            haystack=self.haystack,
+            files=self.files,
+            samples_per_file=self.samples,
+            overlap_tokens=self.overlap,
+            batch=self.batch,
+            output=self.output,
+            command=command,
+        )
+
+
+@app.callback()
+@keeps_output
+@opt.with_options(*opt.MODEL, model=MODEL_TEXT)
+def evaluate(
+    context: typer.Context,
+    suite: SuiteName = "quick",
+    *,
+    model: opt.SharedOptions,
+    options: EvalOptions,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Run every recipe × budget × task × seed and compare the answers with full attention's."""
-    given = _parameters_from(context, "COMMANDLINE")
+    given = opt.given_by("COMMANDLINE", context)
     if context.invoked_subcommand is not None:
         _refuse(given, given, f"it would be ignored before `{context.invoked_subcommand}`; put it after")
         return
-    files = (*(("ruler", path) for path in ruler or ()), *(("longbench", path) for path in longbench or ()))
-    if files:
+    if options.files:
         _refuse(given, _GENERATED, "only for generated samples; leave it out, or the file")
     else:
         _refuse(given, ("overlap",), "only for --ruler and --longbench; leave it out")
-    from kvweave.cli.output import print_json, progress_bar
-    from kvweave_lab.eval.evaluation import Request, run_evaluation
-    from kvweave_lab.eval.report import content
+    from kvweave.cli.output import progress_bar
+    from kvweave_lab.eval.evaluation import run_evaluation
     from kvweave_lab.eval.workers import Workers
-    from kvweave_lab.report.tables import few_prompts_warning
 
-    chosen = _suite(
-        suite,
-        matrix,
-        recipes=recipe,
-        preparations=prepare,
-        storages=storage,
-        auxiliary=auxiliary,
-        ratios=ratio,
-        coverages=coverage,
-        tasks=task,
-        seeds=seed,
-        samples=samples,
-        context_tokens=context_tokens,
-        chunk_tokens=chunk_tokens,
-    )
-    _note_budgets(chosen.recipes, ratio or (), coverage or ())
-    request = Request(
-        suite=chosen,
-        split=split,
-        haystack=haystack,
-        files=files,
-        samples_per_file=samples,
-        overlap_tokens=overlap,
-        batch=batch,
-        output=output,
-        command=_command(context),
-    )
-    load = partial(load_adapter, model, dtype, device)
+    chosen = options.suite(suite)
+    _note_budgets(chosen.recipes, options.ratio or (), options.coverage or ())
+    request = options.request(chosen, _command(context))
+    load = partial(load_adapter, model)
     with progress_bar(quiet or json) as report:
-        done = run_evaluation(load(), request, report, print_notice, Workers(load, processes))
-    if warning := few_prompts_warning(min(row.samples for row in done.rows)):
-        print_notice(warning)
-    if json:
-        print_json(content(done.rows, done.about, done.matrices, done.storages))
-    else:
-        _show(done, matrix)
-
-
-def _parameters_from(context: typer.Context, source: str) -> list[str]:
-    """Return the parameters whose values come from this source: COMMANDLINE or ENVIRONMENT."""
-    sources = ((name, context.get_parameter_source(name)) for name in context.params)
-    return [name for name, found in sources if found is not None and found.name == source]
+        done = run_evaluation(load(), request, report, print_notice, Workers(load, options.processes))
+    _show(done, options.matrix, json=json)
 
 
 def _refuse(given: Iterable[str], refused: Iterable[str], reason: str) -> None:
@@ -258,28 +262,30 @@ def _suite(name: str, matrix: bool, **changes: Any) -> "Suite":
     return replace(suite, **chosen)
 
 
-def load_adapter(model: str | None, dtype: str | None, device: str | None) -> "Adapter":
-    """Load a model quietly."""
+def load_adapter(model: opt.SharedOptions) -> "Adapter":
+    """Load the model that the options name, quietly."""
     opt.quiet_libraries()
-    from kvweave.models.loading import load_model
-
-    return load_model(model, dtype=dtype or "auto", device=device or "auto")
+    return model.load_model()
 
 
 def _command(context: typer.Context) -> str:
     """Return the command as it was given, with the model options from the environment written out."""
-    from_environment = [
-        name for name in _parameters_from(context, "ENVIRONMENT") if name in ("model", "dtype", "device")
-    ]
+    from_environment = [name for name in opt.given_by("ENVIRONMENT", context) if name in opt.MODEL]
     added = [word for name in from_environment for word in (f"--{name}", str(context.params[name]))]
     return shlex.join(["kvweave", *sys.argv[1:], *added])
 
 
-def _show(done: "Evaluation", matrix: bool) -> None:
-    """Print the rows, or the matrices alone if the command asked for them."""
-    from kvweave.cli.output import STDOUT
-    from kvweave_lab.eval.report.tables import matrix_table, rows_table, storage_table
+def _show(done: "Evaluation", matrix: bool, *, json: bool) -> None:
+    """Print the rows, or the matrices alone if the command asked for them; as JSON all of it."""
+    from kvweave.cli.output import STDOUT, print_json
+    from kvweave_lab.eval.report import content, matrix_table, rows_table, storage_table
+    from kvweave_lab.report import few_prompts_warning
 
+    if warning := few_prompts_warning(min(row.samples for row in done.rows)):
+        print_notice(warning)
+    if json:
+        print_json(content(done.rows, done.about, done.matrices, done.storages))
+        return
     if not matrix:
         STDOUT.print(rows_table(done.rows))
     for each in done.matrices:

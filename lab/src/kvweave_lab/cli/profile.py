@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 @keeps_nothing
+@opt.with_options("home", *opt.MODEL)
 def profile_layers(
-    home: opt.Home = None,
-    model: opt.Model = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
+    *,
+    options: opt.SharedOptions,
     task: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,13 +38,12 @@ def profile_layers(
     from kvweave.cli.output import STDOUT, print_json, progress_bar
     from kvweave.config import default_home
     from kvweave.models.critical_layers import write_layers
-    from kvweave.models.loading import load_model
     from kvweave_lab.eval.evaluation import haystack_of, token_count
     from kvweave_lab.eval.grid import generated_cases, suite_named
     from kvweave_lab.eval.selection.layer_attention import profile_layers as measure_layers
 
     opt.quiet_libraries()
-    adapter = load_model(model, dtype=dtype or "auto", device=device or "auto")
+    adapter = options.load_model()
     prompts = replace(
         suite_named("quick"),
         tasks=tuple(task or ("multikey", "twohop", "coref", "vartrack")),
@@ -57,7 +55,7 @@ def profile_layers(
     drawn = [case.sample for case in cases]
     with progress_bar(quiet or json) as progress:
         profile = measure_layers(adapter, drawn, progress=progress)
-    path = write_layers((home or default_home()).expanduser(), adapter.fingerprint, asdict(profile))
+    path = write_layers((options.home or default_home()).expanduser(), adapter.fingerprint, asdict(profile))
     if json:
         print_json({"file": str(path), **asdict(profile)})
         return

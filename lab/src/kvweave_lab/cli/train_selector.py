@@ -1,5 +1,6 @@
 """train-selector: teach the auxiliary model to attend as the model that answers does."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 CONTEXT_TOKENS, CHUNK_TOKENS = 512, 96  # generated prompts
 
 
+@opt.with_options(
+    *opt.KB, "model", "auxiliary", "dtype", "device", "top_k", top_k="Chunks per question. Default: 5."
+)
 def train_selector(
     output: Annotated[
         Path,
@@ -34,15 +38,8 @@ def train_selector(
             help="File with one question per line for the knowledge base. Default: generated documents and questions.",
         ),
     ] = None,
-    home: opt.Home = None,
-    kb: opt.Kb = "default",
-    model: opt.Model = None,
-    auxiliary: opt.Auxiliary = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    top_k: Annotated[
-        int | None, typer.Option(envvar="KVWEAVE_TOP_K", help="Chunks per question. Default: 5.")
-    ] = None,
+    *,
+    options: opt.SharedOptions,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Generated prompts per task.")] = 20,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps, of four prompts each.")] = 300,
     rate: Annotated[float, typer.Option("--rate", help="Highest learning rate.")] = 1e-4,
@@ -54,25 +51,25 @@ def train_selector(
     from dataclasses import asdict
 
     from kvweave.cli.output import STDOUT, print_json, progress_bar
-    from kvweave.models.loading import load_model
     from kvweave_lab.tuning.selector import Settings, tune
 
     opt.quiet_libraries()
     settings = Settings(steps=steps, rate=rate, seed=seed)
-    if questions is None:
-        adapter = load_model(model, dtype=dtype or "auto", device=device or "auto")
-        prompts = _generated(adapter, samples)
-    else:
-        texts = _questions(questions)
-        with opt.open_kb(kb, home, model=model, dtype=dtype, device=device) as base:
-            adapter, prompts = base.adapter, [base.prompt(question, top_k=top_k) for question in texts]
+    adapter, prompts = _generated(options, samples) if questions is None else _asked(options, questions)
     with progress_bar(quiet or json) as progress:
-        result = tune(adapter, auxiliary, prompts, output, settings, progress)
+        result = tune(adapter, options.auxiliary, prompts, output, settings, progress)
     if json:
         print_json({"folder": str(output), **asdict(result)})
         return
     STDOUT.print(_table(result))
     STDOUT.print(f"[dim]name it as --auxiliary {output} in add, ask and eval[/]", soft_wrap=True)
+
+
+def _asked(options: opt.SharedOptions, questions: Path) -> "tuple[Adapter, list[Prompt]]":
+    """Return the model of the knowledge base, and its prompts for the questions in a file."""
+    texts = _questions(questions)
+    with replace(options, auxiliary=None).open_kb() as base:  # here it is the model to tune
+        return base.adapter, [base.prompt(question, top_k=options.top_k) for question in texts]
 
 
 def _questions(path: Path) -> list[str]:
@@ -84,21 +81,23 @@ def _questions(path: Path) -> list[str]:
     return questions
 
 
-def _generated(adapter: "Adapter", samples: int) -> "list[Prompt]":
-    """Return prompts of every task: facts of the split `train`, among natural text of the split `dev`."""
+def _generated(options: opt.SharedOptions, samples: int) -> "tuple[Adapter, list[Prompt]]":
+    """Return the model and prompts of every task: facts of the split `train`, natural text of the split `dev`."""
     from kvweave.types import Prompt
     from kvweave_lab.eval.evaluation import haystack_of, token_count
     from kvweave_lab.eval.samples import SampleSpec, generate
     from kvweave_lab.eval.tasks import TASKS
     from kvweave_lab.eval.world import DEV, TRAIN
 
+    adapter = options.load_model()
     spec = SampleSpec(TRAIN, 0, CONTEXT_TOKENS, CHUNK_TOKENS)
     count, haystack = token_count(adapter), haystack_of(DEV, None)
-    return [
+    prompts = [
         Prompt(sample.question, sample.chunks)
         for task in TASKS
         for sample in generate(task, spec, samples, count, haystack)
     ]
+    return adapter, prompts
 
 
 def _table(result: "TuningResult") -> "Table":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.world import Passages
+from kvweave_lab.eval.world import Passages, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,14 @@ class Draft:
     def ask(self, task: str, text: str, *answers: str, reply: str | None = None) -> None:
         """Add a question; the reply defaults to the values, separated by commas."""
         self.questions.append(Question(task, text, answers, ", ".join(answers) if reply is None else reply))
+
+
+class Task(NamedTuple):
+    """A task of `kvweave eval`: its name, the name of its metric, and what writes one document of it."""
+
+    name: str
+    metric: str
+    write: Callable[[World], Draft]
 
 
 CountTokens = Callable[[str], int]

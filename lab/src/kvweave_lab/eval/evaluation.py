@@ -7,11 +7,12 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 
 import kvweave
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.index.chunking import Chunker
 from kvweave.models.adapter import Adapter
 from kvweave_lab.eval.comparisons import Matrix, StorageCost, matrices, storage_costs
-from kvweave_lab.eval.grid import Case, Progress, Suite, candidates_of, evaluate, generated_cases
+from kvweave_lab.eval.grid import Case, Suite, candidates_of, evaluate, generated_cases
 from kvweave_lab.eval.metrics import Judge
 from kvweave_lab.eval.outcomes import Outcome, OutcomeLog
 from kvweave_lab.eval.preparation import too_long
@@ -75,7 +76,7 @@ class Evaluation:
 def run_evaluation(
     adapter: Adapter,
     request: Request,
-    progress: Progress = lambda stage, done, of: None,
+    progress: Progress = no_progress,
     notice: Notice = lambda sentence: None,
     workers: Workers | None = None,
 ) -> Evaluation:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
@@ -14,9 +15,6 @@ from kvweave_lab.eval.runner import Candidate, Runner
 from kvweave_lab.eval.samples import Sample, SampleSpec, generate
 from kvweave_lab.eval.tasks import TASKS
 from kvweave_lab.eval.world import Haystack
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage's name, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +181,7 @@ def evaluate(
     total: int,
     candidates: Sequence[Candidate],
     runner: Runner,
-    progress: Progress = lambda stage, done, of: None,
+    progress: Progress = no_progress,
 ) -> list[Outcome]:
     """Return all outcomes, in the order of the cases; those in the runner's log are not computed again.
 

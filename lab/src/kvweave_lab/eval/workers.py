@@ -14,14 +14,16 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 
 import psutil
 import torch
 from tqdm import tqdm
 
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import EvaluationStopped
 from kvweave.models.adapter import Adapter
-from kvweave_lab.eval.grid import Case, Progress, Suite, candidates_of
+from kvweave_lab.eval.grid import Case, Suite, candidates_of
 from kvweave_lab.eval.metrics import Judge
 from kvweave_lab.eval.outcomes import FULL, Label, Outcome, OutcomeLog
 from kvweave_lab.eval.runner import Candidate, Runner
@@ -83,7 +85,7 @@ def fill_log(
     adapter: Adapter,
     workers: Workers,
     task: WorkerTask,
-    progress: Progress = lambda stage, done, of: None,
+    progress: Progress = no_progress,
 ) -> None:
     """Let workers compute what the log lacks, and add it prompt by prompt; does nothing if one process would do it.
 
@@ -116,7 +118,7 @@ def _computed(
     task: WorkerTask,
 ) -> Generator[tuple[list[Label], list[Outcome]], None, None]:
     """Yield the missing labels and the outcomes of each prompt, in the order in which prompts finish."""
-    context = multiprocessing.get_context("spawn")  # PyTorch's threads do not survive a fork
+    context = _context()
     threads = max(1, torch.get_num_threads() // processes)
     theirs, lifeline = context.Pipe(duplex=False)
     with (
@@ -142,6 +144,15 @@ def _computed(
             ) from error
 
 
+def _context() -> BaseContext:
+    """Return the way to start workers. PyTorch's threads do not survive a fork of this process, but a server can import and fork."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers.modeling_utils"])
+    return context
+
+
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C: processes that start in this context never see it, this process sees it afterwards."""
@@ -159,6 +170,7 @@ _worker: tuple[Runner, dict[Label, Candidate]] | Exception
 def _start_worker(lifeline: Connection, load: Callable[[], Adapter], task: WorkerTask, threads: int) -> None:
     """Start a worker that lives no longer than the process at the other end of the lifeline."""
     global _worker
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # where the context could not
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     tqdm.set_lock(threading.RLock())  # its own is a system semaphore, which a sudden end would leave behind
     torch.set_num_threads(threads)

@@ -110,6 +110,22 @@ def series_styles(names: Sequence[str], theme: Theme) -> Mapping[str, SeriesStyl
     return styles
 
 
+def styles_of(names: Sequence[str], theme: Theme) -> dict[str, SeriesStyle]:
+    """Return the styles of these names, without the baselines that are not among them."""
+    styles = series_styles(names, theme)
+    return {name: styles[name] for name in names}
+
+
+def line_properties(style: SeriesStyle, theme: Theme) -> dict[str, Any]:
+    """Return the properties of a series' line and markers, as matplotlib names them."""
+    return {
+        "color": style.color,
+        "linestyle": style.dashes,
+        "marker": style.marker,
+        "markerfacecolor": style.color if style.filled else theme.ground,
+    }
+
+
 _HEADING_IN = 0.62
 _EDGE_IN = 0.12
 
@@ -155,14 +171,8 @@ def add_series_legend(figure: Figure, styles: Mapping[str, SeriesStyle], theme: 
 
 def legend_handle(style: SeriesStyle, theme: Theme, *, line: bool) -> Line2D:
     """Return a series' symbol for a legend, with or without a line."""
-    return Line2D(
-        [],
-        [],
-        color=style.color,
-        linestyle=style.dashes if line else "none",
-        marker=style.marker,
-        markerfacecolor=style.color if style.filled else theme.ground,
-    )
+    shown = line_properties(style, theme) | ({} if line else {"linestyle": "none"})
+    return Line2D([], [], **shown)
 
 
 def plot_estimates(
@@ -182,17 +192,7 @@ def plot_estimates(
     if band_alpha:
         low, high = [one.low for one in estimates], [one.high for one in estimates]
         axes.fill_between(places, low, high, color=style.color, alpha=band_alpha, linewidth=0)
-    axes.plot(
-        places,
-        [one.value for one in estimates],
-        **{
-            "color": style.color,
-            "linestyle": style.dashes,
-            "marker": style.marker,
-            "markerfacecolor": style.color if style.filled else theme.ground,
-            **line,
-        },
-    )
+    axes.plot(places, [one.value for one in estimates], **line_properties(style, theme) | line)
 
 
 def reference_line(theme: Theme) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import AUXILIARY_NAME, load_model
@@ -33,8 +34,6 @@ SAVE_STEPS = 25
 HELD_OUT = 5  # every fifth prompt is for measuring only
 PROMPTS_PER_STEP = 4
 _CHECKPOINT = "checkpoint.pt"
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def tune(
     prompts: Sequence[Prompt],
     output: Path,
     settings: Settings | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> TuningResult:
     """Train a copy of the auxiliary model on prompts, and save it in a folder that can be named as `auxiliary`.
 

@@ -11,6 +11,7 @@ A paraphrase that is not recognised costs a computation, a false match a wrong a
 import hashlib
 import json
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -22,7 +23,6 @@ from kvweave.answer_cache.english.parse import parse
 from kvweave.answer_cache.english.terms import Phrase, canonical_terms
 from kvweave.answer_cache.english.words import (
     Word,
-    clean_text,
     has_symbols,
     join_expressions,
     split_words,
@@ -36,6 +36,7 @@ EXACT: Final = "exact"
 
 _MAX_WORDS: Final = 40  # a longer text is more than a question
 _MAX_ROUNDS: Final = 4  # of removing an opening: "Hi, can you please tell me …"
+_QUOTES: Final = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "`": "'"})
 _GENERAL: Final = {"when": ("time", "date")}
 """Kinds that may stand for a narrower one: "when" for a time of day or a date, but these not for each other."""
 
@@ -146,3 +147,8 @@ def _is_time_sensitive(words: list[Word], known: Lexicon) -> bool:
         word.text in known.relative and (following.base in known.units_of_time or is_date(following.base))
         for word, following in pairwise(words)
     )
+
+
+def clean_text(text: str) -> str:
+    """Return a text in the form in which texts are compared: NFKC, straight quotes, single spaces, stripped."""
+    return " ".join(unicodedata.normalize("NFKC", text).translate(_QUOTES).split())

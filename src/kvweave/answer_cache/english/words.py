@@ -22,7 +22,6 @@ _WORD: Final = re.compile(
     """,
     re.VERBOSE,
 )
-_QUOTES: Final = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "`": "'"})
 _CONTRACTIONS: Final = (
     (re.compile(r"\bwon't\b", re.I), "will not"),
     (re.compile(r"\bshan't\b", re.I), "shall not"),
@@ -62,11 +61,6 @@ class Word:
     form: str = ""
     named: bool = False
     comma: bool = False
-
-
-def clean_text(text: str) -> str:
-    """Return a text in the form in which texts are compared: NFKC, straight quotes, single spaces, stripped."""
-    return " ".join(unicodedata.normalize("NFKC", text).translate(_QUOTES).split())
 
 
 def has_symbols(text: str) -> bool:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.ops.logits import apply_softcap
+from kvweave.ops.attention import apply_softcap
 
 
 def score_clusters(

@@ -20,7 +20,7 @@ from kvweave.database import Database
 from kvweave.errors import DamagedEntry, EntriesInUse, StoreError, StoreFull, StoreTooNew
 from kvweave.files import write_atomically
 from kvweave.kvstore.capacity import Capacity
-from kvweave.kvstore.catalog import Catalog, NewEntry
+from kvweave.kvstore.catalog import Catalog, NewEntry, UsageCounters
 from kvweave.kvstore.format import Content, OnDamage, ParsedEntry, check_entry, encode_entry, open_entry
 from kvweave.kvstore.header import as_bytes
 from kvweave.kvstore.keys import EntryKey
@@ -28,7 +28,6 @@ from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.loading import IsWanted, Loader
 from kvweave.kvstore.tiers.tier import ListedEntry
-from kvweave.kvstore.usage import UsageCounters
 
 _LOG = logging.getLogger(__name__)
 

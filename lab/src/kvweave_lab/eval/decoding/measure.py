@@ -1,22 +1,26 @@
-"""Decodes every text under every variant, budget and storage, starting with dense decoding as the baseline."""
+"""Decodes every text under every variant, budget and storage, starting with dense decoding as the baseline.
 
-from collections.abc import Iterator, Mapping, Sequence
+The variants of decoding strategies are at the end.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
-from kvweave.engine.state import Progress
+from kvweave.decode.strategies import CLUSTERED, STRATEGIES, strategy_named
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.types import Storage
-from kvweave_lab.eval.decoding.results import ComparisonRow, Row, Run, comparison_rows, make_rows
+from kvweave_lab.eval.decoding.results import ABLATED, ComparisonRow, Row, Run, comparison_rows, make_rows
 from kvweave_lab.eval.decoding.run import RECORD_EVERY, Prefilled, decode
 from kvweave_lab.eval.decoding.shift import UPDATES, Shift, measure_shift
-from kvweave_lab.eval.decoding.variants import variant_named
-from kvweave_lab.eval.longtext.tasks import LONG_TASKS
-from kvweave_lab.eval.longtext.text import LongText, long_text
+from kvweave_lab.eval.long_texts import LONG_TASKS, LongText, long_text
 from kvweave_lab.eval.world import Haystack
 from kvweave_lab.results_log import ResultsLog, dtype_name
 
@@ -31,7 +35,7 @@ class Request:
     Attributes:
         tasks: kinds of long texts; none with texts from files.
         lengths: decoded tokens after the prompt, ascending. A text is decoded to the last; each length gives a row.
-        variants: names as in `variants.py`; dense decoding always runs too.
+        variants: names of `all_variants`; dense decoding always runs too.
         budgets, storages: of every variant.
         seeds: of the texts.
         samples: texts per kind and seed; of a file, the first ones.
@@ -77,9 +81,7 @@ class DecodingResult:
     shift: Shift | None
 
 
-def evaluate_decoding(
-    adapter: Adapter, request: Request, progress: Progress = lambda stage, done, total: None
-) -> DecodingResult:
+def evaluate_decoding(adapter: Adapter, request: Request, progress: Progress = no_progress) -> DecodingResult:
     """Decode what the results log lacks, and summarize all.
 
     Raises InvalidRequest for unknown names, lengths beyond the model's positions, a memory limit that is too small and
@@ -260,3 +262,54 @@ def _with_clusters(request: Request, kv: OffloadSettings) -> OffloadSettings:
     if size is None:
         return kv
     return replace(kv, clusters=replace(kv.clusters, mean_entries=size, max_entries=4 * size))
+
+
+# Variants: a strategy with one technique switched off or one setting changed. A variant's name is a strategy's, or
+# STRATEGY/ABLATION for a strategy with clusters.
+
+
+def _with(part: str, settings: OffloadSettings, **changes: Any) -> OffloadSettings:
+    changed: Any = {part: replace(getattr(settings, part), **changes)}
+    return replace(settings, **changed)
+
+
+_clusters, _disk, _residency = (partial(_with, part) for part in ("clusters", "disk", "residency"))
+
+ABLATIONS: Mapping[str, Callable[[OffloadSettings], OffloadSettings]] = MappingProxyType(
+    {
+        "immediate-split": lambda kv: _clusters(kv, split="immediate"),
+        **{f"buffer-{n}": partial(_clusters, buffer_entries=n) for n in (0, 2, 4, 8)},
+        **{f"spread-{c:g}": partial(_clusters, spread=c) for c in (0.5, 0.7, 1.0, 2.0, 3.0)},
+        "whole-clusters": lambda kv: _clusters(kv, candidates=1.0),
+        **{f"candidates-{c:g}": partial(_clusters, candidates=c) for c in (1.4, 1.8, 2.5)},
+        "made-order": lambda kv: _disk(kv, order="made"),
+        "packed": lambda kv: _disk(kv, layout="packed"),
+        "one-tail-page": lambda kv: _disk(kv, tail_pages=1),
+        "no-gaps": lambda kv: _disk(kv, gap_pages=0),
+        "no-prefetch": lambda kv: _residency(kv, prefetch=0),
+        "lru": lambda kv: _residency(kv, replacement="lru"),
+        "lfu": lambda kv: _residency(kv, replacement="lfu"),
+        "resident-centroids": lambda kv: _residency(kv, representatives="resident"),
+    }
+)
+"""Changes of settings by name. The defaults are a buffer of 16 entries, a spread of 1.5 and 1.8 times as many candidates."""
+
+
+def all_variants() -> tuple[str, ...]:
+    """Return the names of every strategy, then of every ablation."""
+    return (*STRATEGIES, *(f"{ABLATED}/{name}" for name in ABLATIONS))
+
+
+def variant_named(name: str, settings: OffloadSettings) -> OffloadSettings:
+    """Return the settings of a variant; raise InvalidRequest for an unknown name."""
+    strategy, _, ablation = name.partition("/")
+    strategy_named(strategy)
+    chosen = replace(settings, strategy=strategy)
+    if not ablation:
+        return chosen
+    if strategy not in CLUSTERED or ablation not in ABLATIONS:
+        raise InvalidRequest(
+            f"there is no variant {name!r} of a decoding strategy; choose one of {', '.join(all_variants())}; "
+            f"{' and '.join(CLUSTERED[1:])} may be changed as {ABLATED} is"
+        )
+    return ABLATIONS[ablation](chosen)

@@ -1,6 +1,5 @@
 """The evaluation of decoding as JSON, terminal tables, figures and an HTML page."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,18 +21,17 @@ from kvweave_lab.eval.decoding.results import (
     sum_reuse,
 )
 from kvweave_lab.eval.decoding.shift import GLOBAL, UPDATES, Shift
-from kvweave_lab.eval.longtext.text import MIN_DISTANCE
-from kvweave_lab.report import write_files
+from kvweave_lab.eval.long_texts import MIN_DISTANCE
+from kvweave_lab.report import flatten, half_width, json_bytes, text_table, write_files
 from kvweave_lab.report.figures import (
     Theme,
     add_series_legend,
     new_figure,
     plot_estimates,
     render,
-    series_styles,
+    styles_of,
 )
 from kvweave_lab.report.page import Page, html_figure, html_table, render_page
-from kvweave_lab.report.tables import flatten, half_width, text_table
 from kvweave_lab.statistics import Estimate
 
 AnyRow = TypeVar("AnyRow", Row, ComparisonRow)
@@ -59,7 +57,7 @@ def write(folder: Path, done: DecodingResult, about: dict[str, Any]) -> list[Pat
     """
     images = figures(done)
     values = content(done, about)
-    files = {"decoding.json": json.dumps(values, ensure_ascii=False, indent=1).encode()}
+    files = {"decoding.json": json_bytes(values)}
     files |= {f"decoding-{name}.png": image for name, image in images.items()}
     files["decoding.html"] = _page(done, values["about"], images).encode()
     return write_files(folder, files)
@@ -319,7 +317,7 @@ def _line_figure(
     }
     figure = new_figure(7.2, 4.2, title, note, theme)
     axes = figure.subplots()
-    styles = series_styles(list(labels), theme)
+    styles = styles_of(list(labels), theme)
     for name, label in labels.items():
         own = [row for row in rows if (row.strategy, row.storage, row.budget) == label]
         points = [(row.decode_tokens, one) for row in own if (one := value(row)) is not None]
@@ -329,7 +327,7 @@ def _line_figure(
     axes.set_xlabel("tokens decoded")
     axes.set_ylabel(axis)
     axes.set_ylim(bottom=0)
-    add_series_legend(figure, {name: styles[name] for name in labels}, theme)
+    add_series_legend(figure, styles, theme)
     return figure
 
 
@@ -345,7 +343,7 @@ def _variance_figure(shift: Shift, model: str, theme: Theme) -> Figure:
     note = f"{model} · {shift.text} · dashed: as many k-means clusters of all keys"
     figure = new_figure(7.2, 3.6, "Variance inside clusters", note, theme)
     axes = figure.subplots()
-    styles = series_styles(UPDATES, theme)
+    styles = styles_of(UPDATES, theme)
     for update in UPDATES:
         own = [part for part in shift.groupings if part.update == update]
         lengths, color = [part.decode_tokens for part in own], styles[update].color
@@ -354,7 +352,7 @@ def _variance_figure(shift: Shift, model: str, theme: Theme) -> Figure:
     axes.set_xlabel("tokens decoded")
     axes.set_ylabel("mean squared distance")
     axes.set_ylim(bottom=0)
-    add_series_legend(figure, {update: styles[update] for update in UPDATES}, theme)
+    add_series_legend(figure, styles, theme)
     return figure
 
 

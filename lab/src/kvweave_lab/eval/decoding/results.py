@@ -9,8 +9,10 @@ from statistics import fmean, median
 from typing import Any, Self
 
 from kvweave.decode.strategies import STRATEGIES
-from kvweave_lab.eval.decoding.variants import ABLATED
 from kvweave_lab.statistics import Estimate, interval_over_tasks, quotient_over_tasks
+
+ABLATED = "dynakv"
+"""The strategy whose techniques variants switch off, and that others are compared with."""
 
 AFTER_STEPS = (1, 2, 4, 8, 16)
 """Steps within which a cluster may be retrieved again (DynaKV table 2)."""

@@ -20,7 +20,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import LayerQueries
 from kvweave_lab.eval.decoding.recorder import Recorder, attach_recorder, cluster_variance
 from kvweave_lab.eval.decoding.results import Run, Segment, sum_reuse
-from kvweave_lab.eval.longtext.text import LongText, Reply
+from kvweave_lab.eval.long_texts import LongText, Reply
 
 RECORD_EVERY = 8
 """One of this many steps is recorded, since exact attention costs as much as dense decoding."""

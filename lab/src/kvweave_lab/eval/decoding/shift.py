@@ -18,7 +18,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.ops.kmeans import k_means
 from kvweave_lab.eval.decoding.recorder import RecordingRetriever, cluster_variance, unwrapped_retriever
 from kvweave_lab.eval.decoding.run import Prefilled, decode
-from kvweave_lab.eval.longtext.text import LongText
+from kvweave_lab.eval.long_texts import LongText
 
 UPDATES = ("static", "local", "dynakv")
 GLOBAL = "all keys grouped anew"

@@ -21,13 +21,13 @@ from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
+from kvweave.models.attention import attention_modules
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionProbe, StopAtLayer
-from kvweave.models.support import attention_modules
 from kvweave.types import ChunkKV, KVProvenance
 from kvweave_lab.eval.personas.corpus import UserCorpus
 from kvweave_lab.eval.personas.systems import Projections
@@ -137,7 +137,7 @@ def measure_costs(
     questions: Sequence[str],
     *,
     repeats: int = REPEATS,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> Costs:
     """Time all operations.
 

@@ -1,6 +1,5 @@
 """The comparison of systems as terminal tables, JSON and figures."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,7 +15,7 @@ from kvweave_lab.eval.personas.pricing import TABLES, Table
 from kvweave_lab.eval.personas.run import Comparison
 from kvweave_lab.eval.personas.summary import SystemRow, savings
 from kvweave_lab.eval.personas.systems import CHUNKS, STRIDES, THRESHOLDS
-from kvweave_lab.report import write_files
+from kvweave_lab.report import interval_text, json_bytes, text_table, write_files
 from kvweave_lab.report.figures import (
     LineStyle,
     SeriesStyle,
@@ -26,10 +25,8 @@ from kvweave_lab.report.figures import (
     legend_handle,
     new_figure,
     render,
-    series_styles,
+    styles_of,
 )
-from kvweave_lab.report.tables import text_table
-from kvweave_lab.statistics import Estimate
 
 _JSON: Final = "personas.json"
 _TITLES: Final[dict[Table, str]] = {
@@ -58,8 +55,7 @@ def content(done: Comparison, environment: dict[str, Any]) -> dict[str, Any]:
 
 def write(folder: Path, done: Comparison, environment: dict[str, Any]) -> list[Path]:
     """Write personas.json and the figures; raise InvalidRequest if the folder cannot be written to."""
-    text = json.dumps(content(done, environment), ensure_ascii=False, indent=1) + "\n"
-    return write_files(folder, {_JSON: text.encode(), **figures(done)})
+    return write_files(folder, {_JSON: json_bytes(content(done, environment)), **figures(done)})
 
 
 def tables(done: Comparison) -> list[TextTable]:
@@ -109,14 +105,9 @@ def _pair_table(done: Comparison) -> TextTable:
     )
     for row in done.pairs:
         table.add_row(
-            row.table, row.system, row.other, _interval_text(row.faster, "+.1%"), f"{row.rouge_l.value:+.3f}"
+            row.table, row.system, row.other, interval_text(row.faster, "+.1%"), f"{row.rouge_l.value:+.3f}"
         )
     return table
-
-
-def _interval_text(estimate: Estimate, form: str) -> str:
-    low, high = (format(bound, form) for bound in (estimate.low, estimate.high))
-    return f"{estimate.value:{form}} ({low}–{high})"
 
 
 def _scheduler_table(done: Comparison) -> TextTable:
@@ -254,8 +245,10 @@ def _scheduler_figure(done: Comparison, theme: Theme) -> Figure:
 
 def _distinct_styles(names: Sequence[str], theme: Theme) -> Mapping[str, SeriesStyle]:
     """Return a style for each line of a figure, with distinct dashes."""
-    styles = series_styles(names, theme)
-    return {name: replace(styles[name], dashes=_DASHES[place]) for place, name in enumerate(names)}
+    styles = styles_of(names, theme).items()
+    return {
+        name: replace(style, dashes=dashes) for (name, style), dashes in zip(styles, _DASHES, strict=False)
+    }
 
 
 def _draw_line(axes: Axes, values: Sequence[float], style: SeriesStyle) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvweave.embedding import TextEncoder
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
@@ -103,7 +103,7 @@ def compare(
     adapter: Adapter,
     timed: Adapter,
     request: Request,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> Comparison:
     """Run the sessions that the results log lacks, and summarize all.
 
@@ -163,7 +163,7 @@ def run_sessions(
     encoder: TextEncoder,
     recipe: Recipe,
     shape: Shape,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[SessionRecord]:
     """Return all session records, user by user; run those that the log lacks and add them.
 

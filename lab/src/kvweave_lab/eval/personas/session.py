@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.words import clean_text
+from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
 from kvweave.config import AnswersConfig
 from kvweave.database import Database
@@ -22,12 +22,11 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.predict.store import PredictionStore
 from kvweave.recipes.methods import recipe_named
-from kvweave_lab.eval.metrics import METRICS
+from kvweave_lab.eval.metrics import METRICS, bleu
 from kvweave_lab.eval.personas.corpus import UserCorpus
 from kvweave_lab.eval.personas.model import ModelPass, Reply, TextPath
 from kvweave_lab.eval.personas.systems import Setting, Source, System
 from kvweave_lab.eval.personas.users import Question
-from kvweave_lab.eval.text_similarity import bleu
 
 
 @dataclass(frozen=True, slots=True)

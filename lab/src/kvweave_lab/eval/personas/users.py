@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.readers import JsonRecord, read_records
-from kvweave_lab.eval.tasks import single as attributes
+from kvweave_lab.eval.tasks import needles as attributes
 from kvweave_lab.eval.world import DEV, TEST, Haystack, World
 
 POOLS: Final = (DEV, TEST)
@@ -49,7 +49,7 @@ class Family:
         name: of the family.
         stated: by kind of notes, the sentences that state a fact, one or two at a time.
         asked: questions for the fact, all with the same meaning.
-        attributes: name of the list in `eval.tasks.single` that fills {a}; empty if there is no {a}.
+        attributes: name of the list in `eval.tasks.needles` that fills {a}; empty if there is no {a}.
         reply: the whole answer as the reference model gives it; empty for the value alone.
     """
 

@@ -1,19 +1,30 @@
-"""The report of `kvweave eval`: rows.json, figures as PNG, and one page that holds everything.
+"""The report of `kvweave eval`: terminal tables, rows.json, figures as PNG, and one page that holds everything.
 
 Knows rows, not how they were computed.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from rich.markup import escape
+from rich.table import Table
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.comparisons import Matrix, StorageCost
-from kvweave_lab.eval.report.tables import matrix_json, rows_json, storages_json
-from kvweave_lab.eval.rows import Row
-from kvweave_lab.report import write_files
+from kvweave_lab.eval.comparisons import COMPARED, Cell, Matrix, StorageCost, verdict
+from kvweave_lab.eval.rows import (
+    OVERALL,
+    Row,
+    context_lengths,
+    length_text,
+    panel_names,
+    rows_at_length,
+    rows_by_series,
+    rows_of_task,
+)
+from kvweave_lab.report import flatten, half_width, json_bytes, margin_text, text_table, write_files
+from kvweave_lab.statistics import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +109,138 @@ def write_report(
     if not rows:
         raise InvalidRequest("there is nothing to report: the evaluation has no rows")
     drawn = list(pictures(rows, matrices))
-    plain = content(rows, about, matrices, storages)
-    files = {"rows.json": json.dumps(plain, ensure_ascii=False, indent=1).encode()}
+    files = {"rows.json": json_bytes(content(rows, about, matrices, storages))}
     files |= {f"{picture.name}.png": picture.light for picture in drawn}
     files["report.html"] = report_page(rows, about, drawn, matrices, storages).encode()
-    written = write_files(folder, files)
-    for old in folder.glob("*.png"):
-        if is_picture(old.stem) and old not in written:
-            old.unlink()
-    return written
+    return write_files(
+        folder, files, lambda name: name.endswith(".png") and is_picture(name.removesuffix(".png"))
+    )
+
+
+# The parts as terminal tables and as JSON
+
+_NONE: Final = "–"
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """Return the rows by length and task, `overall` last; a name is left out if the line above has it."""
+    columns = ("task", "recipe", "budget", "samples", "score", "norm.", "agree", "kl", "rows", "sel.")
+    caption = "± half of the 95 % interval · rows: context tokens computed per prompt"
+    table = text_table(columns, names=2, caption=caption)
+    for context_tokens in context_lengths(rows):
+        at_length = rows_at_length(rows, context_tokens)
+        table.add_row(f"{context_tokens:,} tokens" if context_tokens else "from a file", style="bold")
+        for task in sorted(panel_names(at_length), key=lambda name: name == OVERALL):
+            _add_task(table, rows_of_task(at_length, task))
+    return table
+
+
+def _add_task(table: Table, rows: Sequence[Row]) -> None:
+    task = rows[0].task
+    for series, points in rows_by_series(rows).items():
+        name = series
+        for row in points:
+            table.add_row(escape(task), escape(name), *_numbers(row))
+            task = name = ""
+
+
+def _numbers(row: Row) -> tuple[str, ...]:
+    return (
+        f"{row.budget:g}",
+        f"{row.samples}",
+        f"{row.score.value:.3f} {margin_text(row.score)}",
+        _NONE if row.normalised is None else f"{row.normalised.value:.2f}",
+        f"{row.agreement.value:.2f}",
+        f"{row.kl.value:.3f}",
+        f"{row.rows.value:.0f}",
+        _NONE if row.selection is None else f"{row.selection.value:.2f}",
+    )
+
+
+def rows_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return rows as JSON values; an interval has its estimate's name with `_interval`."""
+    return [flatten(row) for row in rows]
+
+
+CELL_PARTS: Final[tuple[tuple[str, Callable[[Cell], Estimate | None]], ...]] = (
+    ("score", lambda cell: cell.score),
+    ("normalised", lambda cell: cell.normalised),
+    (f"gain over {COMPARED}", lambda cell: cell.gain),
+)
+"""The parts of a matrix table, and what they show of a cell."""
+
+
+def matrix_table(matrix: Matrix) -> Table:
+    """Return scores, normalised scores and gains, one below the other; rows are selectors, columns preparations."""
+    table = text_table(
+        ("", *map(escape, matrix.preparations)),
+        title=f"{length_text(matrix.context_tokens)}, ratio {matrix.ratio:g}",
+        caption="\n".join(["± half of the 95 % interval", *verdict_sentences(matrix)]),
+    )
+    for name, part in CELL_PARTS:
+        table.add_row(name, style="bold")
+        for selector in matrix.selectors:
+            cells = (matrix.cell(selector, preparation) for preparation in matrix.preparations)
+            estimates = (None if cell is None else part(cell) for cell in cells)
+            signed = part is CELL_PARTS[-1][1]
+            table.add_row(escape(selector), *(_cell_text(estimate, signed=signed) for estimate in estimates))
+    return table
+
+
+def _cell_text(estimate: Estimate | None, *, signed: bool) -> str:
+    if estimate is None:
+        return _NONE
+    value = f"{estimate.value:+.3f}" if signed else f"{estimate.value:.3f}"
+    return f"{value} {margin_text(estimate)}"
+
+
+def verdict_sentences(matrix: Matrix) -> list[str]:
+    """Return what each preparation does to the selectors, compared with isolated chunks."""
+    sentences = []
+    for preparation in matrix.preparations:
+        found = verdict(matrix, preparation)
+        if found is not None:
+            sentences.append(
+                f"{preparation} lifts {found.lifted} of {found.of} selectors and lowers {found.lowered};"
+                " of the others the interval holds 0"
+            )
+    return sentences
+
+
+def matrix_json(matrix: Matrix) -> dict[str, Any]:
+    """Return a matrix as JSON values; an interval has its estimate's name with `_interval`."""
+    return {
+        "context_tokens": matrix.context_tokens,
+        "ratio": matrix.ratio,
+        "selectors": list(matrix.selectors),
+        "preparations": list(matrix.preparations),
+        "cells": [flatten(cell) for cell in matrix.cells],
+    }
+
+
+def storage_table(costs: Sequence[StorageCost]) -> Table:
+    """Return a line for each length, recipe, budget and storage."""
+    table = text_table(
+        ("recipe", "tokens", "budget", "storage", "samples", "exact", "score", "lost", "same"),
+        title="chunk KV in fewer bits",
+        caption="± half of the 95 % interval · lost: by this storage, on the same prompts · same: equal answers",
+    )
+    for cost in costs:
+        budget = cost.ratio if cost.coverage is None else cost.coverage
+        table.add_row(
+            escape(cost.recipe),
+            f"{cost.context_tokens:,}" if cost.context_tokens else "file",
+            f"{budget:g}" + ("" if cost.coverage is None else " cov."),
+            cost.storage,
+            f"{cost.samples:,}",
+            f"{cost.exact_score.value:.3f}",
+            f"{cost.score.value:.3f}",
+            f"{cost.lost.value:+.4f} ±{half_width(cost.lost):.4f}",
+            f"{cost.same.value:.3f}",
+        )
+    return table
+
+
+def storages_json(costs: Sequence[StorageCost]) -> list[dict[str, Any]]:
+    """Return storage costs as JSON values; an interval has its estimate's name with `_interval`."""
+    return [flatten(cost) for cost in costs]

@@ -25,6 +25,7 @@ from kvweave_lab.eval.rows import (
     rows_of_task,
     series_names,
 )
+from kvweave_lab.report import margin_text
 from kvweave_lab.report.figures import (
     BASELINES,
     DARK,
@@ -38,7 +39,6 @@ from kvweave_lab.report.figures import (
     series_styles,
     shades,
 )
-from kvweave_lab.report.tables import margin_text
 from kvweave_lab.statistics import Estimate
 
 _MOST_SERIES = 24  # in one figure

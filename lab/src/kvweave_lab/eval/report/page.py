@@ -5,9 +5,8 @@ from html import escape
 
 from kvweave_lab.eval.comparisons import Cell, Matrix, StorageCost
 from kvweave_lab.eval.outcomes import REUSE
-from kvweave_lab.eval.report import About
+from kvweave_lab.eval.report import About, verdict_sentences
 from kvweave_lab.eval.report.figures import Picture
-from kvweave_lab.eval.report.tables import verdict_sentences
 from kvweave_lab.eval.rows import (
     Row,
     context_lengths,
@@ -19,9 +18,9 @@ from kvweave_lab.eval.rows import (
     series_names,
     task_names,
 )
+from kvweave_lab.report import few_prompts_warning, half_width, margin_text
 from kvweave_lab.report.figures import DARK, LIGHT, series_styles
 from kvweave_lab.report.page import Page, html_figure, render_page, wide_card
-from kvweave_lab.report.tables import few_prompts_warning, half_width, margin_text
 from kvweave_lab.statistics import Estimate
 
 _NONE = '<td class="none">–</td>'

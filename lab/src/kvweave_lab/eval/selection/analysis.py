@@ -4,29 +4,39 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from kvweave.engine.state import Progress
+from kvweave.config import GenerationConfig
+from kvweave.engine.generation import Decoded
+from kvweave.engine.generation import generate as decode
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare, Previous, Similar
-from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.recipe import Recipe, run
+from kvweave.recipes.select import TopScores
+from kvweave.recipes.state import PrefillState
 from kvweave.types import TokenizedPrompt
 from kvweave_lab.eval.evaluation import haystack_of, token_count
+from kvweave_lab.eval.metrics import METRICS
 from kvweave_lab.eval.preparation import prepare_sample, render, too_long
 from kvweave_lab.eval.samples import Sample, SampleSpec, generate
-from kvweave_lab.eval.selection.idealised import Answered, answer_idealised
 from kvweave_lab.eval.selection.layer_attention import align
 from kvweave_lab.eval.selection.measure import Measured, measure, selection_scores
 from kvweave_lab.eval.selection.observe import FullView, differences, observe_full, observe_stale
-from kvweave_lab.eval.selection.report import PromptFindings, SelectionReport, summarise
+from kvweave_lab.eval.selection.report import ANSWERED, Answered, PromptFindings, SelectionReport, summarise
 from kvweave_lab.eval.tasks import TASKS
+from kvweave_lab.statistics import kl_divergence
 
 PREPARATIONS: Mapping[str, str | Prepare] = MappingProxyType(
     {"isolated": "reuse", "bare": "direct", "similar": Similar(), "following": Previous()}
@@ -65,7 +75,7 @@ def run_sweep(
     adapter: Adapter,
     auxiliary: Adapter | None,
     sweep: Sweep,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> Mapping[str, SelectionReport]:
     """Return a report per pair of lengths, by a name made of them; duplicates in the sweep count once.
 
@@ -116,7 +126,7 @@ def analyse(
     answered_ratios: Sequence[float] = (),
     auxiliary: Adapter | None = None,
     preparations: Mapping[str, str | Prepare] = PREPARATIONS,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> SelectionReport:
     """Compare selections of context tokens over samples (ProphetKV figs. 3, 4, 6, 7, 9; FusionRAG figs. 3, 7b, 8).
 
@@ -214,3 +224,62 @@ class _Analysis:
             yield
         finally:
             self.store.clear()
+
+
+# Answers after the tokens of an idealised selection were recomputed: how far a selection could get (ProphetKV App. F).
+# Most selections need a full pass to know their tokens. All tokens are recomputed alike. Cost does not matter here.
+
+_GREEDY = GenerationConfig(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownScores:
+    """Known scores (n,) of the context's tokens, the first token at position `start`."""
+
+    known: Tensor
+    start: int
+    supports_coverage: ClassVar[bool] = False
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
+
+    def scores(self, state: PrefillState) -> Tensor:
+        """Return the scores of the stale tokens."""
+        return self.known[state.stale - self.start]
+
+
+def answer_idealised(
+    recipe: Recipe,
+    adapter: Adapter,
+    store: KVStore,
+    prompt: TokenizedPrompt,
+    sample: Sample,
+    full: FullView,
+    scored: Mapping[str, Tensor],
+    ratios: Sequence[float],
+) -> Answered:
+    """Answer a prompt over the recipe's KV, which the store holds, once for each selection and ratio."""
+
+    def score(text: str) -> float:
+        return METRICS[sample.metric](text, sample.answers)
+
+    def attempt(scores: Tensor, ratio: float) -> tuple[float, float]:
+        selecting = replace(recipe, select=TopScores(KnownScores(scores, full.context.start)))
+        result = run(selecting, adapter, store, prompt, ratio=ratio)
+        decoded = Decoded()
+        for _ in decode(
+            adapter,
+            result.kv_cache,
+            prompt.token_ids,
+            result.logits,
+            _GREEDY,
+            sample.max_new_tokens,
+            decoded,
+        ):
+            pass
+        return score(decoded.text.strip()), kl_divergence(full.logits, result.logits)
+
+    found = torch.tensor(
+        [[attempt(scored[name], ratio) for ratio in ratios] for name in ANSWERED], dtype=torch.float64
+    )  # (A, P, 2)
+    stale_score, stale_kl = attempt(scored["random"], 0.0)
+    text = adapter.tokenizer.decode(full.answer, skip_special_tokens=True).strip()
+    return Answered(found[..., 0], found[..., 1], score(text), stale_score, stale_kl)

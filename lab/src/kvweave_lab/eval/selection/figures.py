@@ -1,6 +1,5 @@
 """A selection report on disk: everything as JSON, and its figures."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -12,18 +11,17 @@ from matplotlib.figure import Figure
 from kvweave.engine.facts import facts
 from kvweave_lab.eval.selection.measure import DEPTHS
 from kvweave_lab.eval.selection.report import SelectionReport
-from kvweave_lab.report import write_files
+from kvweave_lab.report import json_bytes, write_files
 from kvweave_lab.report.figures import (
     LIGHT,
-    SeriesStyle,
     Theme,
     add_series_legend,
     new_figure,
     plot_estimates,
     reference_line,
     render,
-    series_styles,
     shades,
+    styles_of,
 )
 from kvweave_lab.statistics import Estimate
 
@@ -59,24 +57,18 @@ def write_selection(folder: Path, report: SelectionReport) -> list[Path]:
     Creates the folder and returns the files. Raises InvalidRequest if the folder cannot be written to.
     """
     figures = {f"{name}.png": image for name, image in pictures(report).items()}
-    return _replace_files(folder, {"selection.json": _json(facts(report)), **figures})
+    return write_files(
+        folder, {"selection.json": json_bytes(facts(report), allow_nan=False), **figures}, _FILES.__contains__
+    )
 
 
 def write_sweep(folder: Path, reports: Mapping[str, SelectionReport]) -> list[Path]:
     """Write the comparison of reports, `sweep.json` with all of them and `sweep.png`; else as `write_selection`."""
-    contents = {"sweep.json": _json(facts(dict(reports))), "sweep.png": sweep_picture(reports)}
-    return _replace_files(folder, contents)
-
-
-def _replace_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    written = write_files(folder, contents)
-    for old in {*_REPORT_FILES, *_SWEEP_FILES} - {*contents}:  # it would look like a part of this report
-        (folder / old).unlink(missing_ok=True)
-    return written
-
-
-def _json(content: object) -> bytes:
-    return json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False).encode() + b"\n"
+    contents = {
+        "sweep.json": json_bytes(facts(dict(reports)), allow_nan=False),
+        "sweep.png": sweep_picture(reports),
+    }
+    return write_files(folder, contents, _FILES.__contains__)
 
 
 def pictures(report: SelectionReport) -> Mapping[str, bytes]:
@@ -193,7 +185,7 @@ def _deviation(report: SelectionReport) -> Figure:
         LIGHT,
     )
     by_layer, by_depth = figure.subplots(1, 2)
-    styles = _styles(names)
+    styles = styles_of(names, LIGHT)
     for preparation in report.preparations:
         found, style = preparation.deviation, styles[preparation.name]
         plot_estimates(by_layer, range(1, 1 + len(found.relative)), found.relative, style, LIGHT)
@@ -217,7 +209,7 @@ def _places(report: SelectionReport) -> Figure:
     title = f"Where the top {report.ratio:.0%} tokens lie"
     figure = new_figure(8.8, 3.4, title, f"{_about(report)} · bands: 95 % interval", LIGHT)
     by_depth, by_chunk = figure.subplots(1, 2)
-    styles = _styles(_DRAWN)
+    styles = styles_of(_DRAWN, LIGHT)
     for name in _DRAWN:
         number, style = report.selections.index(name), styles[name]
         for axes, shares in ((by_depth, first.depths[number]), (by_chunk, first.chunks[number])):
@@ -260,16 +252,10 @@ def _one_panel(title: str, note: str) -> tuple[Figure, Axes]:
 def _lines(
     figure: Figure, axes: Axes, series: Series, places: Sequence[float], *, bands: bool = True
 ) -> None:
-    styles = _styles(list(series))
+    styles = styles_of(list(series), LIGHT)
     for name, row in series.items():
         plot_estimates(axes, places, row, styles[name], LIGHT, band_alpha=0.12 if bands else 0)
     add_series_legend(figure, styles, LIGHT)
-
-
-def _styles(names: Sequence[str]) -> dict[str, SeriesStyle]:
-    """Return the style of each name, without the baselines that are not among them."""
-    styles = series_styles(names, LIGHT)
-    return {name: styles[name] for name in names}
 
 
 def _rows(report: SelectionReport, values: Sequence[Sequence[Estimate]]) -> Series:
@@ -300,5 +286,7 @@ _FIGURES: Mapping[str, Callable[[SelectionReport], Figure]] = MappingProxyType(
 PICTURES: Final = tuple(_FIGURES)
 """The names of all figures that a report can have."""
 
-_REPORT_FILES = ("selection.json", *(f"{name}.png" for name in PICTURES))
-_SWEEP_FILES = ("sweep.json", "sweep.png")
+_FILES: Final = frozenset(
+    ("selection.json", *(f"{name}.png" for name in PICTURES), "sweep.json", "sweep.png")
+)
+"""What an earlier report may have left in the folder; it would look like a part of this one."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
@@ -95,7 +95,7 @@ def profile_layers(
     *,
     ratio: float = 0.2,
     count: int = COUNT,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> LayerProfile:
     """Run a full prefill with its answer, and one pass of the question over isolated chunk KV, for each sample.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvweave_lab.eval.selection.idealised import ANSWERED, Answered
 from kvweave_lab.eval.selection.layer_attention import Alignment
 from kvweave_lab.eval.selection.measure import (
     FACTORS,
@@ -17,6 +16,17 @@ from kvweave_lab.eval.selection.measure import (
     rank_correlation,
 )
 from kvweave_lab.statistics import Array, Estimate, interval_of_means, interval_over_tasks
+
+ANSWERED = (
+    "optimal",
+    "question_stale",
+    "question_stale_last",
+    "deviation",
+    "kvshare",
+    "position",
+    "random",
+)
+"""The selections with which prompts are answered."""
 
 Line = tuple[Estimate, ...]
 
@@ -169,6 +179,25 @@ class SelectionReport:
     preparations: tuple[PreparationReport, ...]
     answers: AnswersReport | None
     auxiliary: AuxiliaryReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One prompt's answers; A selections as ANSWERED, P ratios.
+
+    Attributes:
+        score: (A, P) by the sample's metric, 0..1.
+        kl: (A, P) divergence of the first token's distribution from full attention's, in nats.
+        full_score: under full attention.
+        stale_score: with nothing recomputed.
+        stale_kl: with nothing recomputed.
+    """
+
+    score: Tensor
+    kl: Tensor
+    full_score: float
+    stale_score: float
+    stale_kl: float
 
 
 @dataclass(frozen=True, slots=True)

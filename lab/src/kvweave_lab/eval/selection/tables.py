@@ -12,7 +12,7 @@ from kvweave_lab.eval.selection.report import (
     PreparationReport,
     SelectionReport,
 )
-from kvweave_lab.report.tables import half_width, text_table
+from kvweave_lab.report import half_width, text_table
 from kvweave_lab.statistics import Estimate
 
 _WIDEST = "widest ±"

@@ -3,13 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvweave_lab.eval.documents import AcrossCut, Draft, Together
+from kvweave_lab.eval.documents import AcrossCut, Draft, Task, Together
 from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
-
-NAME = "coref"
-METRIC = "exact_match"
-CUT = 2
-WHOLE = 1
 
 
 class Reference(NamedTuple):
@@ -97,11 +92,11 @@ TOWN = Reference(
 )
 
 
-def write(
+def write_coref(
     world: World,
     *,
-    cut: int = CUT,
-    whole: int = WHOLE,
+    cut: int = 2,
+    whole: int = 1,
     people: Sequence[Reference] = (GUEST,),
     towns: Sequence[Reference] = (TOWN,),
 ) -> Draft:
@@ -121,5 +116,8 @@ def write(
         draft.refers[then] = name
         draft.belongs[then] = (value, name)
         draft.pieces.append(AcrossCut(first, then) if is_cut else Together((first, then)))
-        draft.ask(NAME if is_cut else "coref_whole", world.phrase(kind.asked).format(k=name), value)
+        draft.ask("coref" if is_cut else "coref_whole", world.phrase(kind.asked).format(k=name), value)
     return draft
+
+
+TASKS = (Task("coref", "exact_match", write_coref),)

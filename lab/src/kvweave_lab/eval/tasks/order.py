@@ -1,11 +1,63 @@
-"""Which of two things came first, where only their places in the notes show it."""
+"""Facts whose order counts.
 
-from kvweave_lab.eval.documents import Draft, InOrder
+`contradiction`: two chunks disagree about a fact; the later one counts. Half of the later statements repeat the fact
+with another value. The others follow the fact at the start of the next chunk and say only that it was wrong, and the
+new value. `order`: which of two things came first, where only their places in the notes show it.
+"""
+
+from kvweave_lab.eval.documents import AcrossCut, Anywhere, Draft, InOrder, Task
+from kvweave_lab.eval.tasks.needles import ASKED, STATED, WORDS
 from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
-NAME = "order"
-METRIC = "exact_match"
-EVENTS = 3
+CORRECTED: Phrases = {
+    TRAIN: variants(
+        "[This|That] was wrong, it is {v} [now|instead].",
+        "Correction: it [should be|must be|is] {v}.",
+        "[Since yesterday|Since Monday|By now|Lately] it is {v} instead.",
+        "[That is out of date|This is old], it became {v}.",
+        "It was [later|soon|recently] changed to {v}.",
+        "From [now|today] on please use {v}.",
+        "[Somebody|The office] changed it to {v}.",
+        "[No|Sorry|Wait], it [is|reads|must be] {v}.",
+        "[This|That|The entry] [has changed|was replaced|is no longer valid]: it is {v} [now|today].",
+        "[Correction|Update|Note]: [by now it is|it became|it reads|it was set to] {v}.",
+        "[It was a mistake|They made a mistake|This is no longer true], it is {v}.",
+    ),
+    DEV: ("That was wrong, it should be {v}.",),
+    TEST: ("Correction: it is {v} now.", "That is out of date, it was changed to {v}."),
+    HIDDEN: ("This is out of date, it is {v} instead.",),
+}
+
+
+def write_contradiction(world: World, *, revised: int = 2, kept: int = 2) -> Draft:
+    """Return `revised` facts stated twice with different values, and `kept` facts stated once.
+
+    The question asks for a revised one. A full answer gives the old value, and then the new one.
+    """
+    attribute = world.rng.choice(WORDS)
+    draft = Draft()
+    for number in range(revised + kept):
+        name, value = world.name(), world.thing()
+        statement = world.phrase(STATED).format(a=attribute, k=name, v=value)
+        draft.belongs[statement] = (value, name)
+        if number >= revised:
+            draft.pieces.append(Anywhere(statement))
+            draft.ask("contradiction_kept", world.phrase(ASKED).format(a=attribute, k=name), value)
+            continue
+        later = world.thing()
+        if world.rng.random() < 0.5:
+            restated = world.phrase(STATED).format(a=attribute, k=name, v=later)
+            draft.pieces.append(InOrder((statement, restated)))
+            draft.belongs[restated] = (later, name)
+        else:
+            correction = world.phrase(CORRECTED).format(v=later)
+            draft.pieces.append(AcrossCut(statement, correction))
+            draft.refers[correction] = name
+            draft.belongs[correction] = (later, name)
+        text = world.phrase(ASKED).format(a=attribute, k=name)
+        draft.ask("contradiction", text, later, reply=f"{value}, {later}")
+    return draft
+
 
 HAPPENED: Phrases = {
     TRAIN: variants(
@@ -25,7 +77,7 @@ HAPPENED: Phrases = {
     HIDDEN: ("Then the {v} appeared.",),
 }
 
-ASKED: Phrases = {
+FIRST_ASKED: Phrases = {
     TRAIN: variants(
         "Which came first, the {x} or the {y}?",
         "What was first, the {x} or the {y}?",
@@ -42,12 +94,18 @@ ASKED: Phrases = {
 }
 
 
-def write(world: World, *, events: int = EVENTS) -> Draft:
+def write_order(world: World, *, events: int = 3) -> Draft:
     """Return `events` things in order, each in a chunk of its own; every question asks about two of them."""
     things = [world.thing() for _ in range(events)]
     draft = Draft([InOrder(tuple(world.phrase(HAPPENED).format(v=thing) for thing in things))])
     for _ in range(events):
         early, late = sorted(world.rng.sample(range(events), 2))
         x, y = (early, late) if world.rng.random() < 0.5 else (late, early)
-        draft.ask(NAME, world.phrase(ASKED).format(x=things[x], y=things[y]), things[early])
+        draft.ask("order", world.phrase(FIRST_ASKED).format(x=things[x], y=things[y]), things[early])
     return draft
+
+
+TASKS = (
+    Task("contradiction", "words_match_last", write_contradiction),
+    Task("order", "exact_match", write_order),
+)

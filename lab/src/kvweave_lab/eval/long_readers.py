@@ -17,7 +17,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.prompt import ANSWER_LEAD, QUESTION_LEAD, SEPARATOR, PromptTemplate
 from kvweave.types import Prompt
-from kvweave_lab.eval.longtext.text import LongText, Reply, adds_leading_space
+from kvweave_lab.eval.long_texts import LongText, Reply, adds_leading_space
 from kvweave_lab.eval.readers import JsonRecord, read_records
 
 _LETTERS = "ABCDEFGH"

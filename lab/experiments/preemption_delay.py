@@ -1,6 +1,6 @@
 """Measures how soon background work frees the model for a request, and the cost of computing in small blocks.
 
-    .venv/bin/python lab/experiments/giving_way.py --output lab/results/giving_way.json
+    .venv/bin/python lab/experiments/preemption_delay.py --output lab/results/preemption_delay.json
 
 A thread repeatedly prefills a long prompt and decodes after it, at low priority. Requests arrive at random moments,
 announced as by `kvweave ask` in another process. The delay is the time from a request's arrival until the model is free.

@@ -1,4 +1,4 @@
-"""Hit rates of every matcher at every threshold, on paraphrases and on look-alikes.
+"""Hit rates of every matcher at every threshold, on paraphrases and on look-alikes, and the report of them.
 
 A matcher decides by a score and a threshold whether two questions share an answer: kvweave's, plain cosine and
 GPTCache's rule. All of them get the same vectors.
@@ -6,18 +6,32 @@ GPTCache's rule. All of them get the same vectors.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
+from rich.table import Table
 
 from kvweave.answer_cache.matching import ENGLISH
 from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
-from kvweave.engine.state import Progress
+from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.question_matching.pairs import Pair, make_pairs
+from kvweave_lab.eval.question_pairs import Pair, make_pairs
+from kvweave_lab.report import flatten, interval_text, json_bytes, text_table, write_files
+from kvweave_lab.report.figures import (
+    SeriesStyle,
+    Theme,
+    add_series_legend,
+    new_figure,
+    render,
+    styles_of,
+)
 from kvweave_lab.statistics import Estimate
 
 THRESHOLDS: Final = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
@@ -89,7 +103,7 @@ def evaluate_matchers(
     paraphrases: int,
     lookalikes: int,
     seed: int,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> MatchingResult:
     """Draw pairs and measure every matcher on them.
 
@@ -182,3 +196,110 @@ MATCHERS: Final = (
 )
 """The first is kvweave's. GPTCache embeds with another model by default (paraphrase-albert). Here its rule and its
 threshold of 0.8 are applied to the vectors that all matchers get."""
+
+
+_JSON: Final = "lookalikes.json"
+_PNG: Final = "lookalikes.png"
+_SHOWN: Final = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+_TARGET: Final = 0.001
+"""The false-hit rate that an answer cache should stay below."""
+
+
+def content(done: MatchingResult, environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the results as JSON values, with the environment of the measurement.
+
+    A rate's interval is [low, high] under the rate's name with `_interval`.
+    """
+    return {
+        "about": {
+            **environment,
+            "split": done.split,
+            "seed": done.seed,
+            "embedding": done.embedding,
+            "paraphrases": done.paraphrases,
+            "lookalikes": done.lookalikes,
+        },
+        "rows": [flatten(row) for row in done.rows],
+        "kinds": [asdict(row) for row in done.kinds],
+    }
+
+
+def write(folder: Path, done: MatchingResult, environment: dict[str, Any]) -> list[Path]:
+    """Write lookalikes.json and lookalikes.png; raise InvalidRequest if the folder cannot be written to."""
+    return write_files(folder, {_JSON: json_bytes(content(done, environment)), _PNG: matcher_curves(done)})
+
+
+def threshold_table(done: MatchingResult) -> Table:
+    """Return some thresholds of every matcher as a table; its default is marked."""
+    caption = (
+        f"{done.paraphrases:,} paraphrases, {done.lookalikes:,} look-alikes · * default threshold"
+        " · brackets: 95 % interval"
+    )
+    table = text_table(("matcher", "threshold", "hit_rate", "false_hit_rate"), caption=caption)
+    for row in done.rows:
+        if row.is_default or row.threshold in _SHOWN:
+            mark = "*" if row.is_default else ""
+            rates = interval_text(row.hit_rate, ".1%"), interval_text(row.false_hit_rate, ".2%")
+            table.add_row(row.matcher, f"{row.threshold:.2f}{mark}", *rates)
+    return table
+
+
+def kind_table(done: MatchingResult) -> Table:
+    """Return what each matcher accepts at its default threshold, by kind of pair."""
+    matchers = list(dict.fromkeys(row.matcher for row in done.kinds))
+    table = text_table(("kind", "pairs", *matchers))
+    for kind in dict.fromkeys(row.kind for row in done.kinds):
+        rows = [row for row in done.kinds if row.kind == kind]
+        shares = [f"{row.accepted / row.pairs:.1%}" for row in rows]
+        table.add_row(kind, f"{rows[0].pairs:,}", *shares)
+    return table
+
+
+def matcher_curves(done: MatchingResult) -> bytes:
+    """Draw a curve per matcher as PNG.
+
+    A rate of 0 is drawn at half a look-alike, since a logarithmic axis has no 0.
+    """
+    return render(lambda theme: _figure(done, theme))
+
+
+def _figure(done: MatchingResult, theme: Theme) -> Figure:
+    figure = new_figure(
+        7.2,
+        4.4,
+        "Paraphrases that hit, by look-alikes that hit",
+        f"{done.embedding} · {done.paraphrases:,} paraphrases, {done.lookalikes:,} look-alikes, {done.split} ·"
+        " large: default threshold",
+        theme,
+    )
+    axes = figure.subplots()
+    names = [matcher.name for matcher in MATCHERS]
+    styles = styles_of(names, theme)
+    floor = 0.5 / done.lookalikes
+    for name in names:
+        _draw_matcher(axes, [row for row in done.rows if row.matcher == name], styles[name], floor)
+    if floor < _TARGET:
+        axes.axvline(_TARGET, color=theme.soft, linestyle=":", linewidth=1)
+    _set_axes(axes, floor)
+    add_series_legend(figure, styles, theme)
+    return figure
+
+
+def _draw_matcher(axes: Axes, rows: list[MatcherRow], style: SeriesStyle, floor: float) -> None:
+    at = [(max(row.false_hit_rate.value, floor), row.hit_rate.value) for row in rows]
+    axes.plot(*zip(*at, strict=True), color=style.color, linestyle=style.dashes, linewidth=1.5)
+    (default,) = [place for place, row in zip(at, rows, strict=True) if row.is_default]
+    axes.plot(*default, color=style.color, marker=style.marker, markersize=9, linestyle="none", zorder=3)
+
+
+def _set_axes(axes: Axes, floor: float) -> None:
+    axes.set_xscale("log")
+    axes.set_xlim(floor * 0.8, 1.1)
+    axes.set_ylim(-0.02, 1.03)
+    axes.set_xlabel("look-alikes that get the wrong answer")
+    axes.set_ylabel("paraphrases that get the answer")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    shares = {10.0**power: f"{10.0 ** (power + 2):g} %" for power in range(-4, 1)}
+    ticks = {floor: "0"} | {share: name for share, name in shares.items() if share > 2 * floor}
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.minorticks_off()

@@ -158,7 +158,7 @@ def families(split: str) -> tuple[Family, ...]:
         raise InvalidRequest(
             f"there are no look-alikes for split {split!r}; choose one of {', '.join(POOLS)}"
         )
-    text = (resources.files(__package__) / f"{split}.toml").read_text("utf-8")
+    text = (resources.files(__package__) / "data" / "questions" / f"{split}.toml").read_text("utf-8")
     found = tuple(Family(**fields) for fields in tomllib.loads(text)["family"])
     for family in found:
         for phrasing in family.phrasings:

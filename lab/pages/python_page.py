@@ -1,0 +1,149 @@
+"""docs/reference/python.md: each public name with its signature and what it does, from the docstrings."""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from docstrings import entries, prose, sentences
+
+import kvweave
+from kvweave import errors
+
+NAMES = {
+    "A knowledge base": ("open", "KnowledgeBase", "Answer", "Plan", "Timing"),
+    "Your own retriever": (
+        "load_model",
+        "Adapter",
+        "ChunkStore",
+        "prepare",
+        "Prompt",
+        "prefill",
+        "generate",
+        "OffloadSettings",
+    ),
+    "Recipes and errors": ("METHODS", "Recipe", "KvweaveError"),
+}
+ALIASES = {"ClusteredKV": "OffloadSettings"}
+RESULTS = ("Answer", "Plan", "Timing")
+"""Classes that users read and do not make: fields instead of a signature."""
+
+MEMBERS: dict[str, tuple[str, ...]] = {
+    "ChunkStore": ("used_bytes", "set_limit", "stats", "verify", "clear", "attach_device", "close"),
+    "KnowledgeBase": (),
+}
+"""Classes whose members are shown: those that a caller needs, or all (none named)."""
+
+EXPLAINED: dict[str, tuple[str, ...]] = {
+    "KnowledgeBase.stream": ("drop_chunks", "cache"),
+    "load_model": ("name",),
+    "prepare": ("storage", "system", "embedding"),
+    "prefill": ("kv",),
+    "generate": ("kv", "settings"),
+    "OffloadSettings": ("device_bytes", "folder", "storage"),
+}
+"""Parameters whose names do not say what they mean."""
+
+
+def python_api(generated: str) -> list[str]:
+    lines = [
+        "# Python",
+        "",
+        generated,
+        "",
+        "Import all names from `kvweave`. This page has them in short; `help(kvweave.prefill)` says more about parameters and errors. A parameter",
+        "with the name of a [setting](settings.md) means what the setting does, unless it is explained here. `ratio` and `coverage` are in the",
+        "[guide](../guide/recipes.md#how-much-to-recompute).",
+    ]
+    assert sorted([*ALIASES, *(name for names in NAMES.values() for name in names)]) == kvweave.__all__
+    for title, names in NAMES.items():
+        lines += ["", f"## {title}"]
+        for name in names:
+            lines += ["", f"### {name}", "", *_described(name, getattr(kvweave, name))]
+            lines += [f"\n`{alias}` is its earlier name." for alias, one in ALIASES.items() if one == name]
+    return lines
+
+
+def _described(name: str, documented: Any) -> list[str]:
+    said = prose(documented)[0] if name in MEMBERS else sentences(" ".join(prose(documented)), 2)
+    if name == "METHODS":
+        return ["Maps the name of each recipe to the function that makes it; see [recipes](recipes.md)."]
+    if name == "KvweaveError":
+        return [said, "", *_error_list()]
+    if name in RESULTS:
+        return [said, "", *_fields(documented)]
+    listed = [*_explained(name, documented), *(_members(name, documented) if name in MEMBERS else ())]
+    called = _signature(name, documented) if name != "KnowledgeBase" else []  # `open` makes it
+    return [*called, said, *(["", *listed] if listed else [])]
+
+
+def _error_list() -> list[str]:
+    """The tree of errors as a nested list, without those that are caught inside and never reach a caller."""
+    branches = re.findall(r"^( *[│├└─ ]+)(\w+) *(.*)$", inspect.getdoc(errors) or "", re.M)
+    return [
+        f"{'  ' * (len(indent) // 4 - 1)}- `{name}`{f': {said}' if said else ''}"
+        for indent, name, said in branches
+        if "caught inside" not in said
+    ]
+
+
+def _explained(name: str, documented: Any, indent: str = "") -> list[str]:
+    said = entries(documented, "Args")
+    return [f"{indent}- `{each}`: {sentences(said[each], 2)}" for each in EXPLAINED.get(name, ())]
+
+
+def _members(name: str, documented: Any) -> list[str]:
+    """A list of properties, then of methods with their parameters."""
+    public = _public(documented)
+    lines = []
+    for member in sorted(MEMBERS[name] or public, key=lambda each: inspect.isfunction(public[each])):
+        lines.append(f"- `{_call(member, public[member])}`: {prose(public[member])[0]}")
+        lines += _explained(f"{name}.{member}", public[member], indent="  ")
+    return lines
+
+
+def _fields(documented: Any) -> list[str]:
+    """The fields of a result; a list if its docstring says what they mean."""
+    names = [field.name for field in dataclasses.fields(documented)]
+    said = entries(documented, "Attributes")
+    if not said:
+        return [f"Fields: {', '.join(f'`{name}`' for name in names)}."]
+    properties = {name: prose(each)[0] for name, each in _public(documented).items()}
+    return [f"- `{name}`: {text}" for name, text in (said | properties).items()]
+
+
+def _public(documented: Any) -> dict[str, Any]:
+    """Methods and properties, those of kvweave's base classes first."""
+    bases = [base for base in reversed(documented.__mro__) if base.__module__.startswith("kvweave")]
+    members = {name: each for base in bases for name, each in vars(base).items() if not name.startswith("_")}
+    return {
+        name: each for name, each in members.items() if inspect.isfunction(each) or isinstance(each, property)
+    }
+
+
+def _signature(name: str, function: Callable[..., Any]) -> list[str]:
+    lines = textwrap.wrap(_call(name, function), 100, subsequent_indent="    ", break_on_hyphens=False)
+    return ["```python", *lines, "```", ""]
+
+
+def _call(name: str, documented: Any) -> str:
+    """A function with its parameters and defaults; a property is its name."""
+    if isinstance(documented, property):
+        return name
+    parameters = [each for each in inspect.signature(documented).parameters.values() if each.name != "self"]
+    shown = [_parameter(each) for each in parameters]
+    named = [n for n, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY]
+    if named and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        shown.insert(named[0], "*")
+    return f"{name}({', '.join(shown)})"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    if parameter.default is parameter.empty:
+        return f"{star}{parameter.name}"
+    shown = repr(parameter.default)
+    default = "..." if callable(parameter.default) or shown.startswith("<") else shown.replace("'", '"')
+    return f"{parameter.name}={default}"

@@ -1,1 +1,0 @@
-"""Long texts for decoding, whose questions need evidence from long before."""

@@ -1,1 +1,0 @@
-"""How well matchers distinguish paraphrases of a question from questions that only look similar."""
