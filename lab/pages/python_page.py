@@ -140,7 +140,7 @@ def _call(name: str, documented: Any) -> str:
     return f"{name}({', '.join(shown)})"
 
 
-def _parameter(parameter: inspect.Parameter) -> str:
+def _parameter(parameter: Any) -> str:
     star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
     if parameter.default is parameter.empty:
         return f"{star}{parameter.name}"

@@ -70,7 +70,13 @@ def command_line() -> list[str]:
     for path, command in own:
         lines += _command(path, command, shared)
     added = ", ".join(f"`kvweave {name}`" for name in sorted(plugins(GROUP)))
-    return [*lines, "", f"[kvweave-lab](../../lab/README.md) adds {added}."]
+    return [
+        *lines,
+        "",
+        "## Commands of kvweave-lab",
+        "",
+        f"{added}: see [lab/README.md](../../lab/README.md).",
+    ]
 
 
 def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -142,8 +148,8 @@ def settings() -> list[str]:
         "`KVWEAVE_KB` names the knowledge base of a command, `KVWEAVE_RATIO` and `KVWEAVE_COVERAGE` its budget.",
     ]
     lines += _setting_list(Config, [field for field in dataclasses.fields(Config) if not _is_part(field)])
-    for field in filter(_is_part, dataclasses.fields(Config)):
-        lines += _setting_list(field.default_factory, dataclasses.fields(field.default_factory))
+    for part in (field.default_factory for field in dataclasses.fields(Config) if _is_part(field)):
+        lines += _setting_list(part, dataclasses.fields(part))  # type: ignore[arg-type]
     return lines
 
 

@@ -1,7 +1,6 @@
 """What the answer cache stores, for how long, and with several users at once."""
 
 import os
-import signal
 import threading
 import time
 from dataclasses import replace
@@ -306,12 +305,10 @@ while True:
 
 def test_a_killed_writer_leaves_whole_answers(cache, database):
     code = WRITER.format(tests=os.path.dirname(__file__), path=str(database.path))
-    writer = Program(["-c", code])
-    for _ in range(3):
-        written = int(writer.stdout.readline())
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
-    writer.stdout.close()
+    with Program(["-c", code]) as writer:
+        for _ in range(3):
+            written = int(writer.stdout.readline())
+        writer.kill()
     assert cache.totals().answered >= written
     rows = database.query("SELECT count(*) FROM answer_versions")[0][0]
     assert rows == 3 * cache.totals().answered  # every answer has all its versions

@@ -15,7 +15,14 @@ GLORRIC = "What is the password of Glorric?"
 
 def invoker(home):
     """Runs the command in this process, which saves loading PyTorch again; the result holds the exception."""
-    runner = CliRunner(env={"KVWEAVE_HOME": str(home), "KVWEAVE_CHUNK_TOKENS": "48", "COLUMNS": "200"})
+    runner = CliRunner(
+        env={
+            "KVWEAVE_HOME": str(home),
+            "KVWEAVE_CHUNK_TOKENS": "48",
+            "KVWEAVE_RECIPE": "reuse",
+            "COLUMNS": "200",
+        }
+    )
     return lambda *words: runner.invoke(app, [str(word) for word in words])
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 from dataclasses import replace
 
 import pytest
@@ -120,12 +119,10 @@ def test_a_killed_process_leaves_nothing_that_can_be_resumed(adapter, tmp_path):
         "adapter = tiny_adapter('qwen2'); cache, _ = resume(adapter, pathlib.Path(sys.argv[1]), 90_000)\n"
         "for token in range(10, 10_000): adapter.step(cache, 3 + token % 200); print(token, flush=True)\n"
     )
-    running = Program(["-c", program, tmp_path])
-    for _ in range(5):
-        assert running.stdout.readline()
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    running.stdout.close()
+    with Program(["-c", program, tmp_path]) as running:
+        for _ in range(5):
+            assert running.stdout.readline()
+        running.kill()
     with pytest.raises(StoreError, match="a process was ended while it decoded"):
         resume(adapter, tmp_path, KV.resident_bytes)
 

@@ -15,12 +15,12 @@ QUESTION = "what about the river"
 
 @pytest.fixture
 def small_home(tmp_path):
-    """A file system of 10 MiB."""
+    """A file system of 6 MiB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a size-limited file system needs root")
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
     mounted = subprocess.run(mount, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"cannot mount a size-limited file system here: {mounted.stderr.strip()}")

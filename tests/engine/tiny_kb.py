@@ -9,7 +9,7 @@ import numpy as np
 import kvweave
 from kvweave.testing import tiny_adapter
 
-SETTINGS = {"chunk_tokens": 40, "top_k": 3, "system": "Answer.", "max_new_tokens": 4}
+SETTINGS = {"recipe": "reuse", "chunk_tokens": 40, "top_k": 3, "system": "Answer.", "max_new_tokens": 4}
 
 
 class Letters:

@@ -235,8 +235,8 @@ for batch in range(15):
 
 def test_two_processes_write_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "vectors"
-    writers = [Program(["-c", WRITER, folder, name]) for name in "pq"]
-    assert [writer.wait(timeout=100) for writer in writers] == [0, 0]
+    with Program(["-c", WRITER, folder, "p"]) as one, Program(["-c", WRITER, folder, "q"]) as other:
+        assert (one.wait(timeout=100), other.wait(timeout=100)) == (0, 0)
     sources = [f"/{name}/{batch}" for name in ("p", "q", "shared") for batch in range(15)]
     found = VectorIndex(folder, D).search("zebra", np.zeros(D, np.float32), 500, visible(*sources))
     assert len(found) == len({(one.source, one.position) for one in found}) == 45 * 4

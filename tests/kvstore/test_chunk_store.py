@@ -22,8 +22,7 @@ from store_samples import (
 
 from kvweave.database import Database
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
-from kvweave.kvstore import catalog as usage
-from kvweave.kvstore import header, keys
+from kvweave.kvstore import catalog, header, keys
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import ParsedEntry
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
@@ -337,7 +336,7 @@ def test_recently_opened_entries_are_bounded_by_number_and_bytes(tmp_path: Path)
 def test_counts_are_collected_in_memory_and_written_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "FLUSH_AFTER", 10)
+    monkeypatch.setattr(catalog, "FLUSH_AFTER", 10)
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as other:
         put(store, kv)
@@ -409,12 +408,12 @@ def test_verify_leaves_and_reports_files_that_cannot_be_opened(
 def test_a_look_up_never_fails_because_of_its_counters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(usage, "FLUSH_AFTER", 1)
+    monkeypatch.setattr(catalog, "FLUSH_AFTER", 1)
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         store._components.database.execute("DROP TABLE store_counters")
         assert same(get(store, chunk(1)), chunk(1))
-        store._components.database.script(usage._SCHEMA)
+        store._components.database.script(catalog._COUNTERS_SCHEMA)
 
         def look_up_and_fail() -> None:
             with store._components.database.transaction():

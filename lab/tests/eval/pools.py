@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from string import Formatter
 
 from kvweave_lab.eval import tasks
@@ -37,6 +38,7 @@ def normalised(sentence: str) -> str:
     return " ".join(re.findall(r"\w+|{}", re.sub(r"{\w+}", "{}", sentence).lower()))
 
 
+@cache
 def pattern(sentence: str) -> re.Pattern[str]:
     """Return a pattern of a sentence with its placeholders filled; groups are named after the placeholders."""
     parts: list[str] = []

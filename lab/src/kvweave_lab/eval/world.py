@@ -213,6 +213,7 @@ class Passages:
         self._rng = rng
         self._all = [(text, count(text)) for text in sentences]
         self._left = self._all
+        self._least_tokens = min((tokens for _, tokens in self._all), default=0)
         self._mean_tokens = sum(tokens for _, tokens in self._all) / max(1, len(self._all))
 
     def draw(self, tokens: int) -> tuple[list[str], int]:
@@ -223,7 +224,8 @@ class Passages:
         texts: list[str] = []
         left = tokens
         while some := self._fitting(left) or self._fitting_again(left):
-            self._left = [sentence for sentence in self._left if sentence not in some]
+            taken = set(some)
+            self._left = [sentence for sentence in self._left if sentence not in taken]
             texts += [text for text, _ in some]
             left -= sum(size for _, size in some)
         return texts, tokens - left
@@ -231,7 +233,10 @@ class Passages:
     def _fitting(self, tokens: int) -> list[tuple[str, int]]:
         start = self._rng.randrange(len(self._left)) if self._left else 0
         some = []
-        for sentence in (*self._left[start:], *self._left[:start]):
+        for number in range(start, start + len(self._left)):
+            if tokens < self._least_tokens:
+                break
+            sentence = self._left[number % len(self._left)]
             if sentence[1] <= tokens:
                 some.append(sentence)
                 tokens -= sentence[1]
