@@ -52,7 +52,7 @@ def load():
 
 
 def open_tiny(home, **settings):
-    return kvweave.open("notes", home=home, **SETTINGS, **settings)
+    return kvweave.open("notes", home=home, **{**SETTINGS, **settings})
 
 
 def text(number, parts=3):
