@@ -3,12 +3,16 @@
 Tensor letters: L layers, G KV heads, S stored tokens, D head width.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-import torch
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypeIs
 
 Storage = Literal["exact", "int8", "int4"]
 """How KV is stored: as the model computed it, or with 8 or 4 bits per number, which is never exact."""
@@ -153,6 +157,13 @@ class KVLayers(Protocol):
         ...
 
 
+def _is_tensor(data: torch.Tensor | KVLayers) -> TypeIs[torch.Tensor]:
+    """PyTorch takes seconds to import; listing documents and answers from the cache need none of it."""
+    import torch
+
+    return isinstance(data, torch.Tensor)
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkKV:
     """A chunk's keys and values at every layer, the keys *before* rotary positions are applied.
@@ -173,27 +184,27 @@ class ChunkKV:
     @property
     def kv(self) -> torch.Tensor:
         """All layers, (L, 2, G, S, D). Raises DamagedEntry if they are not what was stored."""
-        return self.data if isinstance(self.data, torch.Tensor) else self.data.all_layers()
+        return self.data if _is_tensor(self.data) else self.data.all_layers()
 
     def layer(self, index: int) -> torch.Tensor:
         """Return keys and values of one layer, (2, G, S, D). Raises DamagedEntry if they are not what was stored."""
-        return self.data[index] if isinstance(self.data, torch.Tensor) else self.data.layer(index)
+        return self.data[index] if _is_tensor(self.data) else self.data.layer(index)
 
     def load(self, index: int) -> None:
         """Load and verify a layer, so that `layer` need not wait. Raises DamagedEntry as `layer` does."""
         for data in (self.data, self.queries):
-            if data is not None and not isinstance(data, torch.Tensor):
+            if data is not None and not _is_tensor(data):
                 data.load(index)
 
     @property
     def layer_wait_s(self) -> float:
         """Estimated seconds to receive one more layer over a network; 0 if nothing has to be received."""
-        return 0.0 if isinstance(self.data, torch.Tensor) else self.data.layer_wait_s
+        return 0.0 if _is_tensor(self.data) else self.data.layer_wait_s
 
     def layer_queries(self, index: int) -> torch.Tensor:
         """Return queries of one layer, (H, S, D); some must be stored. Raises DamagedEntry as `layer` does."""
         assert self.queries is not None
-        return self.queries[index] if isinstance(self.queries, torch.Tensor) else self.queries.layer(index)
+        return self.queries[index] if _is_tensor(self.queries) else self.queries.layer(index)
 
     @property
     def tokens(self) -> int:

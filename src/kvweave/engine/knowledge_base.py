@@ -17,7 +17,7 @@ from kvweave.engine.active_requests import ActiveRequests
 from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.state import SWEEP_GRACE_S, Progress, kb_folder, no_progress, open_state
+from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress, kb_folder, no_progress
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, PathNotFound
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AddReport, Answer, AnswerCacheUse
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvweave.engine.indexing import Indexer
     from kvweave.engine.pipeline import AnswerStream
     from kvweave.engine.settings import Settings
+    from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.models.adapter import Adapter
 
 
@@ -46,8 +47,7 @@ class KnowledgeBase:
         self.name = name
         self.config = config
         self.folder = kb_folder(name, config)
-        self._state = open_state(self.folder, name, config)
-        self.store = self._state.store
+        self._state = KnowledgeBaseState(self.folder, name, config)
         self.answers = self._state.answers
         self.predictions = self._state.predictions
         with ExitStack() as undo:
@@ -57,6 +57,11 @@ class KnowledgeBase:
             undo.pop_all()
         self._requests = ActiveRequests(self.folder / "requests.lock")
         self._components = Components(config, self.folder, self._metadata, self._state)
+
+    @property
+    def store(self) -> "ChunkStore":
+        """The store of chunk KV."""
+        return self._state.store
 
     @property
     def adapter(self) -> "Adapter":
@@ -118,6 +123,7 @@ class KnowledgeBase:
 
         What another process adds after the commit stays whole.
         """
+        store = self.store
         with self._state.database.transaction():
             removed = [document.source for document in self.documents()]
             for source in removed:
@@ -125,7 +131,7 @@ class KnowledgeBase:
             self.answers.clear()
             self.predictions.clear()
             self._metadata.clear()
-            self.store.clear()
+            store.clear()
         self._components.forget()
         self._state.empty_conversations()
         return removed

@@ -1,11 +1,11 @@
 """What a knowledge base consists of, in one SQLite database. Light to import: `ls` and `rm` need no more."""
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.config import Config
@@ -13,10 +13,12 @@ from kvweave.database import Database
 from kvweave.engine.conversation_log import empty_outdated
 from kvweave.errors import InvalidRequest
 from kvweave.index.documents import DocumentTable
-from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.predict.store import PredictionStore
 from kvweave.types import Chunk, Document
+
+if TYPE_CHECKING:
+    from kvweave.kvstore.chunk_store import ChunkStore
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("reading", "computing KV"), units done and units in all."""
@@ -45,35 +47,54 @@ def kb_folder(name: str, config: Config) -> Path:
     return config.home / "kb" / checked_name("knowledge base", name)
 
 
-@dataclass(frozen=True, slots=True)
 class KnowledgeBaseState:
     """The tables that say which documents exist and what belongs to them; changes to them commit together.
 
-    `conversations` is a folder of files, outside the transaction: a conversation is compared with the document list
-    before it is used.
+    Opens the knowledge base in `folder`, and creates it if it is not there. `conversations` is a folder of files, outside the
+    transaction: a conversation is compared with the document list before it is used.
+
+    Raises:
+        StoreError: the database cannot be used.
     """
 
-    database: Database
-    documents: DocumentTable
-    store: ChunkStore
-    answers: AnswerCache
-    predictions: PredictionStore
-    conversations: Path
+    def __init__(self, folder: Path, name: str, config: Config) -> None:
+        self._folder, self._name, self._config = folder, name, config
+        self._opening = threading.Lock()
+        self._store: ChunkStore | None = None
+        with ExitStack() as undo:  # closes what was opened if the rest cannot be
+            self.database = Database(folder / "catalog.sqlite")
+            undo.callback(self.database.close)
+            self.documents = DocumentTable(self.database)
+            self.answers = AnswerCache(self.database, config.answers.answer_limit_bytes)
+            self.predictions = PredictionStore(self.database)
+            self.conversations = folder / "conversations"
+            undo.pop_all()
+
+    @property
+    def store(self) -> "ChunkStore":
+        """The store of chunk KV, opened at the first access: it needs PyTorch, and listing documents does not need it.
+
+        Never open it inside a transaction: it creates its tables.
+        """
+        with self._opening:
+            if self._store is None:
+                self._store = self._open_store()
+            return self._store
 
     def put(self, document: Document, chunks: Sequence[Chunk], kv_ids: Sequence[Sequence[int]]) -> None:
         """Make a document visible in place of its earlier version, in one commit.
 
         `kv_ids` are the tokens that each chunk's KV is made of.
         """
-        kv_digests = [digest_tokens(ids) for ids in kv_ids]
+        kv_digests, store = [digest_tokens(ids) for ids in kv_ids], self.store
         with self.database.transaction():
             earlier = self.documents.get(document.source)
             listed = self.documents.put(document, chunks, kv_digests, [len(ids) for ids in kv_ids])
             # Own before disown, so that unchanged chunks keep their KV.
-            self.store.own(listed.version, kv_digests)
+            store.own(listed.version, kv_digests)
             gone = [earlier.version] if earlier is not None and earlier.version != listed.version else []
             for version in gone:
-                self.store.disown(version)
+                store.disown(version)
             self._forget(gone)
 
     def remove(self, source: str) -> str | None:
@@ -81,11 +102,12 @@ class KnowledgeBaseState:
 
         Returns its version, None if it was not listed.
         """
+        store = self.store
         with self.database.transaction():
             listed = self.documents.remove(source)
             if listed is None:
                 return None
-            self.store.disown(listed.version)
+            store.disown(listed.version)
             self._forget([listed.version])
         return listed.version
 
@@ -99,7 +121,8 @@ class KnowledgeBaseState:
     def close(self) -> None:
         """Write counters and close files; closing twice is fine."""
         if not self.database.closed:
-            self.store.close()
+            if self._store is not None:
+                self._store.close()
             self.database.close()
 
     def _forget(self, versions: Sequence[str]) -> None:
@@ -107,27 +130,17 @@ class KnowledgeBaseState:
         self.answers.documents_changed(versions)
         self.answers.delete(self.predictions.documents_changed(versions))
 
+    def _open_store(self) -> "ChunkStore":
+        from kvweave.kvstore.chunk_store import ChunkStore
 
-def open_state(folder: Path, name: str, config: Config) -> KnowledgeBaseState:
-    """Open the knowledge base in `folder`, creating it if it is not there; raises StoreError."""
-    with ExitStack() as undo:  # closes what was opened if the rest cannot be
-        database = Database(folder / "catalog.sqlite")
-        undo.callback(database.close)
-        store = ChunkStore(
-            folder / "kv",
-            namespace=name,
-            limit_bytes=config.store.limit_bytes,
-            host_bytes=config.store.host_bytes,
-            shared=config.store.shared,
-            shared_bytes=config.store.shared_bytes,
-            database=database,
+        settings = self._config.store
+        return ChunkStore(
+            self._folder / "kv",
+            namespace=self._name,
+            limit_bytes=settings.limit_bytes,
+            host_bytes=settings.host_bytes,
+            shared=settings.shared,
+            shared_bytes=settings.shared_bytes,
+            database=self.database,
             owned_only=True,  # KV of a document that is removed meanwhile must not be kept
         )
-        undo.callback(store.close)
-        answers = AnswerCache(database, config.answers.answer_limit_bytes)
-        predictions = PredictionStore(database)
-        state = KnowledgeBaseState(
-            database, DocumentTable(database), store, answers, predictions, folder / "conversations"
-        )
-        undo.pop_all()
-    return state
