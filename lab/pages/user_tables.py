@@ -5,6 +5,7 @@ from typing import Any
 
 from markdown_parts import NOT_MEASURED, header, row
 
+from kvweave.plugins import LAB
 from kvweave.recipes.methods import recipe_named
 from kvweave_lab.eval.rows import OVERALL
 
@@ -59,6 +60,8 @@ def recipe_scores(quality: Mapping[str, Any] | None, cost: Mapping[str, Any] | N
     ratios = sorted({ratio for _, ratio in scores} - {0.0, 1.0})
     lines = header("recipe", "nothing", *(f"{ratio:.0%}" for ratio in ratios), "everything", "selecting")
     for name in dict.fromkeys(recipe for recipe, _ in scores):
+        if name in LAB["kvweave.recipes"]:
+            continue  # a user of the package cannot choose it
         cells = (scores.get((name, ratio), "") for ratio in (0.0, *ratios, 1.0))
         lines.append(row(f"`{name}`", *cells, shares.get(name, "")))
     about = overall[0]

@@ -7,9 +7,28 @@ returns a Recipe, by the recipe's name) and `kvweave.models` (a folder with weig
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from kvweave.errors import MissingExtra
 
 
 @cache
 def plugins(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group by name, without loading them. Read once per process."""
     return {point.name: point for point in entry_points(group=group)}
+
+
+LAB: Final = {
+    "kvweave.commands": ("bench", "eval", "profile-layers", "train-selector"),
+    "kvweave.recipes": ("naive", "random", "percache", "idealised", "cacheblend-kv", "cacheblend-gradual"),
+    "kvweave.models": ("longer",),
+}
+"""What kvweave-lab adds, by entry-point group: named here so that a missing one can say what to install."""
+
+
+def lab_missing(what: str) -> MissingExtra:
+    """Return the error for a part of kvweave-lab that is not installed."""
+    return MissingExtra(
+        f"{what} belongs to kvweave-lab, which is not installed; "
+        "run `pip install ./lab` in a clone of the repository, or `pip install 'kvweave[lab]'`"
+    )

@@ -11,7 +11,6 @@ from kvweave.errors import StoreBusy
 @pytest.mark.parametrize(
     "part",
     [
-        "state.ChunkStore",
         "state.PredictionStore",
         "knowledge_base.BackgroundBudget",
         "knowledge_base.KBMetadata",

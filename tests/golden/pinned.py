@@ -124,8 +124,8 @@ def _named(provenance: KVProvenance, content: Any) -> str:
 def schema() -> list[str]:
     """Return the tables of a knowledge base, as SQLite describes them."""
     with tempfile.TemporaryDirectory() as folder:
-        with kvweave.open("notes", home=folder):
-            pass
+        with kvweave.open("notes", home=folder) as base:
+            base.store.stats()  # the store makes its tables when it is first used
         connection = sqlite3.connect(Path(folder) / "kb" / "notes" / "catalog.sqlite")
         rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
         found = [" ".join(row[0].split()) for row in rows]

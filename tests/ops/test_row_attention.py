@@ -1,6 +1,6 @@
 """Every implementation of attention over chosen rows against the definition, request by request.
 
-Without a GPU the kernel runs in Triton's interpreter (see tests/conftest.py).
+Without a GPU the kernel runs in Triton's interpreter (see conftest.py).
 """
 
 from collections.abc import Callable, Sequence

@@ -6,12 +6,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from kvweave.errors import MissingExtra
-from kvweave.plugins import plugins
+from kvweave.plugins import LAB, lab_missing, plugins
 
 GROUP = "kvweave.commands"
-LAB_COMMANDS = ("bench", "eval", "profile-layers", "train-selector")
-"""Commands of kvweave-lab, named here so that a missing one can say what to install."""
 
 
 class PluginGroup(TyperGroup):
@@ -30,11 +27,8 @@ class PluginGroup(TyperGroup):
         plugin = plugins(GROUP).get(cmd_name)
         if plugin is not None:
             return _loaded(plugin)
-        if cmd_name in LAB_COMMANDS:
-            raise MissingExtra(
-                f"`kvweave {cmd_name}` belongs to kvweave-lab, which is not installed; "
-                "run `pip install 'kvweave[lab]'`, or `pip install ./lab` in a clone of the repository"
-            )
+        if cmd_name in LAB["kvweave.commands"]:
+            raise lab_missing(f"`kvweave {cmd_name}`")
         return None
 
 

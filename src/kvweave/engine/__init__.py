@@ -1,10 +1,7 @@
-"""The only place where the parts meet.
+"""The only place where the parts meet: a knowledge base (`knowledge_base`) and what its calls go to.
 
-engine               a knowledge base as users hold it; what its calls go to
-  questions          ask, stream: checked, then repeats or the pipeline
-    pipeline         one request, from question to answer
-  additions          add: made of what is settled, then indexing
-  documents          list, remove
-  conversations      chat
-  idle               what is done while nobody asks
+ask          `ask` checks a question, `settings` completes its options, `pipeline` answers it
+add          `indexing`
+chat         `conversation`
+idle         `background`, `background_jobs`, `question_prediction`
 """

@@ -1,4 +1,4 @@
-"""Results as plain dictionaries, for `--json` and whoever else wants to print them."""
+"""Results as plain dictionaries, for `--json`."""
 
 import dataclasses
 from pathlib import Path

@@ -15,7 +15,7 @@ from kvweave.results import AnswerCacheUse
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """All options of one question. One such object travels from the call to the pipeline, unchanged.
+    """All options of one question: `Settings.resolve` completes those of the call. It travels to the pipeline unchanged.
 
     Attributes:
         recipe: how stored KV is reused.

@@ -68,6 +68,8 @@ class KnowledgeBaseState:
             self.answers = AnswerCache(self.database, config.answers.answer_limit_bytes)
             self.predictions = PredictionStore(self.database)
             self.conversations = folder / "conversations"
+            if config.store.shared is not None:
+                self._store = self._open_store()  # a wrong address is refused now
             undo.pop_all()
 
     @property

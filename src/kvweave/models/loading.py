@@ -12,7 +12,7 @@ from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
 from kvweave.ops.cpu_features import has_fast_matmul
-from kvweave.plugins import plugins
+from kvweave.plugins import LAB, lab_missing, plugins
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ def _load_named(name: str, dtype: str, place: torch.device) -> Adapter:
         return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, place)
     _check_folder(name)
     folder = Path(name).expanduser()
+    if name in LAB["kvweave.models"] and not folder.exists():
+        raise lab_missing(f"model {name!r}")
     source = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
     return _load(source, source, dtype, place)
 

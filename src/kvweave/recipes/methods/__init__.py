@@ -5,7 +5,7 @@ from dataclasses import replace
 from inspect import signature
 
 from kvweave.errors import InvalidRequest, UnknownRecipe
-from kvweave.plugins import plugins
+from kvweave.plugins import LAB, lab_missing, plugins
 from kvweave.recipes.methods.ape import ape
 from kvweave.recipes.methods.baselines import direct, full, prefix, reuse
 from kvweave.recipes.methods.cacheblend import cacheblend
@@ -109,6 +109,8 @@ def recipe_named(
     if storage is not None and storage not in STORAGES:
         raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
     if name not in METHODS:
+        if name in LAB["kvweave.recipes"]:
+            raise lab_missing(f"recipe {name!r}")
         raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join(METHODS)}")
     recipe = METHODS[name](auxiliary) if uses_auxiliary(name) else METHODS[name]()
     recipe = _with_preparation(recipe, prepare)
