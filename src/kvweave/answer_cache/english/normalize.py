@@ -19,7 +19,7 @@ from typing import Final
 
 from kvweave.answer_cache.english.dates import fold_dates, is_date
 from kvweave.answer_cache.english.lexicon import Lexicon, lexicon, lexicon_text
-from kvweave.answer_cache.english.parse import parse
+from kvweave.answer_cache.english.parse import Clause, parse
 from kvweave.answer_cache.english.terms import Phrase, canonical_terms
 from kvweave.answer_cache.english.words import (
     Word,
@@ -93,8 +93,15 @@ def normalize(question: str) -> NormalizedQuestion:
         return NormalizedQuestion(
             EXACT, tuple(text.casefold().rstrip(" .?!").split()), time_sensitive=time_sensitive
         )
-    clause = parse(words, requested, known) if 0 < len(words) <= _MAX_WORDS and "?" not in core else None
-    terms, phrases = canonical_terms(clause, known) if clause is not None else ((), ())
+    clause: Clause | None = None
+    terms: tuple[str, ...] = ()
+    phrases: tuple[Phrase, ...] = ()
+    if 0 < len(words) <= _MAX_WORDS and "?" not in core:
+        try:
+            clause = parse(words, requested, known)
+            terms, phrases = canonical_terms(clause, known) if clause is not None else ((), ())
+        except IndexError:  # its words end where English has more: "Whose is …", "Isn't?"
+            clause = None
     if clause is None or not (terms or phrases):
         return NormalizedQuestion(EXACT, tuple(word.text for word in whole), time_sensitive=time_sensitive)
     return NormalizedQuestion(clause.asks, terms, phrases, clause.negated, clause.tense, time_sensitive)
