@@ -76,8 +76,6 @@ class Program:
         """The exit code; None while it runs."""
         return self._process.exitcode
 
-    poll = returncode.fget
-
     def send_signal(self, number: int) -> None:
         """Send a signal to the process."""
         if self._process.exitcode is None:

@@ -106,8 +106,7 @@ class KnowledgeBase:
         After the commit none of their chunks, vectors, KV or answers can be found. Conversations that have read them
         start over.
 
-        Raises:
-            PathNotFound: nothing is indexed from a path; then nothing is removed.
+        Raises PathNotFound if nothing is indexed from a path; then nothing is removed.
         """
         sources = list(dict.fromkeys(source for path in paths for source in self._sources_of(path)))
         began_s = time.time()
@@ -216,8 +215,7 @@ class KnowledgeBase:
     def prompt(self, question: str, *, top_k: int | None = None) -> Prompt:
         """Return what a question would be answered from, without computing it: its chunks in prompt order.
 
-        Raises:
-            EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
+        Raises EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
         """
         return self._asker.prompt(question, top_k)
 
@@ -246,8 +244,7 @@ class KnowledgeBase:
     def send(self, conversation: "Conversation", question: str, *, top_k: int | None = None) -> Iterator[str]:
         """Yield the answer to a conversation's next turn, from chunks found for it and everything said before.
 
-        Raises:
-            EmptyKnowledgeBase, InvalidRequest: and as `Conversation.send`.
+        Raises EmptyKnowledgeBase and InvalidRequest, and as `Conversation.send`.
         """
         with self._requests.start():
             yield from self._conversations.send(conversation, question, top_k)
@@ -368,8 +365,7 @@ def open_knowledge_base(
     `overlap_tokens`, `top_k`, `limit_bytes`, `recipe`, `system`, …). Without `model`, the one that the knowledge base
     was made with is used, for a new one the shipped reference model.
 
-    Raises:
-        InvalidRequest: an unknown setting.
+    Raises InvalidRequest for an unknown setting.
     """
     return KnowledgeBase(name, read_config(Path(home) if home else None, **settings))
 
