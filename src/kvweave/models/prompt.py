@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import Unigram
 
 from kvweave.types import Prompt, Span, TokenizedPrompt
 
@@ -280,32 +281,71 @@ class PlainTokenizer:
 
 
 def _without_control(backend: Tokenizer) -> tuple[Tokenizer, frozenset[int]]:
-    """Return a copy that splits control tokens, and the control ids that its vocabulary can still produce."""
+    """Return a tokenizer that splits control tokens, and the control ids that its vocabulary can still produce.
+
+    It shares the vocabulary and its merges with `backend`, so it costs milliseconds at any size; a copy of a vocabulary of
+    262,144 words takes seconds.
+    """
+    added = dict(sorted(backend.get_added_tokens_decoder().items()))
+    control = {number: token.content for number, token in added.items() if _is_control(token)}
+    plain = _sharing_vocabulary(backend, [_with_special(added[each], each in control) for each in added])
+    if {number: token.content for number, token in plain.get_added_tokens_decoder().items()} != {
+        number: token.content for number, token in added.items()
+    }:  # ids with gaps, which only a whole copy keeps
+        plain = _copied(backend, frozenset(control.values()))
+    plain.encode_special_tokens = True  # special tokens are then plain text
+    unknown = _unknown_token(backend)
+    return plain, frozenset(
+        number
+        for number, content in control.items()
+        if content != unknown and backend.model.token_to_id(content) is not None
+    )
+
+
+def _sharing_vocabulary(backend: Tokenizer, added: list[AddedToken]) -> Tokenizer:
+    """Return a tokenizer with the parts of `backend`, not copied, and these added tokens, in the order of their ids."""
+    plain = Tokenizer(backend.model)
+    if backend.normalizer is not None:
+        plain.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        plain.pre_tokenizer = backend.pre_tokenizer
+    plain.add_tokens(added)
+    return plain
+
+
+def _copied(backend: Tokenizer, control: frozenset[str]) -> Tokenizer:
+    """Return a copy without truncation and padding, in which the added tokens in `control` and no others are special."""
     description = json.loads(backend.to_str())
     description["truncation"] = description["padding"] = None
-    control = [token for token in description["added_tokens"] if _is_control(token)]
-    for token in control:
-        token["special"] = True  # encode_special_tokens then treats it as plain text
     for token in description["added_tokens"]:
-        token["special"] = token in control
-    plain = Tokenizer.from_str(json.dumps(description))
-    plain.encode_special_tokens = True
-    vocabulary = plain.get_vocab(with_added_tokens=False)
-    model = description["model"]  # Unigram names its unknown token by id, the others by text
-    unknown = model.get(
-        "unk_token", plain.id_to_token(model["unk_id"]) if model.get("unk_id") is not None else None
+        token["special"] = token["content"] in control
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def _with_special(token: AddedToken, special: bool) -> AddedToken:
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=special,
     )
-    leftover = {
-        token["id"] for token in control if token["content"] in vocabulary and token["content"] != unknown
-    }
-    return plain, frozenset(leftover)
 
 
-def _is_control(token: dict[str, Any]) -> bool:
-    content: str = token["content"]
+def _unknown_token(backend: Tokenizer) -> str | None:
+    """Return the token that stands for text outside the vocabulary; Unigram models name it by id, the others by text."""
+    if not isinstance(backend.model, Unigram):
+        return getattr(backend.model, "unk_token", None)
+    number = json.loads(backend.to_str())["model"].get("unk_id")
+    return None if number is None else backend.id_to_token(number)
+
+
+def _is_control(token: AddedToken) -> bool:
+    content: str = token.content
     if not content.strip():
         return False
-    return bool(token["special"]) or not MARKER_SIGNS.isdisjoint(content)
+    return bool(token.special) or not MARKER_SIGNS.isdisjoint(content)
 
 
 def _split_evenly(tokens: int, start: int, end: int) -> tuple[tuple[int, int], ...]:
