@@ -12,7 +12,7 @@ import typer
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing, keeps_output
 from kvweave_lab.cli import bench_options as bench
-from kvweave_lab.cli import bench_reuse, bench_store
+from kvweave_lab.cli import bench_reuse, bench_start, bench_store
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -344,6 +344,7 @@ def _steady_summary(done: "SteadyBench") -> str:
 
 
 app.command("ttft")(ttft)
+app.command("start")(bench_start.start)
 app.command("steady")(steady)
 app.command("store")(bench_store.store)
 app.command("decode")(bench_store.decode)

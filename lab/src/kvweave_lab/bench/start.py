@@ -1,0 +1,155 @@
+"""`kvweave bench start`: what a command of a fresh process spends before it answers, part by part.
+
+Every process is new, and its files are in the page cache. `python -c "import torch, transformers"` runs in turn with the
+commands, in the same rounds. Time is processor time over all threads, which other work on the machine inflates less than
+the time on the clock; both are reported.
+"""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvweave.engine.state import Progress, no_progress
+from kvweave.errors import KvweaveError
+from kvweave_lab.bench.measurement import MedianRange
+from kvweave_lab.bench.start_trace import CONTROL, PASSES, WEIGHTS
+
+NOT_OURS = (CONTROL, WEIGHTS, PASSES)
+"""Parts that any program with this model spends."""
+
+_QUESTION = "What is the document about?"
+_OTHER_QUESTION = "Who may change it, and when?"
+_TRACE = "kvweave_lab.bench.start_trace"
+
+
+@dataclass(frozen=True, slots=True)
+class StartSettings:
+    """What is started, how often.
+
+    Attributes:
+        documents: a folder or file to ask about.
+        model: as `--model` takes it; None is the shipped reference model.
+        new_tokens: longest answer.
+        rounds: how often each command runs, in turn.
+    """
+
+    documents: Path
+    model: str | None
+    new_tokens: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """One command's start.
+
+    Attributes:
+        command: its name in the table.
+        cpu_s: processor seconds in all.
+        wall_s: seconds on the clock.
+        own_s: processor seconds beyond `NOT_OURS`: imports, opening, tokenizer and everything else.
+        parts: median processor seconds by part.
+    """
+
+    command: str
+    cpu_s: MedianRange
+    wall_s: MedianRange
+    own_s: MedianRange
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StartBench:
+    """The control first, then a row for each command."""
+
+    settings: StartSettings
+    rows: list[StartRow]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One process: processor and clock seconds, and processor seconds by part."""
+
+    cpu_s: float
+    wall_s: float
+    parts: dict[str, float]
+
+    @property
+    def own_s(self) -> float:
+        return sum(spent for part, spent in self.parts.items() if part not in NOT_OURS)
+
+
+def bench_start(settings: StartSettings, folder: Path, progress: Progress = no_progress) -> StartBench:
+    """Index the documents in a home below `folder`, ask once, then start every command `rounds` times.
+
+    Raises KvweaveError, with what the command printed, if one fails.
+    """
+    home = folder / "home"
+    model = [] if settings.model is None else ["--model", settings.model]
+    control = _modules_of_control(folder)
+    _traced(["add", str(settings.documents), "--quiet", *model], home, control)
+    asked = ["ask", "--max-new-tokens", str(settings.new_tokens)]
+    commands = {
+        "kvweave --help": ["--help"],
+        "kvweave ls": ["ls"],
+        "kvweave ask, a new question": [*asked, "--fresh", _OTHER_QUESTION],
+        "kvweave ask, an answered question": [*asked, _QUESTION],
+    }
+    for command in commands.values():
+        _traced(command, home, control)  # the first question of a home stores what the next ones find
+    runs: dict[str, list[_Run]] = {CONTROL: [], **{name: [] for name in commands}}
+    for number in range(settings.rounds):
+        runs[CONTROL].append(_process([sys.executable, "-c", CONTROL], home))
+        for name, command in commands.items():
+            runs[name].append(_traced(command, home, control))
+        progress("starts", number + 1, settings.rounds)
+    return StartBench(settings, [_row(name, found) for name, found in runs.items()])
+
+
+def _row(name: str, runs: Sequence[_Run]) -> StartRow:
+    parts = dict.fromkeys(part for run in runs for part in run.parts)
+    return StartRow(
+        name,
+        MedianRange.of(run.cpu_s for run in runs),
+        MedianRange.of(run.wall_s for run in runs),
+        MedianRange.of(run.own_s for run in runs),
+        {part: statistics.median(run.parts.get(part, 0.0) for run in runs) for part in parts},
+    )
+
+
+def _modules_of_control(folder: Path) -> Path:
+    """Write the names of the modules that the control loads to a file, and return it."""
+    listed = folder / "control.json"
+    code = f"{CONTROL}, json, sys; json.dump(sorted(sys.modules), open({str(listed)!r}, 'w'))"
+    _process([sys.executable, "-c", code], folder)
+    return listed
+
+
+def _traced(command: Sequence[str], home: Path, control: Path) -> _Run:
+    output = control.with_name("trace.json")
+    run = _process([sys.executable, "-m", _TRACE, str(output), str(control), *command], home)
+    return _Run(run.cpu_s, run.wall_s, json.loads(output.read_text())["parts"])
+
+
+def _process(command: Sequence[str], home: Path) -> _Run:
+    """Run a process to its end and return its times, not yet by part."""
+    before, began = _children_cpu_s(), time.perf_counter()
+    done = subprocess.run(
+        command, env={**os.environ, "KVWEAVE_HOME": str(home)}, capture_output=True, text=True, check=False
+    )
+    wall_s = time.perf_counter() - began
+    if done.returncode:
+        raise KvweaveError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-500:]}")
+    return _Run(_children_cpu_s() - before, wall_s, {})
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
