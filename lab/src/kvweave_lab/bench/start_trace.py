@@ -22,14 +22,14 @@ from types import ModuleType
 from typing import Any
 
 CONTROL, WEIGHTS, TOKENIZER, PASSES = "import torch, transformers", "read weights", "read tokenizer", "passes"
-OURS = "kvweave's own steps"
+OURS, PROBE = "kvweave's own steps", "probe the model"
 
 # Module, attribute, part. The outermost of nested calls counts.
 _STEPS = (
     ("transformers.models.auto.modeling_auto", "AutoModelForCausalLM.from_pretrained", WEIGHTS),
     ("transformers.models.auto.tokenization_auto", "AutoTokenizer.from_pretrained", TOKENIZER),
     ("transformers.modeling_utils", "PreTrainedModel.__call__", PASSES),
-    ("kvweave.models.adapter", "probe", "probe the model"),
+    ("kvweave.models.adapter", "probe", PROBE),
     ("kvweave.models.adapter", "fingerprint", "digest model and tokenizer"),
     ("kvweave.models.prompt", "PlainTokenizer.__init__", "keep control text out"),
     ("kvweave.embedding", "TextEncoder._load", "load the embedding model"),
@@ -56,6 +56,11 @@ class Clock:
         finally:
             self.charge()
             self._open.pop()
+
+    @property
+    def probing(self) -> bool:
+        """Whether the model is being probed."""
+        return PROBE in self._open
 
     def charge(self) -> None:
         """Charge the time since the last charge."""
@@ -116,7 +121,7 @@ def _wrap(module: ModuleType, attribute: str, clock: Clock, part: str) -> None:
     @functools.wraps(step)
     def timed(*args: Any, **kwargs: Any) -> Any:
         nonlocal running
-        if running:
+        if running or clock.probing:  # the probe's pass is not one that answers
             return step(*args, **kwargs)
         running = True
         try:
