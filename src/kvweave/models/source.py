@@ -62,7 +62,7 @@ def gguf_folder(name: str, home: Path) -> ModelFolder | None:
         parts = parts_of(path.absolute())
         return _converted(str(parts[0]), parts, home)
     if name.lower().endswith(".gguf"):
-        return _without_file(str(path.absolute()), home, f"{path.absolute()} does not exist")
+        return _without_file(path.absolute(), home)
     match = _HUB_NAME.fullmatch(name)
     if match is None or not (match["quant"] or "gguf" in match["repo"].lower()):
         return None
@@ -82,13 +82,13 @@ def _converted(name: str, parts: Sequence[Path], home: Path) -> ModelFolder:
     return ModelFolder(folder, name)
 
 
-def _without_file(name: str, home: Path, why: str) -> ModelFolder:
-    """Return what a model was converted into although its file cannot be reached; raises ModelNotFound if it was not."""
-    folder = Conversions(home).find_without_file(name)
+def _without_file(path: Path, home: Path) -> ModelFolder:
+    """Return what a file that is gone was converted into; raises ModelNotFound if it was not."""
+    folder = Conversions(home).find_without_file(str(path))
     if folder is None:
-        raise ModelNotFound(f"{why}; name the GGUF file where it is now")
-    _LOG.warning("%s; using what it was converted into before, %s", why, folder)
-    return ModelFolder(folder, name)
+        raise ModelNotFound(f"{path} does not exist; name the GGUF file where it is now")
+    _LOG.warning("%s does not exist any more; using what it was converted into, %s", path, folder)
+    return ModelFolder(folder, str(path))
 
 
 def _model_in(folder: Path) -> Path | None:
@@ -114,13 +114,17 @@ def _models(names: Sequence[str]) -> list[str]:
 
 
 def _from_hub(name: str, repo: str, quant: str | None, home: Path) -> ModelFolder | None:
-    from httpx import HTTPError
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HTTPError  # its HTTP client's, which is another one in other versions
 
+    # What was once chosen stays chosen, until `kvweave cache clear`: stored KV fits no other file, and the hub may be far away.
+    before = Conversions(home).find_without_file(name)
+    if before is not None:
+        return ModelFolder(before, name)
     files, why = _repo_files(repo)
     if not files:
-        return _without_file(
-            name, home, f"the hub's repository {repo} cannot be listed ({why}), nor was it downloaded"
+        raise ModelNotFound(
+            f"the hub's repository {repo} cannot be listed and was not downloaded before: {why}"
         )
     chosen = choose_model(files, quant)
     if chosen is None:
@@ -132,7 +136,7 @@ def _from_hub(name: str, repo: str, quant: str | None, home: Path) -> ModelFolde
     try:
         parts = [Path(hf_hub_download(repo, part)) for part in sorted(siblings(chosen, files))]
     except (OSError, HTTPError) as error:
-        return _without_file(name, home, f"{chosen} of {repo} cannot be downloaded ({_line(error)})")
+        raise ModelNotFound(f"{chosen} of {repo} cannot be downloaded: {_line(error)}") from error
     return _converted(name, parts_of(parts[0]), home)
 
 
@@ -149,9 +153,8 @@ def choose_model(files: Sequence[str], quant: str | None) -> str | None:
 
 def _repo_files(repo: str) -> tuple[list[str], str]:
     """Return the files of a repository, or without the hub those downloaded; and why there are none."""
-    from httpx import HTTPError
     from huggingface_hub import list_repo_files, snapshot_download
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     try:
         return list(list_repo_files(repo)), ""

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 
 from kvweave.models.gguf.families import model_config
 from kvweave.models.gguf.header import Header, read_header
-from kvweave.models.gguf.tokenizer import build_tokenizer, end_tokens
+from kvweave.models.gguf.tokenizer import build_tokenizer, check_vocabulary, end_tokens
 from kvweave.models.gguf.weights import parameter_names, write_weights
 from kvweave.models.support import check_config
 
@@ -30,6 +30,7 @@ class Conversion:
         self._header = read_header(parts)
         self._config = {**model_config(self._header), "dtype": _dtype(self._header)}
         check_config(AutoConfig.for_model(**self._config))
+        check_vocabulary(self._header)
         self._names, self._class = parameter_names(self._header, self._config)
 
     @property

@@ -52,11 +52,27 @@ _ENDS: Final = frozenset(
 """Texts of tokens that llama.cpp ends an answer at, whatever the file calls them (src/llama-vocab.cpp)."""
 
 
-def build_tokenizer(header: Header) -> PreTrainedTokenizerFast:
-    """Return the tokenizer, with BOS and EOS added where the file says so, and the file's chat template.
+def check_vocabulary(header: Header) -> None:
+    """Raise UnsupportedModel, naming it, for a kind of vocabulary or of splitting that is not known."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    Raises UnsupportedModel, naming it, for a kind of vocabulary or of splitting that is not known.
-    """
+    kind, split = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre")
+    if kind not in ("llama", "gpt2"):
+        raise UnsupportedModel(
+            f"{header.path} has a vocabulary of kind {kind!r}; kvweave reads llama and gpt2"
+        )
+    known = {*GGUF_PRE_TOKENIZER_SPLITS, *_AS_GPT2, *_DIGITS_APART}
+    if kind == "gpt2" and split is None:
+        _LOG.warning("%s does not say how text is split into words; it is split as for GPT-2", header.path)
+    elif kind == "gpt2" and split not in known:
+        raise UnsupportedModel(
+            f"{header.path} splits text into words by {split!r}, which kvweave does not know; name the model's folder or "
+            "hub id with *.safetensors instead"
+        )
+
+
+def build_tokenizer(header: Header) -> PreTrainedTokenizerFast:
+    """Return the tokenizer, with BOS and EOS added where the file says so, and the file's chat template."""
     found = header.metadata
     kind, split = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.pre")
     backend = _backend(header, kind, split)
@@ -90,20 +106,7 @@ _CONTROL: Final = 3
 
 def _backend(header: Header, kind: Any, split: Any) -> Tokenizer:
     from transformers.integrations.gguf import convert_gguf_tokenizer
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    if kind not in ("llama", "gpt2"):
-        raise UnsupportedModel(
-            f"{header.path} has a vocabulary of kind {kind!r}; kvweave reads llama and gpt2"
-        )
-    known = {*GGUF_PRE_TOKENIZER_SPLITS, *_AS_GPT2, *_DIGITS_APART}
-    if kind == "gpt2" and split is None:
-        _LOG.warning("%s does not say how text is split into words; it is split as for GPT-2", header.path)
-    elif kind == "gpt2" and split not in known:
-        raise UnsupportedModel(
-            f"{header.path} splits text into words by {split!r}, which kvweave does not know; name the model's folder or "
-            "hub id with *.safetensors instead"
-        )
     found = {
         name: header.metadata[f"tokenizer.ggml.{key}"]
         for key, name in _FIELDS.items()
