@@ -253,15 +253,15 @@ def _show_conversions() -> None:
     """Show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET or the command shows its own."""
     from kvweave.models.gguf.reporting import report_to
 
+    bar: list[Callable[[str, int, int], None]] = []
+
     def show(stage: str, done: int, total: int) -> None:
-        nonlocal bar
-        if bar is None:
+        if not bar:
             from kvweave.cli.output import ModelProgress
 
-            bar = ModelProgress()
-        bar(stage, done, total)
+            bar.append(ModelProgress())
+        bar[0](stage, done, total)
 
-    bar: Callable[[str, int, int], None] | None = None
     if not os.environ.get("KVWEAVE_QUIET"):
         report_to(show)
 

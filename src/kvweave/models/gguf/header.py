@@ -230,7 +230,7 @@ class _Reader:
                 f"{self._path} has tensors of ggml type {ggml_type} ({name}), which kvweave cannot read; take a file with "
                 "another quantisation, such as Q4_K_M or Q8_0"
             ) from error
-        return prod(shape) // block * block_bytes
+        return int(prod(shape) // block * block_bytes)
 
     def _cut_off(self, needed: int | None = None) -> ModelNotFound:
         wanted = f" of at least {needed:,}" if needed else ""
