@@ -1,9 +1,16 @@
 """Knowledge bases with a model from a GGUF file, through the command line."""
 
+import contextlib
+
 import pytest
 
+import kvweave
 from gguf_files import write_gguf
+from kvweave.cli import output
+from kvweave.cli.options import SharedOptions
+from kvweave.errors import EmptyKnowledgeBase
 from kvweave.models.gguf.conversions import Conversions
+from kvweave.models.gguf.reporting import current_report, reporting
 
 
 @pytest.fixture
@@ -51,6 +58,31 @@ def test_conversions_are_counted_and_cleared_for_all_knowledge_bases(command, do
         f"{model} has changed or gone, so it could not be converted again" in command("cache", "clear").stdout
     )
     assert len(Conversions(tmp_path / "home").all()) == 1
+
+
+def test_add_reports_the_conversion_to_its_caller(documents, model, tmp_path):
+    stages = dict[str, int]()
+    with kvweave.open("notes", home=tmp_path / "home", model=str(model), recipe="reuse") as base:
+        base.add(documents, progress=lambda stage, done, total: stages.update({stage: done}))
+    assert {"reading the GGUF file (MB)", "converting the GGUF file (MB)", "reading"} <= stages.keys()
+
+
+@pytest.mark.parametrize(("quiet", "shown"), [("", ["converting", "converting"]), ("1", [])])
+def test_other_commands_show_a_bar_unless_they_are_quiet(quiet, shown, monkeypatch, tmp_path):
+    bars = []
+
+    @contextlib.contextmanager
+    def progress_bar(quiet):
+        yield lambda stage, done, total: bars.append(stage)
+
+    monkeypatch.setattr(output, "progress_bar", progress_bar)
+    monkeypatch.setenv("KVWEAVE_QUIET", quiet)
+    with reporting(lambda stage, done, total: None):
+        with pytest.raises(EmptyKnowledgeBase):
+            SharedOptions(home=tmp_path).open_kb()
+        current_report()("converting", 1, 2)
+        current_report()("converting", 2, 2)
+    assert bars == shown
 
 
 def test_doctor_converts_into_the_home_that_it_checks(command, model, tmp_path):

@@ -21,9 +21,7 @@ app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_ar
 @app.command("stats")
 @opt.with_options(*opt.KB, "shared")
 def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
-    """Show sizes, counts and hit rates by kind and tier, the savings from cached answers and predictions, and the GGUF
-    models that were converted for all knowledge bases.
-    """
+    """Show sizes, counts and hit rates by kind and tier, savings from cached answers and predictions, converted GGUF models."""
     from kvweave.cli.output import STDOUT, print_json, share
     from kvweave.engine.facts import facts
 
@@ -138,8 +136,7 @@ def limit(
 def clear(*, options: opt.SharedOptions) -> None:
     """Drop all chunk KV of a tier (default: disk). Documents stay; the next add computes their KV again.
 
-    From the disk it also deletes converted GGUF models, which all knowledge bases of the home share and which the next use
-    converts again. One whose file has changed or gone stays: it could not be made again.
+    From the disk it also deletes converted GGUF models, for all knowledge bases, unless their files are gone.
     """
     from kvweave.cli.output import STDOUT, amount
 

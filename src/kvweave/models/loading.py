@@ -29,8 +29,9 @@ def load_model(
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
     Args:
-        name: a local folder, a GGUF file, a hub id, or `hub/repo:QUANT` for a GGUF file on the hub. None or "reference" is the small model that ships with kvweave, "auxiliary" an even
-            smaller one that predicts the reference model's attention. Plugins may add names (kvweave-lab has "longer").
+        name: a local folder, a GGUF file, a hub id, or `hub/repo:QUANT` (GGUF). None or "reference" is the small model that
+            ships with kvweave, "auxiliary" an even smaller one that predicts the reference model's attention. Plugins may add
+            names (kvweave-lab has "longer").
         dtype: auto is the checkpoint's, with a warning where this CPU is slow at it.
         device: auto is a GPU if there is one.
         home: the folder with converted GGUF files and the measurements of `kvweave profile-layers`; None is the default
