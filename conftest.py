@@ -50,6 +50,17 @@ def documents(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="session")
+def real_model():
+    """The folder of a real pretrained model, which transformers loads; skips where `make real` has not prepared it."""
+    from kvweave_lab.real_model import prepared_folder
+
+    folder = prepared_folder()
+    if folder is None:
+        pytest.skip("the real model is not prepared; run `make real`")
+    return folder
+
+
 _shipped_models = {}
 _loaders = {}
 

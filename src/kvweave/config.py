@@ -28,8 +28,8 @@ class ModelConfig:
     """The models.
 
     Attributes:
-        model: Hub id or local folder. Default: the model the knowledge base was made with, else the shipped reference
-            model.
+        model: Hub id, local folder, GGUF file or hub/repo:QUANT. Default: the model the knowledge base was made with, else
+            the shipped reference model.
         dtype: auto, float32, bfloat16 or float16. auto takes the checkpoint's.
         device: auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.
         auxiliary: Hub id or folder of the small model that `cacheclip` selects tokens with. Default: the shipped one.

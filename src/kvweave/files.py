@@ -40,6 +40,22 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         raise
 
 
+def publish_folder(temporary: Path, folder: Path) -> None:
+    """Rename a folder of finished files to `folder`, after all of them are on the disk (fsync).
+
+    `folder` must not exist. A reader sees all of it or nothing.
+    """
+    for path in temporary.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    _sync_folder(temporary)
+    temporary.rename(folder)
+    _sync_folder(folder.parent)
+
+
 def writer_of(name: str) -> int | None:
     """Return the writer's process id if `name` is a temporary name of `write_atomically`, else None."""
     match = _TEMPORARY.search(name)

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.models.gguf.conversions import Conversions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.kvstore.reports import StoreStats
+    from kvweave.models.gguf.conversions import ConvertedModel
 
 
 app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_args_is_help=True)
@@ -19,15 +21,16 @@ app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_ar
 @app.command("stats")
 @opt.with_options(*opt.KB, "shared")
 def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
-    """Show sizes, counts and hit rates by kind and tier, and the savings from cached answers and predictions."""
+    """Show sizes, counts and hit rates by kind and tier, savings from cached answers and predictions, converted GGUF models."""
     from kvweave.cli.output import STDOUT, print_json, share
     from kvweave.engine.facts import facts
 
     with options.open_kb() as base:
         found = base.store.stats()
         saved = savings(base)
+        converted = Conversions(base.config.home).all()
     if json:
-        print_json({**facts(found), **saved})
+        print_json({**facts(found), **saved, "converted_models": converted})
         return
     STDOUT.print(_kinds(found))
     STDOUT.print()
@@ -38,6 +41,20 @@ def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
         f"found {rate} of {looked_up:,} look-ups; evicted {found.evicted:,}, damaged {found.damaged:,}"
     )
     print_savings(saved)
+    _print_converted(converted)
+
+
+def _print_converted(models: "list[ConvertedModel]") -> None:
+    """Print the converted GGUF models of the home folder, if there are any."""
+    from kvweave.cli.output import STDOUT, amount
+
+    if not models:
+        return
+    total = amount(sum(model.bytes for model in models))
+    STDOUT.print(f"converted GGUF models, for all knowledge bases of this home: {len(models)}, {total}")
+    for model in models:
+        made_from = ", ".join(model.names) or model.folder.name
+        STDOUT.print(f"  {amount(model.bytes)}  {made_from}", markup=False, soft_wrap=True)
 
 
 def _kinds(found: "StoreStats") -> "Table":
@@ -117,13 +134,32 @@ def limit(
 @app.command("clear")
 @opt.with_options(*opt.KB, "tier", "shared")
 def clear(*, options: opt.SharedOptions) -> None:
-    """Drop all chunk KV of a tier (default: disk). Documents stay; the next add computes their KV again."""
-    from kvweave.cli.output import STDOUT
+    """Drop all chunk KV of a tier (default: disk). Documents stay; the next add computes their KV again.
+
+    From the disk it also deletes converted GGUF models, for all knowledge bases, unless their files are gone.
+    """
+    from kvweave.cli.output import STDOUT, amount
 
     named = opt.tier_named(options.tier or "disk")
     with options.open_kb() as base:
         dropped = base.store.clear(named)
+        deleted, left = Conversions(base.config.home).clear() if named == "disk" else ([], [])
     STDOUT.print(f"dropped {dropped} entries")
+    if deleted:
+        freed = amount(sum(model.bytes for model in deleted))
+        STDOUT.print(
+            f"deleted {len(deleted)} converted GGUF model{'s' if len(deleted) > 1 else ''}, {freed}; a knowledge base that uses "
+            "one converts it again",
+            soft_wrap=True,
+        )
+    for model in left:
+        made_from = ", ".join(model.names) or "an unknown file"
+        STDOUT.print(
+            f"left {model.folder} ({amount(model.bytes)}): {made_from} has changed or gone, so it could not be converted again; "
+            "delete the folder if no knowledge base needs it",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def savings(base: "KnowledgeBase") -> dict[str, Any]:

@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import inspect
+import os
 import re
 import typing
 from collections.abc import Callable, Sequence
@@ -60,7 +61,8 @@ class SharedOptions:
     model: Annotated[
         str | None,
         _Declared(
-            "Hub id or local folder. Default: the one the knowledge base was made with, else the shipped reference model."
+            "Hub id, local folder, GGUF file or hub/repo:QUANT. Default: the one the knowledge base was made with, else the "
+            "shipped reference model."
         ),
     ] = None
     dtype: Annotated[str | None, _Declared("auto, float32, bfloat16 or float16.")] = None
@@ -139,20 +141,23 @@ class SharedOptions:
         """Open the existing knowledge base that the options name."""
         from kvweave.engine.knowledge_base import open_existing
 
+        _show_conversions()
         return open_existing(self.kb, home=self.home, **self._settings())
 
     def make_kb(self) -> "KnowledgeBase":
         """Open the knowledge base that the options name, creating it if it is not there."""
         from kvweave.engine.knowledge_base import open_knowledge_base
 
+        _show_conversions()
         return open_knowledge_base(self.kb, home=self.home, **self._settings())
 
     def load_model(self, default: str | None = None) -> "Adapter":
         """Load the model that the options name, else `default`, else the shipped reference model."""
         from kvweave.models.loading import load_model
 
+        _show_conversions()
         model = default if self.model is None else self.model
-        return load_model(model, dtype=self.dtype or "auto", device=self.device or "auto")
+        return load_model(model, dtype=self.dtype or "auto", device=self.device or "auto", home=self.home)
 
     def budget(self, context: typer.Context) -> tuple[float | None, float | None]:
         """Return ratio and coverage; one given on the command line overrides the other one from the environment."""
@@ -242,6 +247,23 @@ def _expanded(
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {each.name: each.annotation for each in parameters}
     return expanded
+
+
+def _show_conversions() -> None:
+    """Show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET or the command shows its own."""
+    from kvweave.models.gguf.reporting import report_to
+
+    bar: list[Callable[[str, int, int], None]] = []
+
+    def show(stage: str, done: int, total: int) -> None:
+        if not bar:
+            from kvweave.cli.output import ModelProgress
+
+            bar.append(ModelProgress())
+        bar[0](stage, done, total)
+
+    if not os.environ.get("KVWEAVE_QUIET"):
+        report_to(show)
 
 
 def given_by(source: str, context: typer.Context) -> list[str]:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import typer
@@ -48,6 +48,26 @@ def progress_bar(quiet: bool) -> Iterator[Report]:
 
     with bar:
         yield report
+
+
+class ModelProgress:
+    """Reports the conversion of a model with a progress bar of its own, shown from its first report to its last.
+
+    For commands that show no bar otherwise: most of their calls convert nothing.
+    """
+
+    def __init__(self) -> None:
+        self._shown = ExitStack()
+        self._report: Report | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show how far a stage is; its last report removes the bar."""
+        if self._report is None:
+            self._report = self._shown.enter_context(progress_bar(quiet=not STDERR.is_terminal))
+        self._report(stage, done, total)
+        if done >= total:
+            self._shown.close()
+            self._report = None
 
 
 def amount(size_bytes: float) -> str:

@@ -22,6 +22,7 @@ from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import KvweaveError
 from kvweave.files import try_lock
 from kvweave.models.adapter import Adapter
+from kvweave.models.gguf.reporting import reporting
 from kvweave.models.preemption import Preempted
 
 _LOG = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class BackgroundRunner:
         """
         guard = RequestGuard(self._requests, quiet_s, stop or threading.Event())
         done, began = Counter[str](), time.perf_counter()
-        with try_lock(self._lock) as locked:
+        with try_lock(self._lock) as locked, reporting(progress):
             ended = self._run_jobs(guard, done, progress) if locked else "another process is at it already"
         seconds = time.perf_counter() - began - guard.waited_s
         return BackgroundReport(dict(done), seconds, guard.flops, ended)

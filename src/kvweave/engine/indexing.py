@@ -23,6 +23,7 @@ from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, S
 from kvweave.index.chunking import Chunker
 from kvweave.index.documents import ListedChunk, ListedDocument, document_version
 from kvweave.index.readers import digest_file, find_files, read_document
+from kvweave.models.gguf.reporting import reporting
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.results import AddReport, SkippedFile
@@ -49,7 +50,8 @@ class Indexer:
 
         Raises as `KnowledgeBase.add` does, before anything is changed.
         """
-        report = IndexRun(self, progress).add(paths)
+        with reporting(progress):
+            report = IndexRun(self, progress).add(paths)
         if report.changed or report.removed:
             self.state.empty_conversations()
         return report

@@ -11,6 +11,7 @@ from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
+from kvweave.models.source import gguf_folder
 from kvweave.ops.cpu_features import has_fast_matmul
 from kvweave.plugins import LAB, lab_missing, plugins
 
@@ -28,28 +29,35 @@ def load_model(
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
     Args:
-        name: a local folder or a hub id. None or "reference" is the small model that ships with kvweave, "auxiliary" an even
-            smaller one that predicts the reference model's attention. Plugins may add names (kvweave-lab has "longer").
+        name: a local folder, a GGUF file, a hub id, or `hub/repo:QUANT` (GGUF). None or "reference" is the small model that
+            ships with kvweave, "auxiliary" an even smaller one that predicts the reference model's attention. Plugins may add
+            names (kvweave-lab has "longer").
         dtype: auto is the checkpoint's, with a warning where this CPU is slow at it.
         device: auto is a GPU if there is one.
-        home: the folder with the measurements of `kvweave profile-layers`; None is the default home folder.
+        home: the folder with converted GGUF files and the measurements of `kvweave profile-layers`; None is the default
+            home folder.
 
     Raises:
         ModelNotFound: there is nothing to load.
         UnsupportedModel: the model's KV cannot be represented.
         InvalidRequest: an unknown dtype or device.
     """
-    adapter = _load_named(name or REFERENCE_NAME, dtype, parse_device(device))
-    found = read_layers(home or default_home(), adapter.fingerprint, adapter.geometry.layers)
+    home = home or default_home()
+    adapter = _load_named(name or REFERENCE_NAME, dtype, parse_device(device), home)
+    found = read_layers(home, adapter.fingerprint, adapter.geometry.layers)
     adapter.critical_layers = found
     return adapter
 
 
-def _load_named(name: str, dtype: str, place: torch.device) -> Adapter:
+def _load_named(name: str, dtype: str, place: torch.device, home: Path) -> Adapter:
     shipped = _shipped(name)
     if shipped is not None:
         # Full precision costs little at this size, and the published results were measured with it.
         return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, place)
+    parse_dtype(dtype)  # before minutes of converting
+    gguf = gguf_folder(name, home)
+    if gguf is not None:
+        return _load(str(gguf.folder), gguf.name, dtype, place)
     _check_folder(name)
     folder = Path(name).expanduser()
     if name in LAB["kvweave.models"] and not folder.exists():
@@ -95,7 +103,9 @@ def _check_folder(name: str) -> None:
     if not looks_local:
         return
     if not folder.is_dir():
-        raise ModelNotFound(f"{folder} is not a folder; a model is named by its folder or by a hub id")
+        raise ModelNotFound(
+            f"{folder} is not a folder or GGUF file; a model is named by one of them or by a hub id"
+        )
     if not (folder / "config.json").exists():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a transformers model folder")
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
