@@ -30,7 +30,7 @@ WORDS = [
     *SIGNS.split(" "),
     *CONTROL.split(" "),
 ]
-COUNT = int(os.environ.get("KVWEAVE_TEST_STRINGS", "100000"))
+COUNT = int(os.environ.get("KVWEAVE_TEST_STRINGS", "20000"))
 """How many strings are generated; set it higher for a longer search."""
 
 

@@ -34,7 +34,7 @@ class TestEveryRecipe:
 
     def test_speculative_decoding_changes_no_answer(self, name, adapter, store, prompt):
         prepare(adapter, store, prompt, name)
-        adapter.model.generation_config.eos_token_id = []
+        end_only_at(adapter)
         plain, quoting = (
             kvweave.generate(
                 kvweave.prefill(adapter, store, prompt, recipe=name),
