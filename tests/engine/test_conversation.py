@@ -189,6 +189,9 @@ def follows(adapter, text, replied) -> None:
 def test_it_continues_when_the_frequencies_change(tmp_path, monkeypatch, replied):
     """LongRoPE: the text exceeds the short range with the second turn, with a reply's last token, or within a reply."""
     adapter = tiny_adapter("phi3-longrope")  # trained on 64 positions
+    adapter.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }} {% endfor %}"  # no lines end a reply
+    )
     end_only_at(adapter)
     monkeypatch.setattr(adapter, "append", partial(adapter.append, block_tokens=16))
     lengths, new_tokens = [], replied - adapter.template.render(Prompt("Who?", (), "Read.")).tokens

@@ -13,6 +13,7 @@ from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
+from kvweave.testing import end_only_at
 
 
 def best_version(recipe, store, request, number):

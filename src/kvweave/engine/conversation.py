@@ -70,6 +70,10 @@ class Conversation:
         visible: gives the document versions that are listed. A conversation that has read any other version starts
             over and logs a warning.
 
+    Attributes:
+        token_ids: the whole text.
+        last_reply: what the latest finished turn of this process gave; None before the first one.
+
     Raises:
         InvalidRequest: another process has the conversation open; it began with another model or budget; or
             `resident_bytes` are too few for it.
@@ -86,6 +90,7 @@ class Conversation:
         self._adapter, self._folder, self._settings, self._prefill = adapter, folder, settings, prefill
         self._visible = visible
         self.token_ids: list[int] = []
+        self.last_reply: Decoded | None = None
         self._versions: frozenset[str] = frozenset()
         self._held: OffloadedCache | None = None
         self._stack = ExitStack()
@@ -127,6 +132,7 @@ class Conversation:
             self._recompute,
             turn.reply,
         )
+        self.last_reply = decoded
         if decoded.missing_answer:
             _LOG.warning(decoded.missing_answer)
         self.token_ids, self._versions = [*text, *reply], self._versions | frozenset(versions)

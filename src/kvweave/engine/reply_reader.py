@@ -12,7 +12,7 @@ from kvweave.models.prompt import QUESTION_LEAD
 from kvweave.types import ReplyFormat
 
 _QUESTION: Final = QUESTION_LEAD.strip()
-_LINE_END: Final = re.compile(rf"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]|(?<!\S){re.escape(_QUESTION)}")
+_LINE_END: Final = re.compile(rf"[\n\r\v\f\x85\u2028\u2029]|(?<!\S){re.escape(_QUESTION)}")
 
 
 class ReplyText(NamedTuple):

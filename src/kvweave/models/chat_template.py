@@ -121,10 +121,12 @@ class ChatTemplate:
         """The tags that the vocabulary or the template names; None if neither names any."""
         added = self._tokenizer.get_added_vocab()
         template = str(self._tokenizer.get_chat_template())
-        for names in (added, template):
-            for opening, closing in _TAGS:
-                if opening in names and closing in names:
-                    return ThoughtTags(opening, closing, added.get(opening), added.get(closing))
+        for opening, closing in _TAGS:
+            if opening in added and closing in added:
+                return ThoughtTags(opening, closing, added[opening], added[closing])
+        for opening, closing in _TAGS:
+            if opening in template or closing in template:
+                return ThoughtTags(opening, closing, added.get(opening), added.get(closing))
         return None
 
     def _reply(self, tail: str, *, think: bool) -> ReplyFormat:
