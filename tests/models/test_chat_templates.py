@@ -86,7 +86,6 @@ def test_answers_end_at_the_tokens_that_any_place_names():
     adapter.tokenizer.eos_token = None
     assert end_tokens(adapter) == {7, end}
     adapter.tokenizer.chat_template = None
-    adapter.template = PromptTemplate(adapter.tokenizer)
     adapter.model.generation_config.eos_token_id = None
     assert end_tokens(adapter) == set()
 

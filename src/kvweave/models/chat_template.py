@@ -5,7 +5,6 @@ none. transformers' `apply_chat_template` and vLLM do the same.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from kvweave.errors import UnsupportedModel
@@ -56,6 +55,9 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
+        self._end_tokens_of: dict[
+            str, frozenset[int]
+        ] = {}  # by the template's text, which a caller may replace
 
     @property
     def exists(self) -> bool:
@@ -95,7 +97,7 @@ class ChatTemplate:
         text = self._text(DEFAULT_SYSTEM if system is None else system, turns)
         return text.partition(_ANSWER_MARK)[2].partition(_CHUNKS_MARK)[0]
 
-    @cached_property
+    @property
     def end_tokens(self) -> frozenset[int]:
         """The control token that the template writes right after an answer, such as `<|im_end|>`; none if it writes text.
 
@@ -104,6 +106,12 @@ class ChatTemplate:
         """
         if not self.exists:
             return frozenset()
+        template = str(self._tokenizer.get_chat_template())
+        if template not in self._end_tokens_of:
+            self._end_tokens_of[template] = self._find_end_tokens()
+        return self._end_tokens_of[template]
+
+    def _find_end_tokens(self) -> frozenset[int]:
         try:
             behind = self.between_turns(None)
         except Exception:  # a template for one turn only raises whatever its author chose
@@ -116,7 +124,7 @@ class ChatTemplate:
                 break
         return frozenset()
 
-    @cached_property
+    @property
     def _tags(self) -> ThoughtTags | None:
         """The tags that the vocabulary or the template names; None if neither names any."""
         added = self._tokenizer.get_added_vocab()
