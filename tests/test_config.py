@@ -47,6 +47,13 @@ def test_an_int_is_accepted_for_a_float():
     assert config.generation.temperature == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("true", True), ("No", False), ("0", False), ("", False)]
+)
+def test_a_switch_from_the_environment(text, on):
+    assert read_config(Path("/nowhere"), {"KVWEAVE_THINK": text}).generation.think is on
+
+
 def test_home_from_the_environment():
     assert default_home({"KVWEAVE_HOME": "/somewhere"}) == Path("/somewhere")
     assert default_home({}).name == "kvweave"
@@ -72,6 +79,8 @@ def test_home_from_the_environment():
         ({}, {"idle_power": "solar"}, "idle_power is 'solar'"),
         ({"KVWEAVE_IDLE_QUIET_S": "soon"}, {}, "KVWEAVE_IDLE_QUIET_S is 'soon'"),
         ({}, {"idle_flops_per_day": -1}, "idle_flops_per_day is -1"),
+        ({"KVWEAVE_THINK": "maybe"}, {}, "KVWEAVE_THINK is 'maybe'; it must be true or false"),
+        ({}, {"think": 1}, "think is 1; it must be bool"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path, environment, given, message):

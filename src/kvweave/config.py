@@ -21,6 +21,7 @@ from kvweave.errors import InvalidRequest
 
 DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256
+DEFAULT_THINKING_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +152,15 @@ class GenerationConfig:
     """How an answer is decoded.
 
     Attributes:
-        max_new_tokens: Longest answer. Default: 256, or an eighth of the model's context if that is less.
+        max_new_tokens: Longest answer, thoughts included. Default: 256, with `think` 2048, or an eighth of the model's
+            context if that is less.
         temperature: 0 is greedy.
         top_p: Nucleus sampling keeps the most likely tokens of this total probability, in (0, 1].
         seed: Seed of sampling.
         prompt_lookup_tokens: Most draft tokens copied from the prompt and checked in one pass, in greedy decoding; 0 turns
             it off.
+        think: Let a reasoning model think before it answers. Its thoughts are not part of the answer. Models whose chat
+            template has no switch think, or do not, whatever this says.
     """
 
     max_new_tokens: int | None = None
@@ -164,6 +168,7 @@ class GenerationConfig:
     top_p: float = 1.0
     seed: int | None = None
     prompt_lookup_tokens: int = 31
+    think: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,21 +280,25 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of KVWEAVE_* variables, numbers parsed; an empty variable counts as not set."""
+    """Return the settings of KVWEAVE_* variables, numbers and switches parsed; an empty variable counts as not set."""
     found: dict[str, Any] = {}
     for component in (Config, *_COMPONENTS.values()):
         for name, hint in typing.get_type_hints(component).items():
             text = environment.get(environment_variable(name))
-            kind = next((k for k in (int, float, str) if k is hint or k in typing.get_args(hint)), None)
+            kind = next((k for k in (bool, int, float, str) if k is hint or k in typing.get_args(hint)), None)
             if not text or kind is None:
                 continue
             try:
-                found[name] = kind(text)
-            except ValueError:
+                found[name] = _SWITCHED[text.lower()] if kind is bool else kind(text)
+            except (ValueError, KeyError):
+                expected = "true or false" if kind is bool else "a number"
                 raise InvalidRequest(
-                    f"{environment_variable(name)} is {text!r}; it must be a number"
+                    f"{environment_variable(name)} is {text!r}; it must be {expected}"
                 ) from None
     return found
+
+
+_SWITCHED = dict(zip("1 true yes on 0 false no off".split(), [True] * 4 + [False] * 4, strict=True))
 
 
 def _take(values: dict[str, Any], component: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -299,7 +308,7 @@ def _take(values: dict[str, Any], component: Any, names: Iterable[str]) -> dict[
     for name, value in taken.items():
         hint = hints[name]
         accepted = hint | int if float in (hint, *typing.get_args(hint)) else hint
-        if not isinstance(value, accepted) or isinstance(value, bool):
+        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
             expected = str(hint).removeprefix("<class '").removesuffix("'>")
             raise InvalidRequest(f"setting {name} is {value!r}; it must be {expected}")
     return taken

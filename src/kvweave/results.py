@@ -7,6 +7,8 @@ from typing import Literal
 from kvweave.types import SpanKind
 
 SpanOrigin = Literal["exact", "reused", "fresh"]
+FinishReason = Literal["stop", "length"]
+"""Why a reply ended: the model ended it, or it reached its greatest length."""
 TokenOrigin = Literal["exact", "reused", "recomputed", "fresh"]
 AnswerCacheUse = Literal["use", "refresh", "off"]
 """What a request does with the answer cache.
@@ -178,13 +180,25 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What `ask` returns; `decoding` is None if the answer was decoded with all KV in memory."""
+    """What `ask` returns.
+
+    Attributes:
+        text: the answer; empty if the reply ended inside the model's thoughts.
+        sources: the chunks of the prompt.
+        plan: what was computed and what was reused.
+        timing: where the time went.
+        decoding: None if the answer was decoded with all KV in memory.
+        reasoning: a reasoning model's thoughts before the answer; they are not cached.
+        finish_reason: why the reply ended; "stop" for a cached answer.
+    """
 
     text: str
     sources: tuple[Source, ...]
     plan: Plan
     timing: Timing
     decoding: DecodeStats | None = None
+    reasoning: str = ""
+    finish_reason: FinishReason = "stop"
 
 
 @dataclass(frozen=True, slots=True)

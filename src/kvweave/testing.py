@@ -170,3 +170,10 @@ def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
 def tiny_adapter(family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Adapter:
     """Return the adapter of a tiny model of a family."""
     return Adapter(tiny_model(family, dtype=dtype, seed=seed), tiny_tokenizer(), name=f"tiny-{family}")
+
+
+def end_only_at(adapter: Adapter, *tokens: int) -> None:
+    """Let the replies of a tiny model end at these tokens alone; without any, at their greatest length."""
+    adapter.model.generation_config.eos_token_id = list(tokens)
+    adapter.model.config.eos_token_id = None
+    adapter.tokenizer.eos_token = None

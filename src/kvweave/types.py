@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 if TYPE_CHECKING:
     import torch
@@ -66,11 +66,19 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request: `system` (None for the default instruction), chunk texts in prompt order, and a question."""
+    """A request: `system` (None for the default instruction), chunk texts in prompt order, and a question.
+
+    Attributes:
+        think: whether a reasoning model may think before it answers, where its chat template has a switch for that.
+        several_lines: whether the reply of a model without a chat template may have several lines. Such a model never
+            stops by itself, so its reply otherwise ends with its line.
+    """
 
     question: str
     chunks: tuple[str, ...] = ()
     system: str | None = None
+    think: bool = False
+    several_lines: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.chunks, str):
@@ -93,6 +101,41 @@ class Span:
         return self.end - self.start
 
 
+ThoughtMode = Literal["tagged", "opened", "unmarked"]
+"""Where a reply's thoughts begin.
+
+tagged: with an opening tag, at the reply's start; opened: the prompt ends with the opening tag; unmarked: at the reply's
+start, with or without an opening tag.
+"""
+
+
+class ThoughtTags(NamedTuple):
+    """The texts around a model's thoughts, and their ids where they are single tokens."""
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+    opening_id: int | None = None
+    closing_id: int | None = None
+
+
+USUAL_TAGS = ThoughtTags()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How the reply to a rendered prompt is read.
+
+    Attributes:
+        one_line: the answer ends with its first line, or where it begins another question.
+        thoughts: where they begin; they end with the closing tag.
+        tags: what marks them.
+    """
+
+    one_line: bool = False
+    thoughts: ThoughtMode = "tagged"
+    tags: ThoughtTags = USUAL_TAGS
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
     """The prompt as the model sees it: X = S ++ C1 ++ … ++ Cn ++ Q.
@@ -101,11 +144,13 @@ class TokenizedPrompt:
         token_ids: N ids.
         spans: cover the ids without gaps: one `system`, one per chunk, one `question`.
         user_rows: start and end of what the user wrote in the question span, without template text.
+        reply: how the reply is read.
     """
 
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...]
     user_rows: tuple[int, int]
+    reply: ReplyFormat = ReplyFormat()
 
     @property
     def tokens(self) -> int:

@@ -18,7 +18,7 @@ from kvweave.engine.pipeline import prefill_turn
 from kvweave.errors import InvalidRequest, PromptTooLong, StoreError
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.recipes.methods import recipe_named
-from kvweave.testing import tiny_adapter
+from kvweave.testing import end_only_at, tiny_adapter
 from kvweave.types import Prompt
 
 CHUNKS = ("The lamp is in the hall.", "The key is under the stone.")
@@ -189,7 +189,10 @@ def follows(adapter, text, replied) -> None:
 def test_it_continues_when_the_frequencies_change(tmp_path, monkeypatch, replied):
     """LongRoPE: the text exceeds the short range with the second turn, with a reply's last token, or within a reply."""
     adapter = tiny_adapter("phi3-longrope")  # trained on 64 positions
-    adapter.model.generation_config.eos_token_id = []
+    adapter.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }} {% endfor %}"  # no lines end a reply
+    )
+    end_only_at(adapter)
     monkeypatch.setattr(adapter, "append", partial(adapter.append, block_tokens=16))
     lengths, new_tokens = [], replied - adapter.template.render(Prompt("Who?", (), "Read.")).tokens
     talk = opened(adapter, tmp_path, WHOLE, new_tokens)

@@ -8,7 +8,7 @@ from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings
 from kvweave.engine.generation import Decoded, generate
 from kvweave.errors import InvalidRequest
-from kvweave.testing import tiny_adapter
+from kvweave.testing import end_only_at, tiny_adapter
 
 GLORRIC = "What is the password of Glorric?"
 TOLD = ["The password of Glorric is walnut. " * 3, "Supper is at seven in the hall. " * 4]
@@ -28,7 +28,7 @@ def test_the_whole_budget_gives_the_answer_of_dense_decoding(open_kb, documents)
 
 def test_generate_decodes_the_result_of_prefill(tmp_path):
     adapter = tiny_adapter()
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     store = kvweave.ChunkStore(tmp_path)
     prompt = kvweave.Prompt("When?", TOLD, "Answer.")
 
@@ -51,7 +51,7 @@ def test_generate_decodes_the_result_of_prefill(tmp_path):
 def test_an_answer_that_exceeds_the_short_frequencies_continues_in_new_files():
     """LongRoPE recomputes everything at that point, and the KV is offloaded again."""
     adapter = tiny_adapter("phi3-longrope")  # trained on 64 positions
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     ids = torch.randint(3, 260, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 
     def text(kv):

@@ -22,7 +22,7 @@ from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import run
 from kvweave.recipes.request import PrefillResult
-from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
+from kvweave.testing import end_only_at, tiny_adapter, tiny_model, tiny_tokenizer
 
 TEXTS = ("The lamp is in the hall. ", "The key is under the stone. ", "Rain fell on the tin roof. ")
 SYSTEM, QUESTION = "Answer.", "Where is the key?"
@@ -133,7 +133,7 @@ def test_a_result_with_streamed_kv_takes_no_other_settings(store: kvweave.ChunkS
 
 def test_the_answer_equals_that_of_a_fused_cache(store: kvweave.ChunkStore) -> None:
     adapter = tiny_adapter()
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     dense = kvweave.generate(kvweave.prefill(adapter, store, asked()), max_new_tokens=30)
     flowed = kvweave.generate(kvweave.prefill(adapter, store, asked(), kv=WHOLE), max_new_tokens=30)
     assert flowed.text == dense.text

@@ -8,7 +8,7 @@ from oracle import stock
 
 from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate, generate_together
-from kvweave.testing import FAMILIES, tiny_adapter, tiny_model
+from kvweave.testing import FAMILIES, end_only_at, tiny_adapter, tiny_model
 
 SETTINGS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
@@ -26,24 +26,13 @@ def plain_generation(family: str, ids: list[int], count: int) -> list[int]:
 
 
 def by_steps(adapter, ids: list[int], count: int) -> list[int]:
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     kv_cache = adapter.new_cache(len(ids))
     logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
-    chosen: list[int] = []
-    tokenizer = adapter.tokenizer
-
-    class Recorder:
-        def decode(self, given, **options):
-            chosen[:] = given
-            return tokenizer.decode(given, **options)
-
-    adapter.tokenizer = Recorder()
-    try:
-        for _ in generate(adapter, kv_cache, ids, logits, GenerationConfig(), count, Decoded()):
-            pass
-    finally:
-        adapter.tokenizer = tokenizer
-    return chosen
+    decoded = Decoded()
+    for _ in generate(adapter, kv_cache, ids, logits, GenerationConfig(), count, decoded):
+        pass
+    return list(decoded.ids)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,7 +51,7 @@ def test_answers_together_are_those_of_each_alone(family, lengths):
     adapter = tiny_adapter(family)
     prompts = [prompt(tokens, seed) for seed, tokens in enumerate(lengths)]
     alone = [by_steps(adapter, ids, 8) for ids in prompts]
-    adapter.model.generation_config.eos_token_id = alone[0][3:4]
+    end_only_at(adapter, *alone[0][3:4])
     starts = []
     for ids in prompts:
         kv_cache = adapter.new_cache(len(ids))

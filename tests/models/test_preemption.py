@@ -15,7 +15,7 @@ from kvweave.models.pass_cost import PassCost
 from kvweave.models.preemption import BLOCK_TOKENS, Preempted
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
-from kvweave.testing import tiny_adapter
+from kvweave.testing import end_only_at, tiny_adapter
 from kvweave.types import Prompt
 
 CHUNKS = (
@@ -89,7 +89,7 @@ def test_rows_run_in_blocks_and_each_layer_of_each_block_checks_for_a_stop():
 def test_decoding_from_a_file_stops_between_tokens():
     """Appended tokens cannot be removed from the file, so no step is stopped inside."""
     adapter = tiny_adapter()
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     flash = OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
     _, _, text = computed(adapter, flash=flash)
     free = Interrupting()

@@ -10,7 +10,7 @@ from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate
 from kvweave.engine.speculative import PromptLookupDrafter
 from kvweave.errors import InvalidRequest
-from kvweave.testing import FAMILIES, tiny_adapter
+from kvweave.testing import FAMILIES, end_only_at, tiny_adapter
 
 COUNT = 8
 NO_LOOKUP = GenerationConfig(prompt_lookup_tokens=0)
@@ -26,7 +26,7 @@ def adapter(family):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapter = tiny_adapter(family)
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     return adapter
 
 
@@ -73,7 +73,7 @@ def test_no_draft_is_verified_across_a_change_of_frequencies(adapter, family):
 
 def test_the_draft_that_starts_like_the_reply_is_verified():
     adapter = tiny_adapter()
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     ids = prompt(30)
     true = plain_generation("llama", ids, COUNT)
     wrong = [other(true[0]), *true[1:]]
@@ -85,11 +85,11 @@ def test_the_draft_that_starts_like_the_reply_is_verified():
 def test_a_reply_may_end_within_the_draft_or_continue_after_it(end):
     adapter = tiny_adapter()
     ids = prompt(40)
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     true = plain_generation("llama", ids, COUNT)
     longer, _ = drafted(adapter, ids, [true[:end]])
     assert list(longer.ids) == true
-    adapter.model.generation_config.eos_token_id = [true[end]]
+    end_only_at(adapter, true[end])
     shorter, passes = drafted(adapter, ids, [true])
     assert list(shorter.ids) == true[: true.index(true[end])]
     assert passes == 1
@@ -97,7 +97,7 @@ def test_a_reply_may_end_within_the_draft_or_continue_after_it(end):
 
 def test_only_greedy_decoding_uses_drafts():
     adapter = tiny_adapter()
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     ids = prompt(40)
     true = plain_generation("llama", ids, COUNT)
     sampled = GenerationConfig(temperature=1.0, seed=3)
@@ -108,7 +108,7 @@ def test_only_greedy_decoding_uses_drafts():
 
 def test_a_draft_is_cut_to_the_reply_limit():
     adapter = tiny_adapter()
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     ids = prompt(40)
     true = plain_generation("llama", ids, COUNT)
     decoded, passes = drafted(adapter, ids, [true], most=3)
@@ -135,7 +135,7 @@ def test_prompt_lookup_changes_no_reply(adapter, family):
 def test_a_reply_that_quotes_the_prompt_takes_few_passes():
     """The model repeats one token, and the prompt contains many of them."""
     adapter = tiny_adapter()
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     token = plain_generation("llama", prompt(40), 1)[0]
     with torch.no_grad():
         adapter.model.lm_head.weight.zero_()  # every logit is the same, and the first token wins
@@ -150,10 +150,10 @@ def test_a_reply_that_quotes_the_prompt_takes_few_passes():
 def test_the_cache_holds_the_reply_and_no_rejected_tokens_in_the_end(end):
     """Whether the reply ends within a draft, at its limit, or because the caller stops reading."""
     ids, adapter = prompt(40), tiny_adapter()
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     true = plain_generation("llama", ids, COUNT)
     if end is not None:
-        adapter.model.generation_config.eos_token_id = [true[end]]
+        end_only_at(adapter, true[end])
     for taken in (1, 2, COUNT):
         lengths = []
         for drafts in ([], [true]):
@@ -173,7 +173,7 @@ def test_a_prompt_with_its_own_positions_is_never_computed_again(shift):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapter = tiny_adapter("phi3-longrope")
-    adapter.model.generation_config.eos_token_id = []
+    end_only_at(adapter)
     ids = prompt(60)
     positions = (torch.arange(60) + shift).clamp(min=0)
 

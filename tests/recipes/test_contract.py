@@ -13,6 +13,7 @@ from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
+from kvweave.testing import end_only_at
 
 
 def best_version(recipe, store, request, number):
@@ -34,7 +35,7 @@ class TestEveryRecipe:
 
     def test_speculative_decoding_changes_no_answer(self, name, adapter, store, prompt):
         prepare(adapter, store, prompt, name)
-        adapter.model.generation_config.eos_token_id = []
+        end_only_at(adapter)
         plain, quoting = (
             kvweave.generate(
                 kvweave.prefill(adapter, store, prompt, recipe=name),

@@ -115,7 +115,8 @@ def plainly(adapter, prompt):
     """Return full attention's answer, as `kvweave ask --recipe full` gives it."""
     result = run(recipe_named("full"), adapter, MemoryStore(), prompt)
     decoded = Decoded()
-    list(generate(adapter, result.kv_cache, prompt.token_ids, result.logits, GenerationConfig(), 32, decoded))
+    given = (prompt.token_ids, result.logits, GenerationConfig(), 32)
+    list(generate(adapter, result.kv_cache, *given, decoded, form=prompt.reply))
     return decoded.text.strip(), decoded.tokens
 
 

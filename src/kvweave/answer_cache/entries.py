@@ -268,7 +268,10 @@ def _vector(blob: bytes) -> Vector:
 
 
 def _encoded(settings: AnswerSettings) -> str:
-    return json.dumps(asdict(settings), sort_keys=True)
+    values = asdict(settings)
+    if not settings.think:
+        del values["think"]  # as it was stored before there was a choice
+    return json.dumps(values, sort_keys=True)
 
 
 def _decoded(encoded: str) -> AnswerSettings:

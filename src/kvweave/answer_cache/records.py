@@ -31,6 +31,7 @@ class AnswerSettings:
         drop_chunks: whether chunks that do not fit are left out.
         auxiliary: the small model that some recipes select tokens with.
         kv_budget: what decoding attended to; None for everything. The memory it took does not matter.
+        think: whether a reasoning model was let think first.
     """
 
     recipe: str
@@ -41,6 +42,7 @@ class AnswerSettings:
     drop_chunks: bool
     auxiliary: str | None
     kv_budget: float | None
+    think: bool = False
 
 
 @dataclass(frozen=True, slots=True)

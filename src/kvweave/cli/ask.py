@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     "system",
     *opt.REUSE,
     *("ratio", "coverage", "top_k"),
-    *("max_new_tokens", "temperature"),
+    *("max_new_tokens", "temperature", "think"),
     *opt.OFFLOADING,
 )
 def ask(

@@ -13,7 +13,7 @@ from kvweave.cli import options as opt
     *opt.KB,
     *opt.MODEL,
     "recipe",
-    *("top_k", "max_new_tokens", "temperature"),
+    *("top_k", "max_new_tokens", "temperature", "think"),
     *opt.OFFLOADING,
     top_k="Chunks retrieved for each turn. Default: 5.",
     max_new_tokens="Longest answer.",

@@ -38,6 +38,9 @@ def print_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
         _print_timing(answer)
         return
     _print_prompt(answer, tokens)
+    if answer.reasoning:
+        STDOUT.print(Text("── thoughts", style="dim"))
+        STDOUT.print(Text(answer.reasoning.translate(_VISIBLE | {ord("\n"): "\n"})), soft_wrap=True)
     STDOUT.print()
     _print_origins(tokens)
     STDOUT.print()

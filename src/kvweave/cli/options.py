@@ -121,6 +121,13 @@ class SharedOptions:
         int | None, _Declared("Longest answer. Default: 256, or an eighth of the model's context.")
     ] = None
     temperature: Annotated[float | None, _Declared("0 is greedy.")] = None
+    think: Annotated[
+        bool | None,
+        _Declared(
+            "Let a reasoning model think before it answers; its thoughts are not part of the answer. Default: no.",
+            flag="--think/--no-think",
+        ),
+    ] = None
     kv_budget: Annotated[
         float | None,
         _Declared(

@@ -71,11 +71,13 @@ def generate(
 ) -> Decoded:
     """Decode an answer from the result of `prefill`, whose KV cache is used up; return the text and its cost.
 
+    The prompt decides how the reply is read: see `Prompt.think` and `Prompt.several_lines`.
+
     Args:
         max_new_tokens: at least 1.
         kv: keep the KV in a file, from which each token attends to what is retrieved for it within `kv.resident_bytes`;
             `Decoded.decoding` then says what was read. Given to `prefill` instead, it saves memory there too.
-        settings: temperature, nucleus and seed; greedy by default.
+        settings: temperature, nucleus and seed; greedy by default. The other settings are not read.
 
     Raises InvalidRequest for impossible values, StoreError and StoreFull if the file fails; the file is deleted.
     """
@@ -93,6 +95,7 @@ def generate(
         decoded,
         kv=kv,
         question_tokens=prompt.spans[-1].tokens,
+        form=prompt.reply,
     ):
         pass
     return decoded

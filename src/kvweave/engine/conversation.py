@@ -70,6 +70,10 @@ class Conversation:
         visible: gives the document versions that are listed. A conversation that has read any other version starts
             over and logs a warning.
 
+    Attributes:
+        token_ids: the whole text.
+        last_reply: what the latest finished turn of this process gave; None before the first one.
+
     Raises:
         InvalidRequest: another process has the conversation open; it began with another model or budget; or
             `resident_bytes` are too few for it.
@@ -86,6 +90,7 @@ class Conversation:
         self._adapter, self._folder, self._settings, self._prefill = adapter, folder, settings, prefill
         self._visible = visible
         self.token_ids: list[int] = []
+        self.last_reply: Decoded | None = None
         self._versions: frozenset[str] = frozenset()
         self._held: OffloadedCache | None = None
         self._stack = ExitStack()
@@ -113,9 +118,9 @@ class Conversation:
         """
         if self._outdated:
             self._start_over()
-        ids, logits = self._prefill_turn(question, chunks)
+        turn, logits = self._prefill_turn(question, chunks)
         assert self._held is not None
-        settings, text = self._settings, [*self.token_ids, *ids]
+        settings, text = self._settings, [*self.token_ids, *turn.token_ids]
         reply = yield from generate_in_conversation(
             self._adapter,
             self._held,
@@ -125,7 +130,11 @@ class Conversation:
             settings.max_new_tokens,
             decoded,
             self._recompute,
+            turn.reply,
         )
+        self.last_reply = decoded
+        if decoded.missing_answer:
+            _LOG.warning(decoded.missing_answer)
         self.token_ids, self._versions = [*text, *reply], self._versions | frozenset(versions)
         self._write_state()
 
@@ -151,26 +160,27 @@ class Conversation:
     ) -> None:
         self.close()
 
-    def _prefill_turn(self, question: str, chunks: Sequence[str]) -> tuple[Sequence[int], Tensor]:
-        """Return the turn's tokens, now in the KV, and the logits (1, vocab) after them."""
+    def _prefill_turn(self, question: str, chunks: Sequence[str]) -> tuple[TokenizedPrompt, Tensor]:
+        """Return the turn, now in the KV, and the logits (1, vocab) after it."""
         template, room = self._adapter.template, self._settings.max_new_tokens
+        system, think = self._settings.system, self._settings.generation.think
         self._drop_unfinished_turn()
         if self._held is None:
-            prompt = template.render(Prompt(question, tuple(chunks), self._settings.system))
+            prompt = template.render(Prompt(question, tuple(chunks), system, think))
             self._adapter.check_length(prompt.tokens, room)
             offloader = PromptOffloader(self._adapter.geometry, self._settings.kv, reset_files(self._folder))
             logits = self._prefill(prompt, offloader, None).logits
             self._held = offloader.cache
-            return prompt.token_ids, logits
+            return prompt, logits
         new = tuple(text for text in chunks if not self._contains(template.chunk_ids(text)))
-        turn = template.render_turn(Prompt(question, new, self._settings.system))
+        turn = template.render_turn(Prompt(question, new, system, think))
         text = [*self.token_ids, *turn.token_ids]
         self._adapter.check_length(len(text), room)
         if self._adapter.needs_rope_rescale(len(text), len(self.token_ids)):
-            return turn.token_ids, self._recompute(text)[1]
-        prefix = template.prefix_ids(self._settings.system)
+            return turn, self._recompute(text)[1]
+        prefix = template.prefix_ids(system, think=think)
         behind = TurnAppender(self._adapter, self._held, self.token_ids, prefix)
-        return turn.token_ids, self._prefill(turn, behind, behind).logits
+        return turn, self._prefill(turn, behind, behind).logits
 
     def _contains(self, ids: Sequence[int]) -> bool:
         """Return whether the text contains these tokens in a row."""

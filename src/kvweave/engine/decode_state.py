@@ -101,6 +101,16 @@ class PersistentDecodeState:
         self.kv, logits = self._recompute(token_ids)
         return logits
 
+    def hold(self, token_ids: Sequence[int]) -> None:
+        """Make the KV hold a finished text: the KV may lack its last token, or hold tokens behind its end.
+
+        Nothing can be removed from the files, so a text that lost tokens is computed again.
+        """
+        if self.kv.get_seq_length() > len(token_ids):
+            self.kv, _ = self._recompute(token_ids)
+        elif self.kv.get_seq_length() < len(token_ids):
+            self.advance(token_ids)
+
     @property
     def cost(self) -> DecodeStats | None:
         """What offloaded decoding has read and kept in memory so far."""

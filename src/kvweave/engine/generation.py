@@ -13,18 +13,29 @@ from kvweave.config import GenerationConfig
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.decode_state import DecodeState, PersistentDecodeState
+from kvweave.engine.reply_reader import ReplyReader, ReplyText
 from kvweave.engine.speculative import PromptLookupDrafter, SpeculativeDecoder
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
-from kvweave.results import DecodeStats
+from kvweave.results import DecodeStats, FinishReason
+from kvweave.types import ReplyFormat
+
+_ANY_FORMAT = ReplyFormat()
 
 
 @dataclass(slots=True)
 class Decoded:
     """What a generation has produced so far, and what it cost.
 
-    `accepted_draft_tokens` of the tokens came from a draft and were verified many in one pass. `decoding` is None if
-    all KV stayed in memory.
+    Attributes:
+        text: the answer.
+        ids: the tokens of thoughts and answer. The last one may hold text behind the answer's end.
+        seconds: the time that decoding took.
+        accepted_draft_tokens: how many of the tokens came from a draft and were verified many in one pass.
+        decoding: None if all KV stayed in memory.
+        reasoning: a reasoning model's thoughts before the answer.
+        finish_reason: stop, where the model ended the reply, or length.
+        thinking: whether it ended inside the thoughts, so that there is no answer.
     """
 
     text: str = ""
@@ -32,11 +43,24 @@ class Decoded:
     seconds: float = 0.0
     accepted_draft_tokens: int = 0
     decoding: DecodeStats | None = None
+    reasoning: str = ""
+    finish_reason: FinishReason = "stop"
+    thinking: bool = False
 
     @property
     def tokens(self) -> int:
         """The number of tokens."""
         return len(self.ids)
+
+    @property
+    def missing_answer(self) -> str | None:
+        """What to tell a user whose reply ended inside the thoughts; None otherwise."""
+        if not self.thinking:
+            return None
+        return (
+            f"the reply ended after {self.tokens} tokens, still inside the model's thoughts: there is no answer; allow more"
+            " tokens (max_new_tokens), or turn thinking off if the model can (think)"
+        )
 
 
 def generate(
@@ -51,18 +75,20 @@ def generate(
     kv: OffloadSettings | None = None,
     question_tokens: int = 1,
     drafts: Sequence[Sequence[int]] = (),
+    form: ReplyFormat = _ANY_FORMAT,
 ) -> Iterator[str]:
     """Yield the answer piece by piece, from the prompt's last logits (1, vocab) on.
 
     Decoding extends `kv_cache`, or the file that the prefill streamed its layers to. Stops at the model's
-    end-of-sequence tokens or after `max_new_tokens`. `decoded` is filled in on the way, so it is right even when the
-    caller stops early.
+    end-of-sequence tokens, where `form` says that an answer ends, or after `max_new_tokens`. Thoughts are not yielded.
+    `decoded` is filled in on the way, so it is right even when the caller stops early.
 
     Args:
         kv: offload the KV first, where the prefill has not; the last `question_tokens` of the prompt are then computed
             again, see `offload`.
         drafts: token ids that the reply may consist of. Greedy decoding in memory verifies them, and quotes of the
             prompt, many in one pass; see `SpeculativeDecoder`.
+        form: how the reply is read, `TokenizedPrompt.reply`; by default, it ends only where the model ends it.
 
     Raises:
         InvalidRequest, StoreError, StoreFull: with `kv`.
@@ -74,12 +100,12 @@ def generate(
         if state.in_memory and settings.temperature == 0:
             drafter = PromptLookupDrafter(prompt_ids, drafts, settings.prompt_lookup_tokens)
             source = SpeculativeDecoder(adapter, state, len(prompt_ids), max_new_tokens, drafter)
-        reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens)
+        reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens, form)
         try:
             yield from _pieces(reply, logits, decoded)
         finally:
-            if isinstance(source, SpeculativeDecoder):
-                source.stop(len(prompt_ids) + len(reply.ids))
+            if state.in_memory:  # drafts, and tokens behind the answer's end
+                state.kv_cache.truncate_appended(len(prompt_ids) + len(reply.ids))
 
 
 def generate_in_conversation(
@@ -91,6 +117,7 @@ def generate_in_conversation(
     max_new_tokens: int,
     decoded: Decoded,
     recompute: Callable[[Sequence[int]], tuple[OffloadedCache, Tensor]],
+    form: ReplyFormat = _ANY_FORMAT,
 ) -> Generator[str, None, list[int]]:
     """Generate as `generate` does, on KV that its caller owns and that holds all of `prompt_ids`; return the token ids.
 
@@ -98,34 +125,25 @@ def generate_in_conversation(
     see `PersistentDecodeState`.
     """
     state = PersistentDecodeState(adapter, kv, recompute)
-    reply = _Reply(adapter, state, prompt_ids, settings, max_new_tokens)
+    reply = _Reply(adapter, state, prompt_ids, settings, max_new_tokens, form)
     yield from _pieces(reply, logits, decoded)
-    text = [*prompt_ids, *reply.ids]
-    if state.kv.get_seq_length() < len(text):
-        state.advance(text)
+    state.hold([*prompt_ids, *reply.ids])
     return reply.ids
 
 
 def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
     """Yield the reply's text as it grows from the prompt's last logits (1, vocab)."""
-    shown = ""
-    while True:
+    shown, taken = "", True
+    while taken:
         began = time.perf_counter()
-        if not reply.take(logits):
-            break
-        if reply.unfinished:
+        taken = reply.take(logits)
+        if taken and reply.unfinished:
             logits = reply.advance()
-        decoded.text = reply.text
-        decoded.ids, decoded.seconds = reply.ids, decoded.seconds + time.perf_counter() - began
-        decoded.accepted_draft_tokens = (
-            reply.state.accepted_draft_tokens if isinstance(reply.state, SpeculativeDecoder) else 0
-        )
-        decoded.decoding = reply.state.cost
-        # A character whose bytes are not all there yet decodes to U+FFFD: hold it back.
-        ready = decoded.text.rstrip("\ufffd")
-        if ready.startswith(shown):
-            yield ready[len(shown) :]
-            shown = ready
+        read = reply.fill(decoded)
+        decoded.seconds += time.perf_counter() - began
+        if read.ready.startswith(shown):
+            yield read.ready[len(shown) :]
+            shown = read.ready
     if decoded.text.startswith(shown):
         yield decoded.text[len(shown) :]
 
@@ -135,13 +153,15 @@ def generate_together(
     prefilled: Sequence[tuple[FusedCache, Sequence[int], Tensor]],
     settings: GenerationConfig,
     max_new_tokens: int,
+    form: ReplyFormat = _ANY_FORMAT,
 ) -> list[Decoded]:
     """Generate answers to several prompts, each given as in `generate` by KV cache, token ids and last logits (1, vocab).
 
-    One call of the model advances all unfinished replies; `seconds` is each one's share of these calls.
+    One call of the model advances all unfinished replies; `seconds` is each one's share of these calls. All are read as
+    `form` says.
     """
     replies = [
-        _Reply(adapter, DecodeState(adapter, kv_cache), ids, settings, max_new_tokens)
+        _Reply(adapter, DecodeState(adapter, kv_cache), ids, settings, max_new_tokens, form)
         for kv_cache, ids, _ in prefilled
     ]
     seconds = [0.0] * len(replies)
@@ -154,7 +174,10 @@ def generate_together(
         for number in logits:
             seconds[number] += (time.perf_counter() - began) / len(logits)
         logits = dict(zip(going, steps, strict=True))
-    return [Decoded(reply.text, reply.ids, spent) for reply, spent in zip(replies, seconds, strict=True)]
+    done = [Decoded(seconds=spent) for spent in seconds]
+    for reply, decoded in zip(replies, done, strict=True):
+        reply.fill(decoded)
+    return done
 
 
 class _Reply:
@@ -167,32 +190,49 @@ class _Reply:
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,
+        form: ReplyFormat,
     ) -> None:
         self.ids: list[int] = []
         self.state = state
+        self._finished: FinishReason | None = None
+        self._ended: ReplyText | None = None  # what the reply says, where its text has ended it
         self._adapter, self._prompt_ids, self._most = adapter, prompt_ids, most
         self._sampler = Sampler(settings, adapter.geometry.device)
         self._ends = end_tokens(adapter)
+        self._reader, self._one_line = ReplyReader(adapter.tokenizer, form), form.one_line
 
     def take(self, logits: Tensor) -> bool:
-        """Choose the next token; return False, and choose none, where the answer ends."""
-        if len(self.ids) >= self._most:
+        """Choose the next token; return False, and choose none, where the reply ends."""
+        if not self.unfinished:
             return False
         token = self._sampler.choose(logits)
         if token in self._ends:
+            self._finished = "stop"
             return False
         self.ids.append(token)
+        if len(self.ids) >= self._most:
+            self._finished = "length"
+        if self._one_line:
+            read = self._reader.read(self.ids)
+            if read.ended:
+                self.ids, self._finished, self._ended = read.ids, "stop", read
         return True
 
     @property
     def unfinished(self) -> bool:
         """Whether another token may follow."""
-        return len(self.ids) < self._most
+        return self._finished is None and len(self.ids) < self._most
 
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return str(self._adapter.tokenizer.decode(self.ids, skip_special_tokens=True)) if self.ids else ""
+    def fill(self, decoded: Decoded) -> ReplyText:
+        """Write what the reply says so far to `decoded`, and return it."""
+        stopped = None if self._finished is None else self._finished == "stop"
+        read = self._ended or self._reader.read(self.ids, stopped=stopped)
+        decoded.text, decoded.reasoning, decoded.thinking = read.answer, read.thoughts, read.thinking
+        decoded.ids, decoded.finish_reason = self.ids, self._finished or "length"
+        decoded.decoding = self.state.cost
+        if isinstance(self.state, SpeculativeDecoder):
+            decoded.accepted_draft_tokens = self.state.accepted_draft_tokens
+        return read
 
     @property
     def needs_rope_rescale(self) -> bool:
@@ -215,13 +255,21 @@ def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tenso
 
 
 def end_tokens(adapter: Adapter) -> frozenset[int]:
-    """Return the tokens at which a model's answers end; none if neither model nor tokenizer names any."""
-    ends = adapter.model.generation_config.eos_token_id
-    if ends is None:
-        ends = adapter.tokenizer.eos_token_id
-    if ends is None:
-        return frozenset()
-    return frozenset(ends if isinstance(ends, list) else [ends])
+    """Return the tokens at which a model's answers end; none if nothing names any.
+
+    Those of the generation config, the model's config, the tokenizer and the chat template: many models name a token in
+    one place only.
+    """
+    model, tokenizer = adapter.model, adapter.tokenizer
+    named = (
+        model.generation_config.eos_token_id,
+        getattr(model.config.get_text_config(), "eos_token_id", None),
+        tokenizer.eos_token_id,
+    )
+    ends = [
+        token for each in named for token in (each if isinstance(each, list) else [each]) if token is not None
+    ]
+    return adapter.template.end_tokens.union(ends)
 
 
 class Sampler:

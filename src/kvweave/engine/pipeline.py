@@ -8,6 +8,7 @@ generate   first logits -> text                 engine/generation
 remember   store the exact KV and the answer    kvstore, engine/cached_answers
 """
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
@@ -36,6 +37,8 @@ from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillResult
 from kvweave.results import Answer, ExplainedToken, Source
 from kvweave.types import Prompt, TokenizedPrompt
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ def answer(
         most,
         decoded,
         drafts=drafts,
+        form=prompt.reply,
     )
     finished = time.perf_counter()
 
@@ -173,8 +177,18 @@ def answer(
         accepted_draft_tokens=decoded.accepted_draft_tokens,
     )
     sources = tuple(Source(f.source, f.start, f.end, f.text, f.score) for f in kept)
-    whole = Answer(decoded.text.strip(), sources, result.plan, timing, decoded.decoding)
-    if options.answer_settings is not None:
+    whole = Answer(
+        decoded.text.strip(),
+        sources,
+        result.plan,
+        timing,
+        decoded.decoding,
+        decoded.reasoning,
+        decoded.finish_reason,
+    )
+    if decoded.missing_answer:
+        _LOG.warning(decoded.missing_answer)
+    elif options.answer_settings is not None:
         cached.keep(question, vector(), options.answer_settings, whole, provenance(found, epoch))
     return Answered(whole, prompt, result.selected)
 
@@ -229,7 +243,7 @@ def _prefetch(context: RequestContext, options: AskOptions, found: list[FoundChu
     recipe, adapter = options.recipe, context.adapter
     if not recipe.match.position_independent:
         return
-    prefix = adapter.template.prefix_ids(options.system)
+    prefix = adapter.template.prefix_ids(options.system, think=options.generation.think)
     chunks = context.documents.chunks_at([(chunk.source, chunk.position) for chunk in found])
     wanted = [
         (chunk.kv_digest, recipe.prepare.provenances(adapter, prefix, chunk.kv_tokens)) for chunk in chunks
@@ -253,7 +267,10 @@ def _assemble(
     """Return the tokenized prompt and the chunks in it, in prompt order; `most` tokens stay free for the answer."""
     while True:
         ordered = _reading_order(found)
-        prompt = adapter.template.render(Prompt(question, tuple(f.text for f in ordered), options.system))
+        texts = tuple(f.text for f in ordered)
+        prompt = adapter.template.render(
+            Prompt(question, texts, options.system, think=options.generation.think)
+        )
         too_long = prompt.tokens + most > adapter.geometry.context_tokens
         if not (too_long and options.drop_chunks and found):
             adapter.check_length(prompt.tokens, most)

@@ -176,7 +176,7 @@ class QuestionPredictor:
         """Return the model's reply to a request about notes. It depends on nothing else, so a caller may memoize it."""
         context = self._context()
         adapter = context.adapter
-        prompt = adapter.template.render(Prompt(request, tuple(notes), self._system))
+        prompt = adapter.template.render(Prompt(request, tuple(notes), self._system, several_lines=True))
         limit = adapter.geometry.context_tokens
         most = min(within_context(None, DEFAULT_NEW_TOKENS, limit), limit - prompt.tokens)
         if most < 1:
@@ -184,7 +184,14 @@ class QuestionPredictor:
         result = run(self._recipe, adapter, context.store, prompt)
         decoded = Decoded()
         for _ in generate(
-            adapter, result.kv_cache, prompt.token_ids, result.logits, generation_for(draw), most, decoded
+            adapter,
+            result.kv_cache,
+            prompt.token_ids,
+            result.logits,
+            generation_for(draw),
+            most,
+            decoded,
+            form=prompt.reply,
         ):
             pass
         return decoded.text.strip()

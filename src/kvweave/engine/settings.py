@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvweave.answer_cache.records import AnswerSettings
-from kvweave.config import DEFAULT_NEW_TOKENS, Config, GenerationConfig
+from kvweave.config import DEFAULT_NEW_TOKENS, DEFAULT_THINKING_TOKENS, Config, GenerationConfig
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.methods import recipe_named
@@ -42,7 +42,8 @@ class AskOptions:
 
     def max_new_tokens(self, context_tokens: int) -> int:
         """Return the longest answer in tokens by a model with a context of `context_tokens`."""
-        return within_context(self.generation.max_new_tokens, DEFAULT_NEW_TOKENS, context_tokens)
+        default = DEFAULT_THINKING_TOKENS if self.generation.think else DEFAULT_NEW_TOKENS
+        return within_context(self.generation.max_new_tokens, default, context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Settings:
             drop_chunks,
             self.config.model.auxiliary,
             self.config.decoding.kv_budget,
+            generation.think,
         )
         return AskOptions(
             recipe=chosen,
@@ -109,7 +111,9 @@ class Settings:
             coverage=answer_settings.coverage,
             top_k=answer_settings.top_k,
             system=system,
-            generation=GenerationConfig(max_new_tokens=answer_settings.max_new_tokens),
+            generation=GenerationConfig(
+                max_new_tokens=answer_settings.max_new_tokens, think=answer_settings.think
+            ),
             kv=self.offload(answer_settings.kv_budget),
             drop_chunks=answer_settings.drop_chunks,
             cache="refresh",

@@ -142,12 +142,6 @@ class SpeculativeDecoder:
         self._logits = self._adapter.verify_draft(self._state.kv_cache, self._verified)
         return self._logits[0][None]
 
-    def stop(self, tokens: int) -> None:
-        """Drop the draft, since the reply has ended or left it: keep at most `tokens` in the KV."""
-        if self._logits is not None:
-            self._state.kv_cache.truncate_appended(tokens)
-        self._logits = None
-
     @property
     def cost(self) -> DecodeStats | None:
         """As `DecodeState.cost`."""
@@ -155,5 +149,6 @@ class SpeculativeDecoder:
 
     def _drop_rejected(self, token_ids: Sequence[int]) -> None:
         """Drop the rejected part of the draft; the KV holds it from the last token on."""
-        self.stop(len(token_ids) - 1)
+        self._state.kv_cache.truncate_appended(len(token_ids) - 1)
+        self._logits = None
         self._drafter.record(self._accepted)

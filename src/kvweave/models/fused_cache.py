@@ -217,7 +217,7 @@ class FusedCache(AppendableCache):
     def truncate_appended(self, tokens: int) -> None:
         """Drop appended tokens beyond a total of `tokens`, in every layer."""
         for layer in self.layers:
-            layer.appended = min(layer.appended, tokens - self.length)
+            layer.appended = min(layer.appended, max(0, tokens - self.length))
 
     def truncate_prompt(self, tokens: int) -> None:
         """Continue from the first `tokens` positions; appended tokens overwrite what follows them."""

@@ -7,41 +7,27 @@ always fits, and prefix matching needs no care for merges. Text from documents a
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Unigram
 
+from kvweave.models.chat_template import (
+    ANSWER_LEAD,
+    DEFAULT_SYSTEM,
+    QUESTION_LEAD,
+    SEPARATOR,
+    ChatTemplate,
+    Frame,
+    is_control,
+)
 from kvweave.types import Prompt, Span, TokenizedPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-DEFAULT_SYSTEM = "Read the notes below and answer the questions."
-SEPARATOR = "\n\n"
-QUESTION_LEAD = "Question: "
-ANSWER_LEAD = " Answer:"
-MARKER_SIGNS = frozenset("<>[]{}|")
-# Some templates write today's date at the start of every prompt, so that stored KV would not fit tomorrow. This
-# macro replaces their clock and always gives the date that they use where there is none.
-_FIXED_CLOCK = (
-    "{%- macro strftime_now(form) -%}{{ form | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')"
-    " | replace('%m', '07') | replace('%Y', '2024') | replace('%y', '24') | replace('%A', 'Friday')"
-    " | replace('%H', '12') | replace('%M', '00') | replace('%S', '00') }}{%- endmacro %}"
-)
-_CHUNKS_MARK, _QUESTION_MARK, _ANSWER_MARK = "\x02chunks\x03", "\x02question\x03", "\x02answer\x03"
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The template's own text: before the chunks, before the question, after the question."""
-
-    head: str
-    lead: str
-    tail: str
-    chat: bool
+__all__ = ["ANSWER_LEAD", "DEFAULT_SYSTEM", "QUESTION_LEAD", "SEPARATOR", "PlainTokenizer", "PromptTemplate"]
 
 
 class PromptTemplate:
@@ -49,24 +35,33 @@ class PromptTemplate:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
+        self._chat = ChatTemplate(tokenizer)
         self._plain = PlainTokenizer(tokenizer)  # for text from outside
         self._separator = self._plain.ids(SEPARATOR)
 
     def render(self, prompt: Prompt) -> TokenizedPrompt:
         """Return the token ids and spans of a prompt; the system span may be empty, the question span never is."""
-        frame = self._frame(prompt.system)
+        frame = self._frame(prompt)
         return self._render_after(self._template_ids(frame.head, starts=True, chat=frame.chat), prompt, frame)
 
     def render_turn(self, prompt: Prompt) -> TokenizedPrompt:
         """Render a further turn of a chat. Its system span holds the template's text between the last answer and the turn."""
-        frame = self._frame(prompt.system)
-        between = self._template_ids(self._between_turns(prompt.system), starts=False, chat=frame.chat)
-        return self._render_after(between, prompt, frame)
+        frame = self._frame(prompt)
+        text = self._chat.between_turns(prompt.system)
+        return self._render_after(self._template_ids(text, starts=False, chat=frame.chat), prompt, frame)
 
-    def prefix_ids(self, system: str | None) -> tuple[int, ...]:
-        """Return the ids that every prompt with this system instruction starts with, the shared prefix."""
-        frame = self._frame(system)
+    def prefix_ids(self, system: str | None, *, think: bool = False) -> tuple[int, ...]:
+        """Return the ids that every prompt with this system instruction starts with, the shared prefix.
+
+        A few templates write there whether the model may `think`.
+        """
+        frame = self._chat.frame(system, think=think)
         return self._template_ids(frame.head, starts=True, chat=frame.chat)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The token with which the chat template ends an answer, if it does."""
+        return self._chat.end_tokens
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text on its own; none of them is a control token."""
@@ -123,7 +118,7 @@ class PromptTemplate:
             *_split_evenly(len(self._separator), len(text), len(text) + len(SEPARATOR)),
         )
 
-    def _render_after(self, head: Sequence[int], prompt: Prompt, frame: _Frame) -> TokenizedPrompt:
+    def _render_after(self, head: Sequence[int], prompt: Prompt, frame: Frame) -> TokenizedPrompt:
         """Render chunks and question after the ids that a prompt or a turn starts with."""
         ids = list(head)
         spans = [Span("system", 0, len(ids))]
@@ -138,56 +133,10 @@ class PromptTemplate:
         user_end = len(ids)
         ids += self._template_ids(frame.tail, starts=False, chat=frame.chat)
         spans.append(Span("question", start, len(ids)))
-        return TokenizedPrompt(tuple(ids), tuple(spans), (user_start, user_end))
+        return TokenizedPrompt(tuple(ids), tuple(spans), (user_start, user_end), frame.reply)
 
-    def _frame(self, system: str | None) -> _Frame:
-        system = DEFAULT_SYSTEM if system is None else system
-        if not getattr(self._tokenizer, "chat_template", None):
-            head = f"{system}{SEPARATOR}" if system else ""
-            return _Frame(head, QUESTION_LEAD, ANSWER_LEAD, chat=False)
-        body = f"{_CHUNKS_MARK}{QUESTION_LEAD}{_QUESTION_MARK}"
-        text = self._chat_text(system, [{"role": "user", "content": body}])
-        head, _, rest = text.partition(_CHUNKS_MARK)
-        lead, _, tail = rest.partition(_QUESTION_MARK)
-        return _Frame(head, lead, tail, chat=True)
-
-    def _between_turns(self, system: str | None) -> str:
-        """Return the template's own text between an answer and the next turn."""
-        if not getattr(self._tokenizer, "chat_template", None):
-            return SEPARATOR
-        turns = [
-            {"role": "user", "content": _QUESTION_MARK},
-            {"role": "assistant", "content": _ANSWER_MARK},
-            {"role": "user", "content": _CHUNKS_MARK},
-        ]
-        text = self._chat_text(DEFAULT_SYSTEM if system is None else system, turns)
-        return text.partition(_ANSWER_MARK)[2].partition(_CHUNKS_MARK)[0]
-
-    def _chat_text(self, system: str, turns: list[dict[str, str]]) -> str:
-        """Apply the chat template to turns after a system instruction.
-
-        A template without a system role gets the instruction in the first turn.
-        """
-        instruction = [{"role": "system", "content": system}] if system else []
-        try:
-            return self._apply([*instruction, *turns])
-        except Exception:  # templates refuse a system role by raising whatever their author chose
-            if not instruction:
-                raise
-            first, *rest = turns
-            return self._apply([{**first, "content": f"{system}{SEPARATOR}{first['content']}"}, *rest])
-
-    def _apply(self, messages: list[dict[str, str]]) -> str:
-        text = self._tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=True,
-            # Reasoning models that know the switch answer directly; other templates ignore it.
-            enable_thinking=False,
-            chat_template=_FIXED_CLOCK + self._tokenizer.get_chat_template(),
-            date_string="26 Jul 2024",
-        )
-        return str(text)
+    def _frame(self, prompt: Prompt) -> Frame:
+        return self._chat.frame(prompt.system, think=prompt.think, several_lines=prompt.several_lines)
 
     def _template_ids(self, text: str, *, starts: bool, chat: bool) -> tuple[int, ...]:
         """Tokenize the template's own text, control tokens included; a plain prompt that `starts` gets the model's BOS."""
@@ -287,7 +236,11 @@ def _without_control(backend: Tokenizer) -> tuple[Tokenizer, frozenset[int]]:
     262,144 words takes seconds.
     """
     added = dict(sorted(backend.get_added_tokens_decoder().items()))
-    control = {number: token.content for number, token in added.items() if _is_control(token)}
+    control = {
+        number: token.content
+        for number, token in added.items()
+        if is_control(token.content, special=token.special)
+    }
     plain = _sharing_vocabulary(backend, [_with_special(added[each], each in control) for each in added])
     if {number: token.content for number, token in plain.get_added_tokens_decoder().items()} != {
         number: token.content for number, token in added.items()
@@ -339,13 +292,6 @@ def _unknown_token(backend: Tokenizer) -> str | None:
         return getattr(backend.model, "unk_token", None)
     number = json.loads(backend.to_str())["model"].get("unk_id")
     return None if number is None else backend.id_to_token(number)
-
-
-def _is_control(token: AddedToken) -> bool:
-    content: str = token.content
-    if not content.strip():
-        return False
-    return bool(token.special) or not MARKER_SIGNS.isdisjoint(content)
 
 
 def _split_evenly(tokens: int, start: int, end: int) -> tuple[tuple[int, int], ...]:

@@ -46,6 +46,9 @@ _ORDINALS: Final = {
     **{name[:-1] + "ieth": value for name, value in _TENS.items()},
     "hundredth": 100,
 }
+_MOST: Final = 10**100
+"""Numbers in words end below this: "million million million …" is no number that a question means."""
+
 _NO_NUMBER: Final = frozenset(
     "which this that the each any no every another can could may might must shall should will would do does did".split()
 )
@@ -100,7 +103,7 @@ def _ordinal(value: int) -> str:
 def _number_at(words: Sequence[Word], at: int) -> tuple[str, int]:
     """Return the number that starts at a word, and its length in words: 0 if none starts there."""
     text = words[at].text
-    if match := re.fullmatch(r"(\d+)(?:st|nd|rd|th)", text):
+    if match := re.fullmatch(r"(\d{1,18})(?:st|nd|rd|th)", text):
         return _ordinal(int(match[1])), 1
     if re.fullmatch(r"\d+(?:[.,]\d+)*", text) and not re.fullmatch(r"\d{1,2}[.]\d{1,2}[.]\d{2,4}", text):
         plain = re.sub(r"[.,](?=\d{3}(?:\D|$))", "", text).replace(",", ".")
@@ -125,7 +128,7 @@ def _spelled(words: Sequence[Word], at: int) -> tuple[str, int]:
             if (current % 10 and text in _UNITS) or (current % 100 and text in _TENS):
                 break
             current += _UNITS.get(text, 0) + _TENS.get(text, 0)
-        elif text in _SCALES and current:
+        elif text in _SCALES and current and total + current * _SCALES[text] < _MOST:
             current *= _SCALES[text]
             if _SCALES[text] >= 1000:
                 total, current = total + current, 0

@@ -10,7 +10,7 @@ A paraphrase that is not recognised costs a computation, a false match a wrong a
 
 import hashlib
 import json
-import re
+import logging
 import unicodedata
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -29,13 +29,18 @@ from kvweave.answer_cache.english.words import (
     split_words,
 )
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the code that normalizes: raise it with every change of this package that changes keys."""
 
 EXACT: Final = "exact"
 """The kind of a question that is compared word for word."""
 
+_LOG = logging.getLogger(__name__)
 _MAX_WORDS: Final = 40  # a longer text is more than a question
+_MAX_CHARACTERS: Final = 1000
+"""A longer text is more than a question too. It is compared as it is written: some steps here, and Unicode normalization
+itself, take time that grows with the square of the length."""
+
 _MAX_ROUNDS: Final = 4  # of removing an opening: "Hi, can you please tell me …"
 _QUOTES: Final = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "`": "'"})
 _GENERAL: Final = {"when": ("time", "date")}
@@ -81,31 +86,51 @@ def normalization_version() -> int:
     return int.from_bytes(hashlib.blake2b(f"{VERSION} {lexicon_text()}".encode(), digest_size=6).digest())
 
 
-@lru_cache(maxsize=4096)  # one request normalizes its question several times
 def normalize(question: str) -> NormalizedQuestion:
-    """Return the normalized form of any text."""
+    """Return the normalized form of any text, in time that grows with its length."""
+    if len(question) > _MAX_CHARACTERS:
+        return _normalized(question)
+    return _remembered(question)
+
+
+def _normalized(question: str) -> NormalizedQuestion:
     known = lexicon()
     text = clean_text(question)
-    core, requested = _strip_frame(text, known)
-    words = join_expressions(fold_dates(split_words(core)))
     whole = fold_dates(split_words(text))
     time_sensitive = _is_time_sensitive(whole, known)
     if has_symbols(text):  # words alone would not tell > from <, or 5 from -5
         return NormalizedQuestion(
             EXACT, tuple(text.casefold().rstrip(" .?!").split()), time_sensitive=time_sensitive
         )
-    clause: Clause | None = None
-    terms: tuple[str, ...] = ()
-    phrases: tuple[Phrase, ...] = ()
-    if 0 < len(words) <= _MAX_WORDS and "?" not in core:
-        try:
-            clause = parse(words, requested, known)
-            terms, phrases = canonical_terms(clause, known) if clause is not None else ((), ())
-        except IndexError:  # its words end where English has more: "Whose is …", "Isn't?"
-            clause = None
-    if clause is None or not (terms or phrases):
-        return NormalizedQuestion(EXACT, tuple(word.text for word in whole), time_sensitive=time_sensitive)
-    return NormalizedQuestion(clause.asks, terms, phrases, clause.negated, clause.tense, time_sensitive)
+    if len(text) <= _MAX_CHARACTERS:
+        understood = _understood(text, known)
+        if understood is not None:
+            clause, terms, phrases = understood
+            return NormalizedQuestion(
+                clause.asks, terms, phrases, clause.negated, clause.tense, time_sensitive
+            )
+    return NormalizedQuestion(EXACT, tuple(word.text for word in whole), time_sensitive=time_sensitive)
+
+
+_remembered = lru_cache(maxsize=4096)(_normalized)  # one request normalizes its question several times
+
+
+def _understood(text: str, known: Lexicon) -> tuple[Clause, tuple[str, ...], tuple[Phrase, ...]] | None:
+    """Return the clause of a cleaned text, its terms and its phrases; None if it is not followed as an English question."""
+    core, requested = _strip_frame(text, known)
+    words = join_expressions(fold_dates(split_words(core)))
+    if not words or len(words) > _MAX_WORDS or "?" in core:
+        return None
+    try:
+        clause = parse(words, requested, known)
+        if clause is None:
+            return None
+        terms, phrases = canonical_terms(clause, known)
+    except (LookupError, ValueError):
+        # No known text comes here. If one does, its request must not fail: it only finds no other question's answer.
+        _LOG.warning("a question could not be followed and is compared word for word", exc_info=True)
+        return None
+    return (clause, terms, phrases) if terms or phrases else None
 
 
 def difference(one: NormalizedQuestion, other: NormalizedQuestion) -> str | None:
@@ -128,8 +153,7 @@ def _is_general(one: str, other: str) -> bool:
 
 def _strip_frame(text: str, known: Lexicon) -> tuple[str, bool]:
     """Return the question inside "Hi, could you tell me … please?", and whether there was an opening."""
-    core, requested = text, False
-    core = re.sub(r"[\s.!?]+$", "", core)
+    core, requested = text.rstrip(" .!?"), False
     for _ in range(_MAX_ROUNDS):
         before = core
         for pattern, replacement in known.rewrites:
@@ -141,7 +165,7 @@ def _strip_frame(text: str, known: Lexicon) -> tuple[str, bool]:
         for pattern in known.closings:
             shorter = pattern.sub("", core)
             if shorter and shorter != core:
-                core = re.sub(r"[\s.!?,]+$", "", shorter)
+                core = shorter.rstrip(" .!?,")
         if core == before:
             break
     return core, requested
@@ -158,5 +182,9 @@ def _is_time_sensitive(words: list[Word], known: Lexicon) -> bool:
 
 
 def clean_text(text: str) -> str:
-    """Return a text in the form in which texts are compared: NFKC, straight quotes, single spaces, stripped."""
-    return " ".join(unicodedata.normalize("NFKC", text).translate(_QUOTES).split())
+    """Return a text in the form in which texts are compared: NFKC, straight quotes, single spaces, stripped.
+
+    A text that is too long for a question keeps its characters.
+    """
+    plain = unicodedata.normalize("NFKC", text) if len(text) <= _MAX_CHARACTERS else text
+    return " ".join(plain.translate(_QUOTES).split())

@@ -35,7 +35,13 @@ def parse(words: Sequence[Word], requested: bool, known: Lexicon) -> Clause | No
     `requested` is whether words such as "tell me" preceded it: a bare noun is then a question too.
     """
     clause = Clause()
+    if not words:
+        return None
     rest = _take_question_word(_move_front_to_end(list(words), known), clause, known)
+    if (
+        clause.asks == "whose" and clause.fronted is None
+    ):  # "Whose is the boat": nothing that is owned follows
+        return None
     if not clause.asks:
         first = rest[0].text
         if first in known.helpers:
@@ -131,7 +137,7 @@ def _what(kind: str, after: list[Word], clause: Clause, known: Lexicon) -> tuple
     asked = known.asks.get(nouns[0].base) if len(nouns) == 1 and not nouns[0].named else None
     if kind == "what" and asked:
         return asked, rest
-    clause.fronted = Run(words=nouns)
+    clause.fronted = Run(words=nouns) if nouns else None
     return kind, rest
 
 

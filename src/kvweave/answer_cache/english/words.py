@@ -15,7 +15,7 @@ _WORD: Final = re.compile(
     r"""\d{4}-\d{1,2}-\d{1,2}            # a date as numbers, in three forms
       | \d{1,2}[./]\d{1,2}[./]\d{2,4}
       | \d{1,2}[:.]\d{2}(?=\s*(?:[ap]\.?m\b|h\b|o'clock)) | \d{1,2}:\d{2}(?::\d{2})?
-      | \S+@\S+\w                          # an address
+      | (?<!\S)\S[^\s@]*+@\S+\w           # an address; written so that it takes linear time
       | \d+(?:[.,]\d{3})*(?:[.,]\d+)?(?:st|nd|rd|th)?(?![\w-])
       | [€$£%]
       | [^\W_]+(?:[-_./'&+#][^\W_]+)*[+#]*(?:\.(?=\w))?

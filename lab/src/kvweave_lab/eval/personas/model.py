@@ -186,7 +186,7 @@ class MemoizedModel:
         """Return the reply to a request about notes under full attention, sampled as `QuestionPredictor` samples."""
         key = (tuple(notes), request, draw)
         if key not in self._replies:
-            prompt = self.adapter.template.render(Prompt(request, tuple(notes), system))
+            prompt = self.adapter.template.render(Prompt(request, tuple(notes), system, several_lines=True))
             result = run(_PREFIX, self.adapter, self._exact_kv, prompt)
             remember(result)
             text, ids = self._decode(result, prompt, generation_for(draw), _REQUEST_TOKENS)
@@ -258,7 +258,14 @@ class MemoizedModel:
     ) -> tuple[str, tuple[int, ...]]:
         decoded = Decoded()
         pieces = generate(
-            self.adapter, result.kv_cache, prompt.token_ids, result.logits, settings, most, decoded
+            self.adapter,
+            result.kv_cache,
+            prompt.token_ids,
+            result.logits,
+            settings,
+            most,
+            decoded,
+            form=prompt.reply,
         )
         for _ in pieces:
             pass

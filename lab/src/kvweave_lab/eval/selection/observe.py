@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kvweave.engine.generation import end_tokens
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
@@ -209,8 +210,7 @@ class _QuestionProbes:
 
 def _greedy(adapter: Adapter, kv_cache: FusedCache, logits: Tensor, max_new_tokens: int) -> tuple[int, ...]:
     """Return the answer's token ids without its end token, or that token alone for an empty answer."""
-    ends = adapter.model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
+    ends = end_tokens(adapter)
     answer = [int(logits.argmax(dim=-1))]
     while len(answer) < max_new_tokens and answer[0] not in ends:
         token = int(adapter.step(kv_cache, answer[-1]).argmax(dim=-1))
