@@ -34,7 +34,7 @@ def doctor(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     from kvweave.errors import EmptyKnowledgeBase, KvweaveError
 
     opt.quiet_libraries()
-    found = [*_machine(), *_extras()]
+    found = [*_machine(), *_extras(), *_families()]
     try:
         with options.open_kb() as base:
             found += _knowledge_base(base)
@@ -89,6 +89,13 @@ def _extras() -> list[Finding]:
         )
         for extra, (module, what) in parts.items()
     ]
+
+
+def _families() -> list[Finding]:
+    """List the popular families that cannot be used, one line per mechanism."""
+    from kvweave.models.families import REFUSALS
+
+    return [Finding("cannot use", True, f"{', '.join(each.families)}: {each.mechanism}") for each in REFUSALS]
 
 
 def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
