@@ -227,12 +227,21 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "olmo-hybrid": ("olmo_hybrid", _DELTA, "linear_attention"),
     "recurrent-gemma": (
         "recurrent_gemma",
-        {"lru_width": 32, "attention_window_size": 16, "block_types": ["recurrent", "recurrent", "attention"]},
+        {
+            "lru_width": 32,
+            "attention_window_size": 16,
+            "block_types": ["recurrent", "recurrent", "attention"],
+        },
         "linear_attention",
     ),
     "minimax": (
         "minimax",
-        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": _DELTA["layer_types"]},
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": _DELTA["layer_types"],
+        },
         "linear_attention",
     ),
     "rwkv": ("rwkv", {}, "no attention layers"),
@@ -242,10 +251,16 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "deepseek-v3.2": ("deepseek_v32", _LATENT, "latent attention"),
     "glm-4.7-flash": ("glm4_moe_lite", _LATENT, "latent attention"),
     "glm-5": ("glm_moe_dsa", _LATENT, "latent attention"),
-    "minicpm3": ("minicpm3", _LATENT, "latent attention"),
+    "minicpm3": ("minicpm3", {**_LATENT, "rope_parameters": _LONGROPE}, "latent attention"),
     "kimi-linear": (
         "kimi_linear",
-        {**_LATENT, "num_local_experts": 4, "linear_head_dim": 8, "linear_num_heads": 4},
+        {
+            **_LATENT,
+            "num_local_experts": 4,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "layer_types": _DELTA["layer_types"],
+        },
         "latent attention",
     ),
     "deepseek-v4": (

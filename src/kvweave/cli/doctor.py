@@ -92,10 +92,13 @@ def _extras() -> list[Finding]:
 
 
 def _families() -> list[Finding]:
-    """List the popular families that cannot be used, one line per mechanism."""
-    from kvweave.models.families import REFUSALS
+    """Name the popular families that cannot be used as other models are."""
+    from kvweave.models.families import PREFIX_ONLY, REFUSED, listed
 
-    return [Finding("cannot use", True, f"{', '.join(each.families)}: {each.mechanism}") for each in REFUSALS]
+    return [
+        Finding("models with recipe prefix alone", True, listed(PREFIX_ONLY)),
+        Finding("models that cannot be used", True, listed(REFUSED)),
+    ]
 
 
 def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:

@@ -12,10 +12,12 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from kvweave.config import GenerationConfig
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.decode_state import DecodeState, PersistentDecodeState
+from kvweave.engine.decode_state import DecodeState, PersistentDecodeState, PlainDecodeState
 from kvweave.engine.speculative import PromptLookupDrafter, SpeculativeDecoder
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
+from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.recipes.snapshots import SnapshotResult
 from kvweave.results import DecodeStats
 
 
@@ -80,6 +82,19 @@ def generate(
         finally:
             if isinstance(source, SpeculativeDecoder):
                 source.stop(len(prompt_ids) + len(reply.ids))
+
+
+def generate_plainly(
+    prefilled: SnapshotResult,
+    prompt_ids: Sequence[int],
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    decoded: Decoded,
+) -> Iterator[str]:
+    """Generate as `generate` does, token by token on the model's own cache, which this uses up."""
+    adapter = prefilled.adapter
+    reply = _Reply(adapter, PlainDecodeState(adapter, prefilled.state), prompt_ids, settings, max_new_tokens)
+    yield from _pieces(reply, prefilled.logits, decoded)
 
 
 def generate_in_conversation(
@@ -162,8 +177,8 @@ class _Reply:
 
     def __init__(
         self,
-        adapter: Adapter,
-        state: DecodeState | PersistentDecodeState | SpeculativeDecoder,
+        adapter: LoadedModel,
+        state: DecodeState | PersistentDecodeState | PlainDecodeState | SpeculativeDecoder,
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,
@@ -214,7 +229,7 @@ def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tenso
     return adapter.step_packed(list(zip(kv_caches, last, strict=True)))
 
 
-def end_tokens(adapter: Adapter) -> frozenset[int]:
+def end_tokens(adapter: LoadedModel) -> frozenset[int]:
     """Return the tokens at which a model's answers end; none if neither model nor tokenizer names any."""
     ends = adapter.model.generation_config.eos_token_id
     if ends is None:

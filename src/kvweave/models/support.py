@@ -77,7 +77,7 @@ def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
         layers=len(layers),
         kv_heads=keys.shape[1],
         head_width=keys.shape[3],
-        context_tokens=_context_tokens(model.config.get_text_config(decoder=True)),
+        context_tokens=context_tokens(model.config.get_text_config(decoder=True)),
         dtype=keys.dtype,
         device=keys.device,
     )
@@ -120,7 +120,8 @@ def _first_attention(model: PreTrainedModel) -> nn.Module:
     )
 
 
-def _context_tokens(config: Any) -> int:
+def context_tokens(config: Any) -> int:
+    """Return how many tokens a text configuration allows; without a limit, more than any prompt has."""
     context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
     rope = getattr(config, "rope_parameters", None) or {}
     # Dynamic scaling gives the trained length as the maximum and stretches it as needed.
