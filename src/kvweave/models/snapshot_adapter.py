@@ -131,8 +131,9 @@ def adapt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str)
     try:
         return Adapter(model, tokenizer, name=name)
     except UnsupportedModel as error:
-        model.set_attn_implementation(attention)
         reason = str(error)
+    if model.config._attn_implementation != attention:
+        model.set_attn_implementation(attention)  # the model runs as it was loaded
     try:
         return SnapshotAdapter(model, tokenizer, reason, name)
     except UnsupportedModel as error:
