@@ -116,7 +116,7 @@ def test_other_recipes_are_refused_in_one_line_that_says_what_works(open_kb, not
         with pytest.raises(UnsupportedModel, match="KVWEAVE_RECIPE=prefix") as refused:
             base.ask(QUESTION)
         assert "\n" not in str(refused.value)
-        assert "recipe weave cannot be used" in str(refused.value)
+        assert "recipe weave does not work" in str(refused.value)
         assert base.ask(QUESTION, recipe="prefix").plan.prompt_tokens
 
 
@@ -147,4 +147,4 @@ def test_a_store_without_room_answers_all_the_same(open_kb, notes):
         base.add(notes)
         first, second = base.ask(QUESTION), base.ask(QUESTION)
         assert first.text == second.text
-        assert base.store.stats().bytes <= 1000
+        assert base.store.stats().entries == 0

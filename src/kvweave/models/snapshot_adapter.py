@@ -39,6 +39,8 @@ _ALLOWED: Final = {4: 1e-3, 2: 0.1}
 """How far the logits of a pass in two parts may differ from those of one pass, as a share of the largest, by the bytes per
 number of the model's dtype. Kernels of recurrent layers sum in another order."""
 
+_STORED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -107,6 +109,10 @@ class SnapshotAdapter:
         """Return copies of a state's tensors on the CPU, by name."""
         return copy_tensors(state)
 
+    def snapshot_bytes(self, tokens: int) -> int:
+        """Return the most bytes that a stored state after `tokens` tokens takes."""
+        return self.fixed_bytes + tokens * self.token_bytes
+
     def restore(self, tensors: Mapping[str, Tensor], tokens: int) -> ModelState:
         """Return the state after `tokens` tokens from what `snapshot` has returned; the tensors given are copied."""
         return restore(self.model.config, tensors, tokens, self.geometry.device)
@@ -145,7 +151,7 @@ def fused(model: LoadedModel, what: str = "this") -> Adapter:
     if isinstance(model, Adapter):
         return model
     raise UnsupportedModel(
-        f"{what} cannot be used with {model.fingerprint.name}, which answers single questions with recipe prefix alone "
+        f"{what} does not work with {model.fingerprint.name}, which answers single questions with recipe prefix alone "
         f"(--recipe prefix, or KVWEAVE_RECIPE=prefix for all commands): {model.reason}"
     )
 
@@ -172,6 +178,9 @@ def _run_probe(adapter: SnapshotAdapter, first: Sequence[int], rest: Sequence[in
     state = adapter.new_state()
     adapter.extend(state, first)
     stored = adapter.snapshot(state)
+    others = {str(tensor.dtype) for tensor in stored.values() if tensor.dtype not in _STORED}
+    if others:
+        raise UnsupportedModel(f"its state has numbers of {', '.join(sorted(others))}")
     copied = adapter.restore(stored, state.tokens)
     unlike = differences(state, copied)
     if unlike:

@@ -87,11 +87,14 @@ def run_from_snapshot(
     first, state = (0, adapter.new_state()) if budget.recomputes_all else _longest(adapter, store, path)
     matched = time.perf_counter()
     entries: list[StoreEntry] = []
+    room = store.limit_bytes
     for number in range(first, len(prompt.spans)):
         if prompt.spans[number].tokens:
             logits = adapter.extend(state, prompt.ids(prompt.spans[number]))
-            if number in path.ends:
+            size = adapter.snapshot_bytes(state.tokens)
+            if number in path.ends and size <= room:  # the copies wait in memory for the answer to be out
                 entries.append(path.entry(number, adapter.snapshot(state)))
+                room -= size
     adapter.synchronize()
     done = time.perf_counter()
     timing = Timing(
