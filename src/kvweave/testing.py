@@ -154,7 +154,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "falcon": ("falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}, "attention function"),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 8}, "after rotating"),
     "nanochat": ("nanochat", {}, "after rotating"),
-    "gpt-oss": ("gpt_oss", {"head_dim": 8, "num_local_experts": 4}, "attention sinks"),
+    "gpt-oss": ("gpt_oss", {"head_dim": 8, "num_local_experts": 4, "sliding_window": 16}, "attention sinks"),
     "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "rotary"),
     "opt": ("opt", {"word_embed_proj_dim": 32, "ffn_dim": 48}, "rotary"),
     "bloom": ("bloom", {}, "rotary"),
