@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from kvweave.errors import PromptTooLong
+from kvweave.errors import PromptTooLong, UnsupportedModel
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.families import PREFIX_ONLY
 from kvweave.models.model_state import differences
@@ -153,6 +153,13 @@ def test_bfloat16_is_continued_bit_for_bit_too(kind, tmp_path):
             store_entries(result.new_entries, store, adapter.fingerprint)
             assert torch.equal(result.logits, expected)
     assert result.plan.exact_tokens == 70
+
+
+def test_a_model_whose_frequencies_depend_on_the_length_is_refused():
+    model = quiet_model("stablelm")
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    with pytest.raises(UnsupportedModel, match="depend on the length"):
+        adapt(model, tiny_tokenizer(), "tiny")
 
 
 def test_only_the_prefix_recipe_needs_nothing_but_exact_prefixes():

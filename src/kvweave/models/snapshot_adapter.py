@@ -39,6 +39,7 @@ _ALLOWED: Final = {4: 1e-3, 2: 0.1}
 """How far the logits of a pass in two parts may differ from those of one pass, as a share of the largest, by the bytes per
 number of the model's dtype. Kernels of recurrent layers sum in another order."""
 
+_CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
 _STORED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -75,14 +76,12 @@ class SnapshotAdapter:
         self.geometry = Limits(context_tokens(text), model.dtype, device)
         self._lock = threading.RLock()
         self._accepted = inspect.signature(model.forward).parameters.keys()
-        self._cache_keyword = "past_key_values" if "past_key_values" in self._accepted else "cache_params"
+        keywords = [keyword for keyword in _CACHE_KEYWORDS if keyword in self._accepted]
+        if not keywords:
+            raise UnsupportedModel("it takes no cache of transformers")
+        self._cache_keyword = keywords[0]
         self.fixed_bytes, self.token_bytes = _probe(self)
         self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
-
-    @property
-    def cache_keyword(self) -> str | None:
-        """The argument that the model takes its cache by; None if it takes none."""
-        return self._cache_keyword if self._cache_keyword in self._accepted else None
 
     def new_state(self) -> ModelState:
         """Return the state before any token."""
@@ -161,9 +160,8 @@ def fused(model: LoadedModel, what: str = "this") -> Adapter:
 
 def _probe(adapter: SnapshotAdapter) -> tuple[int, int]:
     """Return the fixed bytes of a stored state and its bytes per token; raises UnsupportedModel as the class says."""
-    if adapter.cache_keyword is None:
-        raise UnsupportedModel("it takes no cache of transformers")
-    if rope_regime(adapter.model.config, 1) != "fixed":
+    lengths = (1, adapter.geometry.context_tokens)
+    if any(rope_regime(adapter.model.config, length) != "fixed" for length in lengths):
         raise UnsupportedModel("its rotary frequencies depend on the length of the whole text")
     vocabulary = adapter.model.config.get_text_config().vocab_size
     ids = [number % vocabulary for number in range(_PROBE_TOKENS)]
