@@ -392,7 +392,7 @@ def test_no_model_is_loaded_when_nothing_is_left(base, open_kb, predicted, monke
     def refuse(*args, **kwargs):
         raise AssertionError("was loaded")
 
-    monkeypatch.setattr("kvweave.models.loading.load_model", refuse)
+    monkeypatch.setattr("kvweave.models.loading.load_any_model", refuse)
     monkeypatch.setattr("kvweave.embedding.TextEncoder.load", refuse)
     assert again.idle().ended == "nothing is left to do"
     again.store.set_limit(again.store.limit_bytes // 2)

@@ -82,6 +82,6 @@ def test_impossible_options_are_refused_before_the_model_is_loaded(open_kb, monk
     monkeypatch.setattr(
         "kvweave.index.documents.DocumentTable.all_documents", lambda _: [SimpleNamespace(chunks=1)]
     )
-    monkeypatch.setattr("kvweave.models.loading.load_model", None)
+    monkeypatch.setattr("kvweave.models.loading.load_any_model", None)
     with pytest.raises((InvalidRequest, UnknownRecipe), match=said):
         base.ask(GLORRIC, **asked)

@@ -128,7 +128,7 @@ def test_a_cached_answer_to_the_same_words_loads_no_model_and_no_index(base, ope
     def refuse(*args, **kwargs):
         raise AssertionError("was loaded")
 
-    monkeypatch.setattr("kvweave.models.loading.load_model", refuse)
+    monkeypatch.setattr("kvweave.models.loading.load_any_model", refuse)
     monkeypatch.setattr("kvweave.embedding.TextEncoder.load", refuse)
     monkeypatch.setattr("kvweave.embedding.TextEncoder.encode", refuse)
     monkeypatch.setattr("kvweave.index.vector_index.VectorIndex.search", refuse)

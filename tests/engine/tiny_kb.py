@@ -43,7 +43,7 @@ def load():
         importlib.import_module(f"kvweave.engine.{module}")
     adapter = tiny_adapter()
     patches = [
-        mock.patch("kvweave.models.loading.load_model", return_value=adapter),
+        mock.patch("kvweave.models.loading.load_any_model", return_value=adapter),
         mock.patch("kvweave.embedding.TextEncoder", Letters),
     ]
     for patch in patches:

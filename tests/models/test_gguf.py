@@ -8,12 +8,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import ARCHITECTURES, write_gguf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import kvweave
+from gguf_files import ARCHITECTURES, write_gguf
 from kvweave.errors import ModelNotFound, UnsupportedModel
 from kvweave.models.gguf import weights
 from kvweave.models.gguf.header import Header, TensorEntry

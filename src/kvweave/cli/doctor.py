@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
     from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.models.adapter import Adapter
+    from kvweave.models.snapshot_adapter import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,16 @@ def doctor(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     from kvweave.errors import EmptyKnowledgeBase, KvweaveError
 
     opt.quiet_libraries()
-    found = [*_machine(), *_extras()]
+    found = [*_machine(), *_extras(), *_families()]
     try:
         with options.open_kb() as base:
             found += _knowledge_base(base)
-            found += _model(base.adapter)
+            found += _model(base.model)
             found += _documents(base)
             found += _checked("embedding", lambda: _embedding(base.encoder))
     except EmptyKnowledgeBase as nothing:
         found.append(Finding("knowledge base", True, str(nothing)))
-        found += _checked("model", lambda: _model(options.load_model()))
+        found += _checked("model", lambda: _model(options.load_any_model()))
         found += _checked("embedding", lambda: _embedding(TextEncoder()))
     except (KvweaveError, OSError) as error:
         found.append(Finding("knowledge base", False, str(error)))
@@ -88,6 +89,16 @@ def _extras() -> list[Finding]:
             f"extra {extra}", True, what if importlib.util.find_spec(module) else f"not installed ({what})"
         )
         for extra, (module, what) in parts.items()
+    ]
+
+
+def _families() -> list[Finding]:
+    """Name the popular families that cannot be used as other models are."""
+    from kvweave.models.families import PREFIX_ONLY, REFUSED, listed
+
+    return [
+        Finding("models with recipe prefix alone", True, listed(PREFIX_ONLY)),
+        Finding("models that cannot be used", True, listed(REFUSED)),
     ]
 
 
@@ -141,8 +152,30 @@ def _embedding(encoder: "TextEncoder") -> list[Finding]:
     return [Finding("embedding", bool(near > far), f"{encoder.name}, {encoder.dimensions} dimensions")]
 
 
-def _model(adapter: "Adapter") -> list[Finding]:
-    """Describe the model, and check that stored KV reproduces the logits of full attention."""
+def _model(model: "LoadedModel") -> list[Finding]:
+    """Describe the model and what it can be used for."""
+    from kvweave.models.adapter import Adapter
+
+    if isinstance(model, Adapter):
+        return _placing(model)
+    limits = model.geometry
+    return [
+        Finding(
+            "model",
+            True,
+            f"{model.fingerprint.name}, {type(model.model).__name__}, {limits.dtype}, context {limits.context_tokens}",
+        ),
+        Finding(
+            "recipe prefix alone", True, f"{model.reason}; checked that it continues from a stored state"
+        ),
+        Finding(
+            "bytes per stored state", True, f"{model.fixed_bytes:,} B, and {model.token_bytes:,} B per token"
+        ),
+    ]
+
+
+def _placing(adapter: "Adapter") -> list[Finding]:
+    """Describe a model that stored KV is placed in, and check that this reproduces the logits of full attention."""
     import tempfile
 
     from kvweave.engine.api import prefill

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.kvstore.reports import TierName
     from kvweave.models.adapter import Adapter
+    from kvweave.models.snapshot_adapter import LoadedModel
     from kvweave.types import Storage as StorageName
 
 Choice = TypeVar("Choice", bound=str)
@@ -165,6 +166,12 @@ class SharedOptions:
         _show_conversions()
         model = default if self.model is None else self.model
         return load_model(model, dtype=self.dtype or "auto", device=self.device or "auto", home=self.home)
+
+    def load_any_model(self) -> "LoadedModel":
+        """Load the model that the options name, else the shipped reference model, whatever recipes it can be used with."""
+        from kvweave.models.loading import load_any_model
+
+        return load_any_model(self.model, dtype=self.dtype or "auto", device=self.device or "auto")
 
     def budget(self, context: typer.Context) -> tuple[float | None, float | None]:
         """Return ratio and coverage; one given on the command line overrides the other one from the environment."""

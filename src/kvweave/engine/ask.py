@@ -53,9 +53,10 @@ class Asker:
             if pieces is not None:
                 return AnswerStream(pieces, None, request)
         context = self.components.request_context()
+        context.check(resolved)
         context.encoder.load()  # else the first question's time would include loading it
         pieces = answer(context, self.cached, question, vector, resolved)
-        return AnswerStream(pieces, context.adapter.tokenizer, request)
+        return AnswerStream(pieces, context.model.tokenizer, request)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
         """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""

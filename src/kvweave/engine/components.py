@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvweave.index.vector_index import VectorIndex
     from kvweave.models.adapter import Adapter
     from kvweave.models.prompt import PromptTemplate
+    from kvweave.models.snapshot_adapter import LoadedModel
 
 Ids = tuple[int, ...]
 
@@ -43,17 +44,24 @@ class Components:
         self._state = state
 
     @cached_property
-    def adapter(self) -> "Adapter":
+    def model(self) -> "LoadedModel":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
-        from kvweave.models.loading import load_model
+        from kvweave.models.loading import load_any_model
 
         wanted = self._config.model
         name = wanted.model or self._metadata.get("model_name")
         dtype = wanted.dtype if wanted.dtype != "auto" else self._metadata.get("model_dtype") or "auto"
-        adapter = load_model(name, dtype=dtype, device=wanted.device, home=self._config.home)
-        self._metadata.check_model(adapter.fingerprint)
-        self._state.store.attach_device(adapter.geometry.device, self._config.store.device_bytes)
-        return adapter
+        model = load_any_model(name, dtype=dtype, device=wanted.device, home=self._config.home)
+        self._metadata.check_model(model.fingerprint)
+        self._state.store.attach_device(model.geometry.device, self._config.store.device_bytes)
+        return model
+
+    @property
+    def adapter(self) -> "Adapter":
+        """The model; raises as `model`, and UnsupportedModel if stored KV cannot be placed in it."""
+        from kvweave.models.snapshot_adapter import fused
+
+        return fused(self.model)
 
     @cached_property
     def encoder(self) -> "TextEncoder":
@@ -84,13 +92,11 @@ class Components:
         """Load everything that a request passes through."""
         from kvweave.engine.pipeline import RequestContext
 
-        return RequestContext(
-            self.adapter, self._state.documents, self.index, self.encoder, self._state.store
-        )
+        return RequestContext(self.model, self._state.documents, self.index, self.encoder, self._state.store)
 
     def forget(self) -> None:
         """Drop what was loaded, and an empty index, so that other models may fill the knowledge base."""
-        for part in ("adapter", "encoder", "index"):
+        for part in ("model", "encoder", "index"):
             self.__dict__.pop(part, None)
         self._delete_unlisted_index()
 

@@ -11,6 +11,8 @@ from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
+from kvweave.models.model_state import ModelState
+from kvweave.models.snapshot_adapter import SnapshotAdapter
 from kvweave.results import DecodeStats
 
 
@@ -115,3 +117,16 @@ class PersistentDecodeState:
     def cost(self) -> DecodeStats | None:
         """What offloaded decoding has read and kept in memory so far."""
         return self.kv.counts.per_token()
+
+
+class PlainDecodeState:
+    """The state of a model that is run plainly, all in memory. It only grows: no token can be taken back."""
+
+    cost: DecodeStats | None = None
+
+    def __init__(self, adapter: SnapshotAdapter, state: ModelState) -> None:
+        self._adapter, self._state = adapter, state
+
+    def advance(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits (1, vocab) after `token_ids`, whose last token is not in the state yet."""
+        return self._adapter.extend(self._state, token_ids[-1:])

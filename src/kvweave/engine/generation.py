@@ -12,11 +12,13 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from kvweave.config import GenerationConfig
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.decode_state import DecodeState, PersistentDecodeState
+from kvweave.engine.decode_state import DecodeState, PersistentDecodeState, PlainDecodeState
 from kvweave.engine.reply_reader import ReplyReader, ReplyText
 from kvweave.engine.speculative import PromptLookupDrafter, SpeculativeDecoder
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
+from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.recipes.snapshots import SnapshotResult
 from kvweave.results import DecodeStats, FinishReason
 from kvweave.types import ReplyFormat
 
@@ -108,6 +110,21 @@ def generate(
                 state.kv_cache.truncate_appended(len(prompt_ids) + len(reply.ids))
 
 
+def generate_plainly(
+    prefilled: SnapshotResult,
+    prompt_ids: Sequence[int],
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    decoded: Decoded,
+    form: ReplyFormat,
+) -> Iterator[str]:
+    """Generate as `generate` does, token by token on the model's own cache, which this uses up."""
+    adapter = prefilled.adapter
+    state = PlainDecodeState(adapter, prefilled.state)
+    reply = _Reply(adapter, state, prompt_ids, settings, max_new_tokens, form)
+    yield from _pieces(reply, prefilled.logits, decoded)
+
+
 def generate_in_conversation(
     adapter: Adapter,
     kv: OffloadedCache,
@@ -185,8 +202,8 @@ class _Reply:
 
     def __init__(
         self,
-        adapter: Adapter,
-        state: DecodeState | PersistentDecodeState | SpeculativeDecoder,
+        adapter: LoadedModel,
+        state: DecodeState | PersistentDecodeState | PlainDecodeState | SpeculativeDecoder,
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,
@@ -254,7 +271,7 @@ def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tenso
     return adapter.step_packed(list(zip(kv_caches, last, strict=True)))
 
 
-def end_tokens(adapter: Adapter) -> frozenset[int]:
+def end_tokens(adapter: LoadedModel) -> frozenset[int]:
     """Return the tokens at which a model's answers end; none if nothing names any.
 
     Those of the generation config, the model's config, the tokenizer and the chat template: many models name a token in

@@ -23,7 +23,9 @@ from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, S
 from kvweave.index.chunking import Chunker
 from kvweave.index.documents import ListedChunk, ListedDocument, document_version
 from kvweave.index.readers import digest_file, find_files, read_document
+from kvweave.models.adapter import Adapter
 from kvweave.models.gguf.reporting import reporting
+from kvweave.models.snapshot_adapter import fused
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.results import AddReport, SkippedFile
@@ -84,25 +86,25 @@ class IndexRun:
         self._state, self._metadata = indexer.state, indexer.metadata
         self._own_folder, self._progress = indexer.own_folder, progress
         self._recipe = indexer.settings.recipe()
-        self._adapter, self._system = components.adapter, indexer.metadata.system
+        self._model, self._system = components.model, indexer.metadata.system
         self._chunker = self._make_chunker()
         self._index, self._encoder = components.index, components.encoder
         self._tally = _Tally()
 
     def _make_chunker(self) -> Chunker:
         """Return a chunker whose chunks fit behind the instruction."""
-        adapter = self._adapter
-        context_tokens = adapter.geometry.context_tokens
+        model = self._model
+        context_tokens = model.geometry.context_tokens
         chunk_tokens = self._metadata.chunk_tokens(within_context(None, DEFAULT_CHUNK_TOKENS, context_tokens))
         overlap_tokens = self._metadata.overlap_tokens
-        around = len(adapter.template.prefix_ids(self._system)) + len(adapter.template.with_separator(()))
+        around = len(model.template.prefix_ids(self._system)) + len(model.template.with_separator(()))
         room = context_tokens - around - 1  # a question has one token at least
         if chunk_tokens > room:
             raise InvalidRequest(
-                f"chunk_tokens is {chunk_tokens}, but behind the instruction {adapter.fingerprint.name} has room for "
+                f"chunk_tokens is {chunk_tokens}, but behind the instruction {model.fingerprint.name} has room for "
                 f"{room}; use less, since several chunks and a question must fit together"
             )
-        return Chunker(adapter.tokenizer, chunk_tokens, overlap_tokens)
+        return Chunker(model.tokenizer, chunk_tokens, overlap_tokens)
 
     def add(self, paths: Sequence[Path]) -> AddReport:
         """Read, commit, then compute chunk KV."""
@@ -194,9 +196,9 @@ class IndexRun:
         self._index.add(everything, self._encoder.encode([chunk.text for chunk in everything]))
         with self._state.database.transaction():
             self._check_written(pending)
-            self._metadata.record(self._adapter.fingerprint, self._facts)
+            self._metadata.record(self._model.fingerprint, self._facts)
             for document, chunks in pending:
-                kv_ids = [self._adapter.template.with_separator(chunk.token_ids) for chunk in chunks]
+                kv_ids = [self._model.template.with_separator(chunk.token_ids) for chunk in chunks]
                 self._state.put(document, chunks, kv_ids)
         self._tally.chunks += len(everything)
 
@@ -226,6 +228,8 @@ class IndexRun:
     def _compute_kv(self, new: set[str]) -> tuple[int, int]:
         """Compute the KV that listed chunks lack; return how many were computed, and how many exceed the limit."""
         missing = self.missing(new)
+        if not missing:
+            return 0, 0
         wanted = list(self._fitting(missing, new))
         total = sum(row.kv_tokens for row in wanted)
         done = computed = 0
@@ -235,7 +239,7 @@ class IndexRun:
             done += tokens
             self._progress("computing KV", done, total)
 
-        ctx, template = replace(self._prepare_context, progress=advance), self._adapter.template
+        ctx, template = replace(self._prepare_context, progress=advance), self._model.template
         for start in range(0, len(wanted), BATCH_CHUNKS):
             batch = wanted[start : start + BATCH_CHUNKS]
             texts = self._index.texts([row.row_id for row in batch])
@@ -244,7 +248,12 @@ class IndexRun:
         return computed, len(missing) - len(wanted)
 
     def missing(self, first: Set[str]) -> list[tuple[ListedChunk, int]]:
-        """Return chunks that lack something, with the bytes that it takes; those of the sources `first` come first."""
+        """Return chunks that lack something, with the bytes that it takes; those of the sources `first` come first.
+
+        None lacks anything for a model that stored KV cannot be placed in: nothing is prepared for it.
+        """
+        if not isinstance(self._model, Adapter):
+            return []
         rows = list({row.kv_digest: row for row in self._state.documents.all_chunks()}.values())
         asked = [(row.kv_digest, row.kv_tokens) for row in rows]
         sizes = missing_bytes(self._prepare_context, asked, self._recipe)
@@ -269,9 +278,11 @@ class IndexRun:
 
     @cached_property
     def _prepare_context(self) -> PrepareContext:
-        template = self._adapter.template
+        template = self._model.template
         corpus = ListedCorpus(self._state.documents, self._index, self._encoder, template)
-        return PrepareContext(self._adapter, self._state.store, template.prefix_ids(self._system), corpus)
+        return PrepareContext(
+            fused(self._model), self._state.store, template.prefix_ids(self._system), corpus
+        )
 
 
 def _is_gone(source: str) -> bool:

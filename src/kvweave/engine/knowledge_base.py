@@ -6,7 +6,7 @@ imported when first needed, so that listing and removing documents stays light.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,9 @@ from kvweave.engine.active_requests import ActiveRequests
 from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
+from kvweave.engine.paths import absolute, existing_paths
 from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress, kb_folder, no_progress
-from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, PathNotFound
+from kvweave.errors import EmptyKnowledgeBase, PathNotFound
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AddReport, Answer, AnswerCacheUse
 from kvweave.types import Prompt
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from kvweave.engine.settings import Settings
     from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.models.adapter import Adapter
+    from kvweave.models.snapshot_adapter import LoadedModel
 
 
 class KnowledgeBase:
@@ -64,8 +66,13 @@ class KnowledgeBase:
         return self._state.store
 
     @property
-    def adapter(self) -> "Adapter":
+    def model(self) -> "LoadedModel":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
+        return self._components.model
+
+    @property
+    def adapter(self) -> "Adapter":
+        """The model; raises as `model`, and UnsupportedModel if stored KV cannot be placed in it."""
         return self._components.adapter
 
     @property
@@ -81,7 +88,7 @@ class KnowledgeBase:
         A file that vanished from a folder given again is removed. Safe to interrupt: finished work is kept, and the
         next `add` continues. Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
         """
-        existing = _existing(paths)
+        existing = existing_paths(paths)
         with self._requests.start():
             return self._indexer.add(existing, progress)
 
@@ -347,7 +354,7 @@ class KnowledgeBase:
 
     def _sources_of(self, path: str | Path) -> list[str]:
         """Return the sources of a document, or of all documents under a folder."""
-        place, documents = _absolute(path), self._state.documents
+        place, documents = absolute(path), self._state.documents
         found = [str(place)] if documents.get(str(place)) else documents.sources_under(place)
         if not found:
             raise PathNotFound(
@@ -380,21 +387,3 @@ def open_existing(name: str = "default", *, home: str | Path | None = None, **se
             f"there is no knowledge base {name!r} in {config.home} ({there_are}); `kvweave add PATH` makes one"
         )
     return KnowledgeBase(name, config)
-
-
-def _absolute(path: str | Path) -> Path:
-    """Return a path as absolute; raises InvalidRequest for an empty one, which would mean the working folder."""
-    if not str(path):
-        raise InvalidRequest("a path is empty; name a file or folder ('.' for this one)")
-    return Path(path).expanduser().absolute()
-
-
-def _existing(paths: Sequence[str | Path]) -> list[Path]:
-    """Return paths to add; raises PathNotFound for one that does not exist, InvalidRequest if there are none."""
-    if not paths:
-        raise InvalidRequest("no paths to add")
-    existing = [_absolute(path) for path in paths]
-    for path in existing:
-        if not path.exists():
-            raise PathNotFound(f"{path} does not exist")
-    return existing

@@ -22,7 +22,7 @@ from kvweave.answer_cache.records import CachedAnswer, Vector
 from kvweave.decode.handoff import PromptOffloader
 from kvweave.embedding import TextEncoder
 from kvweave.engine.cached_answers import CachedAnswers, provenance
-from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.generation import Decoded, generate, generate_plainly
 from kvweave.engine.settings import AskOptions
 from kvweave.engine.speculative import drafts_of
 from kvweave.errors import InvalidRequest, KnowledgeBaseError
@@ -33,8 +33,10 @@ from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
-from kvweave.recipes.recipe import Recipe, remember, run
+from kvweave.models.snapshot_adapter import LoadedModel, SnapshotAdapter, fused
+from kvweave.recipes.recipe import Recipe, remember, run, store_entries
 from kvweave.recipes.request import PrefillResult
+from kvweave.recipes.snapshots import SnapshotResult, run_from_snapshot, uses_exact_prefixes_alone
 from kvweave.results import Answer, ExplainedToken, Source
 from kvweave.types import Prompt, TokenizedPrompt
 
@@ -45,11 +47,25 @@ _LOG = logging.getLogger(__name__)
 class RequestContext:
     """The parts that a request passes through."""
 
-    adapter: Adapter
+    model: LoadedModel
     documents: DocumentTable
     index: VectorIndex
     encoder: TextEncoder
     store: KVStore
+
+    @property
+    def adapter(self) -> Adapter:
+        """The model; raises UnsupportedModel if stored KV cannot be placed in it."""
+        return fused(self.model)
+
+    def check(self, options: AskOptions) -> None:
+        """Raise UnsupportedModel if the model can only be continued from exact prefixes and the options ask for more."""
+        if isinstance(self.model, Adapter):
+            return
+        if not uses_exact_prefixes_alone(options.recipe):
+            fused(self.model, f"recipe {options.recipe.name}")
+        if options.kv is not None:
+            fused(self.model, "decoding with KV in a file (--kv-budget, --resident-bytes)")
 
 
 class Answered(NamedTuple):
@@ -126,46 +142,53 @@ def answer(
         InvalidRequest, PromptTooLong, KnowledgeBaseError (a lost index): before the first piece.
     """
     began = time.perf_counter()
-    adapter = context.adapter
+    model = context.model
     epoch = (
         cached.answers.epoch
     )  # read before the search: a document that comes in later makes the answer old
-    sink = None if options.kv is None else PromptOffloader(adapter.geometry, options.kv)
-    most = options.max_new_tokens(adapter.geometry.context_tokens)
+    most = options.max_new_tokens(model.geometry.context_tokens)
     with context.store.lease() as lease:
         found = retrieve(context, question, vector(), options.top_k)
         retrieved = time.perf_counter()
         _prefetch(context, options, found, lease)
-        prompt, kept = _assemble(adapter, question, options, found, most)
-        drafts = _drafts(adapter, cached, vector, options)
+        prompt, kept = _assemble(model, question, options, found, most)
+        drafts = _drafts(model, cached, vector, options)
         assembled = time.perf_counter()
-        result = run(
-            options.recipe,
-            adapter,
-            context.store,
-            prompt,
-            ratio=options.ratio,
-            coverage=options.coverage,
-            lease=lease,
-            sink=sink,
-        )
+        result: PrefillResult | SnapshotResult
+        if isinstance(model, SnapshotAdapter):
+            budget = options.recipe.budget(options.ratio, options.coverage)
+            result = run_from_snapshot(options.recipe, model, context.store, prompt, budget)
+        else:
+            result = run(
+                options.recipe,
+                model,
+                context.store,
+                prompt,
+                ratio=options.ratio,
+                coverage=options.coverage,
+                lease=lease,
+                sink=None if options.kv is None else PromptOffloader(model.geometry, options.kv),
+            )
     first_logits = time.perf_counter()
 
     decoded = Decoded()
-    yield from generate(
-        adapter,
-        result.kv_cache,
-        prompt.token_ids,
-        result.logits,
-        options.generation,
-        most,
-        decoded,
-        drafts=drafts,
-        form=prompt.reply,
-    )
+    if isinstance(result, SnapshotResult):
+        yield from generate_plainly(result, prompt.token_ids, options.generation, most, decoded, prompt.reply)
+    else:
+        yield from generate(
+            result.request.adapter,
+            result.kv_cache,
+            prompt.token_ids,
+            result.logits,
+            options.generation,
+            most,
+            decoded,
+            drafts=drafts,
+            form=prompt.reply,
+        )
     finished = time.perf_counter()
 
-    remember(result)
+    store_entries(result.new_entries, context.store, model.fingerprint)
     timing = replace(
         result.timing,
         retrieve_s=retrieved - began,
@@ -219,8 +242,8 @@ def tokenized_prompt_for(
 ) -> TokenizedPrompt:
     """Return the tokens that a question would be answered from, without computing them; raises as `answer` does."""
     found = retrieve(context, question, vector, options.top_k)
-    most = options.max_new_tokens(context.adapter.geometry.context_tokens)
-    return _assemble(context.adapter, question, options, found, most)[0]
+    most = options.max_new_tokens(context.model.geometry.context_tokens)
+    return _assemble(context.model, question, options, found, most)[0]
 
 
 def prefill_turn(
@@ -240,8 +263,8 @@ def prefill_turn(
 
 def _prefetch(context: RequestContext, options: AskOptions, found: list[FoundChunk], lease: Lease) -> None:
     """Start loading the KV of the found chunks, while the prompt is tokenized."""
-    recipe, adapter = options.recipe, context.adapter
-    if not recipe.match.position_independent:
+    recipe, adapter = options.recipe, context.model
+    if not recipe.match.position_independent or not isinstance(adapter, Adapter):
         return
     prefix = adapter.template.prefix_ids(options.system, think=options.generation.think)
     chunks = context.documents.chunks_at([(chunk.source, chunk.position) for chunk in found])
@@ -252,28 +275,30 @@ def _prefetch(context: RequestContext, options: AskOptions, found: list[FoundChu
 
 
 def _drafts(
-    adapter: Adapter, cached: CachedAnswers, vector: Callable[[], Vector], options: AskOptions
+    model: LoadedModel, cached: CachedAnswers, vector: Callable[[], Vector], options: AskOptions
 ) -> list[tuple[int, ...]]:
     """Return token ids that the answer may consist of: those of an earlier answer to a near question."""
+    if not isinstance(model, Adapter):
+        return []  # a recurrent state cannot take back the drafts that are rejected
     if options.answer_settings is None or options.cache != "use" or options.kv is not None:
         return []
     text = cached.draft(vector(), options.answer_settings)
-    return drafts_of(adapter, text) if text else []
+    return drafts_of(model, text) if text else []
 
 
 def _assemble(
-    adapter: Adapter, question: str, options: AskOptions, found: list[FoundChunk], most: int
+    model: LoadedModel, question: str, options: AskOptions, found: list[FoundChunk], most: int
 ) -> tuple[TokenizedPrompt, list[FoundChunk]]:
     """Return the tokenized prompt and the chunks in it, in prompt order; `most` tokens stay free for the answer."""
     while True:
         ordered = _reading_order(found)
         texts = tuple(f.text for f in ordered)
-        prompt = adapter.template.render(
+        prompt = model.template.render(
             Prompt(question, texts, options.system, think=options.generation.think)
         )
-        too_long = prompt.tokens + most > adapter.geometry.context_tokens
+        too_long = prompt.tokens + most > model.geometry.context_tokens
         if not (too_long and options.drop_chunks and found):
-            adapter.check_length(prompt.tokens, most)
+            model.check_length(prompt.tokens, most)
             return prompt, ordered
         found = found[:-1]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.errors import InvalidRequest
 from kvweave.models.attention import ATTENTION_NAME, RowPlan, attention_modules, register_attention
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
@@ -34,7 +34,7 @@ from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
 from kvweave.models.pass_cost import PassCost
 from kvweave.models.preemption import LowPriority, Preemption
 from kvweave.models.projections import StoredQueries, separate_projections
-from kvweave.models.prompt import PromptTemplate
+from kvweave.models.prompt import PromptTemplate, check_length
 from kvweave.models.rotary import RotationRecorder, RowCapture, rope_regime
 from kvweave.models.support import probe
 from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
@@ -293,13 +293,7 @@ class Adapter:
 
     def check_length(self, prompt_tokens: int, new_tokens: int = 0) -> None:
         """Raise PromptTooLong if prompt and answer do not fit the model's context; the message says by how much."""
-        over = prompt_tokens + new_tokens - self.geometry.context_tokens
-        if over > 0:
-            raise PromptTooLong(
-                f"the prompt has {prompt_tokens} tokens and the answer may take {new_tokens}: {over} more than the "
-                f"{self.geometry.context_tokens} of {self.fingerprint.name}; shorten the question, use fewer or shorter "
-                "chunks (--top-k, --drop-chunks), or allow fewer answer tokens (--max-new-tokens)"
-            )
+        check_length(self.geometry.context_tokens, self.fingerprint.name, prompt_tokens, new_tokens)
 
     def synchronize(self) -> None:
         """Wait until the device has finished its queued work, so that a clock read afterwards is right."""

@@ -11,6 +11,7 @@ from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
+from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
 from kvweave.models.source import gguf_folder
 from kvweave.ops.cpu_features import has_fast_matmul
 from kvweave.plugins import LAB, lab_missing, plugins
@@ -42,14 +43,22 @@ def load_model(
         UnsupportedModel: the model's KV cannot be represented.
         InvalidRequest: an unknown dtype or device.
     """
+    return fused(load_any_model(name, dtype=dtype, device=device, home=home))
+
+
+def load_any_model(
+    name: str | None = None, *, dtype: str = "auto", device: str = "auto", home: Path | None = None
+) -> LoadedModel:
+    """Load a model as `load_model` does; also one whose KV cannot be represented, if exact prefixes can be continued from."""
     home = home or default_home()
     adapter = _load_named(name or REFERENCE_NAME, dtype, parse_device(device), home)
-    found = read_layers(home, adapter.fingerprint, adapter.geometry.layers)
-    adapter.critical_layers = found
+    if isinstance(adapter, Adapter):
+        found = read_layers(home, adapter.fingerprint, adapter.geometry.layers)
+        adapter.critical_layers = found
     return adapter
 
 
-def _load_named(name: str, dtype: str, place: torch.device, home: Path) -> Adapter:
+def _load_named(name: str, dtype: str, place: torch.device, home: Path) -> LoadedModel:
     shipped = _shipped(name)
     if shipped is not None:
         # Full precision costs little at this size, and the published results were measured with it.
@@ -112,7 +121,7 @@ def _check_folder(name: str) -> None:
         raise ModelNotFound(f"{folder} has no weights (*.safetensors); copy the whole model folder")
 
 
-def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
+def _load(source: str, name: str, dtype: str, device: torch.device) -> LoadedModel:
     torch_dtype = parse_dtype(dtype) or "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -127,4 +136,4 @@ def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
             name,
             str(stored).removeprefix("torch."),
         )
-    return Adapter(model.to(device), tokenizer, name=name)
+    return adapt(model.to(device), tokenizer, name)

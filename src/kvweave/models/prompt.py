@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Unigram
 
+from kvweave.errors import PromptTooLong
 from kvweave.models.chat_template import (
     ANSWER_LEAD,
     DEFAULT_SYSTEM,
@@ -298,3 +299,14 @@ def _split_evenly(tokens: int, start: int, end: int) -> tuple[tuple[int, int], .
     """Divide characters start … end evenly among a number of tokens."""
     edges = [start + (end - start) * number // max(1, tokens) for number in range(tokens + 1)]
     return tuple(pairwise(edges))
+
+
+def check_length(context_tokens: int, model: str, prompt_tokens: int, new_tokens: int = 0) -> None:
+    """Raise PromptTooLong if prompt and answer do not fit the context of the model of this name; the message says by how much."""
+    over = prompt_tokens + new_tokens - context_tokens
+    if over > 0:
+        raise PromptTooLong(
+            f"the prompt has {prompt_tokens} tokens and the answer may take {new_tokens}: {over} more than the "
+            f"{context_tokens} of {model}; shorten the question, use fewer or shorter "
+            "chunks (--top-k, --drop-chunks), or allow fewer answer tokens (--max-new-tokens)"
+        )

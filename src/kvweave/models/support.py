@@ -7,6 +7,7 @@ reason, before anything is computed or stored for it.
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,10 @@ PROBE_TOKENS = 5
 
 # Layer types that keep keys and values for every position; the others hold a recurrent or compressed state.
 KV_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+# Layer types that hold a state of fixed size instead of keys and values for every token, as transformers names them.
+STATE_LAYER_TYPES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+STATE_LAYERS = "linear-attention, state-space or convolution layers"
 
 # Configuration fields whose presence (truthy) means a mechanism without per-token rotary keys in every layer.
 REFUSED_FIELDS = {
@@ -72,7 +77,7 @@ def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
         layers=len(layers),
         kv_heads=keys.shape[1],
         head_width=keys.shape[3],
-        context_tokens=_context_tokens(model.config.get_text_config(decoder=True)),
+        context_tokens=context_tokens(model.config.get_text_config(decoder=True)),
         dtype=keys.dtype,
         device=keys.device,
     )
@@ -96,9 +101,15 @@ def check_config(config: Any) -> None:
     others = sorted(set(getattr(text, "layer_types", None) or ()) - KV_LAYER_TYPES)
     if others:
         raise UnsupportedModel(
-            f"{name} has layers of type {', '.join(others)}; kvweave needs keys and values for every token in "
-            f"every layer ({', '.join(sorted(KV_LAYER_TYPES))})"
+            f"{name} has {_mechanism(others)} (layers of type {', '.join(others)}); kvweave needs keys and values "
+            f"for every token in every layer ({', '.join(sorted(KV_LAYER_TYPES))})"
         )
+
+
+def _mechanism(layer_types: Sequence[str]) -> str:
+    if STATE_LAYER_TYPES.issuperset(layer_types):
+        return STATE_LAYERS
+    return "compressed, indexed or other attention without plain keys and values"
 
 
 def _first_attention(model: PreTrainedModel) -> nn.Module:
@@ -109,7 +120,8 @@ def _first_attention(model: PreTrainedModel) -> nn.Module:
     )
 
 
-def _context_tokens(config: Any) -> int:
+def context_tokens(config: Any) -> int:
+    """Return how many tokens a text configuration allows; without a limit, more than any prompt has."""
     context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
     rope = getattr(config, "rope_parameters", None) or {}
     # Dynamic scaling gives the trained length as the maximum and stretches it as needed.

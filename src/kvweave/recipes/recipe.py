@@ -33,7 +33,7 @@ from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResu
 from kvweave.recipes.select import Select, SelectNone
 from kvweave.recipes.state import PrefillState, rows_of
 from kvweave.results import Plan, PlanSpan, Timing
-from kvweave.types import TokenizedPrompt
+from kvweave.types import ModelFingerprint, TokenizedPrompt
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,13 +121,17 @@ def run(
 
 
 def remember(result: PrefillResult) -> int:
-    """Store what a request computed and is worth storing; return how many entries the store took.
+    """Store what a request computed and is worth storing; return how many entries the store took. See `store_entries`."""
+    return store_entries(result.new_entries, result.request.store, result.request.adapter.fingerprint)
 
-    Log a store that fails, and do not raise: the result is valid without it.
+
+def store_entries(entries: Sequence[StoreEntry], store: KVStore, model: ModelFingerprint) -> int:
+    """Store entries of a model; return how many the store took.
+
+    Log a store that fails, and do not raise: the result that they came with is valid without them.
     """
-    request = result.request
     try:
-        return sum(entry.put(request.store, request.adapter.fingerprint) for entry in result.new_entries)
+        return sum(entry.put(store, model) for entry in entries)
     except (StoreError, OSError) as error:
         _LOG.warning("what this request computed is not stored: %s", error)
         return 0

@@ -1,0 +1,227 @@
+"""A model that stored KV cannot be placed in, as kvweave uses it: run plainly, continued from stored states of its own cache.
+
+A fused cache moves keys and values and writes into the middle of a prompt. A recurrent state cannot be moved, and transformers'
+attention with sinks or compressed keys is not kvweave's. But the whole state after an exact prefix can be copied, stored and
+continued from. That needs nothing but transformers' own calls, and gives the logits of full attention.
+
+`SnapshotAdapter` finds out by running the model whether that holds for it. Knows nothing of stores or recipes.
+"""
+
+import inspect
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvweave.errors import UnsupportedModel
+from kvweave.models.adapter import Adapter
+from kvweave.models.fingerprint import fingerprint
+from kvweave.models.model_state import (
+    KINDS,
+    ModelState,
+    copy_tensors,
+    differences,
+    empty_layers,
+    empty_state,
+    restore,
+)
+from kvweave.models.prompt import PromptTemplate, check_length
+from kvweave.models.rotary import rope_regime
+from kvweave.models.support import context_tokens
+from kvweave.types import ModelFingerprint
+
+_PROBE_TOKENS, _PROBE_PREFIX = 12, 7
+_ALLOWED: Final = {4: 1e-3, 2: 0.1}
+"""How far the logits of a pass in two parts may differ from those of one pass, as a share of the largest, by the bytes per
+number of the model's dtype. Kernels of recurrent layers sum in another order."""
+
+_CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
+_STORED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a model can read, and where and in which dtype it computes."""
+
+    context_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class SnapshotAdapter:
+    """Wraps a loaded model and its tokenizer; the model is left as it is.
+
+    One pass runs at a time; threads may share the object. Raises UnsupportedModel, naming the reason, if the model's state
+    cannot be copied, or if the model does not continue from it.
+
+    Attributes:
+        reason: why stored KV cannot be placed in this model.
+        fixed_bytes: size of a stored state, without what grows with the text.
+        token_bytes: by how many bytes each token of the text lengthens it; layers with a window stop growing at its length.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, reason: str, name: str = ""
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.reason = reason
+        self.template = PromptTemplate(tokenizer)
+        device = model.get_input_embeddings().weight.device
+        text = model.config.get_text_config(decoder=True)
+        self.geometry = Limits(context_tokens(text), model.dtype, device)
+        self._lock = threading.RLock()
+        self._accepted = inspect.signature(model.forward).parameters.keys()
+        keywords = [keyword for keyword in _CACHE_KEYWORDS if keyword in self._accepted]
+        if not keywords:
+            raise UnsupportedModel("it takes no cache of transformers")
+        self._cache_keyword = keywords[0]
+        self.fixed_bytes, self.token_bytes = _probe(self)
+        self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
+
+    def new_state(self) -> ModelState:
+        """Return the state before any token."""
+        return empty_state(self.model.config)
+
+    def extend(self, state: ModelState, token_ids: Sequence[int]) -> Tensor:
+        """Run the model over tokens after those of the state; return the last one's logits, (1, vocab).
+
+        Changes the state, which then includes these tokens.
+        """
+        ids = torch.tensor([list(token_ids)], device=self.geometry.device)
+        end = state.tokens + ids.shape[1]
+        keywords: dict[str, Any] = {self._cache_keyword: state.cache}
+        if "position_ids" in self._accepted:
+            # Some models count from 0 in every pass if they are not told.
+            keywords["position_ids"] = torch.arange(state.tokens, end, device=ids.device)[None]
+        with self._lock, torch.no_grad():
+            out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **keywords)
+        state.tokens = end
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def snapshot(self, state: ModelState) -> dict[str, Tensor]:
+        """Return copies of a state's tensors on the CPU, by name."""
+        return copy_tensors(state)
+
+    def snapshot_bytes(self, tokens: int) -> int:
+        """Return the most bytes that a stored state after `tokens` tokens takes."""
+        return self.fixed_bytes + tokens * self.token_bytes
+
+    def restore(self, tensors: Mapping[str, Tensor], tokens: int) -> ModelState:
+        """Return the state after `tokens` tokens from what `snapshot` has returned; the tensors given are copied."""
+        return restore(self.model.config, tensors, tokens, self.geometry.device)
+
+    def check_length(self, prompt_tokens: int, new_tokens: int = 0) -> None:
+        """Raise PromptTooLong if prompt and answer do not fit the model's context; the message says by how much."""
+        check_length(self.geometry.context_tokens, self.fingerprint.name, prompt_tokens, new_tokens)
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished its queued work, so that a clock read afterwards is right."""
+        if self.geometry.device.type == "cuda":
+            torch.cuda.synchronize(self.geometry.device)
+
+
+LoadedModel: TypeAlias = Adapter | SnapshotAdapter
+"""A model as questions need it: one that stored KV can be placed in, or one that can be continued from exact prefixes alone."""
+
+
+def adapt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> LoadedModel:
+    """Return the adapter of a model; raises UnsupportedModel, naming both reasons, if neither kind fits."""
+    attention = model.config._attn_implementation
+    try:
+        return Adapter(model, tokenizer, name=name)
+    except UnsupportedModel as error:
+        reason = str(error)
+    if model.config._attn_implementation != attention:
+        model.set_attn_implementation(attention)  # the model runs as it was loaded
+    try:
+        return SnapshotAdapter(model, tokenizer, reason, name)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{reason}. Its state cannot be stored either: {error}") from error
+
+
+def fused(model: LoadedModel, what: str = "this") -> Adapter:
+    """Return the model if stored KV can be placed in it; raises UnsupportedModel: `what` does not work, and what does."""
+    if isinstance(model, Adapter):
+        return model
+    raise UnsupportedModel(
+        f"{what} does not work with {model.fingerprint.name}, which answers single questions with recipe prefix alone "
+        f"(--recipe prefix, or KVWEAVE_RECIPE=prefix for all commands): {model.reason}"
+    )
+
+
+# Finding out
+
+
+def _probe(adapter: SnapshotAdapter) -> tuple[int, int]:
+    """Return the fixed bytes of a stored state and its bytes per token; raises UnsupportedModel as the class says."""
+    lengths = (1, adapter.geometry.context_tokens)
+    if any(rope_regime(adapter.model.config, length) != "fixed" for length in lengths):
+        raise UnsupportedModel("its rotary frequencies depend on the length of the whole text")
+    vocabulary = adapter.model.config.get_text_config().vocab_size
+    ids = [number % vocabulary for number in range(_PROBE_TOKENS)]
+    try:
+        return _run_probe(adapter, ids[:_PROBE_PREFIX], ids[_PROBE_PREFIX:])
+    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UnsupportedModel(f"it cannot continue from a copied state ({why})") from error
+
+
+def _run_probe(adapter: SnapshotAdapter, first: Sequence[int], rest: Sequence[int]) -> tuple[int, int]:
+    state = adapter.new_state()
+    adapter.extend(state, first)
+    stored = adapter.snapshot(state)
+    others = {str(tensor.dtype) for tensor in stored.values() if tensor.dtype not in _STORED}
+    if others:
+        raise UnsupportedModel(f"its state has numbers of {', '.join(sorted(others))}")
+    copied = adapter.restore(stored, state.tokens)
+    unlike = differences(state, copied)
+    if unlike:
+        raise UnsupportedModel(f"a copy of its state differs in {', '.join(unlike[:3])}")
+    if empty_layers(state):
+        raise UnsupportedModel("it keeps a part of its state outside of its cache")
+    _check_state_is_read(adapter, stored, len(first), rest)
+    with torch.no_grad():
+        ids = torch.tensor([[*first, *rest]], device=adapter.geometry.device)
+        whole = adapter.model(input_ids=ids, use_cache=False).logits[:, -1]
+    _check_logits("in two parts", adapter.extend(state, rest), whole)
+    _check_logits("after a copied state", adapter.extend(copied, rest), whole)
+    longer = adapter.snapshot(state)
+    held, grown = (sum(tensor.nbytes for tensor in each.values()) for each in (stored, longer))
+    token_bytes = (grown - held) // len(rest)
+    return held - token_bytes * len(first), token_bytes
+
+
+def _check_state_is_read(
+    adapter: SnapshotAdapter, stored: Mapping[str, Tensor], tokens: int, rest: Sequence[int]
+) -> None:
+    """Raise UnsupportedModel unless every kind of tensor reaches the logits of a pass over several tokens.
+
+    Such a pass of transformers' Mamba layers starts from nothing, whatever their state. The error would be small for most
+    texts, and rounding could hide it, so the state is replaced by values that show wherever they go.
+    """
+    kinds = {kind for kind in KINDS for name in stored if name.startswith(kind)}
+    for kind in sorted(kinds):
+        poisoned = {
+            name: torch.full_like(tensor, torch.nan) if name.startswith(kind) else tensor
+            for name, tensor in stored.items()
+        }
+        if not adapter.extend(adapter.restore(poisoned, tokens), rest).isnan().all():
+            raise UnsupportedModel(
+                f"a pass over several tokens does not read the {kind} state of its cache, so it would forget the prefix"
+            )
+
+
+def _check_logits(how: str, logits: Tensor, whole: Tensor) -> None:
+    """Raise UnsupportedModel unless logits (1, vocab) equal those of an ordinary pass, but for rounding."""
+    allowed = _ALLOWED.get(whole.dtype.itemsize, 1e-3) * float(whole.abs().max())
+    difference = float((logits.float() - whole.float()).abs().max())
+    if not difference <= allowed:  # nor NaN
+        raise UnsupportedModel(
+            f"its logits after a pass {how} differ by {difference:.1e} from those of one pass"
+        )
