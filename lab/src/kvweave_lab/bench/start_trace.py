@@ -13,7 +13,7 @@ import importlib.machinery
 import json
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -42,7 +42,8 @@ class Clock:
     """Charges processor time to the innermost open part."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter({OURS: time.process_time()})  # the interpreter's start
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds[OURS] = time.process_time()  # the interpreter's start
         self._open = [OURS]
         self._since = time.process_time()
 
