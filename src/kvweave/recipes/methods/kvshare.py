@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.features import FeatureExtractor
+from kvweave.recipes.layer_votes import layer_vote
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import TopScores
@@ -37,7 +38,8 @@ class AttentionTimesDeviation:
     def scores(self, state: PrefillState) -> Tensor:
         """Run one full layer with all its attention weights, and the second layer's projections."""
         rows = state.not_exact
-        probe = AttentionProbe(rows, layers={0})
+        votes = layer_vote(state.request.adapter.geometry, state.context[0], int(rows[-1]), 0)
+        probe = AttentionProbe(rows, layers=votes.layers, lift_windows=votes.lift_windows)
         deviation = state.compare_second_layer(probe)
         attention = probe.weights[0].cpu() * rows.numel()
         return attention[state.stale] * deviation.values.abs().sum(dim=(0, 2))
