@@ -4,7 +4,7 @@
 
 For models whose layers see a sliding window, or some of them. Before: all layers count, whatever they see. After: those that
 see the whole context (`kvweave/recipes/layer_votes.py`). Prompts are those of `kvweave eval`: natural text with the evidence of
-a question anywhere in it. They are prefilled, not answered. `even` is the share of rows drawn evenly, `full_alone` that of
+a question anywhere in it, without other documents. They are prefilled, not answered. `even` is the share of rows drawn evenly, `full_alone` that of
 ProphetKV's score in the layers without a window.
 """
 
@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiment import argument_parser, command_of, dtype_and_device, environment, rounded, run_script, write_result
+from experiment import (
+    argument_parser,
+    command_of,
+    dtype_and_device,
+    environment,
+    rounded,
+    run_script,
+    write_result,
+)
 from kvweave.cli.options import quiet_libraries
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.memory_store import MemoryStore
@@ -29,12 +37,22 @@ from kvweave.recipes.state import rows_of
 from kvweave.types import Span, TokenizedPrompt
 from kvweave_lab.eval.evaluation import haystack_of, token_count
 from kvweave_lab.eval.grid import generated_cases, suite_named
-from kvweave_lab.eval.preparation import OtherDocuments, prepare_sample, render
+from kvweave_lab.eval.preparation import prepare_sample, render
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.statistics import interval_over_tasks
 from papers.selected import evidence_tokens
+from recipe_grid import progress_printer
 
-RECIPES = ("prophetkv", "weave", "qcfuse", "kvshare", "fusionrag", "fusionrag-over-stale", "cacheblend", "idealised")
+RECIPES = (
+    "prophetkv",
+    "weave",
+    "qcfuse",
+    "kvshare",
+    "fusionrag",
+    "fusionrag-over-stale",
+    "cacheblend",
+    "idealised",
+)
 TASKS = ("single", "multikey", "twohop", "coref")
 FULL_ALONE = "full_alone"
 
@@ -92,6 +110,7 @@ def full_alone(adapter: Adapter) -> Recipe | None:
 
 def placed_prompt(adapter: Adapter, sample: Sample, window: int) -> Prompt:
     """Return a sample's prompt; all chunks but the first are stale, since nothing but the system prefix is before that."""
+    sample = replace(sample, others=())
     tokens = render(adapter, sample)
     chunks: Sequence[Span] = [span for span in tokens.spans if span.kind == "chunk"]
     stale = rows_of(chunks[1:])
@@ -103,24 +122,26 @@ def measure(
     adapter: Adapter, prompts: Sequence[Prompt], recipes: Sequence[Recipe], ratio: float
 ) -> list[dict[str, Any]]:
     """Return a row for each recipe: means over prompts, before and after."""
-    others = OtherDocuments(adapter)
     found: dict[str, dict[str, list[Placed]]] = {
         recipe.name: {"before": [], "after": []} for recipe in recipes
     }
-    for prompt in prompts:
+    report = progress_printer(adapter.fingerprint.name)
+    for done, prompt in enumerate(prompts, 1):
+        store = MemoryStore()
         for recipe in recipes:
-            store = MemoryStore(others.store(prompt.sample, prompt.tokens, recipe))
             after = _selected(adapter, store, prompt, recipe, ratio)
             with every_layer_counts(adapter):
                 before = _selected(adapter, store, prompt, recipe, ratio)
             found[recipe.name]["before"].append(prompt.placed(before))
             found[recipe.name]["after"].append(prompt.placed(after))
-    return [{"recipe": name, **{when: _means(placed) for when, placed in both.items()}} for name, both in found.items()]
+        report("prompts", done, len(prompts))
+    return [
+        {"recipe": name, **{when: _means(placed) for when, placed in both.items()}}
+        for name, both in found.items()
+    ]
 
 
-def _selected(
-    adapter: Adapter, store: MemoryStore, prompt: Prompt, recipe: Recipe, ratio: float
-) -> Tensor:
+def _selected(adapter: Adapter, store: MemoryStore, prompt: Prompt, recipe: Recipe, ratio: float) -> Tensor:
     prepare_sample(adapter, store, prompt.sample, prompt.tokens, recipe)
     return run(recipe, adapter, store, prompt.tokens, ratio=ratio).selected
 

@@ -21,9 +21,9 @@ from kvweave.models.hooks import AttentionHook, AttentionProbe
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.attend import Attend
 from kvweave.recipes.features import FeatureExtractor
+from kvweave.recipes.layer_votes import voting_layers
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare
-from kvweave.recipes.layer_votes import voting_layers
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Matched, PrefillRequest, PrefillResult
 from kvweave.results import PlanSpan
@@ -129,7 +129,10 @@ class Runner:
         bounds = (spans[0].start, spans[-1].end) if spans else (0, 0)
         votes = voting_layers(self._adapter.geometry, bounds[0], prompt.user_rows[1] - 1)
         probe = AttentionProbe(
-            torch.arange(*prompt.user_rows), columns=bounds, layers=votes.layers, lift_windows=votes.lift_windows
+            torch.arange(*prompt.user_rows),
+            columns=bounds,
+            layers=votes.layers,
+            lift_windows=votes.lift_windows,
         )
         recipe = self._full.recipe
         probed = replace(recipe, attend=HookedAttend(recipe.attend, [probe]))

@@ -58,9 +58,7 @@ def observe_teacher(primary: Adapter, prompt: Prompt) -> TeacherExample | None:
     question = rendered.spans[-1]
     asked = torch.arange(start, stop) if stop > start else torch.arange(question.start, question.end)
     votes = last_layer(primary.geometry, int(asked[-1]) + 1 - first)
-    probe = AttentionProbe(
-        asked, columns=(first, end), layers=votes.layers, lift_windows=votes.lift_windows
-    )
+    probe = AttentionProbe(asked, columns=(first, end), layers=votes.layers, lift_windows=votes.lift_windows)
     plan = primary.rows(torch.arange(rendered.tokens))
     plan.hooks.append(probe)
     primary.compute(primary.new_cache(rendered.tokens), rendered.token_ids, plan)

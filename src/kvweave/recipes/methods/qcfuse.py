@@ -63,7 +63,9 @@ class Importance:
         end = min(len(prefix) + 2 * chunk_tokens, adapter.geometry.context_tokens)
         every = voting_layers(adapter.geometry, len(prefix), end - 1).every_layer(adapter.geometry)
         # Until layers were left out, entries named `importance` were the peak over all layers, whatever they see.
-        return KVProvenance("importance" if every else "importance-whole", isolated.context, rope_regime=isolated.rope_regime)
+        return KVProvenance(
+            "importance" if every else "importance-whole", isolated.context, rope_regime=isolated.rope_regime
+        )
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Run one pass over each chunk, or two if its isolated KV is not stored."""

@@ -114,9 +114,7 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
     context = context_of(prompt)
     probes = _QuestionProbes(adapter, prompt, context)
     vote = layer_vote(adapter.geometry, context.start, prompt.tokens - 1, 0)
-    every = AttentionProbe(
-        torch.arange(prompt.tokens), layers=vote.layers, lift_windows=vote.lift_windows
-    )
+    every = AttentionProbe(torch.arange(prompt.tokens), layers=vote.layers, lift_windows=vote.lift_windows)
     plan = adapter.rows(torch.arange(prompt.tokens))
     plan.hooks.extend([*probes.hooks, every])
     kv_cache = adapter.new_cache(prompt.tokens)
@@ -245,9 +243,7 @@ def _decoding(
     """Return what the answer's tokens attend to when they are decoded, (L, n), from one pass over all of them."""
     start, end = prefilled.tokens, prefilled.tokens + len(answer)
     rows = torch.arange(start, end)
-    probe = AttentionProbe(
-        rows, columns=(context.start, context.end), lift_windows=votes.lift_windows
-    )
+    probe = AttentionProbe(rows, columns=(context.start, context.end), lift_windows=votes.lift_windows)
     plan = adapter.rows(rows)
     plan.hooks.append(probe)
     kv_cache = adapter.new_cache(end, [PlacedSpan(prefilled, 0, 0)])
