@@ -30,7 +30,10 @@ def kvshare() -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTimesDeviation:
-    """(Σ Φ[n, t]) · ‖ΔV(t)‖₁: attention to a token from all rows in the first layer, times its value's distance."""
+    """(Σ Φ[n, t]) · ‖ΔV(t)‖₁: attention to a token from all rows in the first layer, times its value's distance.
+
+    If that layer has a window that is shorter than the prompt, Φ is what it would be without: no other layer is computed.
+    """
 
     supports_coverage: ClassVar[bool] = True
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
