@@ -15,7 +15,7 @@ from kvweave.models.pass_cost import PassCost
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.context import PrepareContext
-from kvweave.recipes.layer_votes import LayerVotes, last_layer, layer_vote, voting_layers
+from kvweave.recipes.layer_votes import LayerVotes, last_layer, voting_layers
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.fusionrag import IsolatedQuestionProducts
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
@@ -75,14 +75,9 @@ def test_layers_count_that_see_everything_else_those_that_see_furthest(
     assert voting_layers(with_windows(*windows), 7, 7 + distance, chosen) == LayerVotes(layers, lifted)
 
 
-def test_a_layer_that_cannot_be_replaced_is_lifted():
-    geometry = with_windows(16, None)
-    assert [layer_vote(geometry, 0, last, 0) for last in (15, 16)] == [
-        LayerVotes((0,)),
-        LayerVotes((0,), lifted_window=16),
-    ]
-    assert layer_vote(geometry, 0, 99, 1) == LayerVotes((1,))
-    assert [last_layer(with_windows(None, 16), tokens).layers for tokens in (0, 16, 17)] == [(1,), (1,), (0,)]
+def test_the_last_layer_is_the_last_one_whose_window_holds_all_tokens():
+    geometry = with_windows(None, 16)
+    assert [last_layer(geometry, tokens).layers for tokens in (0, 16, 17)] == [(1,), (1,), (0,)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -197,10 +192,8 @@ def test_the_last_window_gets_what_layers_that_see_everything_give_it(shares, na
     assert shares.before(name) > after + shares.noise(after)
 
 
-def test_kvshare_gives_the_last_window_what_the_model_without_windows_gives_it(shares):
-    family = shares.adapter.fingerprint.name.removeprefix("tiny-")
-    expected = Shares(adapter_with_windows(family, None)).of("kvshare")
-    assert abs(shares.of("kvshare") - expected) <= shares.noise(expected)
+def test_kvshare_does_not_favour_the_last_window(shares):
+    assert shares.of("kvshare") <= shares.even + shares.noise(shares.even)
 
 
 @pytest.mark.parametrize("family", HYBRID)

@@ -61,12 +61,6 @@ def last_layer(geometry: Geometry, tokens: int) -> LayerVotes:
     return voting_layers(geometry, 0, max(0, tokens - 1), (-1,))
 
 
-def layer_vote(geometry: Geometry, first: int, last: int, layer: int) -> LayerVotes:
-    """Return the vote of this very layer, for methods that cannot look at another one: lifted where its window is too short."""
-    window = _windows(geometry)[layer]
-    return LayerVotes((layer,), None if _reaches(window, last - first) else window)
-
-
 def _able(geometry: Geometry, distance: int) -> tuple[tuple[int, ...], int | None]:
     """Return the layers that may count at a distance, and their window if it is lifted."""
     windows = _windows(geometry)

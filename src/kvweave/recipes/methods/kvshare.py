@@ -7,7 +7,6 @@ from torch import Tensor
 
 from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.layer_votes import layer_vote
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import TopScores
@@ -32,7 +31,7 @@ def kvshare() -> Recipe:
 class AttentionTimesDeviation:
     """(Σ Φ[n, t]) · ‖ΔV(t)‖₁: attention to a token from all rows in the first layer, times its value's distance.
 
-    If that layer has a window that is shorter than the prompt, Φ is what it would be without: no other layer is computed.
+    A window in that layer stays (unlike in `layer_votes.py`): it moves with the rows, so it does not favour the context's end.
     """
 
     supports_coverage: ClassVar[bool] = True
@@ -41,8 +40,7 @@ class AttentionTimesDeviation:
     def scores(self, state: PrefillState) -> Tensor:
         """Run one full layer with all its attention weights, and the second layer's projections."""
         rows = state.not_exact
-        votes = layer_vote(state.request.adapter.geometry, state.context[0], int(rows[-1]), 0)
-        probe = AttentionProbe(rows, layers=votes.layers, lift_windows=votes.lift_windows)
+        probe = AttentionProbe(rows, layers={0})
         deviation = state.compare_second_layer(probe)
         attention = probe.weights[0].cpu() * rows.numel()
         return attention[state.stale] * deviation.values.abs().sum(dim=(0, 2))

@@ -15,7 +15,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionHook, AttentionProbe
 from kvweave.ops.scores import kv_deviation, residual_norms
-from kvweave.recipes.layer_votes import LayerVotes, layer_vote, voting_layers
+from kvweave.recipes.layer_votes import LayerVotes, voting_layers
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.types import ChunkKV, TokenizedPrompt
 from kvweave_lab.eval.runner import HookedAttend
@@ -113,8 +113,7 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
     adapter.check_length(prompt.tokens, max_new_tokens)
     context = context_of(prompt)
     probes = _QuestionProbes(adapter, prompt, context)
-    vote = layer_vote(adapter.geometry, context.start, prompt.tokens - 1, 0)
-    every = AttentionProbe(torch.arange(prompt.tokens), layers=vote.layers, lift_windows=vote.lift_windows)
+    every = AttentionProbe(torch.arange(prompt.tokens), layers={0})
     plan = adapter.rows(torch.arange(prompt.tokens))
     plan.hooks.extend([*probes.hooks, every])
     kv_cache = adapter.new_cache(prompt.tokens)
