@@ -104,7 +104,7 @@ def _measure(adapter: Adapter, others: OtherDocuments, sample: Sample, candidate
     chosen = torch.isin(positions, result.selected)
     tenth = torch.cat([(torch.arange(s.tokens) * TENTHS).div(s.tokens, rounding_mode="floor") for s in stale])
     fifth = torch.cat([torch.full((s.tokens,), n * FIFTHS // len(stale)) for n, s in enumerate(stale)])
-    evidence = torch.cat([_evidence(adapter, sample, span) for span in stale])
+    evidence = torch.cat([evidence_tokens(adapter, sample, span) for span in stale])
     return Selected(
         sample.task,
         sample.name,
@@ -123,7 +123,7 @@ def _shares(indexes: Tensor, count: int) -> list[float]:
     return [round(share, 6) for share in (counts / counts.sum().clamp_min(1)).tolist()]
 
 
-def _evidence(adapter: Adapter, sample: Sample, span: PlanSpan) -> Tensor:
+def evidence_tokens(adapter: Adapter, sample: Sample, span: PlanSpan) -> Tensor:
     """Return whether each of a chunk's tokens is in a sentence with evidence, (tokens,)."""
     assert span.chunk is not None
     text = sample.chunks[span.chunk]

@@ -114,6 +114,8 @@ class AttentionProbe:
             all that a row sees. With the context's bounds, system prompt and question are left out, so that a
             layer whose heads attend to the first token counts as much as the others (ProphetKV eq. 7).
         layers: layers to record; None for all. The others cost nothing.
+        lift_windows: record what the rows would attend to if the recorded layers had no sliding windows. The pass itself
+            attends as before.
     """
 
     def __init__(
@@ -122,10 +124,12 @@ class AttentionProbe:
         *,
         columns: tuple[int, int] | None = None,
         layers: Collection[int] | None = None,
+        lift_windows: bool = False,
     ) -> None:
         self._rows = rows
         self._columns = columns
         self._layers = layers
+        self._lift_windows = lift_windows
         self._indices: Tensor | None = None
         self._recorded: dict[int, Tensor] = {}
 
@@ -140,7 +144,7 @@ class AttentionProbe:
             queries.rows[self._indices],
             queries.keys,
             scaling=queries.scaling,
-            window=queries.window,
+            window=None if self._lift_windows else queries.window,
             softcap=queries.softcap,
             columns=self._columns,
         )[0]
@@ -191,19 +195,25 @@ class AttentionShares:
 
 
 class PeakAttention:
-    """Records the largest weight that any row, head and layer of a pass puts on each key (KVzip's importance)."""
+    """Records the largest weight that any row, head and layer of a pass puts on each key (KVzip's importance).
 
-    def __init__(self) -> None:
+    `layers` and `lift_windows` are as in `AttentionProbe`.
+    """
+
+    def __init__(self, *, layers: Collection[int] | None = None, lift_windows: bool = False) -> None:
+        self._layers, self._lift_windows = layers, lift_windows
         self._peak: Tensor | None = None
 
     def on_layer(self, queries: LayerQueries) -> None:
-        """Include one layer."""
+        """Include one layer, if it is one of those to record."""
+        if self._layers is not None and queries.layer not in self._layers:
+            return
         peak = peak_attention(
             queries.query,
             queries.rows,
             queries.keys,
             scaling=queries.scaling,
-            window=queries.window,
+            window=None if self._lift_windows else queries.window,
             softcap=queries.softcap,
         )[0]
         self._peak = peak if self._peak is None else torch.maximum(self._peak, peak)

@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicCache
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.attention import ROWS_KEYWORD, RowPlan, attention_modules
+from kvweave.models.hooks import LayerQueries
 from kvweave.models.rotary import APPLY_NAME, LayerRotation, Rotation, RotationRecorder, modelling_module
 
 PROBE_TOKENS = 5
@@ -42,7 +43,10 @@ REFUSED_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The shapes of a model's KV: L layers, G KV heads, D head width, context in tokens."""
+    """The shapes of a model's KV: L layers, G KV heads, D head width, context in tokens.
+
+    `windows` has each layer's sliding window in tokens, None without one; it is empty if no layer has one.
+    """
 
     layers: int
     kv_heads: int
@@ -50,6 +54,7 @@ class Geometry:
     context_tokens: int
     dtype: torch.dtype
     device: torch.device
+    windows: tuple[int | None, ...] = ()
 
     @property
     def token_bytes(self) -> int:
@@ -80,6 +85,7 @@ def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
         context_tokens=context_tokens(model.config.get_text_config(decoder=True)),
         dtype=keys.dtype,
         device=keys.device,
+        windows=_windows(recorded, len(layers)),
     )
     return geometry, rotation
 
@@ -145,6 +151,7 @@ class _RecordingCache(DynamicCache):
         super().__init__()
         self.updates: dict[int, _CacheUpdate] = {}
         self.embeddings: list[tuple[nn.Module, tuple[Any, ...], Tensor]] = []  # rotary module, arguments, cos
+        self.windows: dict[int, int | None] = {}
         self._recorder = recorder
 
     def update(
@@ -153,6 +160,10 @@ class _RecordingCache(DynamicCache):
         unrotated, cos = self._recorder.pop_key() or (None, None)
         self.updates[layer_idx] = _CacheUpdate(key_states, value_states, unrotated, cos)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def on_layer(self, queries: LayerQueries) -> None:
+        """Record the window with which a layer attends."""
+        self.windows[queries.layer] = queries.window
 
 
 def _run_probe(model: PreTrainedModel, module: ModuleType) -> _RecordingCache:
@@ -173,6 +184,7 @@ def _run_probe(model: PreTrainedModel, module: ModuleType) -> _RecordingCache:
     device = model.get_input_embeddings().weight.device
     rows = torch.arange(PROBE_TOKENS, device=device)
     plan = RowPlan(rows, model.dtype)
+    plan.hooks.append(recorded)
     try:
         with recorder, torch.no_grad():
             model(
@@ -212,6 +224,11 @@ def _check_updates(model: PreTrainedModel, recorded: _RecordingCache, plan: RowP
         raise UnsupportedModel(
             f"{name} has keys and values of different shapes ({sorted(shapes)}); one is needed"
         )
+
+
+def _windows(recorded: _RecordingCache, layers: int) -> tuple[int | None, ...]:
+    windows = tuple(recorded.windows[layer] for layer in range(layers))
+    return windows if any(window is not None for window in windows) else ()
 
 
 def _layer_rotation(recorded: _RecordingCache, index: int) -> LayerRotation:

@@ -20,6 +20,7 @@ from kvweave.models.loading import AUXILIARY_NAME, load_model
 from kvweave.ops.scores import Offsets
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import feature_bytes
+from kvweave.recipes.layer_votes import last_layer
 from kvweave.recipes.prepare import kv_bytes
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Prompt
 
@@ -51,14 +52,17 @@ class AuxiliaryModel:
 
         Each chunk has a pass prefix ++ chunk ++ question, of which only the question is computed. All passes are one
         call of the model. Weights of the question's own words, without the template's, are averaged over rows and heads.
-        Their softmax runs over everything that a row sees in its pass.
+        Their softmax runs over everything that a row sees in its pass. The last layer is the last one that sees the whole of
+        the longest chunk (`layer_votes.py`).
         """
         ids, words = self.question_tokens(question)
+        longest = max((chunk.tokens for chunk in chunks), default=0)
+        votes = last_layer(self.adapter.geometry, longest + words.indices(len(ids))[1])
         probes, passes = [], []
         for chunk in chunks:
             before = (*self.prefix.token_ids, *chunk.token_ids)
             rows = torch.arange(len(before), len(before) + len(ids))
-            probe = AttentionProbe(rows[words], layers={self.adapter.geometry.layers - 1})
+            probe = AttentionProbe(rows[words], layers=votes.layers, lift_windows=votes.lift_windows)
             plan = self.adapter.rows(rows)
             plan.hooks.append(probe)
             spans = [PlacedSpan(self.prefix, 0, 0), PlacedSpan(chunk, self.prefix.tokens, self.prefix.tokens)]

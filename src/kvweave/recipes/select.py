@@ -1,15 +1,16 @@
 """Slot 4, select: which stale tokens are recomputed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.hooks import AttentionProbe, StopAtLayer
+from kvweave.models.hooks import AttentionProbe, LayerQueries, StopAtLayer
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
+from kvweave.recipes.layer_votes import LayerVotes
 from kvweave.recipes.state import PrefillState
 
 
@@ -115,7 +116,8 @@ class QuestionAttention:
     """The question's attention to each token when it is run over the stale KV (ProphetKV §4.2).
 
     Attention weights of the rows that the user wrote, with a softmax over the context's keys alone, averaged over
-    rows, heads and layers. `layers` are the layers that count, negative ones from the last; None for all.
+    rows, heads and layers. `layers` are the layers to look at, negative ones from the last; None for all. Those count that
+    see the whole context (`layer_votes.py`).
     """
 
     layers: tuple[int, ...] | None = None
@@ -129,9 +131,30 @@ class QuestionAttention:
         influence the scores.
         """
         first, _ = state.context
-        all_layers = range(state.request.adapter.geometry.layers)
-        layers = {all_layers[layer] for layer in self.layers or all_layers}
-        probe = AttentionProbe(state.question_rows, columns=state.context, layers=layers)
+        votes = state.question_votes(self.layers)
+        probe = question_probe(state, votes)
+        shown = probe if votes.lifted_window is None else _WithinWindow(state, votes.lifted_window, probe)
         rows = state.fresh[state.fresh <= state.question_rows[-1]]
-        state.run_partial(rows, probe, StopAtLayer(max(layers)))
+        state.run_partial(rows, shown, StopAtLayer(votes.layers[-1]))
         return probe.weights.mean(dim=0).cpu()[state.stale - first]
+
+
+def question_probe(state: PrefillState, votes: LayerVotes) -> AttentionProbe:
+    """Return a probe of the question's attention to the context in the layers that count, with a softmax over the context."""
+    return AttentionProbe(
+        state.question_rows, columns=state.context, layers=votes.layers, lift_windows=votes.lift_windows
+    )
+
+
+class _WithinWindow:
+    """Shows a probe the stored keys as `PrefillState.cache_within_window` has them, beside the keys that the pass computes."""
+
+    def __init__(self, state: PrefillState, window: int, probe: AttentionProbe) -> None:
+        self._kv_cache = state.cache_within_window(window)
+        self._probe = probe
+
+    def on_layer(self, queries: LayerQueries) -> None:
+        keys = self._kv_cache.layer_keys(queries.layer, queries.keys).clone()
+        self._kv_cache.layers[queries.layer].pop_kv()  # no other layer needs the room
+        keys[:, :, queries.rows] = queries.keys[:, :, queries.rows]
+        self._probe.on_layer(replace(queries, keys=keys))

@@ -1,6 +1,6 @@
 """A prompt with its stored KV placed and nothing recomputed yet: what the slots select, recompute and attend work on."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,9 +9,10 @@ from torch import Tensor
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import RowPlan
-from kvweave.models.fused_cache import FusedCache
+from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionHook, StopForward, Update, UpdateHook
 from kvweave.recipes.attend import Attend
+from kvweave.recipes.layer_votes import LayerVotes, voting_layers
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave.types import Span
 
@@ -58,6 +59,29 @@ class PrefillState:
         """First position of the first chunk and the end of the last one; (0, 0) without chunks."""
         chunks = [m.span for m in self.matched if m.span.kind == "chunk"]
         return (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
+
+    def question_votes(self, chosen: Collection[int] | None = None) -> LayerVotes:
+        """Return the layers whose attention from the question to the context counts, of the chosen ones or all."""
+        geometry, (first, _) = self.request.adapter.geometry, self.context
+        return voting_layers(geometry, first, int(self.question_rows[-1]), chosen)
+
+    def cache_within_window(self, window: int) -> FusedCache:
+        """Return another cache of this prompt's stored KV, in which no token is further than half a window from the question.
+
+        Tokens further away, counted from the last row that the user wrote, are all rotated to that distance. So a layer whose
+        window is lifted attends at distances that it was trained on (a distance ceiling, as in LM-Infinite, arXiv
+        2308.16137). Half a window and not a whole one, since layers attend little to the far edge of their window. The keys
+        of nearer tokens are those of `kv_cache`.
+        """
+        edge = min(int(self.question_rows[-1]) - window // 2, int(self.question_rows[0]))
+        first = self.request.first_position
+        spans = [
+            PlacedSpan(m.kv, m.span.start, first, torch.arange(m.span.start, m.span.end).clamp(min=edge))
+            for m in self.matched
+            if m.kv is not None
+        ]
+        positions = first + torch.arange(self.request.prompt.tokens)
+        return self.request.adapter.new_cache(self.request.prompt.tokens, spans, positions)
 
     @cached_property
     def second_layer(self) -> "LayerDeviation":

@@ -21,6 +21,7 @@ from kvweave.models.hooks import AttentionHook, AttentionProbe
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.attend import Attend
 from kvweave.recipes.features import FeatureExtractor
+from kvweave.recipes.layer_votes import voting_layers
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
@@ -126,7 +127,13 @@ class Runner:
         prompt = render(self._adapter, sample)
         spans = [span for span in prompt.spans if span.kind == "chunk"]
         bounds = (spans[0].start, spans[-1].end) if spans else (0, 0)
-        probe = AttentionProbe(torch.arange(*prompt.user_rows), columns=bounds)
+        votes = voting_layers(self._adapter.geometry, bounds[0], prompt.user_rows[1] - 1)
+        probe = AttentionProbe(
+            torch.arange(*prompt.user_rows),
+            columns=bounds,
+            layers=votes.layers,
+            lift_windows=votes.lift_windows,
+        )
         recipe = self._full.recipe
         probed = replace(recipe, attend=HookedAttend(recipe.attend, [probe]))
         (answer,) = self._answers([Candidate(probed, self._full.ratio)], sample, prompt)

@@ -6,12 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.models.hooks import AttentionProbe
 from kvweave.ops.scores import residual_norms
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import TopScores
+from kvweave.recipes.select import TopScores, question_probe
 from kvweave.recipes.state import PrefillState
 
 
@@ -34,7 +33,8 @@ def idealised() -> Recipe:
 class TrueResidual:
     """What each stale token adds to the bound on the error of the question's attention output (ProphetKV eq. 5).
 
-    ‖Φ(t)V(t) − Φ'(t)V'(t)‖ per layer, attention averaged over the question's rows and heads; mean over layers.
+    ‖Φ(t)V(t) − Φ'(t)V'(t)‖ per layer, attention averaged over the question's rows and heads; mean over the layers that see
+    the whole context (`layer_votes.py`).
     """
 
     supports_coverage: ClassVar[bool] = True
@@ -44,20 +44,21 @@ class TrueResidual:
         """Run a full prefill with its own KV cache, and the question over stale KV."""
         adapter, prompt = state.request.adapter, state.request.prompt
         first, _ = state.context
-        full = AttentionProbe(state.question_rows, columns=state.context)
+        votes = state.question_votes()
+        full = question_probe(state, votes)
         plan = adapter.rows(torch.arange(prompt.tokens))
         plan.hooks.append(full)
         whole = adapter.new_cache(prompt.tokens)
         adapter.compute(whole, prompt.token_ids, plan)
-        stale = AttentionProbe(state.question_rows, columns=state.context)
+        stale = question_probe(state, votes)
         state.run_partial(state.fresh, stale)
         rows = state.stale.to(adapter.geometry.device)
         norms = [
             residual_norms(
-                full.weights[layer, rows - first], whole.layers[layer].values[0][:, rows],
-                stale.weights[layer, rows - first], _stored_values(state, layer).to(rows.device),
+                full.weights[number, rows - first], whole.layers[layer].values[0][:, rows],
+                stale.weights[number, rows - first], _stored_values(state, layer).to(rows.device),
             )
-            for layer in range(adapter.geometry.layers)
+            for number, layer in enumerate(votes.layers)
         ]  # fmt: skip
         return torch.stack(norms).mean(dim=0).cpu()
 

@@ -17,6 +17,7 @@ from kvweave.models.hooks import AttentionProbe
 from kvweave.models.prompt import SEPARATOR
 from kvweave.ops.scores import Offsets, top_tokens, transfer_scores
 from kvweave.recipes.auxiliary import AuxiliaryModel
+from kvweave.recipes.layer_votes import last_layer
 from kvweave.recipes.request import Budget
 from kvweave.types import Prompt
 from kvweave_lab.eval.selection.layer_attention import TOP_SHARE
@@ -25,7 +26,7 @@ from kvweave_lab.eval.selection.measure import attention_divergence, jaccard
 
 @dataclass(frozen=True, slots=True)
 class TeacherExample:
-    """A prompt, and how much the primary's question attends to its chunks' tokens in the last layer.
+    """A prompt, and how much the primary's question attends to its chunks' tokens in the last layer that sees them all.
 
     `attended` has (n,) for each chunk, under full attention: the weights of the rows that the user wrote, averaged over
     rows and heads, with the softmax over the context alone. `offsets` are the characters of those tokens.
@@ -56,7 +57,8 @@ def observe_teacher(primary: Adapter, prompt: Prompt) -> TeacherExample | None:
     start, stop = rendered.user_rows
     question = rendered.spans[-1]
     asked = torch.arange(start, stop) if stop > start else torch.arange(question.start, question.end)
-    probe = AttentionProbe(asked, columns=(first, end), layers={primary.geometry.layers - 1})
+    votes = last_layer(primary.geometry, int(asked[-1]) + 1 - first)
+    probe = AttentionProbe(asked, columns=(first, end), layers=votes.layers, lift_windows=votes.lift_windows)
     plan = primary.rows(torch.arange(rendered.tokens))
     plan.hooks.append(probe)
     primary.compute(primary.new_cache(rendered.tokens), rendered.token_ids, plan)
@@ -119,14 +121,19 @@ def loss(adapter: Adapter, given: StudentExample) -> Tensor:
 
 
 def predicted_attention(adapter: Adapter, given: StudentExample) -> Tensor:
-    """Return last-layer attention from the question to the chunks' tokens, normalised over all passes to sum 1, (N,)."""
+    """Return last-layer attention from the question to the chunks' tokens, normalised over all passes to sum 1, (N,).
+
+    The layer is the one that `AuxiliaryModel.attention` looks at. The library's function keeps its window.
+    """
+    longest = max(asked.stop - chunk.start for asked, chunk in zip(given.asked, given.chunks, strict=True))
+    (layer,) = last_layer(adapter.geometry, longest).layers
     out = adapter.model(
         input_ids=given.ids.to(adapter.geometry.device),
         use_cache=False,
         output_attentions=True,
         logits_to_keep=1,
     )
-    weights = out.attentions[-1]  # (C, H, T, T)
+    weights = out.attentions[layer]  # (C, H, T, T)
     scores = [
         weights[number, :, rows, columns].mean(dim=(0, 1))
         for number, (rows, columns) in enumerate(zip(given.asked, given.chunks, strict=True))

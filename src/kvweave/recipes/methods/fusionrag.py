@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.hooks import UnrotatedQueries
+from kvweave.models.hooks import StopAtLayer, UnrotatedQueries
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
@@ -63,7 +63,8 @@ def over_stale() -> Recipe:
 class IsolatedQuestionProducts:
     """Products of the question's queries with each chunk's keys in the last layer, both before rotation (FusionRAG §3.2).
 
-    The question is prefilled after the system prefix alone. Products are summed over its rows and heads. Without a
+    The last layer is the last one that sees the whole context from the question (`layer_votes.py`). The question is
+    prefilled after the system prefix alone. Products are summed over its rows and heads. Without a
     softmax, the scores of a chunk do not depend on other chunks.
     """
 
@@ -71,29 +72,30 @@ class IsolatedQuestionProducts:
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
-        """Run one pass of the question after the prefix; of the chunks read only the last layer's keys."""
-        queries = self._queries(state)  # (H, R, D)
-        last = state.request.adapter.geometry.layers - 1
+        """Run one pass of the question after the prefix up to that layer; of the chunks read only its keys."""
+        (layer,) = state.question_votes((-1,)).layers
+        queries = self._queries(state, layer)  # (H, R, D)
         found = [
-            _products(queries, m.kv, last) for m in state.matched if m.origin == "reused" and m.kv is not None
+            _products(queries, m.kv, layer)
+            for m in state.matched
+            if m.origin == "reused" and m.kv is not None
         ]
         return torch.cat(found).cpu()
 
-    def _queries(self, state: PrefillState) -> Tensor:
-        """Return (H, R, D), float32: the last layer's queries of the rows that the user wrote."""
+    def _queries(self, state: PrefillState, layer: int) -> Tensor:
+        """Return (H, R, D), float32: a layer's queries of the rows that the user wrote."""
         adapter, prompt = state.request.adapter, state.request.prompt
         system, question = prompt.spans[0], prompt.spans[-1]
         ids = (*prompt.ids(system), *prompt.ids(question))
         prefix = state.matched[0].kv
-        last = adapter.geometry.layers - 1
-        queries = UnrotatedQueries(layers={last})
+        queries = UnrotatedQueries(layers={layer})
         known = prefix.tokens if prefix is not None else 0
         plan = adapter.rows(torch.arange(known, len(ids)))
-        plan.hooks.append(queries)
+        plan.hooks += [queries, StopAtLayer(layer)]
         kv_cache = adapter.new_cache(len(ids), [PlacedSpan(prefix, 0, 0)] if prefix is not None else [])
-        adapter.compute(kv_cache, ids, plan)
+        adapter.run_partial(kv_cache, ids, plan)
         places = state.question_rows - question.start + system.tokens - known
-        return queries.of(last)[0][:, places.to(adapter.geometry.device)].float()
+        return queries.of(layer)[0][:, places.to(adapter.geometry.device)].float()
 
 
 def _products(queries: Tensor, kv: ChunkKV, layer: int) -> Tensor:

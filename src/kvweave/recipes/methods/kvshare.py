@@ -29,7 +29,10 @@ def kvshare() -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTimesDeviation:
-    """(Σ Φ[n, t]) · ‖ΔV(t)‖₁: attention to a token from all rows in the first layer, times its value's distance."""
+    """(Σ Φ[n, t]) · ‖ΔV(t)‖₁: attention to a token from all rows in the first layer, times its value's distance.
+
+    A window in that layer stays (unlike in `layer_votes.py`): it moves with the rows, so it does not favour the context's end.
+    """
 
     supports_coverage: ClassVar[bool] = True
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()

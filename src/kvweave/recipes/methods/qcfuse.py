@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
-from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import LayerQueries, PeakAttention, StopAtLayer
 from kvweave.ops.scores import mean_attention, top_tokens
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, feature_bytes, stored_features
+from kvweave.recipes.layer_votes import LayerVotes, voting_layers
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe
@@ -48,7 +49,8 @@ def qcfuse() -> Recipe:
 class Importance:
     """The largest attention that a token of a chunk gets while the chunk is repeated, over heads, layers and repeated rows.
 
-    The model runs over S ++ C ++ C. The second C attends, or as much of it as fits the model's context. KVzip first asks
+    The model runs over S ++ C ++ C. The second C attends, or as much of it as fits the model's context. Layers count that
+    see all of the first C then (`layer_votes.py`), so that a chunk's end does not win by being near. KVzip first asks
     the model in words to repeat the context. Here the repetition follows at once, since small models and other languages
     do not benefit from the words. Without room for any repetition the importance is 0 everywhere.
     """
@@ -58,7 +60,12 @@ class Importance:
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, as that of isolated KV."""
         (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
-        return KVProvenance("importance", isolated.context, rope_regime=isolated.rope_regime)
+        end = min(len(prefix) + 2 * chunk_tokens, adapter.geometry.context_tokens)
+        every = voting_layers(adapter.geometry, len(prefix), end - 1).every_layer(adapter.geometry)
+        # Until layers were left out, entries named `importance` were the peak over all layers, whatever they see.
+        return KVProvenance(
+            "importance" if every else "importance-whole", isolated.context, rope_regime=isolated.rope_regime
+        )
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Run one pass over each chunk, or two if its isolated KV is not stored."""
@@ -84,9 +91,10 @@ def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
     kv = ctx.store.get(adapter.fingerprint, chunk, provenance) or isolated.compute(ctx, chunk).kv
     before = [PlacedSpan(ctx.prefix_kv(), 0, 0)] if start else []
     plan = adapter.rows(torch.arange(end, len(ids)))
-    peak = PeakAttention()
-    plan.hooks.append(peak)
-    adapter.compute(adapter.new_cache(len(ids), [*before, PlacedSpan(kv, start, start)]), ids, plan)
+    votes = voting_layers(adapter.geometry, start, len(ids) - 1)
+    peak = PeakAttention(layers=votes.layers, lift_windows=votes.lift_windows)
+    plan.hooks += [peak, StopAtLayer(votes.layers[-1])]
+    adapter.run_partial(adapter.new_cache(len(ids), [*before, PlacedSpan(kv, start, start)]), ids, plan)
     return peak.weights[start:end].cpu()
 
 
@@ -97,7 +105,8 @@ class DigestAttention:
     The probe runs S ++ digests ++ question, every token at its own position; chunks without stored KV take part whole, since
     they have to be computed. In the chosen layers its queries are multiplied with the keys of all stored tokens. The
     softmax runs over everything before a row. The result is averaged over heads, the rows that the user wrote, and
-    layers. Sliding windows of the probe count the tokens that take part in it.
+    layers. Sliding windows of the probe count the tokens that take part in it. Of the chosen layers, those count that see the
+    whole context (`layer_votes.py`).
 
     Attributes:
         share: share of a chunk's tokens in its digest, beside its first four; 0 leaves the chunks out, 1 takes them whole. A
@@ -122,11 +131,13 @@ class DigestAttention:
         Later layers of stored chunks are not read.
         """
         adapter = state.request.adapter
-        layers = adapter.critical_layers if self.layers is None else self.layers
-        recorder = _QueryRecorder(frozenset(layer % adapter.geometry.layers for layer in layers))
+        votes = state.question_votes(adapter.critical_layers if self.layers is None else self.layers)
+        recorder = _QueryRecorder(votes)
         rows = self._probe(state, recorder)
         question = torch.searchsorted(rows, state.question_rows)
-        found = [_attention(state, queries, rows, question) for queries in recorder.recorded]
+        window = votes.lifted_window
+        stored = state.kv_cache if window is None else state.cache_within_window(window)
+        found = [_attention(state, stored, queries, rows, question) for queries in recorder.seen]
         return torch.stack(found).mean(dim=0).cpu()[state.stale]
 
     def _probe(self, state: PrefillState, recorder: "_QueryRecorder") -> Tensor:
@@ -143,7 +154,7 @@ class DigestAttention:
         positions = torch.cat(rows)
         kv_cache = adapter.new_cache(positions.numel(), spans, first + positions)
         plan = adapter.rows(torch.searchsorted(positions, state.fresh))
-        plan.hooks += [recorder, StopAtLayer(max(recorder.layers))]
+        plan.hooks += [recorder, StopAtLayer(recorder.votes.layers[-1])]
         adapter.run_partial(kv_cache, [prompt.token_ids[row] for row in positions], plan)
         return positions
 
@@ -177,25 +188,27 @@ def _digest(importance: Tensor, share: float) -> Tensor:
 
 
 class _QueryRecorder:
-    """Records what chosen layers of a pass attend with."""
+    """Records what the layers that count attend with; without a window where it is lifted."""
 
-    def __init__(self, layers: frozenset[int]) -> None:
-        self.layers = layers
-        self.recorded: list[LayerQueries] = []
+    def __init__(self, votes: LayerVotes) -> None:
+        self.votes = votes
+        self.seen: list[LayerQueries] = []
 
     def on_layer(self, queries: LayerQueries) -> None:
-        if queries.layer in self.layers:
-            self.recorded.append(queries)
+        if queries.layer in self.votes.layers:
+            self.seen.append(replace(queries, window=None) if self.votes.lift_windows else queries)
 
 
-def _attention(state: PrefillState, seen: LayerQueries, rows: Tensor, question: Tensor) -> Tensor:
+def _attention(
+    state: PrefillState, stored: FusedCache, seen: LayerQueries, rows: Tensor, question: Tensor
+) -> Tensor:
     """Return one layer's attention of the question to all prompt positions, (N,).
 
-    `rows` are the prompt positions of the probe, `question` the places of the question's rows among them.
+    `stored` holds the placed KV, `rows` are the prompt positions of the probe, `question` the places of the question's rows among them.
     """
     device = seen.query.device
     computed = torch.searchsorted(rows, state.fresh).to(device)
-    keys = state.kv_cache.layer_keys(seen.layer, seen.keys).clone()  # (1, G, N, D)
+    keys = stored.layer_keys(seen.layer, seen.keys).clone()  # (1, G, N, D)
     keys[:, :, state.fresh.to(device)] = seen.keys[:, :, computed]
     places = torch.searchsorted(seen.rows, question.to(device))
     return mean_attention(

@@ -14,6 +14,7 @@ from kvweave.models.critical_layers import COUNT
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.prompt import SEPARATOR
 from kvweave.ops.scores import top_tokens, transfer_scores
+from kvweave.recipes.layer_votes import last_layer
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.request import Budget
 from kvweave.types import Prompt, TokenizedPrompt
@@ -59,7 +60,7 @@ def align(adapter: Adapter, auxiliary: Adapter, sample: Sample, full: FullView) 
     if source is None or target is None:
         return None
     characters = sum(len(text) + len(SEPARATOR) for text in sample.chunks)
-    last, first = full.attended.question[-1], full.attended.question[0]
+    last, first = full.attended.question[full.attended.layers[-1]], full.attended.question[0]
     predicted = transfer_scores(_last_layer(auxiliary, prompt), source, target, characters)
     count = Budget(TOP_SHARE).max_rows(full.context.tokens)
     wanted = top_tokens(last, count)
@@ -99,8 +100,8 @@ def profile_layers(
 ) -> LayerProfile:
     """Run a full prefill with its answer, and one pass of the question over isolated chunk KV, for each sample.
 
-    What decoding attends to is the mean over all layers under full attention. Samples that are too long for the model
-    are left out. In a tie the earlier layer counts. Raises InvalidRequest without samples or for a ratio that is not
+    What decoding attends to is the mean over layers under full attention. Only layers count and become critical that see the
+    whole context of every sample. Samples that are too long for the model are left out. In a tie the earlier layer counts. Raises InvalidRequest without samples or for a ratio that is not
     above 0 and up to 1, and PromptTooLong if no sample fits.
     """
     if not samples or not 0 < ratio <= 1:
@@ -109,22 +110,29 @@ def profile_layers(
         )
     left_out = too_long(adapter, samples)
     fitting = [sample for sample in samples if sample.name not in left_out]
-    found = []
+    found, voters = [], []
     for done, sample in enumerate(fitting, 1):
-        found.append(_found_by_layers(adapter, sample, ratio))
+        shares, layers = _found_by_layers(adapter, sample, ratio)
+        found.append(shares)
+        voters.append(layers)
         progress("prompts", done, len(fitting))
     mean = torch.stack(found).mean(dim=0)
-    best = top_tokens(mean, count).nonzero()[:, 0].tolist()
+    able = sorted(set.intersection(*(set(layers) for layers in voters)))
+    ranked = torch.full_like(mean, -1.0)  # below every share
+    ranked[able] = mean[able]
+    best = top_tokens(ranked, min(count, len(able))).nonzero()[:, 0].tolist()
     return LayerProfile(tuple(best), tuple(mean.tolist()), len(fitting), ratio)
 
 
 def _last_layer(auxiliary: Adapter, prompt: TokenizedPrompt) -> Tensor:
-    """Return the last layer's attention from the user's question to the context, (n,)."""
+    """Return the attention from the user's question to the context in the last layer that sees all of it, (n,)."""
     context = context_of(prompt)
+    votes = last_layer(auxiliary.geometry, prompt.user_rows[1] - context.start)
     probe = AttentionProbe(
         torch.arange(*prompt.user_rows),
         columns=(context.start, context.end),
-        layers={auxiliary.geometry.layers - 1},
+        layers=votes.layers,
+        lift_windows=votes.lift_windows,
     )
     plan = auxiliary.rows(torch.arange(prompt.tokens))
     plan.hooks.append(probe)
@@ -132,13 +140,14 @@ def _last_layer(auxiliary: Adapter, prompt: TokenizedPrompt) -> Tensor:
     return probe.weights[0].cpu()
 
 
-def _found_by_layers(adapter: Adapter, sample: Sample, ratio: float) -> torch.Tensor:
-    """Return one sample's share for each layer, (L,) float64."""
+def _found_by_layers(adapter: Adapter, sample: Sample, ratio: float) -> tuple[Tensor, tuple[int, ...]]:
+    """Return one sample's share for each layer, (L,) float64, and the layers that see its whole context."""
     prompt = render(adapter, sample)
     recipe, store = recipe_named(REUSE), MemoryStore()
     prepare_sample(adapter, store, sample, prompt, recipe)
     full = observe_full(adapter, prompt, sample.max_new_tokens)
     stale = observe_stale(recipe, adapter, store, prompt)
     tokens = Budget(ratio).max_rows(full.context.tokens)
-    wanted = top_tokens(full.decoding.mean(dim=0), tokens)
-    return common_share(top_tokens(stale.attended.question, tokens), wanted)
+    wanted = top_tokens(full.decoded, tokens)
+    shares = common_share(top_tokens(stale.attended.question, tokens), wanted)
+    return shares, stale.attended.layers

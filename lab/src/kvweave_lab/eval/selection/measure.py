@@ -137,14 +137,14 @@ def selection_scores(full: FullView, stale: StaleView, off: Differences, seed: i
     second = min(1, len(off.values) - 1)
     before, after = stale.attended, full.attended
     scores = {
-        "question_stale": before.question.mean(0),
+        "question_stale": before.fused(before.question),
         "question_stale_first": before.question[0],
-        "question_stale_last": before.question[-1],
-        "question_stale_mass": before.mass.mean(0),
-        "rows_stale": before.rows.mean(0),
-        "question_full": after.question.mean(0),
-        "rows_full": after.rows.mean(0),
-        "decoding": full.decoding.mean(0),
+        "question_stale_last": before.question[before.layers[-1]],
+        "question_stale_mass": before.fused(before.mass),
+        "rows_stale": before.fused(before.rows),
+        "question_full": after.fused(after.question),
+        "rows_full": after.fused(after.rows),
+        "decoding": full.decoded,
         "optimal": off.residual.mean(0),
         "deviation": off.values[second],
         "kvshare": full.inflow * off.shift[second],
@@ -185,7 +185,7 @@ def _layers(full: FullView, stale: StaleView, count: int) -> Tensor:
         top_tokens(scores, count)
         for scores in (stale.attended.question, full.attended.question, full.decoding)
     )
-    fused = top_tokens(full.decoding.mean(0), count)
+    fused = top_tokens(full.decoded, count)
     pairs = ((before, fused), (after, fused), (before, decoding))  # as LAYER_CURVES
     return torch.stack([common_share(chosen, wanted) for chosen, wanted in pairs])  # (3, L)
 

@@ -16,6 +16,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionHook, AttentionProbe
 from kvweave.ops.scores import kv_deviation, residual_norms
+from kvweave.recipes.layer_votes import LayerVotes, voting_layers
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.types import ChunkKV, TokenizedPrompt
 from kvweave_lab.eval.runner import HookedAttend
@@ -58,11 +59,18 @@ class Attended:
         question: rows of the user's question, softmax over the context alone (ProphetKV stage I).
         rows: all rows after the context, template text included, softmax over the context alone.
         mass: rows of the user's question, softmax over all that they see: the weights of ProphetKV eq. 1-6.
+        layers: the layers that see the whole context from these rows; selections use them alone (`recipes/layer_votes.py`).
+            Where none does, windows are lifted for `question` and `rows`.
     """
 
     question: Tensor
     rows: Tensor
     mass: Tensor
+    layers: tuple[int, ...]
+
+    def fused(self, weights: Tensor) -> Tensor:
+        """Return the mean of weights (L, n) over the layers that see the whole context, (n,)."""
+        return weights[list(self.layers)].mean(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class FullView:
         context: its chunks' tokens.
         attended: by the rows after the context.
         decoding: (L, n) by the decoded answer's tokens, softmax over the context alone.
+        decoded: (n,) its mean over the layers that see the whole context from these tokens.
         inflow: (n,) by all rows of the prompt at the first layer, softmax over all that they see (KVShare's factor).
         kv_cache: K,V of all prompt positions.
         logits: (1, vocab) of the last prompt position.
@@ -82,6 +91,7 @@ class FullView:
     context: Context
     attended: Attended
     decoding: Tensor
+    decoded: Tensor
     inflow: Tensor
     kv_cache: FusedCache
     logits: Tensor
@@ -103,7 +113,7 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
     """
     adapter.check_length(prompt.tokens, max_new_tokens)
     context = context_of(prompt)
-    probes = _QuestionProbes(prompt, context)
+    probes = _QuestionProbes(adapter, prompt, context)
     every = AttentionProbe(torch.arange(prompt.tokens), layers={0})
     plan = adapter.rows(torch.arange(prompt.tokens))
     plan.hooks.extend([*probes.hooks, every])
@@ -112,10 +122,13 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
     prefilled = adapter.extract_chunk_kv(kv_cache, prompt.token_ids, 0, prompt.tokens)
     kv_cache.capture = None
     answer = _greedy(adapter, kv_cache, logits, max_new_tokens)
+    votes = voting_layers(adapter.geometry, context.start, prompt.tokens + len(answer) - 1)
+    decoding = _decoding(adapter, prefilled, context, answer, votes)
     return FullView(
         context=context,
         attended=probes.attended(),
-        decoding=_decoding(adapter, prefilled, context, answer),
+        decoding=decoding,
+        decoded=decoding[list(votes.layers)].mean(0),
         inflow=every.weights[0, context.start : context.end].cpu(),
         kv_cache=kv_cache,
         logits=logits,
@@ -125,7 +138,7 @@ def observe_full(adapter: Adapter, prompt: TokenizedPrompt, max_new_tokens: int)
 
 def observe_stale(recipe: Recipe, adapter: Adapter, store: KVStore, prompt: TokenizedPrompt) -> StaleView:
     """Run the recipe's own match and place with nothing recomputed; chunks that the store lacks are computed."""
-    probes = _QuestionProbes(prompt, context_of(prompt))
+    probes = _QuestionProbes(adapter, prompt, context_of(prompt))
     probed = replace(recipe, attend=HookedAttend(recipe.attend, probes.hooks))
     result = run(probed, adapter, store, prompt, ratio=0.0)
     return StaleView(probes.attended(), result.kv_cache)
@@ -191,11 +204,14 @@ def differences(full: FullView, stale: StaleView) -> Differences:
 class _QuestionProbes:
     """The three probes of an `Attended`."""
 
-    def __init__(self, prompt: TokenizedPrompt, context: Context) -> None:
+    def __init__(self, adapter: Adapter, prompt: TokenizedPrompt, context: Context) -> None:
         bounds = context.start, context.end
         user = torch.arange(*prompt.user_rows)
-        self._question = AttentionProbe(user, columns=bounds)
-        self._rows = AttentionProbe(torch.arange(context.end, prompt.tokens), columns=bounds)
+        self._votes = voting_layers(adapter.geometry, context.start, prompt.user_rows[1] - 1)
+        lifted = self._votes.lift_windows
+        self._question = AttentionProbe(user, columns=bounds, lift_windows=lifted)
+        after = torch.arange(context.end, prompt.tokens)
+        self._rows = AttentionProbe(after, columns=bounds, lift_windows=lifted)
         self._mass = AttentionProbe(user)
         self._bounds = slice(*bounds)
 
@@ -205,7 +221,7 @@ class _QuestionProbes:
 
     def attended(self) -> Attended:
         question, rows, mass = (probe.weights.cpu() for probe in (self._question, self._rows, self._mass))
-        return Attended(question, rows, mass[:, self._bounds])
+        return Attended(question, rows, mass[:, self._bounds], self._votes.layers)
 
 
 def _greedy(adapter: Adapter, kv_cache: FusedCache, logits: Tensor, max_new_tokens: int) -> tuple[int, ...]:
@@ -220,11 +236,13 @@ def _greedy(adapter: Adapter, kv_cache: FusedCache, logits: Tensor, max_new_toke
     return tuple(answer)
 
 
-def _decoding(adapter: Adapter, prefilled: ChunkKV, context: Context, answer: Sequence[int]) -> Tensor:
+def _decoding(
+    adapter: Adapter, prefilled: ChunkKV, context: Context, answer: Sequence[int], votes: LayerVotes
+) -> Tensor:
     """Return what the answer's tokens attend to when they are decoded, (L, n), from one pass over all of them."""
     start, end = prefilled.tokens, prefilled.tokens + len(answer)
     rows = torch.arange(start, end)
-    probe = AttentionProbe(rows, columns=(context.start, context.end))
+    probe = AttentionProbe(rows, columns=(context.start, context.end), lift_windows=votes.lift_windows)
     plan = adapter.rows(rows)
     plan.hooks.append(probe)
     kv_cache = adapter.new_cache(end, [PlacedSpan(prefilled, 0, 0)])
