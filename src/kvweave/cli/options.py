@@ -29,7 +29,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 KB = ("home", "kb")
-MODEL = ("model", "dtype", "device")
+MODEL = ("model", "dtype", "weights", "device")
 REUSE = ("recipe", "prepare", "storage", "auxiliary", "shared")
 OFFLOADING = ("kv_budget", "resident_bytes")
 
@@ -64,6 +64,9 @@ class SharedOptions:
         ),
     ] = None
     dtype: Annotated[str | None, _Declared("auto, float32, bfloat16 or float16.")] = None
+    weights: Annotated[
+        str | None, _Declared("Bits of the linear layers' weights: auto, full, int8 or int4.")
+    ] = None
     device: Annotated[str | None, _Declared("auto, cpu, cuda or cuda:N.")] = None
     embedding_model: Annotated[str | None, _Declared("A sentence-transformers hub id or folder.")] = None
     chunk_tokens: Annotated[
@@ -152,7 +155,12 @@ class SharedOptions:
         from kvweave.models.loading import load_model
 
         model = default if self.model is None else self.model
-        return load_model(model, dtype=self.dtype or "auto", device=self.device or "auto")
+        return load_model(
+            model,
+            dtype=self.dtype or "auto",
+            weights=self.weights or "auto",
+            device=self.device or "auto",
+        )
 
     def budget(self, context: typer.Context) -> tuple[float | None, float | None]:
         """Return ratio and coverage; one given on the command line overrides the other one from the environment."""

@@ -1,4 +1,4 @@
-"""A digest of everything that stored KV depends on: weights, configuration, tokenizer, dtype.
+"""A digest of everything that stored KV depends on: weights, configuration, tokenizer, dtype, bits of the weights.
 
 Two models with the same digest compute the same KV for the same tokens, so they can share stored KV. Any other model must
 never match, even under the same name or path.
@@ -11,6 +11,7 @@ import torch
 import xxhash
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvweave.models.quantised import quantised_modules, weight_bits
 from kvweave.types import ModelFingerprint
 
 # Names, versions and settings that only generation or training reads. Unknown settings count, to be safe.
@@ -44,7 +45,10 @@ def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name
         "configuration": _digest([type(model).__name__, _settings(model)]),
         "dtype": str(model.dtype).removeprefix("torch."),
     }
-    return ModelFingerprint(name=name, digest=_digest(parts), **parts)
+    bits = weight_bits(model)
+    # Digests of models in full precision are older than this part.
+    digest = _digest(parts if bits == "full" else {**parts, "weight_bits": bits})
+    return ModelFingerprint(name=name, digest=digest, weight_bits=bits, **parts)
 
 
 def _digest(value: object) -> str:
@@ -55,7 +59,12 @@ def _digest(value: object) -> str:
 
 def _digest_weights(model: PreTrainedModel) -> str:
     digest = xxhash.xxh3_128()
+    packed = quantised_modules(model)
+    for name, module in sorted(packed.items()):
+        digest.update(f"{name} {module.digest};".encode())
     for name, tensor in sorted(model.state_dict().items()):
+        if name.rpartition(".")[0] in packed and name.endswith(".weight"):
+            continue  # in the layout of a kernel
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
         flat = tensor.detach().contiguous().cpu().flatten()
         if flat.numel():

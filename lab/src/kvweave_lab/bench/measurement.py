@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import kvweave
+from kvweave.machine import memory_limit_bytes as memory_limit_bytes
 
 READ_BYTES = 8 * 2**20
 """Bytes of one read: enough for the disk, not the system calls, to be the bottleneck."""
@@ -154,12 +155,6 @@ def read_mapped(files: Sequence[Path]) -> None:
         np.memmap(file, dtype=np.uint64, mode="r", shape=(words,)).sum()
 
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
-_NO_LIMIT_FROM = 2**60
-"""Version 1 of control groups encodes "no limit" as a number of about this size."""
-
-
 @dataclass(frozen=True, slots=True)
 class Environment:
     """What is recorded with every measurement.
@@ -204,35 +199,3 @@ def _commit() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=9"]
     result = subprocess.run(command, capture_output=True, text=True)
     return result.stdout.strip() if result.returncode == 0 else ""
-
-
-def memory_limit_bytes(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int | None:
-    """Return the smallest memory limit of the process's control group and its parents, page cache included.
-
-    None where no limit is set or none can be read, as outside Linux. `root` is the mount point of control groups,
-    `own` the file that names the process's groups.
-    """
-    limits: list[int] = []
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            limits += _limits(root, path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _limits(root / "memory", path, "memory.limit_in_bytes")
-    return min((limit for limit in limits if limit < _NO_LIMIT_FROM), default=None)
-
-
-def _limits(base: Path, path: str, file: str) -> list[int]:
-    found = []
-    folder = base / path.lstrip("/")
-    while folder.is_relative_to(base):
-        with suppress(OSError, ValueError):  # the root group has no file; "max" means no limit
-            found.append(int((folder / file).read_text()))
-        if folder == base:
-            break
-        folder = folder.parent
-    return found
