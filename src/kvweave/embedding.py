@@ -111,6 +111,10 @@ class TextEncoder:
             # Imported here: it takes seconds, and most commands never encode anything.
             from sentence_transformers import SentenceTransformer
 
+            from kvweave.ops.threads import respect_cpu_limits
+
+            respect_cpu_limits()
+
             try:
                 return SentenceTransformer(
                     str(folder) if looks_local else self._place, local_files_only=looks_local

@@ -11,51 +11,62 @@ from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
+from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
+from kvweave.models.precision import parse_dtype as parse_dtype
+from kvweave.models.quantised import quantise_weights
 from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.ops.threads import respect_cpu_limits
 from kvweave.plugins import LAB, lab_missing, plugins
 
 _LOG = logging.getLogger(__name__)
 
 REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
 _SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
-_SLOW_FROM = 50_000_000  # parameters from which slow matrix products are noticeable
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
-    name: str | None = None, *, dtype: str = "auto", device: str = "auto", home: Path | None = None
+    name: str | None = None,
+    *,
+    dtype: str = "auto",
+    weights: str = "auto",
+    device: str = "auto",
+    home: Path | None = None,
 ) -> Adapter:
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
     Args:
         name: a local folder or a hub id. None or "reference" is the small model that ships with kvweave, "auxiliary" an even
             smaller one that predicts the reference model's attention. Plugins may add names (kvweave-lab has "longer").
-        dtype: auto is the checkpoint's, with a warning where this CPU is slow at it.
+        dtype: auto is the checkpoint's, but float32 on a CPU without units for it, if that fits into memory.
+        weights: full, int8 or int4 bits in linear layers; auto is full, or int8 where only that fits into memory.
         device: auto is a GPU if there is one.
         home: the folder with the measurements of `kvweave profile-layers`; None is the default home folder.
 
     Raises:
         ModelNotFound: there is nothing to load.
         UnsupportedModel: the model's KV cannot be represented.
-        InvalidRequest: an unknown dtype or device.
+        NotEnoughMemory: the weights do not fit; nothing has been loaded.
+        InvalidRequest: an unknown dtype, number of bits or device.
+        MissingExtra: fewer bits on a GPU, without torchao.
     """
-    adapter = _load_named(name or REFERENCE_NAME, dtype, parse_device(device))
+    respect_cpu_limits()
+    adapter = _load_named(name or REFERENCE_NAME, dtype, weights, parse_device(device))
     found = read_layers(home or default_home(), adapter.fingerprint, adapter.geometry.layers)
     adapter.critical_layers = found
     return adapter
 
 
-def _load_named(name: str, dtype: str, place: torch.device) -> Adapter:
+def _load_named(name: str, dtype: str, weights: str, place: torch.device) -> Adapter:
     shipped = _shipped(name)
     if shipped is not None:
         # Full precision costs little at this size, and the published results were measured with it.
-        return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, place)
+        return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, weights, place)
     _check_folder(name)
     folder = Path(name).expanduser()
     if name in LAB["kvweave.models"] and not folder.exists():
         raise lab_missing(f"model {name!r}")
     source = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
-    return _load(source, source, dtype, place)
+    return _load(source, source, dtype, weights, place)
 
 
 def _shipped(name: str) -> Path | None:
@@ -82,13 +93,6 @@ def parse_device(device: str) -> torch.device:
     return place
 
 
-def parse_dtype(dtype: str) -> torch.dtype | None:
-    """Return the named dtype, None for auto. Raises InvalidRequest for an unknown one."""
-    if dtype != "auto" and dtype not in _DTYPES:
-        raise InvalidRequest(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
-    return _DTYPES.get(dtype)
-
-
 def _check_folder(name: str) -> None:
     folder = Path(name).expanduser()
     looks_local = name.startswith((".", "/", "~")) or folder.exists()
@@ -102,19 +106,25 @@ def _check_folder(name: str) -> None:
         raise ModelNotFound(f"{folder} has no weights (*.safetensors); copy the whole model folder")
 
 
-def _load(source: str, name: str, dtype: str, device: torch.device) -> Adapter:
-    torch_dtype = parse_dtype(dtype) or "auto"
+def _load(source: str, name: str, dtype: str, weights: str, device: torch.device) -> Adapter:
+    folder = cached_folder(source)
+    sizes = None if folder is None else read_sizes(folder)
+    precision = choose_precision(sizes, name, dtype, weights, device)
+    if precision.notice:
+        _LOG.log(logging.WARNING if precision.important else logging.INFO, precision.notice)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=_loaded_dtype(precision))
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         raise ModelNotFound(f"cannot load the model {name!r}: {why}") from error
-    stored = model.dtype
-    if dtype == "auto" and not has_fast_matmul(device, stored) and model.num_parameters() >= _SLOW_FROM:
-        _LOG.warning(
-            "%s is in %s, for which this CPU has no units: dtype float32 is several times faster, in twice the memory",
-            name,
-            str(stored).removeprefix("torch."),
-        )
+    if precision.dtype is None and not has_fast_matmul(device, model.dtype):
+        model.float()  # its sizes were not known beforehand
+    if precision.bits != "full":
+        quantise_weights(model, precision.bits, device)
     return Adapter(model.to(device), tokenizer, name=name)
+
+
+def _loaded_dtype(precision: Precision) -> torch.dtype | str:
+    """Return the dtype to read: the checkpoint's for fewer bits, since each layer is then converted alone."""
+    return "auto" if precision.bits != "full" or precision.dtype is None else precision.dtype

@@ -6,13 +6,16 @@ to look up, and packed to multiply.
 Other weights (norms, biases, routers, fused experts) keep their dtype.
 """
 
-from typing import Any, Literal
+import ctypes
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvweave.errors import InvalidRequest, MissingExtra
+from kvweave.models.precision import WeightBits
 from kvweave.ops.quantised_linear import (
     GROUP,
     PackedWeight,
@@ -24,9 +27,6 @@ from kvweave.ops.quantised_linear import (
     quantise_groups,
     quantise_rows_in_groups,
 )
-
-WeightBits = Literal["full", "int8", "int4"]
-"""How many bits a weight of a linear layer has: those of the dtype, 8 or 4."""
 
 _LEAST_OUTPUTS = 16
 """Layers with fewer outputs keep their dtype: gates and routers, which are sensitive and small."""
@@ -104,8 +104,22 @@ class QuantisedEmbedding(nn.Module):
         return grouped.mul_(scales[..., None]).flatten(-2)
 
 
-def quantise_weights(model: PreTrainedModel, bits: WeightBits) -> None:
-    """Replace a model's linear layers and embedding, on a CPU, by ones in 8 or 4 bits. The model then computes in float32."""
+def quantise_weights(model: PreTrainedModel, bits: WeightBits, device: torch.device) -> None:
+    """Keep the weights of a model's linear layers in 8 or 4 bits from now on.
+
+    On a CPU, the embedding has 8 bits too, and the model computes in float32. A GPU's weights are packed by torchao, and the
+    model computes in its own dtype; it is moved there. Raises MissingExtra on a GPU without torchao, InvalidRequest on other
+    devices.
+    """
+    if device.type == "cuda":
+        _quantise_on_gpu(model.to(device), bits)
+    elif device.type == "cpu":
+        _quantise_on_cpu(model, bits)
+    else:
+        raise InvalidRequest(f"weights in {bits} need a CPU or a CUDA GPU, not {device.type}; leave --weights out")
+
+
+def _quantise_on_cpu(model: PreTrainedModel, bits: WeightBits) -> None:
     replaced: dict[nn.Module, nn.Module] = {}
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
@@ -118,7 +132,10 @@ def quantise_weights(model: PreTrainedModel, bits: WeightBits) -> None:
                 _drop_weight(module)
             setattr(parent, name, replaced[module])
     model.float()
+    for kept in model.parameters():
+        kept.data = kept.data.clone()  # what it was a view of, the mapped file, is no longer needed
     model.config.dtype = torch.float32
+    _return_free_memory()
 
 
 def _quantised(module: nn.Module, bits: WeightBits) -> nn.Module | None:
@@ -138,6 +155,12 @@ def _drop_weight(module: nn.Module) -> None:
     module.register_parameter("weight", None)
 
 
+def _return_free_memory() -> None:
+    """Return freed temporary copies to the system, which glibc keeps otherwise."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def quantised_modules(model: nn.Module) -> dict[str, Any]:
     """Return the modules with weights in fewer bits, by name. Each has `digest`, `bits` and a `weight` of the right shape."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "digest")}
@@ -147,3 +170,31 @@ def weight_bits(model: nn.Module) -> WeightBits:
     """Return the bits of a model's linear layers."""
     found: set[WeightBits] = {module.bits for module in quantised_modules(model).values()}
     return next((bits for bits in ("int4", "int8") if bits in found), "full")
+
+
+def _quantise_on_gpu(model: PreTrainedModel, bits: WeightBits) -> None:
+    try:
+        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise MissingExtra(
+            f"weights in {bits} on a GPU need torchao; pip install torchao, or leave --weights out"
+        ) from error
+    chosen = [module for module in model.modules() if _packs_on_gpu(module, model, bits)]
+    for module in chosen:
+        # The layout is the GPU's; the values follow from these.
+        module.digest, module.bits = f"{bits} {digest_tensors(module.weight.detach().cpu())}", bits  # type: ignore[assignment]
+    config = (
+        Int8WeightOnlyConfig()
+        if bits == "int8"
+        else Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
+    )
+    quantize_(model, config, filter_fn=lambda module, _: hasattr(module, "digest"))
+
+
+def _packs_on_gpu(module: nn.Module, model: PreTrainedModel, bits: WeightBits) -> bool:
+    """Whether a module's weight is packed on a GPU. A head that shares the embedding's weight is not: it would be held twice."""
+    if type(module) is not nn.Linear or module.out_features < _LEAST_OUTPUTS:
+        return False
+    if module is model.get_output_embeddings() and module.weight is model.get_input_embeddings().weight:
+        return False
+    return bits == "int8" or fits_groups(module.out_features, module.in_features)
