@@ -92,7 +92,7 @@ def peak_memory_bytes(step: Callable[[], object], device: torch.device) -> int |
     if _anonymous_bytes() is None:
         step()
         return None
-    _trim_heap()
+    trim_heap()
     sampler = _MemorySampler()
     try:
         step()
@@ -121,16 +121,25 @@ class _MemorySampler:
             self.peak = max(self.peak, _anonymous_bytes() or 0)
 
 
+def resident_bytes() -> int:
+    """Return the process's resident memory, mapped files included; 0 where the system does not report it."""
+    return _status_bytes("VmRSS:") or 0
+
+
 def _anonymous_bytes() -> int | None:
     """Return resident memory that is not backed by a file; None where the system does not report it."""
+    return _status_bytes("RssAnon:")
+
+
+def _status_bytes(name: str) -> int | None:
     with suppress(OSError):
         for line in _STATUS.read_text().splitlines():
-            if line.startswith("RssAnon:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return None
 
 
-def _trim_heap() -> None:
+def trim_heap() -> None:
     """Return free heap memory to the system, so that a step's allocations become visible."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
