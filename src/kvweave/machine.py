@@ -45,13 +45,13 @@ def cpu_limits(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> CpuLimits:
 
     `root` is the mount point of control groups, `own` the file that names the process's groups.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quotas: list[float] = []
     for version, folder in _groups("cpu", root, own):
-        with suppress(OSError, ValueError, ZeroDivisionError):  # the root group has no file; "max" is no number
+        with suppress(
+            OSError, ValueError, ZeroDivisionError
+        ):  # the root group has no file; "max" is no number
             if version == 2:
                 allowed, period = (folder / "cpu.max").read_text().split()
             else:

@@ -16,7 +16,14 @@ from kvweave.testing import tiny_model, tiny_tokenizer
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 GB = 10**9
 SIZES = WeightSizes(
-    linear=GB, packed_linear=GB, embedding=GB // 10, head=GB // 10, packed_head=GB // 10, others=1000, tied=False, dtype=torch.bfloat16
+    linear=GB,
+    packed_linear=GB,
+    embedding=GB // 10,
+    head=GB // 10,
+    packed_head=GB // 10,
+    others=1000,
+    tied=False,
+    dtype=torch.bfloat16,
 )
 
 
@@ -106,7 +113,10 @@ def test_sizes_are_read_from_the_files_headers(tmp_path):
 def test_files_in_parts_and_damaged_ones(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
     save_file({"model.embed_tokens.weight": torch.ones(10, 8)}, tmp_path / "model-00001-of-00002.safetensors")
-    save_file({"lm_head.weight": torch.ones(10, 8), "norm.weight": torch.ones(8)}, tmp_path / "model-00002-of-00002.safetensors")
+    save_file(
+        {"lm_head.weight": torch.ones(10, 8), "norm.weight": torch.ones(8)},
+        tmp_path / "model-00002-of-00002.safetensors",
+    )
     sizes = read_sizes(tmp_path)
     assert sizes is not None
     assert (sizes.embedding, sizes.head, sizes.others, sizes.linear, sizes.tied) == (80, 80, 8, 0, False)

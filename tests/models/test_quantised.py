@@ -54,7 +54,7 @@ def test_every_family_computes_what_plain_transformers_does_with_the_same_values
     assert (found - expected).norm() < (0.02 if bits == "int8" else 0.05) * expected.norm()
 
 
-@pytest.mark.parametrize("recipe", [name for name in METHODS])
+@pytest.mark.parametrize("recipe", list(METHODS))
 def test_every_recipe_runs_on_8_bits(recipe, tmp_path):
     adapter = Adapter(quantised(), tiny_tokenizer())
     prompt = Prompt("who?", ("the cat sat on the mat " * 3, "a dog ran " * 4, "no one came " * 3))

@@ -38,7 +38,9 @@ def test_large_vocabularies_are_quantised_in_parts(monkeypatch):
     weight = weight_of(100, 64)
     whole = ql.quantise_channels(weight), ql.quantise_rows_in_groups(weight)
     monkeypatch.setattr(ql, "_ROW_CHUNK", 7)
-    for expected, found in zip(whole, (ql.quantise_channels(weight), ql.quantise_rows_in_groups(weight)), strict=True):
+    for expected, found in zip(
+        whole, (ql.quantise_channels(weight), ql.quantise_rows_in_groups(weight)), strict=True
+    ):
         assert all(map(torch.equal, expected, found))
 
 

@@ -220,7 +220,9 @@ def _with_notice(
     if need < _NOTABLE_BYTES or device.type != "cpu":
         return found
     if instead_of is not None:
-        full = f"{_size(sizes.bytes(*instead_of))} of weights in {_short(instead_of[0])} do not fit into memory"
+        full = (
+            f"{_size(sizes.bytes(*instead_of))} of weights in {_short(instead_of[0])} do not fit into memory"
+        )
         if found.bits != "full":
             notice = f"{name}: {full}; its linear layers have {found.bits} weights, {_size(need)}"
         else:

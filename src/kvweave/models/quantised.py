@@ -70,7 +70,9 @@ class QuantisedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the layer in the model's representation."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, {type(self.packed).__name__}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, {type(self.packed).__name__}"
+        )
 
 
 class QuantisedEmbedding(nn.Module):
@@ -101,7 +103,8 @@ class QuantisedEmbedding(nn.Module):
         """Return the rows of the table at token ids (…,): (…, K)."""
         codes, scales = self.codes[ids], self.scales[ids]  # (…, K), (…, groups)
         grouped = codes.unflatten(-1, (scales.shape[-1], -1)).float()
-        return grouped.mul_(scales[..., None]).flatten(-2)
+        embedded: Tensor = grouped.mul_(scales[..., None]).flatten(-2)
+        return embedded
 
 
 def quantise_weights(model: PreTrainedModel, bits: WeightBits, device: torch.device) -> None:
@@ -116,7 +119,9 @@ def quantise_weights(model: PreTrainedModel, bits: WeightBits, device: torch.dev
     elif device.type == "cpu":
         _quantise_on_cpu(model, bits)
     else:
-        raise InvalidRequest(f"weights in {bits} need a CPU or a CUDA GPU, not {device.type}; leave --weights out")
+        raise InvalidRequest(
+            f"weights in {bits} need a CPU or a CUDA GPU, not {device.type}; leave --weights out"
+        )
 
 
 def _quantise_on_cpu(model: PreTrainedModel, bits: WeightBits) -> None:
@@ -182,7 +187,8 @@ def _quantise_on_gpu(model: PreTrainedModel, bits: WeightBits) -> None:
     chosen = [module for module in model.modules() if _packs_on_gpu(module, model, bits)]
     for module in chosen:
         # The layout is the GPU's; the values follow from these.
-        module.digest, module.bits = f"{bits} {digest_tensors(module.weight.detach().cpu())}", bits  # type: ignore[assignment]
+        own: Any = module
+        own.digest, own.bits = f"{bits} {digest_tensors(own.weight.detach().cpu())}", bits
     config = (
         Int8WeightOnlyConfig()
         if bits == "int8"

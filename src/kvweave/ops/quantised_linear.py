@@ -47,8 +47,11 @@ class PackedWeight(Protocol):
         bytes: what is held in memory.
     """
 
-    digest: str
-    bytes: int
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
 
     def multiply(self, rows: Tensor) -> Tensor:
         """Return rows @ weight.T, (T, N), of float32 rows (T, K)."""
@@ -93,7 +96,9 @@ def quantise_rows_in_groups(table: Tensor, group: int = GROUP) -> tuple[Tensor, 
 
 def _row_norms(rows: Tensor) -> Tensor:
     """Return the largest absolute value of each last dimension, which stays with length 1; above 0."""
-    return rows.abs().amax(dim=-1, keepdim=True).clamp_min_(_TINY)  # several times faster than an infinity norm
+    return (
+        rows.abs().amax(dim=-1, keepdim=True).clamp_min_(_TINY)
+    )  # several times faster than an infinity norm
 
 
 def quantise_groups(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
@@ -153,7 +158,8 @@ def digest_tensors(*tensors: Tensor) -> str:
     digest = xxhash.xxh3_128()
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
-        digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+        numbers: Any = tensor.contiguous().flatten().view(torch.uint8).numpy()
+        digest.update(memoryview(numbers))
     return digest.hexdigest()
 
 

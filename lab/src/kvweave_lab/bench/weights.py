@@ -125,16 +125,18 @@ def bench_weights(
     Raises what `load` raises; MissingExtra and ModelNotFound for `files`.
     """
     threads = torch.get_num_threads()
+    taking_turns: list[_Variant | _Peer]
     variants = [_Variant(name, load(name), settings) for name in names]
     room = settings.prompt_tokens + settings.new_tokens + 8
     peers = [_Peer(LlamaCpp(path, room, threads), path, settings) for path in files]
+    taking_turns = [*variants, *peers]
     for turn in range(settings.rounds + 1):  # the first warms up
-        for each in (*variants, *peers):
+        for each in taking_turns:
             each.measure(keep=turn > 0)
         progress("rounds", turn, settings.rounds)
     qualities = _qualities([each.adapter for each in variants], text, settings.text_tokens)
     first = variants[0]
-    costs = [each.cost(first, quality) for each, quality in zip(variants, qualities, strict=True)]
+    costs = [one.cost(first, quality) for one, quality in zip(variants, qualities, strict=True)]
     costs += [peer.cost(first) for peer in peers]
     return WeightsBench(model, threads, settings, tuple(costs))
 
@@ -235,9 +237,9 @@ def held_bytes(adapter: Adapter) -> int:
     """Count the bytes of a model's weights as they are held; a shared weight once."""
     tensors = {each.data_ptr(): each for each in (*adapter.model.parameters(), *adapter.model.buffers())}
     packed = [getattr(each, "packed", None) for each in quantised_modules(adapter.model).values()]
-    return sum(each.numel() * each.element_size() for each in tensors.values()) + sum(
-        each.bytes for each in packed if each is not None
-    )
+    counted = [each.numel() * each.element_size() for each in tensors.values()]
+    counted += [each.bytes for each in packed if each is not None]
+    return sum(counted)
 
 
 def _dropped_bytes(adapter: Adapter) -> int | None:

@@ -50,7 +50,11 @@ class CpuModel:
         from kvweave.models.shapes import random_model
 
         model, shape = self.model, self.shape
-        how = {"dtype": self.dtype or "auto", "weights": self.weights or "auto", "device": device}
+        how: dict[str, Any] = {
+            "dtype": self.dtype or "auto",
+            "weights": self.weights or "auto",
+            "device": device,
+        }
         if model is not None and shape is not None:
             raise InvalidRequest(f"both --model {model} and --shape {shape} are given; give one of them")
         if model is not None:

@@ -78,9 +78,7 @@ class WeightsOptions:
         """Return the settings of the measurement."""
         from kvweave_lab.bench.weights import WeightsSettings
 
-        return WeightsSettings(
-            self.prompt_tokens, self.ratio, self.new_tokens, self.rounds, self.text_tokens
-        )
+        return WeightsSettings(self.prompt_tokens, self.ratio, self.new_tokens, self.rounds, self.text_tokens)
 
     def texts(self) -> str:
         """Return the contents of the text files; raises InvalidRequest if one cannot be read."""
