@@ -1,10 +1,12 @@
 """Models with weights in fewer bits: what they compute, how they are named, and that every way of running them works."""
 
+import copy
 import subprocess
 import sys
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import kvweave
 from kvweave.errors import InvalidRequest, MissingExtra
@@ -131,6 +133,25 @@ def test_a_bfloat16_checkpoint_computes_in_float32_with_8_bits(tmp_path):
     assert adapter.geometry.dtype == torch.float32
     assert adapter.fingerprint.dtype == "float32"
     assert adapter.fingerprint.weight_bits == "int8"
+
+
+def test_4_bits_hold_less_and_are_further_off():
+    config = tiny_model().config
+    config.update({"hidden_size": 64, "intermediate_size": 128, "head_dim": 16})
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        full, found = plain(IDS).logits, {}
+        for bits in ("int8", "int4"):
+            model = copy.deepcopy(plain)
+            quantise_weights(model, bits, CPU)
+            packed = [each.packed for each in model.modules() if isinstance(each, QuantisedLinear)]
+            off = float((model(IDS).logits - full).norm() / full.norm())
+            found[bits] = off, [each.bytes for each in packed], {type(each).__name__ for each in packed}
+    assert found["int8"][0] < 0.05
+    assert found["int8"][0] < found["int4"][0] < 0.5
+    assert "_Int4" in found["int4"][2]
+    assert all(less <= more for less, more in zip(found["int4"][1], found["int8"][1], strict=True))
 
 
 def test_small_layers_keep_their_weights():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from kvweave.models.adapter import Adapter
 from kvweave.models.quantised import quantise_weights
@@ -15,10 +16,12 @@ TEXT = "the cat sat on the mat and nobody came " * 20
 
 
 def load(name: str) -> Adapter:
-    if name == "float32":
-        return tiny_adapter()
-    model = tiny_model()
-    quantise_weights(model, name, torch.device("cpu"))
+    config = tiny_model().config
+    config.update({"hidden_size": 64, "intermediate_size": 128, "head_dim": 16})  # 4 bits need such widths
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    if name != "float32":
+        quantise_weights(model, name, torch.device("cpu"))
     return Adapter(model, tiny_tokenizer())
 
 
@@ -68,7 +71,15 @@ def test_packed_weights_take_the_memory_that_is_counted():
     assert resident_bytes() - before == pytest.approx(packed.bytes, rel=0.1)
 
 
-def test_the_command_appends_to_a_file(command, tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """A model of its own: the command drops the weights that it has measured."""
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_command_appends_to_a_file(command, tmp_path, folder):
     words = (
         "bench",
         "weights",

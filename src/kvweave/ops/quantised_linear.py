@@ -48,10 +48,14 @@ class PackedWeight(Protocol):
     """
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Name the values."""
+        ...
 
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Count what is held."""
+        ...
 
     def multiply(self, rows: Tensor) -> Tensor:
         """Return rows @ weight.T, (T, N), of float32 rows (T, K)."""
@@ -175,14 +179,14 @@ class _Int8:
     def _few(self, rows: Tensor) -> Tensor:
         """Multiply a coarse and a fine part of each row, together 16 bits."""
         count = rows.shape[0]
-        largest = _row_norms(rows)
-        parts = torch.empty(2 * count, rows.shape[1])
-        coarse, fine = parts[:count], parts[count:]
-        torch.mul(rows, _LEVELS / largest, out=fine)
+        step = _row_norms(rows).mul_(1.0 / _LEVELS)
+        parts = torch.empty(2, count, rows.shape[1])
+        coarse, fine = parts.unbind(0)
+        torch.div(rows, step, out=fine)
         torch.round(fine, out=coarse)
         fine.sub_(coarse).mul_(2 * _LEVELS)
-        product = self._kernel(parts)
-        return product[:count].add_(product[count:], alpha=0.5 / _LEVELS).mul_(largest / _LEVELS)
+        coarse, fine = self._kernel(parts).unbind(0)
+        return coarse.add_(fine, alpha=0.5 / _LEVELS).mul_(step)
 
     def _many(self, rows: Tensor) -> Tensor:
         """Multiply the inputs with outliers in float32, the others of each row in 8 bits."""
