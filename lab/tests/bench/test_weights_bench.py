@@ -33,7 +33,7 @@ def test_variants_are_compared_with_the_first():
     assert int8.prefill.of_first.median > 0
     assert 0 < int8.quality.kl < int4.quality.kl
     assert int8.quality.tokens == int4.quality.tokens == 300
-    assert int8.weight_bytes < full.weight_bytes
+    assert int4.weight_bytes < int8.weight_bytes  # narrow layers are filled up to 512 inputs in 8 bits
 
 
 def test_a_variant_is_identical_to_itself():
@@ -84,7 +84,7 @@ def test_the_command_appends_to_a_file(command, tmp_path, folder):
         "bench",
         "weights",
         "--model",
-        "reference",
+        folder,
         "--variant",
         "float32",
         "--variant",
