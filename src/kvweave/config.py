@@ -31,13 +31,16 @@ class ModelConfig:
     Attributes:
         model: Hub id, local folder, GGUF file or hub/repo:QUANT. Default: the model the knowledge base was made with, else
             the shipped reference model.
-        dtype: auto, float32, bfloat16 or float16. auto takes the checkpoint's.
+        dtype: auto, float32, bfloat16 or float16. auto takes the checkpoint's, but float32 on a CPU without units for it.
+        weights: auto, full, int8 or int4: the bits of the linear layers' weights. auto is full, or int8 where only that
+            fits into memory.
         device: auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.
         auxiliary: Hub id or folder of the small model that `cacheclip` selects tokens with. Default: the shipped one.
     """
 
     model: str | None = None
     dtype: str = "auto"
+    weights: str = "auto"
     device: str = "auto"
     auxiliary: str | None = None
 

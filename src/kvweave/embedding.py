@@ -111,7 +111,10 @@ class TextEncoder:
             raise ModelNotFound(
                 f"no embedding model at {folder}: give a sentence-transformers folder or a hub id"
             )
+        from kvweave.ops.threads import respect_cpu_limits
+
         with _LOADING_LOCK, _quiet():
+            respect_cpu_limits()
             try:
                 if looks_local and MeanPooling.describes(folder):
                     return MeanPooling(folder)

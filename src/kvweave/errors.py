@@ -84,6 +84,10 @@ class ModelNotFound(ModelError):
     """No such folder or hub id, or a folder without weights or tokenizer."""
 
 
+class NotEnoughMemory(ModelError):
+    """The weights do not fit into memory; the message names the bits that would."""
+
+
 class UnsupportedModel(ModelError):
     """The model's attention has a mechanism that the fused cache cannot represent; the message names it."""
 

@@ -300,6 +300,7 @@ class ModelFingerprint:
     tokenizer: str
     dtype: str
     digest: str
+    weight_bits: str = "full"
 
 
 @dataclass(frozen=True, slots=True)

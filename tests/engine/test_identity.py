@@ -71,6 +71,33 @@ def test_dtype_and_path_of_the_model_are_recorded(open_kb, documents, tmp_path, 
         open_kb(dtype="float32").ask(GLORRIC)
 
 
+def test_bits_of_the_weights_are_recorded_and_others_refused(open_kb, documents):
+    open_kb(weights="int8").add(documents)
+    again = open_kb()
+    assert again.adapter.fingerprint.weight_bits == "int8"
+    assert again.ask(GLORRIC).plan.reused_share > 0.5
+    for bits in ("full", "int4"):
+        with pytest.raises(
+            KnowledgeBaseMismatch, match=f"--weights int8.*--weights {bits}.*other weight bits"
+        ):
+            open_kb(weights=bits).ask(GLORRIC)
+    assert open_kb().adapter.fingerprint.weight_bits == "int8"  # refusals recorded nothing
+
+
+def test_a_knowledge_base_older_than_the_choice_has_full_weights(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    base._state.database.execute("DELETE FROM identity WHERE name = 'model_weight_bits'")
+    base.close()
+    with pytest.raises(KnowledgeBaseMismatch, match=r"--weights full.*--weights int8"):
+        open_kb(weights="int8").ask(GLORRIC)
+    with pytest.raises(KnowledgeBaseMismatch, match=r"--weights full.*--weights int8"):
+        open_kb(weights="int8").add(documents)
+    again = open_kb()
+    assert again.adapter.fingerprint.weight_bits == "full"
+    assert again.ask(GLORRIC).plan.reused_share > 0.5
+
+
 def test_another_chunk_length_is_refused(open_kb, documents):
     open_kb(chunk_tokens=48).add(documents)
     with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens '48', not '64'"):

@@ -5,7 +5,7 @@ import torch
 
 import kvweave
 from kvweave.errors import InvalidRequest, ModelNotFound
-from kvweave.models import loading, shapes
+from kvweave.models import shapes
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 
@@ -31,23 +31,6 @@ def test_the_longer_model_comes_from_a_plugin():
     assert longer.geometry.context_tokens == 8704
     text = "The password of Glorric is walnut."
     assert longer.template.tokenize(text) == reference.template.tokenize(text)
-
-
-def test_a_dtype_that_is_slow_on_this_cpu_is_logged_for_models_of_some_size(tmp_path, monkeypatch, caplog):
-    tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    assert kvweave.load_model(str(tmp_path), device="cpu").geometry.dtype == torch.bfloat16
-    assert not caplog.records  # a tiny model
-    monkeypatch.setattr(loading, "_SLOW_FROM", 0)
-    kvweave.load_model(str(tmp_path), device="cpu", dtype="bfloat16")
-    assert not caplog.records  # the caller chose it
-    kvweave.load_model(str(tmp_path), device="cpu")
-    assert "is in bfloat16, for which this CPU has no units: dtype float32" in caplog.text
-    caplog.clear()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    kvweave.load_model(str(tmp_path), device="cpu")
-    assert not caplog.records
 
 
 def test_a_folder_without_weights(folder):

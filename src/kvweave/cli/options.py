@@ -31,7 +31,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 KB = ("home", "kb")
-MODEL = ("model", "dtype", "device")
+MODEL = ("model", "dtype", "weights", "device")
 REUSE = ("recipe", "prepare", "storage", "auxiliary", "shared")
 OFFLOADING = ("kv_budget", "resident_bytes")
 
@@ -67,6 +67,9 @@ class SharedOptions:
         ),
     ] = None
     dtype: Annotated[str | None, _Declared("auto, float32, bfloat16 or float16.")] = None
+    weights: Annotated[
+        str | None, _Declared("Bits of the linear layers' weights: auto, full, int8 or int4.")
+    ] = None
     device: Annotated[str | None, _Declared("auto, cpu, cuda or cuda:N.")] = None
     embedding_model: Annotated[str | None, _Declared("A sentence-transformers hub id or folder.")] = None
     chunk_tokens: Annotated[
@@ -165,13 +168,20 @@ class SharedOptions:
 
         _show_conversions()
         model = default if self.model is None else self.model
-        return load_model(model, dtype=self.dtype or "auto", device=self.device or "auto", home=self.home)
+        return load_model(model, **self._loading(), home=self.home)
 
     def load_any_model(self) -> "LoadedModel":
         """Load the model that the options name, else the shipped reference model, whatever recipes it can be used with."""
         from kvweave.models.loading import load_any_model
 
-        return load_any_model(self.model, dtype=self.dtype or "auto", device=self.device or "auto")
+        return load_any_model(self.model, **self._loading(), home=self.home)
+
+    def _loading(self) -> dict[str, str]:
+        return {
+            "dtype": self.dtype or "auto",
+            "weights": self.weights or "auto",
+            "device": self.device or "auto",
+        }
 
     def budget(self, context: typer.Context) -> tuple[float | None, float | None]:
         """Return ratio and coverage; one given on the command line overrides the other one from the environment."""

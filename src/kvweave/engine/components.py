@@ -51,7 +51,8 @@ class Components:
         wanted = self._config.model
         name = wanted.model or self._metadata.get("model_name")
         dtype = wanted.dtype if wanted.dtype != "auto" else self._metadata.get("model_dtype") or "auto"
-        model = load_any_model(name, dtype=dtype, device=wanted.device, home=self._config.home)
+        bits = wanted.weights if wanted.weights != "auto" else self._metadata.weight_bits
+        model = load_any_model(name, dtype=dtype, weights=bits, device=wanted.device, home=self._config.home)
         self._metadata.check_model(model.fingerprint)
         self._state.store.attach_device(model.geometry.device, self._config.store.device_bytes)
         return model

@@ -61,6 +61,7 @@ class KBMetadata:
             facts = {**facts, "embedding_source": str(folder.absolute()) if folder.exists() else embedding}
         model_facts = {f"model_{part}": value for part, value in dataclasses.asdict(model).items()}
         with self._database.transaction():
+            self.check_model(model)
             self._database.execute_many(
                 "INSERT OR IGNORE INTO identity VALUES (?, ?)", list({**model_facts, **facts}.items())
             )
@@ -77,13 +78,15 @@ class KBMetadata:
         if self.get("model_digest") in (None, model.digest):
             return
         given = dataclasses.asdict(model)
-        parts = ("dtype", "configuration", "tokenizer", "weights")
-        differing = [part for part in parts if self.get(f"model_{part}") != given[part]]
-        if "dtype" in differing and "weights" in differing:
-            differing.remove("weights")  # the same weights in another dtype are other bytes
+        recorded = {part: self.get(f"model_{part}") for part in given} | {"weight_bits": self.weight_bits}
+        parts = ("dtype", "weight_bits", "configuration", "tokenizer", "weights")
+        differing = [part for part in parts if recorded[part] != given[part]]
+        if "weights" in differing and {"dtype", "weight_bits"}.intersection(differing):
+            differing.remove("weights")  # the same weights in another dtype or other bits are other bytes
         raise KnowledgeBaseMismatch(
             f"knowledge base {self._name!r} was made with the model {self.get('model_name')!r} "
-            f"({self.get('model_dtype')}), not with {model.name!r} ({model.dtype}): other {', '.join(differing)}. "
+            f"({self.get('model_dtype')}, --weights {recorded['weight_bits']}), not with {model.name!r} ({model.dtype}, "
+            f"--weights {model.weight_bits}): other {', '.join(differing).replace('_', ' ')}. "
             f"Nothing it stored is used. Go back to that model, {_WAY_OUT}"
         )
 
@@ -116,12 +119,19 @@ class KBMetadata:
         return int(self._agreed("chunk_tokens", self._config.chunking.chunk_tokens, default))
 
     @property
+    def weight_bits(self) -> str:
+        """The bits of the recorded model's weights; auto before a model is recorded."""
+        # Knowledge bases that are older than the choice have weights in full precision.
+        return self.get("model_weight_bits") or ("full" if self.get("model_digest") else "auto")
+
+    @property
     def names_recorded_model(self) -> bool:
-        """Whether the settings name no other model than the recorded one, by name and dtype alone."""
+        """Whether the settings name no other model than the recorded one, by name, dtype and bits of the weights alone."""
         wanted = self._config.model
-        return wanted.model in (None, self.get("model_name")) and wanted.dtype in (
-            "auto",
-            self.get("model_dtype"),
+        return (
+            wanted.model in (None, self.get("model_name"))
+            and wanted.dtype in ("auto", self.get("model_dtype"))
+            and wanted.weights in ("auto", self.weight_bits)
         )
 
     def _agreed(self, fact: str, given: object, default: object) -> str:

@@ -35,9 +35,10 @@ from kvweave.models.pass_cost import PassCost
 from kvweave.models.preemption import LowPriority, Preemption
 from kvweave.models.projections import StoredQueries, separate_projections
 from kvweave.models.prompt import PromptTemplate, check_length
+from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import RotationRecorder, RowCapture, rope_regime
 from kvweave.models.support import probe
-from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
+from kvweave.types import ChunkKV, TokenizedPrompt
 
 
 class Adapter:
@@ -49,11 +50,16 @@ class Adapter:
 
     Attributes:
         projections: the modules that make queries, keys and values; None if they cannot run on some rows alone.
-        critical_layers: the layers whose attention from a question best predicts what decoding attends to. The middle
-            ones, unless the caller sets measured ones.
+        critical_layers: the layers whose attention best predicts what decoding attends to; at first the middle ones.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "") -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "",
+        memory: ModelMemory | None = None,
+    ) -> None:
         register_attention()
         model.eval()
         model.set_attn_implementation(ATTENTION_NAME)
@@ -63,7 +69,7 @@ class Adapter:
         self.geometry, self.rotation = probe(model)
         self.projections = separate_projections(model, self.geometry, self.rotation)
         self.critical_layers = middle_layers(self.geometry.layers)
-        self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
+        self.fingerprint = fingerprint(model, tokenizer, name or type(model).__name__, memory)
         self._runner = ModelRunner(model, self.rotation, attention_modules(model).values())
         self._layer_time = LayerTime()
         self._lock = threading.RLock()

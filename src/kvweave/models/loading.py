@@ -1,31 +1,53 @@
 """Loads a model by name: a shipped model, a local folder, or a hub id."""
 
+import inspect
+import json
 import logging
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
 
 from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
+from kvweave.models.fingerprint import digest_tokenizer
+from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
+from kvweave.models.precision import parse_dtype as parse_dtype
+from kvweave.models.quantised import quantise_weights
+from kvweave.models.remembered import ModelMemory
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
 from kvweave.models.source import gguf_folder
 from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.ops.threads import respect_cpu_limits
 from kvweave.plugins import LAB, lab_missing, plugins
 
 _LOG = logging.getLogger(__name__)
 
 REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
 _SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
-_SLOW_FROM = 50_000_000  # parameters from which slow matrix products are noticeable
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DIRECT = "tokenizer.json is the whole tokenizer"
+_CLASS_SETTINGS = frozenset(
+    {"tokenizer_class", "backend", "is_local", "local_files_only", "auto_map", "processor_class"}
+)
+_COMPARED = (
+    "all_special_ids",
+    "model_max_length",
+    "padding_side",
+    "truncation_side",
+    "clean_up_tokenization_spaces",
+)
 
 
 def load_model(
-    name: str | None = None, *, dtype: str = "auto", device: str = "auto", home: Path | None = None
+    name: str | None = None,
+    *,
+    dtype: str = "auto",
+    weights: str = "auto",
+    device: str = "auto",
+    home: Path | None = None,
 ) -> Adapter:
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
@@ -33,7 +55,8 @@ def load_model(
         name: a local folder, a GGUF file, a hub id, or `hub/repo:QUANT` (GGUF). None or "reference" is the small model that
             ships with kvweave, "auxiliary" an even smaller one that predicts the reference model's attention. Plugins may add
             names (kvweave-lab has "longer").
-        dtype: auto is the checkpoint's, with a warning where this CPU is slow at it.
+        dtype: auto is the checkpoint's, but float32 on a CPU without units for it, if that fits into memory.
+        weights: full, int8 or int4 bits in linear layers; auto is full, or int8 where only that fits into memory.
         device: auto is a GPU if there is one.
         home: the folder with converted GGUF files and the measurements of `kvweave profile-layers`; None is the default
             home folder.
@@ -41,38 +64,46 @@ def load_model(
     Raises:
         ModelNotFound: there is nothing to load.
         UnsupportedModel: the model's KV cannot be represented.
-        InvalidRequest: an unknown dtype or device.
+        NotEnoughMemory: the weights do not fit; nothing has been loaded.
+        InvalidRequest: an unknown dtype, number of bits or device.
+        MissingExtra: fewer bits on a GPU, without torchao.
     """
-    return fused(load_any_model(name, dtype=dtype, device=device, home=home))
+    return fused(load_any_model(name, dtype=dtype, weights=weights, device=device, home=home))
 
 
 def load_any_model(
-    name: str | None = None, *, dtype: str = "auto", device: str = "auto", home: Path | None = None
+    name: str | None = None,
+    *,
+    dtype: str = "auto",
+    weights: str = "auto",
+    device: str = "auto",
+    home: Path | None = None,
 ) -> LoadedModel:
     """Load a model as `load_model` does; also one whose KV cannot be represented, if exact prefixes can be continued from."""
+    respect_cpu_limits()
     home = home or default_home()
-    adapter = _load_named(name or REFERENCE_NAME, dtype, parse_device(device), home)
+    adapter = _load_named(name or REFERENCE_NAME, dtype, weights, parse_device(device), home)
     if isinstance(adapter, Adapter):
         found = read_layers(home, adapter.fingerprint, adapter.geometry.layers)
         adapter.critical_layers = found
     return adapter
 
 
-def _load_named(name: str, dtype: str, place: torch.device, home: Path) -> LoadedModel:
+def _load_named(name: str, dtype: str, weights: str, place: torch.device, home: Path) -> LoadedModel:
     shipped = _shipped(name)
     if shipped is not None:
         # Full precision costs little at this size, and the published results were measured with it.
-        return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, place)
+        return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, weights, place, home)
     parse_dtype(dtype)  # before minutes of converting
     gguf = gguf_folder(name, home)
     if gguf is not None:
-        return _load(str(gguf.folder), gguf.name, dtype, place)
+        return _load(str(gguf.folder), gguf.name, dtype, weights, place, home)
     _check_folder(name)
     folder = Path(name).expanduser()
     if name in LAB["kvweave.models"] and not folder.exists():
         raise lab_missing(f"model {name!r}")
     source = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
-    return _load(source, source, dtype, place)
+    return _load(source, source, dtype, weights, place, home)
 
 
 def _shipped(name: str) -> Path | None:
@@ -99,13 +130,6 @@ def parse_device(device: str) -> torch.device:
     return place
 
 
-def parse_dtype(dtype: str) -> torch.dtype | None:
-    """Return the named dtype, None for auto. Raises InvalidRequest for an unknown one."""
-    if dtype != "auto" and dtype not in _DTYPES:
-        raise InvalidRequest(f"dtype {dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
-    return _DTYPES.get(dtype)
-
-
 def _check_folder(name: str) -> None:
     folder = Path(name).expanduser()
     looks_local = name.startswith((".", "/", "~")) or folder.exists()
@@ -121,19 +145,68 @@ def _check_folder(name: str) -> None:
         raise ModelNotFound(f"{folder} has no weights (*.safetensors); copy the whole model folder")
 
 
-def _load(source: str, name: str, dtype: str, device: torch.device) -> LoadedModel:
-    torch_dtype = parse_dtype(dtype) or "auto"
+def _load(source: str, name: str, dtype: str, weights: str, device: torch.device, home: Path) -> LoadedModel:
+    folder = cached_folder(source)
+    sizes = None if folder is None else read_sizes(folder)
+    precision = choose_precision(sizes, name, dtype, weights, device)
+    if precision.notice:
+        _LOG.log(logging.WARNING if precision.important else logging.INFO, precision.notice)
+    memory = ModelMemory(folder, home)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype)
+        tokenizer = read_tokenizer(source, folder, memory)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=_loaded_dtype(precision))
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         raise ModelNotFound(f"cannot load the model {name!r}: {why}") from error
-    stored = model.dtype
-    if dtype == "auto" and not has_fast_matmul(device, stored) and model.num_parameters() >= _SLOW_FROM:
-        _LOG.warning(
-            "%s is in %s, for which this CPU has no units: dtype float32 is several times faster, in twice the memory",
-            name,
-            str(stored).removeprefix("torch."),
-        )
-    return adapt(model.to(device), tokenizer, name)
+    if precision.dtype is None and not has_fast_matmul(device, model.dtype):
+        model.float()  # its sizes were not known beforehand
+    if precision.bits != "full":
+        quantise_weights(model, precision.bits, device)
+    return adapt(model.to(device), tokenizer, name, memory)
+
+
+def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> PreTrainedTokenizerBase:
+    """Return a model's tokenizer.
+
+    AutoTokenizer parses a large tokenizer.json three times, once in Rust and twice in Python. Most tokenizers are the same
+    when they are built from this file alone: if an earlier start found that out, this one parses it once.
+    """
+    if folder is not None and memory.get(_DIRECT) is True:
+        return _direct_tokenizer(folder)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+    if folder is not None and (folder / "tokenizer.json").exists() and memory.get(_DIRECT) is None:
+        memory.put(_DIRECT, _is_direct(tokenizer, folder))
+    return tokenizer
+
+
+def _direct_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a tokenizer.json, with the settings and the chat template beside it."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
+    known = {name: value for name, value in settings.items() if name not in _CLASS_SETTINGS}
+    return TokenizersBackend(tokenizer_file=str(folder / "tokenizer.json"), **known)
+
+
+def _is_direct(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
+    """Whether `_direct_tokenizer` gives the same tokenizer: equal in every rule, token and setting, with no methods of its own."""
+    kind = type(tokenizer)
+    plain = kind is TokenizersBackend or (
+        kind.__bases__ == (TokenizersBackend,)
+        and not any(inspect.isfunction(part) for name, part in vars(kind).items() if name != "__init__")
+    )
+    if not plain:
+        return False
+    try:
+        direct = _direct_tokenizer(folder)
+    except Exception:  # settings that only the tokenizer's own class understands
+        return False
+    return digest_tokenizer(direct) == digest_tokenizer(tokenizer) and all(
+        getattr(direct, name) == getattr(tokenizer, name) for name in _COMPARED
+    )
+
+
+def _loaded_dtype(precision: Precision) -> torch.dtype | str:
+    """Return the dtype to read: the checkpoint's for fewer bits, since each layer is then converted alone."""
+    return "auto" if precision.bits != "full" or precision.dtype is None else precision.dtype

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvweave.models.attention import attention_modules
+from kvweave.models.quantised import quantised_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,9 @@ def _weights_per_row(model: PreTrainedModel, config: Any) -> int:
     experts: int | None = next((found for name in names if (found := getattr(config, name, None))), None)
     share = used / experts if used and experts else 1.0
     count = 0.0
-    for name, weight in model.named_parameters():
+    packed = ((f"{name}.weight", module.weight) for name, module in quantised_modules(model).items())
+    weights: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(packed)}
+    for name, weight in weights.items():
         if ".layers." not in f".{name}" or weight.dim() < 2:
             continue
         count += weight.numel() * (share if ".experts." in name else 1)

@@ -30,6 +30,7 @@ from kvweave.models.model_state import (
     restore,
 )
 from kvweave.models.prompt import PromptTemplate, check_length
+from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import rope_regime
 from kvweave.models.support import context_tokens
 from kvweave.types import ModelFingerprint
@@ -130,11 +131,16 @@ LoadedModel: TypeAlias = Adapter | SnapshotAdapter
 """A model as questions need it: one that stored KV can be placed in, or one that can be continued from exact prefixes alone."""
 
 
-def adapt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> LoadedModel:
-    """Return the adapter of a model; raises UnsupportedModel, naming both reasons, if neither kind fits."""
+def adapt(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, memory: ModelMemory | None = None
+) -> LoadedModel:
+    """Return the adapter of a model; raises UnsupportedModel, naming both reasons, if neither kind fits.
+
+    `memory` is that of the files that the model was loaded from.
+    """
     attention = model.config._attn_implementation
     try:
-        return Adapter(model, tokenizer, name=name)
+        return Adapter(model, tokenizer, name, memory)
     except UnsupportedModel as error:
         reason = str(error)
     if model.config._attn_implementation != attention:

@@ -181,7 +181,7 @@ def _run_probe(model: PreTrainedModel, module: ModuleType) -> _RecordingCache:
         for found in model.modules()
         if "Rotary" in type(found).__name__
     ]
-    device = model.get_input_embeddings().weight.device
+    device = model.device
     rows = torch.arange(PROBE_TOKENS, device=device)
     plan = RowPlan(rows, model.dtype)
     plan.hooks.append(recorded)

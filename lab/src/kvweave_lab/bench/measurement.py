@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import kvweave
+from kvweave.machine import memory_limit_bytes as memory_limit_bytes
 
 READ_BYTES = 8 * 2**20
 """Bytes of one read: enough for the disk, not the system calls, to be the bottleneck."""
@@ -91,7 +92,7 @@ def peak_memory_bytes(step: Callable[[], object], device: torch.device) -> int |
     if _anonymous_bytes() is None:
         step()
         return None
-    _trim_heap()
+    trim_heap()
     sampler = _MemorySampler()
     try:
         step()
@@ -120,16 +121,25 @@ class _MemorySampler:
             self.peak = max(self.peak, _anonymous_bytes() or 0)
 
 
+def resident_bytes() -> int:
+    """Return the process's resident memory, mapped files included; 0 where the system does not report it."""
+    return _status_bytes("VmRSS:") or 0
+
+
 def _anonymous_bytes() -> int | None:
     """Return resident memory that is not backed by a file; None where the system does not report it."""
+    return _status_bytes("RssAnon:")
+
+
+def _status_bytes(name: str) -> int | None:
     with suppress(OSError):
         for line in _STATUS.read_text().splitlines():
-            if line.startswith("RssAnon:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return None
 
 
-def _trim_heap() -> None:
+def trim_heap() -> None:
     """Return free heap memory to the system, so that a step's allocations become visible."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -152,12 +162,6 @@ def read_mapped(files: Sequence[Path]) -> None:
     for file in files:
         words = file.stat().st_size // 8
         np.memmap(file, dtype=np.uint64, mode="r", shape=(words,)).sum()
-
-
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
-_NO_LIMIT_FROM = 2**60
-"""Version 1 of control groups encodes "no limit" as a number of about this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,35 +208,3 @@ def _commit() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=9"]
     result = subprocess.run(command, capture_output=True, text=True)
     return result.stdout.strip() if result.returncode == 0 else ""
-
-
-def memory_limit_bytes(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int | None:
-    """Return the smallest memory limit of the process's control group and its parents, page cache included.
-
-    None where no limit is set or none can be read, as outside Linux. `root` is the mount point of control groups,
-    `own` the file that names the process's groups.
-    """
-    limits: list[int] = []
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            limits += _limits(root, path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _limits(root / "memory", path, "memory.limit_in_bytes")
-    return min((limit for limit in limits if limit < _NO_LIMIT_FROM), default=None)
-
-
-def _limits(base: Path, path: str, file: str) -> list[int]:
-    found = []
-    folder = base / path.lstrip("/")
-    while folder.is_relative_to(base):
-        with suppress(OSError, ValueError):  # the root group has no file; "max" means no limit
-            found.append(int((folder / file).read_text()))
-        if folder == base:
-            break
-        folder = folder.parent
-    return found

@@ -41,6 +41,7 @@ class CpuModel:
         str | None, typer.Option("--model", help="A hub id or folder, or `reference`, instead of a shape.")
     ] = None
     dtype: Annotated[str | None, opt.declared("dtype")] = None
+    weights: Annotated[str | None, opt.declared("weights")] = None
 
     def load(self, device: str = "cpu") -> "tuple[Adapter, str]":
         """Return the model and its requested name; raise InvalidRequest for both options and for an unknown name."""
@@ -48,13 +49,18 @@ class CpuModel:
         from kvweave.models.loading import load_model
         from kvweave.models.shapes import random_model
 
-        model, shape, dtype = self.model, self.shape, self.dtype or "auto"
+        model, shape = self.model, self.shape
+        how: dict[str, Any] = {
+            "dtype": self.dtype or "auto",
+            "weights": self.weights or "auto",
+            "device": device,
+        }
         if model is not None and shape is not None:
             raise InvalidRequest(f"both --model {model} and --shape {shape} are given; give one of them")
         if model is not None:
-            return load_model(model, dtype=dtype, device=device), model
+            return load_model(model, **how), model
         name = shape or DEFAULT_SHAPE
-        return random_model(name, dtype=dtype, device=device), name
+        return random_model(name, **how), name
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,20 @@ def write_measurement(folder: Path, name: str, content: dict[str, Any], plot: by
 
     numbers = (jsons.dumps(content, indent=2) + "\n").encode()
     return write_files(folder, {f"{name}.json": numbers, f"{name}.png": plot})
+
+
+def append_measurement(path: Path, content: dict[str, Any]) -> None:
+    """Append a measurement to a JSON file with a list of them; raise InvalidRequest if the file holds none."""
+    from kvweave.errors import InvalidRequest
+    from kvweave_lab.report import json_bytes, write_files
+
+    try:
+        before = jsons.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{path} cannot be read ({error}); name another --output") from error
+    if not isinstance(before, list):
+        raise InvalidRequest(f"{path} holds no list of measurements; name another --output")
+    write_files(path.parent, {path.name: json_bytes([*before, content])})
 
 
 def print_paths(files: Sequence[Path]) -> None:

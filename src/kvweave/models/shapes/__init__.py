@@ -12,7 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import parse_device, parse_dtype, reference_tokenizer
+from kvweave.models.precision import weights_named
+from kvweave.models.quantised import quantise_weights
 from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.ops.threads import respect_cpu_limits
 
 _FOLDER = Path(__file__).parent
 
@@ -30,17 +33,24 @@ def shape_config(shape: str) -> PretrainedConfig:
     return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
-def random_model(shape: str, *, dtype: str = "auto", device: str = "cpu", seed: int = 0) -> Adapter:
+def random_model(
+    shape: str, *, dtype: str = "auto", weights: str = "auto", device: str = "cpu", seed: int = 0
+) -> Adapter:
     """Return a model of a real shape with seeded random weights, and the reference model's tokenizer.
 
     Its answers mean nothing; its times are the shape's. `dtype` auto is bfloat16, or float32 on a CPU without units for
-    bfloat16; `device` auto is a GPU if there is one. Raises InvalidRequest for an unknown shape, dtype or device.
+    bfloat16; `weights` auto is full; `device` auto is a GPU if there is one. Raises InvalidRequest for an unknown shape, dtype,
+    number of bits or device.
     """
+    respect_cpu_limits()
     config = shape_config(shape)
     place = parse_device(device)
     fast = torch.bfloat16 if has_fast_matmul(place, torch.bfloat16) else torch.float32
-    torch_dtype = parse_dtype(dtype) or fast
+    bits = weights_named(weights, dtype, place)
+    torch_dtype = parse_dtype(dtype) or (fast if bits == "full" else torch.float32)
     torch.manual_seed(seed)
     with place:  # make large shapes directly on their device
         model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
+    if bits != "full":
+        quantise_weights(model, bits, place)
     return Adapter(model.to(place), reference_tokenizer(), name=f"{shape} (random weights)")

@@ -1,0 +1,136 @@
+"""Cores and memory that a process may use: affinity and control groups of both versions, its own and its parents'."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from kvweave.machine import CpuLimits, available_memory_bytes, cpu_limits, memory_limit_bytes
+from kvweave.ops import threads
+
+
+def put(root: Path, path: str, content: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(content + "\n")
+
+
+def named(root: Path, lines: str) -> tuple[Path, Path]:
+    (root / "own").write_text(lines)
+    return root, root / "own"
+
+
+def test_the_cores_are_those_of_the_affinity():
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        os.sched_setaffinity(0, cores[:1])
+        assert cpu_limits().cores == 1
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert cpu_limits().cores == len(cores)
+
+
+def test_version_2_takes_the_smallest_quota_of_the_group_and_its_parents(tmp_path):
+    put(tmp_path, "pod/cpu.max", "150000 100000")
+    put(tmp_path, "pod/box/cpu.max", "max 100000")
+    assert cpu_limits(*named(tmp_path, "0::/pod/box\n")).quota == 1.5
+    put(tmp_path, "pod/box/cpu.max", "50000 100000")
+    assert cpu_limits(*named(tmp_path, "0::/pod/box\n")).quota == 0.5
+    assert cpu_limits(*named(tmp_path, "0::/other\n")).quota is None
+
+
+def test_version_1_reads_quota_and_period(tmp_path):
+    put(tmp_path, "cpu/docker/cpu.cfs_quota_us", "300000")
+    put(tmp_path, "cpu/docker/cpu.cfs_period_us", "100000")
+    put(tmp_path, "cpu/docker/inner/cpu.cfs_quota_us", "-1")
+    put(tmp_path, "cpu/docker/inner/cpu.cfs_period_us", "100000")
+    assert cpu_limits(*named(tmp_path, "4:cpu,cpuacct:/docker/inner\n1:name=systemd:/\n")).quota == 3.0
+
+
+def test_a_container_that_sees_its_own_group_as_the_root(tmp_path):
+    put(tmp_path, "cpu.max", "200000 100000")
+    put(tmp_path, "memory.max", "1000000")
+    own = named(tmp_path, "0::/kubepods/pod123/abc\n")
+    assert cpu_limits(*own).quota == 2.0
+    assert memory_limit_bytes(*own) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "threads"), [(8, None, 8), (8, 4.0, 4), (8, 2.5, 2), (8, 0.5, 1), (2, 4.0, 2)]
+)
+def test_threads_run_at_once_without_being_throttled(cores, quota, threads):
+    assert CpuLimits(cores, quota).threads == threads
+
+
+def test_page_cache_that_a_group_can_drop_is_available(tmp_path):
+    put(tmp_path, "a/memory.max", "1000000")
+    put(tmp_path, "a/memory.current", "900000")
+    put(tmp_path, "a/memory.stat", "anon 500000\ninactive_file 300000")
+    assert available_memory_bytes(*named(tmp_path, "0::/a\n")) == 400_000
+    put(tmp_path, "memory/b/memory.limit_in_bytes", "2000000")
+    put(tmp_path, "memory/b/memory.usage_in_bytes", "900000")
+    put(tmp_path, "memory/b/memory.stat", "cache 1\ntotal_inactive_file 100000")
+    assert available_memory_bytes(*named(tmp_path, "7:memory:/b\n")) == 1_200_000
+    machine = psutil.virtual_memory().available
+    assert available_memory_bytes(*named(tmp_path, "0::/\n")) == pytest.approx(machine, rel=0.2)
+
+
+def test_damaged_files_limit_nothing(tmp_path):
+    put(tmp_path, "a/cpu.max", "what")
+    put(tmp_path, "a/memory.max", "")
+    own = named(tmp_path, "0::/a\n")
+    assert cpu_limits(*own).quota is None
+    assert memory_limit_bytes(*own) is None
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    """Make PyTorch compute with two threads, as if by default, under a quota of one core."""
+    for name in threads.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(threads, "cpu_limits", lambda: CpuLimits(2, 1.0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_quota_lowers_the_number_of_threads():
+    assert threads.respect_cpu_limits() == 1 == torch.get_num_threads()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_number_that_the_user_chose_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert threads.respect_cpu_limits() == 2
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(threads, "cpu_limits", lambda: CpuLimits(8, 1.0))
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical=True: 8)
+    assert threads.respect_cpu_limits() == 2  # not the default of a machine with 8 cores
+
+
+@pytest.mark.root
+def test_a_real_quota_of_version_1(tmp_path):
+    group = Path("/sys/fs/cgroup/cpu") / f"kvweave-test-{os.getpid()}"
+    if os.geteuid() != 0 or not (group.parent / "cpu.cfs_quota_us").exists():
+        pytest.skip("needs root and the cpu controller of version 1 at /sys/fs/cgroup/cpu")
+    try:
+        group.mkdir()
+        (group / "cpu.cfs_quota_us").write_text("100000")
+    except OSError as error:
+        pytest.skip(f"a control group cannot be made here: {error}")
+    script = (
+        f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
+        "from kvweave.machine import cpu_limits\n"
+        "print(cpu_limits().quota, cpu_limits().threads)"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    finally:
+        group.rmdir()
+    assert done.stdout.split() == ["1.0", "1"]
