@@ -75,12 +75,12 @@ def models_loaded_once(monkeypatch):
     _load_model = _loaders.setdefault("model", loading._load)
     _load_encoder = _loaders.setdefault("encoder", TextEncoder._load)
 
-    def load_model(source, name, dtype, weights, device):
-        if os.path.isabs(name):
-            return _load_model(source, name, dtype, weights, device)
-        key = (name, dtype, weights, str(device))
+    def load_model(found, dtype, weights, device, home):
+        if not found.shipped:
+            return _load_model(found, dtype, weights, device, home)
+        key = (found.name, dtype, weights, str(device))
         if key not in _shipped_models:
-            _shipped_models[key] = _load_model(source, name, dtype, weights, device)
+            _shipped_models[key] = _load_model(found, dtype, weights, device, home)
         return _shipped_models[key]
 
     def load_encoder(encoder):

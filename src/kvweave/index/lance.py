@@ -5,10 +5,12 @@ most of the time, and kvweave calls none of these methods. So each check is made
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pydantic
+import typing_extensions
 
 _validate_call = pydantic.validate_call
 
@@ -28,11 +30,17 @@ def _validated_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 pydantic.validate_call = _validated_when_called  # type: ignore[assignment]
+if sys.version_info < (3, 12):  # later versions use typing's decorator, which checks nothing either
+    import overrides
+
+    _override, overrides.override = overrides.override, typing_extensions.override
 try:
     import lancedb
     from lancedb.index import FTS
     from lancedb.query import MatchQuery
 finally:
     pydantic.validate_call = _validate_call
+    if sys.version_info < (3, 12):
+        overrides.override = _override
 
 __all__ = ["FTS", "MatchQuery", "lancedb"]

@@ -3,6 +3,7 @@
 import inspect
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
 _SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
-_DIRECT = "tokenizer.json is the whole tokenizer"
+_DIRECT = "padding side of the tokenizer that is in tokenizer.json alone"
 _CLASS_SETTINGS = frozenset(
     {"tokenizer_class", "backend", "is_local", "local_files_only", "auto_map", "processor_class"}
 )
@@ -82,28 +83,46 @@ def load_any_model(
     """Load a model as `load_model` does; also one whose KV cannot be represented, if exact prefixes can be continued from."""
     respect_cpu_limits()
     home = home or default_home()
-    adapter = _load_named(name or REFERENCE_NAME, dtype, weights, parse_device(device), home)
+    parse_dtype(dtype)  # before minutes of converting
+    found = _find(name or REFERENCE_NAME, home)
+    if found.shipped and dtype == "auto":
+        dtype = "float32"  # costs little at this size, and the published results were measured with it
+    adapter = _load(found, dtype, weights, parse_device(device), home)
     if isinstance(adapter, Adapter):
-        found = read_layers(home, adapter.fingerprint, adapter.geometry.layers)
-        adapter.critical_layers = found
+        adapter.critical_layers = read_layers(home, adapter.fingerprint, adapter.geometry.layers)
     return adapter
 
 
-def _load_named(name: str, dtype: str, weights: str, place: torch.device, home: Path) -> LoadedModel:
+def model_files(name: str | None, home: Path) -> str:
+    """Return where transformers finds a model's files: a folder, or a hub id. Converts a GGUF file that was not converted yet.
+
+    Raises ModelNotFound.
+    """
+    return _find(name or REFERENCE_NAME, home).place
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where a model's files are, as transformers takes it, and the name that messages and knowledge bases give the model."""
+
+    place: str
+    name: str
+    shipped: bool = False
+
+
+def _find(name: str, home: Path) -> _Found:
     shipped = _shipped(name)
     if shipped is not None:
-        # Full precision costs little at this size, and the published results were measured with it.
-        return _load(str(shipped), name, "float32" if dtype == "auto" else dtype, weights, place, home)
-    parse_dtype(dtype)  # before minutes of converting
+        return _Found(str(shipped), name, shipped=True)
     gguf = gguf_folder(name, home)
     if gguf is not None:
-        return _load(str(gguf.folder), gguf.name, dtype, weights, place, home)
+        return _Found(str(gguf.folder), gguf.name)
     _check_folder(name)
     folder = Path(name).expanduser()
     if name in LAB["kvweave.models"] and not folder.exists():
         raise lab_missing(f"model {name!r}")
-    source = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
-    return _load(source, source, dtype, weights, place, home)
+    place = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
+    return _Found(place, place)
 
 
 def _shipped(name: str) -> Path | None:
@@ -145,13 +164,14 @@ def _check_folder(name: str) -> None:
         raise ModelNotFound(f"{folder} has no weights (*.safetensors); copy the whole model folder")
 
 
-def _load(source: str, name: str, dtype: str, weights: str, device: torch.device, home: Path) -> LoadedModel:
+def _load(found: _Found, dtype: str, weights: str, device: torch.device, home: Path) -> LoadedModel:
+    source, name = found.place, found.name
     folder = cached_folder(source)
     sizes = None if folder is None else read_sizes(folder)
     precision = choose_precision(sizes, name, dtype, weights, device)
     if precision.notice:
         _LOG.log(logging.WARNING if precision.important else logging.INFO, precision.notice)
-    memory = ModelMemory(folder, home)
+    memory = ModelMemory(None if found.shipped else folder, home)  # shipped models are small
     try:
         tokenizer = read_tokenizer(source, folder, memory)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=_loaded_dtype(precision))
@@ -171,21 +191,23 @@ def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> Pre
     AutoTokenizer parses a large tokenizer.json three times, once in Rust and twice in Python. Most tokenizers are the same
     when they are built from this file alone: if an earlier start found that out, this one parses it once.
     """
-    if folder is not None and memory.get(_DIRECT) is True:
-        return _direct_tokenizer(folder)
+    padding = memory.get(_DIRECT)
+    if folder is not None and isinstance(padding, str):
+        return _direct_tokenizer(folder, padding)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
-    if folder is not None and (folder / "tokenizer.json").exists() and memory.get(_DIRECT) is None:
-        memory.put(_DIRECT, _is_direct(tokenizer, folder))
+    if folder is not None and (folder / "tokenizer.json").exists() and padding is None:
+        memory.put(_DIRECT, tokenizer.padding_side if _is_direct(tokenizer, folder) else False)
     return tokenizer
 
 
-def _direct_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def _direct_tokenizer(folder: Path, padding_side: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a tokenizer.json, with the settings and the chat template beside it."""
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     template = folder / "chat_template.jinja"
     if template.exists():
         settings["chat_template"] = template.read_text(encoding="utf-8")
     known = {name: value for name, value in settings.items() if name not in _CLASS_SETTINGS}
+    known["padding_side"] = padding_side  # a default of the tokenizer's class
     return TokenizersBackend(tokenizer_file=str(folder / "tokenizer.json"), **known)
 
 
@@ -199,7 +221,7 @@ def _is_direct(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
     if not plain:
         return False
     try:
-        direct = _direct_tokenizer(folder)
+        direct = _direct_tokenizer(folder, tokenizer.padding_side)
     except Exception:  # settings that only the tokenizer's own class understands
         return False
     return digest_tokenizer(direct) == digest_tokenizer(tokenizer) and all(

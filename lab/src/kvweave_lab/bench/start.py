@@ -18,15 +18,20 @@ from pathlib import Path
 
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import KvweaveError
+from kvweave.models.loading import model_files
 from kvweave_lab.bench.measurement import MedianRange
-from kvweave_lab.bench.start_trace import CONTROL, PASSES, WEIGHTS
+from kvweave_lab.bench.start_trace import CONTROL, LOADER, PASSES, WEIGHTS
 
-NOT_OURS = (CONTROL, WEIGHTS, PASSES)
+NOT_OURS = (CONTROL, LOADER, WEIGHTS, PASSES)
 """Parts that any program with this model spends."""
 
 _QUESTION = "What is the document about?"
 _OTHER_QUESTION = "Who may change it, and when?"
 _TRACE = "kvweave_lab.bench.start_trace"
+_LIST_MODULES = "import json, sys; json.dump(sorted(sys.modules), open"
+_LOADED_CLASSES = ("AutoTokenizer", "AutoModelForCausalLM")
+LOADED = "transformers alone, model loaded"
+"""The name of a program that loads the model and its tokenizer by transformers' calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,13 @@ def bench_start(settings: StartSettings, folder: Path, progress: Progress = no_p
     """
     home = folder / "home"
     model = [] if settings.model is None else ["--model", settings.model]
-    control = _modules_of_control(folder)
-    _traced(["add", str(settings.documents), "--quiet", *model], home, control)
+    home.mkdir()
+    source = model_files(settings.model, home)
+    loads = "; ".join(
+        [CONTROL, *(f"transformers.{name}.from_pretrained({source!r})" for name in _LOADED_CLASSES)]
+    )
+    others = _modules_of_others(folder, loads)
+    _traced(["add", str(settings.documents), "--quiet", *model], home, others)
     asked = ["ask", "--max-new-tokens", str(settings.new_tokens)]
     commands = {
         "kvweave --help": ["--help"],
@@ -103,12 +113,14 @@ def bench_start(settings: StartSettings, folder: Path, progress: Progress = no_p
         "kvweave ask, an answered question": [*asked, _QUESTION],
     }
     for command in commands.values():
-        _traced(command, home, control)  # the first question of a home stores what the next ones find
-    runs: dict[str, list[_Run]] = {CONTROL: [], **{name: [] for name in commands}}
+        _traced(command, home, others)  # the first question of a home stores what the next ones find
+    programs = {CONTROL: CONTROL, LOADED: loads}
+    runs: dict[str, list[_Run]] = {name: [] for name in (*programs, *commands)}
     for number in range(settings.rounds):
-        runs[CONTROL].append(_process([sys.executable, "-c", CONTROL], home))
+        for name, code in programs.items():
+            runs[name].append(_process([sys.executable, "-c", code], home))
         for name, command in commands.items():
-            runs[name].append(_traced(command, home, control))
+            runs[name].append(_traced(command, home, others))
         progress("starts", number + 1, settings.rounds)
     return StartBench(settings, [_row(name, found) for name, found in runs.items()])
 
@@ -124,17 +136,21 @@ def _row(name: str, runs: Sequence[_Run]) -> StartRow:
     )
 
 
-def _modules_of_control(folder: Path) -> Path:
-    """Write the names of the modules that the control loads to a file, and return it."""
-    listed = folder / "control.json"
-    code = f"{CONTROL}, json, sys; json.dump(sorted(sys.modules), open({str(listed)!r}, 'w'))"
-    _process([sys.executable, "-c", code], folder)
-    return listed
+def _modules_of_others(folder: Path, loads: str) -> Path:
+    """Write the modules that the control and then a program that `loads` a model import to a file, and return it."""
+    listed = {}
+    for part, code in ((CONTROL, CONTROL), (LOADER, loads)):
+        output = folder / "modules.json"
+        _process([sys.executable, "-c", f"{code}; {_LIST_MODULES}({str(output)!r}, 'w'))"], folder)
+        listed[part] = json.loads(output.read_text())
+    listed[LOADER] = sorted({*listed[LOADER]}.difference(listed[CONTROL]))
+    output.write_text(json.dumps(listed))
+    return output
 
 
-def _traced(command: Sequence[str], home: Path, control: Path) -> _Run:
-    output = control.with_name("trace.json")
-    run = _process([sys.executable, "-m", _TRACE, str(output), str(control), *command], home)
+def _traced(command: Sequence[str], home: Path, others: Path) -> _Run:
+    output = others.with_name("trace.json")
+    run = _process([sys.executable, "-m", _TRACE, str(output), str(others), *command], home)
     return _Run(run.cpu_s, run.wall_s, json.loads(output.read_text())["parts"])
 
 

@@ -1,7 +1,7 @@
 """Runs one `kvweave` command and writes where its start spent processor time: `python -m kvweave_lab.bench.start_trace`.
 
-The first argument is the file for the times, the second a file with a JSON list of the modules that `import torch, transformers` loads,
-the rest are the command's. Only the standard library is imported here, so that the command's own imports are all seen.
+The first argument is the file for the times, the second one with the modules that are not kvweave's doing, as JSON: part to list of
+modules. The rest are the command's. Only the standard library is imported here, so that the command's own imports are all seen.
 
 Times are exclusive: the clock always charges the innermost part. Every module's code is charged to its package while it is
 imported. A few functions are charged to a part of their own, wherever they are called.
@@ -21,13 +21,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-CONTROL, WEIGHTS, TOKENIZER, PASSES = "import torch, transformers", "read weights", "read tokenizer", "passes"
+CONTROL, LOADER, PASSES = "import torch, transformers", "transformers' imports for a model", "passes"
+WEIGHTS, TOKENIZER = "read weights", "read tokenizer"
 OURS, PROBE = "kvweave's own steps", "probe the model"
 
 # Module, attribute, part. The outermost of nested calls counts.
 _STEPS = (
     ("transformers.models.auto.modeling_auto", "AutoModelForCausalLM.from_pretrained", WEIGHTS),
     ("transformers.models.auto.tokenization_auto", "AutoTokenizer.from_pretrained", TOKENIZER),
+    ("kvweave.models.loading", "_direct_tokenizer", TOKENIZER),
     ("transformers.modeling_utils", "PreTrainedModel.__call__", PASSES),
     ("kvweave.models.adapter", "probe", PROBE),
     ("kvweave.models.adapter", "fingerprint", "digest model and tokenizer"),
@@ -97,14 +99,15 @@ class _TimedLoader(importlib.abc.Loader):
 class _TimedFinder(importlib.abc.MetaPathFinder):
     """Finds modules as Python does, and gives each a timed loader."""
 
-    def __init__(self, clock: Clock, control: frozenset[str]) -> None:
-        self._clock, self._control = clock, control
+    def __init__(self, clock: Clock, others: dict[str, list[str]]) -> None:
+        self._clock = clock
+        self._parts = {name: part for part, names in others.items() for name in names}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec with a timed loader; None for what the path does not have."""
-        part = CONTROL if name in self._control else f"import {name.partition('.')[0]}"
+        part = self._parts.get(name, f"import {name.partition('.')[0]}")
         with self._clock.part(part):
             spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -136,11 +139,11 @@ def _wrap(module: ModuleType, attribute: str, clock: Clock, part: str) -> None:
 
 def main() -> None:
     """Run the command of the arguments; its exit code is this program's."""
-    output, control, *command = sys.argv[1:]
+    output, others, *command = sys.argv[1:]
     clock, began = Clock(), time.perf_counter()
     sys.meta_path.insert(
         sys.meta_path.index(importlib.machinery.PathFinder),
-        _TimedFinder(clock, frozenset(json.loads(Path(control).read_text()))),
+        _TimedFinder(clock, json.loads(Path(others).read_text())),
     )
     sys.argv = ["kvweave", *command]
     try:
