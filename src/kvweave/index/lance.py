@@ -33,7 +33,8 @@ pydantic.validate_call = _validated_when_called  # type: ignore[assignment]
 if sys.version_info < (3, 12):  # later versions use typing's decorator, which checks nothing either
     import overrides
 
-    _override, overrides.override = overrides.override, typing_extensions.override
+    _override = overrides.override
+    overrides.override = typing_extensions.override  # type: ignore[assignment]
 try:
     import lancedb
     from lancedb.index import FTS
