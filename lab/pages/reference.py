@@ -17,7 +17,7 @@ from python_page import python_api
 from kvweave.cli.app import app
 from kvweave.cli.command_group import GROUP
 from kvweave.config import Config, environment_variable, setting_names
-from kvweave.models.support import REFUSED_FIELDS
+from kvweave.models.families import PREFIX_ONLY, REFUSED, Limitation
 from kvweave.plugins import plugins
 from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
@@ -206,15 +206,6 @@ def _recipe_cells(name: str) -> list[str]:
 
 # Models
 
-REASONS = {
-    "attention function": "its layers do not pass extra arguments to the attention function, so rows cannot be chosen",
-    "after rotating": "it changes keys after rotating them, so stored keys cannot be moved exactly",
-    "attention sinks": "attention sinks",
-    "rotary": "positions are not rotary",
-    "linear_attention": "state-space or linear-attention layers",
-    "latent attention": "multi-head latent attention",
-}
-
 
 def models(parity: Mapping[str, Any]) -> list[str]:
     def largest(name: str) -> float:
@@ -222,21 +213,25 @@ def models(parity: Mapping[str, Any]) -> list[str]:
 
     versions = parity["versions"]
     logits = [each["largest_logit"] for each in parity["families"]]
-    lines = [
+    return [
         "# Models",
         "",
-        GENERATED.format(source="lab/pages/reference.py or src/kvweave/models/support.py"),
+        GENERATED.format(source="lab/pages/reference.py or src/kvweave/models/families.py"),
         "",
         "kvweave runs decoders of Hugging Face transformers unmodified. When a model is loaded, five tokens go through it and kvweave",
         "checks bit by bit that it can rotate the model's keys itself. A model that fails is refused before anything is stored.",
         "`kvweave doctor --model NAME` checks yours.",
         "",
-        "## Refused mechanisms",
+        "## Exact prefixes alone",
         "",
-        *(f"- {mechanism}" for mechanism in REFUSED_FIELDS.values()),
-        "- layers of another type than full or sliding-window attention: state-space, linear attention",
-        "- learned attention sinks",
-        "- positions that are not rotary, keys changed after rotation, keys and values of different shapes",
+        "KV of these cannot be moved. They answer single questions with `--recipe prefix`: kvweave stores the model's whole state",
+        "after each prefix and continues from it.",
+        "",
+        *_limited(PREFIX_ONLY),
+        "",
+        "## Refused",
+        "",
+        *_limited(REFUSED),
         "",
         "## Checked families",
         "",
@@ -247,11 +242,8 @@ def models(parity: Mapping[str, Any]) -> list[str]:
         f"when 70 of 100 tokens come from stored KV (`{parity['command']}`). Variants of a family have other positions, windows or sizes.",
         "",
         f"{', '.join(each['family'] for each in parity['families'])}.",
-        "",
-        "## Refused families",
-        "",
     ]
-    refused: dict[str, list[str]] = {}
-    for name, why in parity["refused"].items():
-        refused.setdefault(REASONS.get(why, why), []).append(name)
-    return [*lines, *(f"- {', '.join(names)}: {why}" for why, names in refused.items())]
+
+
+def _limited(table: Iterable[Limitation]) -> list[str]:
+    return [f"- {', '.join(each.families)}: {each.reason}" for each in table]

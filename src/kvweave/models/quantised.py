@@ -182,7 +182,7 @@ def _quantise_on_gpu(model: PreTrainedModel, bits: WeightBits) -> None:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         raise MissingExtra(
-            f"weights in {bits} on a GPU need torchao; pip install 'kvweave[gpu]', or leave --weights out"
+            f"weights in {bits} on a GPU need torchao; pip install 'kvweave[gpu-weights]', or leave --weights out"
         ) from error
     chosen = [module for module in model.modules() if _packs_on_gpu(module, model, bits)]
     for module in chosen:
