@@ -11,12 +11,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
 
@@ -25,16 +22,18 @@ from kvweave.errors import UnsupportedModel
 KINDS: Final = ("keys", "values", "conv", "recurrent")
 """What a layer may hold. A tensor's name is one of these, the layer's number, and for the last two the state's number."""
 
+_WITHOUT_STATE: Final = "DummyLayer"
 _COPIED: Final = frozenset(
     {
-        DummyLayer,
-        DynamicLayer,
-        DynamicSlidingWindowLayer,
-        LinearAttentionLayer,
-        LinearAttentionAndFullAttentionLayer,
-        LinearAttentionAndSlidingWindowAttentionLayer,
+        _WITHOUT_STATE,
+        "DynamicLayer",
+        "DynamicSlidingWindowLayer",
+        "LinearAttentionLayer",
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
     }
 )
+"""Classes of transformers.cache_utils, by name: earlier versions lack some."""
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ def empty_state(config: Any) -> ModelState:
     """
     cache = DynamicCache(config=config)
     for layer in cache.layers:
-        if type(layer) not in _COPIED:
+        if type(layer).__module__ != DynamicCache.__module__ or type(layer).__name__ not in _COPIED:
             raise UnsupportedModel(f"its cache has layers of class {type(layer).__name__}")
     return ModelState(cache)
 
@@ -96,7 +95,7 @@ def empty_layers(state: ModelState) -> list[int]:
     return [
         number
         for number, layer in enumerate(state.cache.layers)
-        if str(number) not in held and not isinstance(layer, DummyLayer)
+        if str(number) not in held and type(layer).__name__ != _WITHOUT_STATE
     ]
 
 

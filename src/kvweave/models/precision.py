@@ -174,6 +174,10 @@ def weights_named(bits: str, dtype: str, device: torch.device) -> WeightBits:
         raise InvalidRequest(
             f"weights in {bits} are multiplied in float32 on a CPU, not in {dtype}; leave --dtype out"
         )
+    if bits == "int4" and device.type != "cpu" and dtype not in ("auto", "bfloat16"):
+        raise InvalidRequest(
+            f"weights in int4 are multiplied in bfloat16 on a GPU, not in {dtype}; leave --dtype out"
+        )
     return _named(bits) or "full"
 
 
@@ -193,7 +197,8 @@ def _candidates(
         else:
             yield sizes.dtype, "full"
     if wanted in ("int8", "int4"):
-        yield torch.float32 if on_cpu else chosen or sizes.dtype, wanted
+        on_gpu = torch.bfloat16 if wanted == "int4" else chosen or sizes.dtype
+        yield torch.float32 if on_cpu else on_gpu, wanted
     elif wanted is None and on_cpu and chosen in (None, torch.float32):
         yield torch.float32, "int8"
 

@@ -184,6 +184,8 @@ def _quantise_on_gpu(model: PreTrainedModel, bits: WeightBits) -> None:
         raise MissingExtra(
             f"weights in {bits} on a GPU need torchao; pip install 'kvweave[gpu-weights]', or leave --weights out"
         ) from error
+    if bits == "int4":
+        model.to(torch.bfloat16)  # the one dtype that its kernel multiplies in
     chosen = [module for module in model.modules() if _packs_on_gpu(module, model, bits)]
     for module in chosen:
         # The layout is the GPU's; the values follow from these.

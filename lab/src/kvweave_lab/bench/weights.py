@@ -6,7 +6,7 @@ measured against the first variant on given text, where every token follows the 
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,24 +235,37 @@ def prompt_ids(adapter: Adapter, tokens: int) -> tuple[int, ...]:
 
 def held_bytes(adapter: Adapter) -> int:
     """Count the bytes of a model's weights as they are held; a shared weight once."""
-    tensors = {each.data_ptr(): each for each in (*adapter.model.parameters(), *adapter.model.buffers())}
+    held = (*adapter.model.parameters(), *adapter.model.buffers())
+    tensors = {each.data_ptr(): each for whole in held for each in _inner_tensors(whole)}
     packed = [getattr(each, "packed", None) for each in quantised_modules(adapter.model).values()]
     counted = [each.numel() * each.element_size() for each in tensors.values()]
     counted += [each.bytes for each in packed if each is not None]
     return sum(counted)
 
 
+def _inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that hold the data: those inside of a packed one of torchao, else the tensor itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _inner_tensors(getattr(tensor, name))
+
+
 def _dropped_bytes(adapter: Adapter) -> int | None:
-    """Drop a model's weights and return by how much the process's memory shrank; None where that cannot be known."""
+    """Drop a model's weights and return by how much the memory in use shrank; None where that cannot be known."""
+    on_gpu = adapter.geometry.device.type == "cuda"
+    used = torch.cuda.memory_allocated if on_gpu else resident_bytes
     trim_heap()
-    before = resident_bytes()
-    for tensor in (*adapter.model.parameters(), *adapter.model.buffers()):
-        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    before = used()
+    for module in adapter.model.modules():
+        module._parameters.clear()
+        module._buffers.clear()
     for module in quantised_modules(adapter.model).values():
         module.packed = None
     gc.collect()
     trim_heap()
-    return before - resident_bytes() if before else None
+    return before - (used() or 0) if before else None
 
 
 def _speed(own: Sequence[float], first: Sequence[float]) -> Speed:

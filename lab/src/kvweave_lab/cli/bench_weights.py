@@ -107,6 +107,8 @@ def weights(
 
     def load(variant: str) -> "Adapter":
         dtype, bits = VARIANTS[variant]
+        if dtype == "auto" and (model.device or "cpu") != "cpu":
+            dtype = "bfloat16"  # what fewer bits are multiplied in there
         chosen = bench.DeviceModel(model.shape, model.model, dtype, bits)
         return chosen.load(model.device or "cpu")[0]
 
