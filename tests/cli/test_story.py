@@ -16,7 +16,7 @@ def test_add_ask_list_change_remove(real_command, documents):
     assert added["chunk_kv_computed"] == added["chunks"] > 3
 
     answer = real_command.json("ask", GLORRIC)
-    assert set(answer) == {"text", "sources", "plan", "timing", "decoding"}
+    assert set(answer) == {"text", "sources", "plan", "timing", "decoding", "reasoning", "finish_reason"}
     assert answer["text"] == "walnut"
     assert str(documents / "passwords.md") in {source["document"] for source in answer["sources"]}
     assert (

@@ -92,7 +92,7 @@ def test_a_folder_of_transformers_is_left_alone_whatever_else_is_in_it(model, ho
     assert gguf_folder(str(model.parent), home) is None
     adapter = kvweave.load_model(str(model.parent), home=home)
     assert adapter.fingerprint.name == str(model.parent)
-    assert not home.exists()
+    assert not (home / "models" / "gguf").exists()
 
 
 def test_a_file_that_is_not_there(model, home):
