@@ -28,6 +28,8 @@ from evaluation_page import (
     written_requests,
 )
 from methods_page import methods_page, tasks_page
+from real_models_page import FILES as REAL_MODEL_FILES
+from real_models_page import parts as real_model_parts
 from reference import reference_pages
 from selection_page import selection_page
 from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
@@ -63,7 +65,7 @@ def results(name: str) -> dict[str, Any] | None:
     return found
 
 
-def _read(name: str) -> dict[str, Any] | None:
+def _read(name: str) -> Any:
     path = RESULTS / name
     return _with_current_paths(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
@@ -186,6 +188,9 @@ def main() -> None:
         ),
         docs / "decoding.md": with_parts(
             docs / "decoding.md", **decoding_parts({name: results(name) for name in DECODING_FILES})
+        ),
+        docs / "real-models.md": with_parts(
+            docs / "real-models.md", **real_model_parts({name: _read(name) for name in REAL_MODEL_FILES})
         ),
         docs / "personas.md": with_parts(
             docs / "personas.md", personas=whole_systems(results("personas.json"))

@@ -6,8 +6,6 @@ than two paraphrases. Knows nothing about answers, documents or storage.
 
 from typing import Final, Protocol
 
-import numpy as np
-
 from kvweave.answer_cache.english.normalize import difference, normalization_version, normalize
 from kvweave.answer_cache.records import Vector
 
@@ -69,4 +67,4 @@ ENGLISH: Final[Matcher] = EnglishMatcher()
 
 def similarity(one: Vector, other: Vector) -> float:
     """Return the cosine of two vectors (dimensions,) of length 1."""
-    return float(np.dot(one, other))
+    return float(one @ other)

@@ -1,14 +1,17 @@
 """Values that go into the answer cache and come out of it."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvweave.results import Source
 
-Vector = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Vector = npt.NDArray[np.float32]
+else:
+    Vector = Any  # listing documents takes half as long without numpy
 
 PendingReason = Literal["matched", "changed", "stale", "predicted", "prefilled"]
 """Why a question has no usable answer.

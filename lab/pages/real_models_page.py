@@ -1,0 +1,169 @@
+"""The generated parts of lab/docs/real-models.md: start, bits of the weights, GPU, and rows in the last window."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markdown_parts import NOT_MEASURED, Result, folded, table
+
+FILES = ("start.json", "weights.json", "weights_gpu.json", "ttft_gpu.json", "last_window.json")
+LEAST_S = 0.1
+"""Shorter parts of a start are one row."""
+
+
+def parts(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each part from the files of lab/results by name; None for a file that is not there."""
+    return {
+        "start": _start(found["start.json"]),
+        "weights": _weights(found["weights.json"]),
+        "weights-gpu": _weights(found["weights_gpu.json"]),
+        "ttft-gpu": _ttft(found["ttft_gpu.json"]),
+        "last-window": _last_window(found["last_window.json"]),
+    }
+
+
+def _start(measured: Result | None) -> str:
+    if measured is None:
+        return NOT_MEASURED
+    rows = measured["rows"]
+    names = list(dict.fromkeys(part for each in rows for part in each["parts"]))
+    spent = {name: [each["parts"].get(name, 0.0) for each in rows] for name in names}
+    long = sorted((name for name in names if max(spent[name]) >= LEAST_S), key=lambda name: -max(spent[name]))
+    short = [sum(spent[name][column] for name in names if name not in long) for column in range(len(rows))]
+    lines = table(
+        ("processor seconds", *(f"`{each['command']}`" for each in rows)),
+        [
+            *((name, *(_seconds(value) for value in spent[name])) for name in long),
+            (f"parts below {LEAST_S} s", *(_seconds(value) for value in short)),
+            ("**all**", *(_range(each["cpu_s"]) for each in rows)),
+            ("**ours**", *(_range(each["own_s"]) if each["parts"] else "" for each in rows)),
+            ("on the clock", *(_range(each["wall_s"]) for each in rows)),
+        ],
+    )
+    return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
+
+
+def _weights(runs: Sequence[Result] | None) -> str:
+    if not runs:
+        return NOT_MEASURED
+    lines: list[str] = []
+    for run in runs:
+        asked = run["settings"]
+        lines += [
+            f"**{_name(run['model'])}**, prompt of {asked['prompt_tokens']:,} tokens, {asked['ratio']:.0%} recomputed:",
+            "",
+            *table(
+                (
+                    "weights",
+                    "held",
+                    "prefill",
+                    "×",
+                    "recomputation",
+                    "×",
+                    "per token",
+                    "×",
+                    "KL",
+                    "same next token",
+                ),
+                [_variant(each) for each in run["variants"]],
+            ),
+            "",
+        ]
+    return "\n".join([*lines, *folded([run["command"] for run in runs], _about(runs[-1]))])
+
+
+def _variant(each: Result) -> tuple[str, ...]:
+    quality = each.get("quality")
+    speeds = [each.get(step) for step in ("prefill", "recompute", "decode")]
+    return (
+        _name(each["name"]),
+        f"{each['weight_bytes'] / 1e6:,.0f} MB",
+        *(
+            cell
+            for speed in speeds
+            for cell in (
+                ("", "")
+                if speed is None
+                else (f"{speed['seconds']['median'] * 1e3:,.0f} ms", f"{speed['of_first']['median']:.2f}")
+            )
+        ),
+        f"{quality['kl']:.4f}" if quality else "",
+        f"{quality['agreement']:.1%}" if quality else "",
+    )
+
+
+def _ttft(measured: Result | None) -> str:
+    if measured is None:
+        return NOT_MEASURED
+    lines = table(
+        (
+            "context",
+            "recipe",
+            "ratio",
+            "full prefill",
+            "first token",
+            "speed-up",
+            "of it copying KV to the GPU",
+        ),
+        [
+            (
+                f"{each['context_tokens']:,}",
+                each["recipe"],
+                f"{each['ratio']:g}",
+                f"{each['full_s'] * 1e3:,.0f} ms",
+                f"{each['ttft_s'] * 1e3:,.0f} ms",
+                f"{each['speedup']:.2f}×",
+                f"{each['place_s'] * 1e3:,.0f} ms",
+            )
+            for each in measured["rows"]
+        ],
+    )
+    return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
+
+
+def _last_window(measured: Result | None) -> str:
+    if measured is None:
+        return NOT_MEASURED
+    lines: list[str] = []
+    for model in measured["models"]:
+        lines += [
+            f"**{model['family']}**, {model['context_tokens']:,} tokens, window {model['window']}, {measured['ratio']:.0%} "
+            f"recomputed, {model['prompts']} prompts; rows drawn evenly: {model['even']:.0%}:",
+            "",
+            *table(
+                (
+                    "recipe",
+                    "in the last window, all layers vote",
+                    "with the rule",
+                    "evidence, all",
+                    "with the rule",
+                ),
+                [
+                    (each["recipe"], *_shares(each, "last_window"), *_shares(each, "evidence"))
+                    for each in model["rows"]
+                ],
+            ),
+            "",
+        ]
+    return "\n".join([*lines, *folded([measured["command"]], _about(measured))])
+
+
+def _shares(row: Result, name: str) -> tuple[str, str]:
+    values = (row[when][name] for when in ("before", "after"))
+    before, after = (f"{each['value']:.0%} ({each['low']:.0%}–{each['high']:.0%})" for each in values)
+    return before, after
+
+
+def _name(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value else ""
+
+
+def _range(values: Mapping[str, float]) -> str:
+    return f"{values['median']:.2f} ({values['low']:.2f}–{values['high']:.2f})"
+
+
+def _about(measured: Result) -> str:
+    return f"{measured['machine']}, {measured['threads']} threads, {measured['date'][:10]}"
