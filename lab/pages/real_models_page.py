@@ -5,6 +5,8 @@ from typing import Any
 
 from markdown_parts import NOT_MEASURED, Result, folded, table
 
+from kvweave_lab.bench.start_trace import OWN_CODE
+
 FILES = ("start.json", "weights.json", "weights_gpu.json", "ttft_gpu.json", "last_window.json")
 LEAST_S = 0.1
 """Shorter parts of a start are one row."""
@@ -36,6 +38,10 @@ def _start(measured: Result | None) -> str:
             (f"parts below {LEAST_S} s", *(_seconds(value) for value in short)),
             ("**all**", *(_range(each["cpu_s"]) for each in rows)),
             ("**ours**", *(_range(each["own_s"]) if each["parts"] else "" for each in rows)),
+            (
+                "of it kvweave's own code",
+                *(_seconds(sum(each["parts"].get(name, 0.0) for name in OWN_CODE)) for each in rows),
+            ),
             ("on the clock", *(_range(each["wall_s"]) for each in rows)),
         ],
     )

@@ -8,6 +8,7 @@ reason, before anything is computed or stored for it.
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from transformers.cache_utils import DynamicCache
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.attention import ROWS_KEYWORD, RowPlan, attention_modules
-from kvweave.models.hooks import LayerQueries
+from kvweave.models.hooks import LayerQueries, StopForward
 from kvweave.models.rotary import APPLY_NAME, LayerRotation, Rotation, RotationRecorder, modelling_module
 
 PROBE_TOKENS = 5
@@ -181,12 +182,17 @@ def _run_probe(model: PreTrainedModel, module: ModuleType) -> _RecordingCache:
         for found in model.modules()
         if "Rotary" in type(found).__name__
     ]
+    head = model.get_output_embeddings()
+    if head is not None:
+        hooks.append(
+            head.register_forward_pre_hook(_stop)
+        )  # of a small model with many words, most of the pass
     device = model.device
     rows = torch.arange(PROBE_TOKENS, device=device)
     plan = RowPlan(rows, model.dtype)
     plan.hooks.append(recorded)
     try:
-        with recorder, torch.no_grad():
+        with recorder, torch.no_grad(), suppress(StopForward):
             model(
                 input_ids=rows[None] % model.config.get_text_config().vocab_size,
                 position_ids=rows[None],
@@ -205,6 +211,10 @@ def _run_probe(model: PreTrainedModel, module: ModuleType) -> _RecordingCache:
             hook.remove()
     _check_updates(model, recorded, plan)
     return recorded
+
+
+def _stop(module: nn.Module, args: tuple[Any, ...]) -> None:
+    raise StopForward
 
 
 def _check_updates(model: PreTrainedModel, recorded: _RecordingCache, plan: RowPlan) -> None:

@@ -24,6 +24,9 @@ from typing import Any
 CONTROL, LOADER, PASSES = "import torch, transformers", "transformers' imports for a model", "passes"
 WEIGHTS, TOKENIZER = "read weights", "read tokenizer"
 OURS, PROBE = "kvweave's own steps", "probe the model"
+DIGEST, PLAIN, OWN_IMPORTS = "digest model and tokenizer", "keep control text out", "import kvweave"
+OWN_CODE = (OURS, PROBE, DIGEST, PLAIN, OWN_IMPORTS)
+"""What runs in kvweave's own code; the rest of a start is in libraries."""
 
 # Module, attribute, part. The outermost of nested calls counts.
 _STEPS = (
@@ -32,8 +35,8 @@ _STEPS = (
     ("kvweave.models.loading", "_direct_tokenizer", TOKENIZER),
     ("transformers.modeling_utils", "PreTrainedModel.__call__", PASSES),
     ("kvweave.models.adapter", "probe", PROBE),
-    ("kvweave.models.adapter", "fingerprint", "digest model and tokenizer"),
-    ("kvweave.models.prompt", "PlainTokenizer.__init__", "keep control text out"),
+    ("kvweave.models.adapter", "fingerprint", DIGEST),
+    ("kvweave.models.prompt", "PlainTokenizer.__init__", PLAIN),
     ("kvweave.embedding", "TextEncoder._load", "load the embedding model"),
     ("kvweave.index.vector_index", "VectorIndex.__init__", "open the index"),
     ("kvweave.index.vector_index", "VectorIndex.search", "search"),
