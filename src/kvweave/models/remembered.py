@@ -11,11 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-import kvweave
 from kvweave.files import write_atomically
 
 Fact = str | bool
 _LIBRARIES: Final = ("torch", "transformers", "tokenizers")
+_VERSION: Final = 1
+"""Raise it when a fact means something else."""
 
 
 class ModelMemory:
@@ -61,7 +62,7 @@ class ModelMemory:
 
 def _state(folder: Path) -> str | None:
     """Name a folder's content by its files and the libraries; None if the model depends on more than its folder."""
-    versions = [kvweave.__version__, *(version(library) for library in _LIBRARIES)]
+    versions = [_VERSION, *(version(library) for library in _LIBRARIES)]
     if (folder / "adapter_config.json").exists():  # weights on top of a model that is elsewhere
         return None
     files = []
