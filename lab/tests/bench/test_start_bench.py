@@ -21,7 +21,7 @@ def test_parts_of_a_command_are_its_processor_time(tmp_path, others):
     assert {OURS, "import kvweave", CONTROL} <= run.parts.keys()
     assert sum(run.parts.values()) == pytest.approx(run.cpu_s, abs=0.25)
     assert run.own_s == pytest.approx(sum(run.parts.values()) - run.parts[CONTROL])
-    assert "import typer" not in run.parts  # the control loads it
+    assert run.parts[CONTROL] > 0  # the modules that it loads are not charged to the command
 
 
 def test_a_command_that_fails_is_named_with_what_it_printed(tmp_path, others):
