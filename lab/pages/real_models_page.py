@@ -32,7 +32,7 @@ def _start(measured: Result | None) -> str:
     long = sorted((name for name in names if max(spent[name]) >= LEAST_S), key=lambda name: -max(spent[name]))
     short = [sum(spent[name][column] for name in names if name not in long) for column in range(len(rows))]
     lines = table(
-        ("processor seconds", *(f"`{each['command']}`" for each in rows)),
+        ("processor seconds", *(each["command"] for each in rows)),
         [
             *((name, *(_seconds(value) for value in spent[name])) for name in long),
             (f"parts below {LEAST_S} s", *(_seconds(value) for value in short)),
