@@ -143,9 +143,8 @@ def answer(
     """
     began = time.perf_counter()
     model = context.model
-    epoch = (
-        cached.answers.epoch
-    )  # read before the search: a document that comes in later makes the answer old
+    # Read before the search: a document that comes in later makes the answer old.
+    epoch = cached.answers.epoch
     most = options.max_new_tokens(model.geometry.context_tokens)
     with context.store.lease() as lease:
         found = retrieve(context, question, vector(), options.top_k)

@@ -76,8 +76,8 @@ class Conversions:
     ) -> Path:
         """Return the folder of a model, made by `write` into an empty folder unless it is there.
 
-        `stamps` are of the model's files, taken before `write` first read them. A killed process leaves a temporary folder, which the next conversion deletes. One process converts at a time; others
-        wait for it.
+        `stamps` are of the model's files, taken before `write` first read them. A killed process leaves a temporary folder, which
+        the next conversion deletes. One process converts at a time; others wait for it.
 
         Raises:
             StoreFull: the disk has less room than `needed_bytes`.
