@@ -18,12 +18,22 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
-LAB: Final = {
-    "kvweave.commands": ("bench", "eval", "profile-layers", "train-selector"),
-    "kvweave.recipes": ("naive", "random", "percache", "idealised", "cacheblend-kv", "cacheblend-gradual"),
-    "kvweave.models": ("longer",),
+LAB: Final[Mapping[str, Mapping[str, str]]] = {
+    "kvweave.commands": {
+        "bench": "Measure speed on this machine.",
+        "eval": "Compare the recipes' answers with full attention's.",
+        "profile-layers": "Find the layers that qcfuse scores tokens with.",
+        "train-selector": "Fine-tune the model that cacheclip selects with.",
+    },
+    "kvweave.recipes": dict.fromkeys(
+        ("naive", "random", "percache", "idealised", "cacheblend-kv", "cacheblend-gradual"), ""
+    ),
+    "kvweave.models": {"longer": ""},
 }
-"""What kvweave-lab adds, by entry-point group: named here so that a missing one can say what to install."""
+"""What kvweave-lab adds, by entry-point group, with its line in `kvweave --help`.
+
+Named here so that a missing one can say what to install, and so that `--help` need not import the lab.
+"""
 
 
 def lab_missing(what: str) -> MissingExtra:

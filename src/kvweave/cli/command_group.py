@@ -1,45 +1,75 @@
-"""Commands that other packages add, through the entry-point group `kvweave.commands`."""
+"""The commands of `kvweave`, loaded only when they are used: its own, and those that other packages add."""
 
-from importlib.metadata import EntryPoint
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kvweave.plugins import LAB, lab_missing, plugins
 
 GROUP = "kvweave.commands"
 
+OWN: Final[Mapping[str, tuple[str, str]]] = {
+    "add": ("documents:add", "Index files and folders."),
+    "ask": ("ask:ask", "Answer a question from the documents, with sources."),
+    "chat": ("chat:chat", "Ask turn by turn, in a conversation that is kept."),
+    "ls": ("documents:ls", "List the documents."),
+    "rm": ("documents:rm", "Remove documents and what was stored for them."),
+    "idle": ("background:idle", "Predict questions and prepare their answers."),
+    "cache": ("cache:app", "Show, verify, limit or clear what is stored."),
+    "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
+    "demo": ("demo:demo", "Try it on sample documents, cold and warm."),
+}
+"""Own commands in the order of `--help`: where each is below `kvweave.cli`, and its line in that list."""
 
-class PluginGroup(TyperGroup):
-    """A command group that also offers the commands of installed plugins, loading each only when it is used."""
+
+class LazyGroup(TyperGroup):
+    """A command group that imports a command when it is used. `--help` needs none of kvweave's own."""
+
+    _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Own commands first, then those of plugins by name."""
-        own = super().list_commands(ctx)
-        return [*own, *sorted(name for name in plugins(GROUP) if name not in own)]
+        return [*OWN, *sorted(name for name in plugins(GROUP) if name not in OWN)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name, or None. Raises MissingExtra for a command of the lab that is not installed."""
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
+        summary = self._summary(cmd_name)
+        if self._listing and summary:
+            return TyperCommand(cmd_name, help=summary)
+        if cmd_name in OWN:
+            module, _, attribute = OWN[cmd_name][0].partition(":")
+            return _command(cmd_name, getattr(import_module(f"kvweave.cli.{module}"), attribute))
         plugin = plugins(GROUP).get(cmd_name)
         if plugin is not None:
-            return _loaded(plugin)
-        if cmd_name in LAB["kvweave.commands"]:
+            return _command(cmd_name, plugin.load())
+        if cmd_name in LAB[GROUP]:
             raise lab_missing(f"`kvweave {cmd_name}`")
         return None
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; commands whose summary is known are not imported for it."""
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
 
-def _loaded(plugin: EntryPoint) -> Any:
-    """A plugin's command: it names a Typer app or a function."""
-    target = plugin.load()
-    app = typer.Typer(add_completion=False)
+    def _summary(self, name: str) -> str:
+        if name in OWN:
+            return OWN[name][1]
+        return LAB[GROUP].get(name, "") if name in plugins(GROUP) else ""
+
+
+def _command(name: str, target: Any) -> Any:
+    """The command that a Typer app or a function is."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
     if isinstance(target, typer.Typer):
-        app.add_typer(target, name=plugin.name)
-        return typer.main.get_group(app).get_command(None, plugin.name)  # type: ignore[arg-type]
+        app.add_typer(target, name=name)
+        return typer.main.get_group(app).get_command(None, name)  # type: ignore[arg-type]
     app.command()(target)
     command = typer.main.get_command(app)
-    command.name = plugin.name
+    command.name = name
     return command

@@ -1,5 +1,6 @@
 """add, ls, rm: documents in a knowledge base."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,22 +65,22 @@ def _naming(skipped: "SkippedFile") -> str:
 @opt.with_options(*opt.KB)
 def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """List the documents in a knowledge base."""
+    with options.open_kb() as base:
+        documents = base.documents()
+    if not documents and not json:
+        print(f"knowledge base {options.kb!r} holds no documents; add some with `kvweave add PATH`")
+        return
+    if not sys.stdout.isatty() and not json:  # for grep and cut: whole lines, and nothing of rich to import
+        for document in documents:
+            print(document.source, document.title, document.chunks, document.tokens, sep="\t")
+        return
     from rich.table import Table
     from rich.text import Text
 
     from kvweave.cli.output import STDOUT, print_json
 
-    with options.open_kb() as base:
-        documents = base.documents()
     if json:
         print_json(documents)
-        return
-    if not documents:
-        STDOUT.print(f"knowledge base {options.kb!r} holds no documents; add some with `kvweave add PATH`")
-        return
-    if not STDOUT.is_terminal:  # for grep and cut: whole lines
-        for document in documents:
-            print(document.source, document.title, document.chunks, document.tokens, sep="\t")
         return
     table = Table("source", "title", "chunks", "tokens", box=None, header_style="bold")
     for document in documents:

@@ -4,13 +4,13 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvweave.engine.state import Progress as Report
+if TYPE_CHECKING:
+    from kvweave.engine.state import Progress as Report
 
 _PIPED_WIDTH = (
     200  # columns: what reads a pipe or a log gets whole tables; COLUMNS tells of a terminal, if of any
@@ -28,8 +28,10 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def progress_bar(quiet: bool) -> Iterator[Report]:
+def progress_bar(quiet: bool) -> Iterator["Report"]:
     """Show one progress bar per stage on standard error; yield the callback that advances it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
