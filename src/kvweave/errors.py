@@ -10,6 +10,7 @@
     │   └── InaccessibleDocument  cannot be opened or read now; what is indexed of it may still be right
     ├── KnowledgeBaseError
     │   ├── EmptyKnowledgeBase
+    │   ├── KnowledgeBaseNotFound
     │   └── KnowledgeBaseMismatch made with another model, embedding model or prompt
     ├── ModelError
     │   ├── ModelNotFound         no such folder or hub id, or no weights in it
@@ -21,6 +22,12 @@
     │   ├── EntriesInUse          running requests use what would be evicted; caught inside: not stored
     │   ├── DamagedEntry          caught inside: counted as a miss, never used
     │   └── TierUnavailable       a shared tier does not respond; caught inside: computed instead
+    ├── ServerError               a running server that a command uses
+    │   ├── ServerUnavailable     cannot be reached, or ended before its reply did
+    │   ├── ServerBusy            has no room for the request for too long
+    │   └── ServerRefused         does not honour the request; carries its own message
+    ├── Unauthorized              no API key, or a wrong one
+    ├── Cancelled                 the caller of a request does not want it any more
     ├── EvaluationStopped         a worker process of an evaluation ended early
     └── MissingExtra              names the extra to install
 
@@ -72,6 +79,10 @@ class EmptyKnowledgeBase(KnowledgeBaseError):
     """The knowledge base holds no documents."""
 
 
+class KnowledgeBaseNotFound(KnowledgeBaseError):
+    """There is no knowledge base of this name."""
+
+
 class KnowledgeBaseMismatch(KnowledgeBaseError):
     """The knowledge base was made with another model, embedding model or system prompt."""
 
@@ -118,6 +129,34 @@ class DamagedEntry(StoreError):
 
 class TierUnavailable(StoreError):
     """A tier does not respond, refuses or is full; the KV is computed instead, and the store retries later."""
+
+
+class ServerError(KvweaveError):
+    """A running server cannot be used by a command."""
+
+
+class ServerUnavailable(ServerError):
+    """The server cannot be reached, or ended before its reply did."""
+
+
+class ServerBusy(ServerError):
+    """The server has no room for the request, for longer than the command waits."""
+
+
+class ServerRefused(ServerError):
+    """The server does not honour the request; the message is the server's own, `status` that of the HTTP reply."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Unauthorized(KvweaveError):
+    """A request came without an API key that the server knows."""
+
+
+class Cancelled(KvweaveError):
+    """A request was given up: its caller has left, or the server is closing."""
 
 
 class EvaluationStopped(KvweaveError):

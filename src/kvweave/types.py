@@ -6,7 +6,7 @@ Tensor letters: L layers, G KV heads, S stored tokens, D head width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
@@ -64,6 +64,23 @@ class Chunk:
     end: int = 0
 
 
+class Message(NamedTuple):
+    """One message of a chat: its role (system, user, assistant or another that the chat template knows), and its text."""
+
+    role: str
+    text: str
+
+
+class Said(NamedTuple):
+    """What a question comes with: the messages before it, and an instruction beside the system's; see `Prompt`."""
+
+    earlier: tuple[Message, ...] = ()
+    instruction: str = ""
+
+
+NOTHING_SAID = Said()
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A request: `system` (None for the default instruction), chunk texts in prompt order, and a question.
@@ -72,6 +89,9 @@ class Prompt:
         think: whether a reasoning model may think before it answers, where its chat template has a switch for that.
         several_lines: whether the reply of a model without a chat template may have several lines. Such a model never
             stops by itself, so its reply otherwise ends with its line.
+        earlier: messages of users and assistant before the question, in order. The chunks stand before all of them, so that
+            stored KV fits whatever was said.
+        instruction: what else the model is told, after the chunks; they are stored behind `system` alone.
     """
 
     question: str
@@ -79,6 +99,8 @@ class Prompt:
     system: str | None = None
     think: bool = False
     several_lines: bool = False
+    earlier: tuple[Message, ...] = ()
+    instruction: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.chunks, str):
@@ -101,11 +123,11 @@ class Span:
         return self.end - self.start
 
 
-ThoughtMode = Literal["tagged", "opened", "unmarked"]
+ThoughtMode = Literal["tagged", "opened", "unmarked", "none"]
 """Where a reply's thoughts begin.
 
-tagged: with an opening tag, at the reply's start; opened: the prompt ends with the opening tag; unmarked: at the reply's
-start, with or without an opening tag.
+none: nowhere, all of it is the answer; tagged: with an opening tag, at the reply's start; opened: the prompt ends with the
+opening tag; unmarked: at the reply's start, with or without an opening tag.
 """
 
 
@@ -220,11 +242,14 @@ class ChunkKV:
         token_ids: the S tokens.
         data: (L, 2, G, S, D); index 0 of the second axis are keys, index 1 values.
         queries: (L, H, S, D) for H query heads, before rotation too; None if not stored.
+        entry: names the stored entry that this is: requests whose KV has the same name may share one copy. None if it is no
+            entry.
     """
 
     token_ids: tuple[int, ...]
     data: torch.Tensor | KVLayers
     queries: torch.Tensor | KVLayers | None = None
+    entry: str | None = field(default=None, compare=False)
 
     @property
     def kv(self) -> torch.Tensor:

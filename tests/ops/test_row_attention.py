@@ -18,6 +18,7 @@ from kvweave.ops.attention import AttentionInput, KVRows, ReferenceAttention, Ro
 from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, cut_pages
 from kvweave.ops.row_attention import SplitAttention, has_triton, row_attention
 from kvweave.ops.row_blocks import BlockedAttention
+from kvweave.ops.span_attention import SpanAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -33,6 +34,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Sequence[Tensor]], RowAttention]] = {
     "reference": ReferenceAttention,
     "blocks": lambda rows: BlockedAttention(rows, torch.float32),
     "split": lambda rows: SplitAttention(rows, torch.float32),
+    "spans": lambda rows: SpanAttention(rows, torch.float32),
     "kernel": kernel,
 }
 

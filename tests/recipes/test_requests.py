@@ -82,7 +82,7 @@ def test_preparation_and_storage_are_arguments_or_part_of_the_name(adapter, stor
 
 
 @pytest.mark.parametrize("recipe", ["full", "reuse", "weave", "cachecraft"])
-def test_four_functions_lead_from_run_to_the_model(recipe, adapter, store, prompt):
+def test_five_functions_lead_from_run_to_the_model(recipe, adapter, store, prompt):
     kvweave.prepare(adapter, store, prompt.chunks, recipe="reuse", system=prompt.system)
     stacks = []
 
@@ -97,7 +97,13 @@ def test_four_functions_lead_from_run_to_the_model(recipe, adapter, store, promp
     hook = adapter.model.register_forward_pre_hook(record_stack, with_kwargs=True)
     run(recipe_named(recipe), adapter, store, adapter.template.render(prompt))
     hook.remove()
-    assert stacks[-1] == ["run", "SelectedRows.run", "Adapter.compute", "ModelRunner.run"]
+    assert stacks[-1] == [
+        "run",
+        "SelectedRows.run",
+        "Adapter.compute",
+        "Passes.compute",
+        "ModelRunner.run",
+    ]
 
 
 def test_the_error_for_a_prompt_beyond_the_context_names_the_excess(adapter, store):

@@ -6,6 +6,7 @@ about requests, or about models beyond their fingerprint.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -107,7 +108,15 @@ class ChunkStore(StoreMaintenance):
             not write to it.
         """
         found = self._find(model, "kv", wanted, lease)
-        return [None if one is None else (_as_kv(one.content), one.key.provenance) for one in found]
+        return [
+            None
+            if one is None
+            else (
+                replace(_as_kv(one.content), entry=f"{self.folder}:{one.key.digest}"),
+                one.key.provenance,
+            )
+            for one in found
+        ]
 
     def find_features(
         self, model: ModelFingerprint, wanted: Sequence[tuple[Sequence[int], KVProvenance]]

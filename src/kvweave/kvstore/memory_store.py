@@ -6,6 +6,7 @@ documents and limits.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -157,9 +158,10 @@ class MemoryStore:
         self, model: ModelFingerprint, tokens: str, provenances: Sequence[KVProvenance]
     ) -> tuple[ChunkKV, KVProvenance] | None:
         for provenance in provenances:
-            found = self._kv.get(self._key(model, tokens, provenance).digest)
+            digest = self._key(model, tokens, provenance).digest
+            found = self._kv.get(digest)
             if found is not None:
-                return found[1], provenance
+                return replace(found[1], entry=f"{id(self)}:{digest}"), provenance
         return None
 
 

@@ -4,11 +4,9 @@ The adapter computes rows of a fused cache, prefills a chunk's KV and takes deco
 requests can run packed in one call. It knows nothing of stores, recipes or documents.
 """
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,27 +14,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import ATTENTION_NAME, RowPlan, attention_modules, register_attention
+from kvweave.models.batcher import PASS_S, PassBatcher
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
-from kvweave.models.forward import (
-    LayerTime,
-    ModelRunner,
-    PassRows,
-    RowSchedule,
-    continuation_plan,
-    decoder_layers,
-    last_row_only,
-    scheduled_rows,
-)
+from kvweave.models.forward import RowSchedule, continuation_plan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
 from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
+from kvweave.models.packed import PassRows
 from kvweave.models.pass_cost import PassCost
-from kvweave.models.preemption import LowPriority, Preemption
+from kvweave.models.passes import ModelRunner, Passes
+from kvweave.models.preemption import Preemption
 from kvweave.models.projections import StoredQueries, separate_projections
 from kvweave.models.prompt import PromptTemplate, check_length
 from kvweave.models.remembered import ModelMemory
-from kvweave.models.rotary import RotationRecorder, RowCapture, rope_regime
+from kvweave.models.rotary import rope_regime
+from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.models.support import probe
 from kvweave.types import ChunkKV, TokenizedPrompt
 
@@ -51,6 +44,8 @@ class Adapter:
     Attributes:
         projections: the modules that make queries, keys and values; None if they cannot run on some rows alone.
         critical_layers: the layers whose attention best predicts what decoding attends to; at first the middle ones.
+        passes: runs the model; one pass at a time, or those of concurrent requests together after `serve_many`.
+        spans: the stored KV that concurrent requests share; None gives each its own copy.
     """
 
     def __init__(
@@ -70,10 +65,9 @@ class Adapter:
         self.projections = separate_projections(model, self.geometry, self.rotation)
         self.critical_layers = middle_layers(self.geometry.layers)
         self.fingerprint = fingerprint(model, tokenizer, name or type(model).__name__, memory)
-        self._runner = ModelRunner(model, self.rotation, attention_modules(model).values())
-        self._layer_time = LayerTime()
-        self._lock = threading.RLock()
-        self._thread = threading.local()  # `low`: the priority of this thread's passes, if it is low
+        runner = ModelRunner(model, self.rotation, attention_modules(model).values())
+        self.passes = Passes(runner, self.geometry.layers)
+        self.spans: SpanPool | None = None
 
     def new_cache(
         self, length: int, spans: Sequence[PlacedSpan] = (), positions: Tensor | None = None
@@ -91,6 +85,18 @@ class Adapter:
         placed = tuple(sorted((span for span in spans if span.kv.tokens), key=lambda span: span.start))
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
         angles = self.rotation.angles(rope_positions(placed).to(device), rope_length, like)
+        if self.spans is not None and can_share(placed):
+            regime = self.rope_regime(rope_length)
+            shared = [
+                self.spans.share(
+                    span,
+                    regime,
+                    self.rotation.angles(span.rope_positions.to(device), rope_length, like),
+                    device,
+                )
+                for span in placed
+            ]
+            return SharedSpanCache(self.geometry.layers, length, placed, shared, angles, positions.to(device))
         return FusedCache(self.geometry.layers, length, placed, angles, positions.to(device))
 
     def compute(
@@ -120,20 +126,8 @@ class Adapter:
                 `projections`.
         """
         stored = None if projected is None else self._stored_queries(kv_cache, plan.rows, projected)
-        recorder: RotationRecorder | None = stored
-        if stored is None and (capture or plan.needs_unrotated):
-            recorder = RotationRecorder(self.rotation.module)
-        kv_cache.capture = None
-        if capture and recorder is not None:
-            kv_cache.capture = RowCapture(recorder, self.geometry.layers, len(token_ids))
-        one_pass = partial(self._one_pass, kv_cache, hook=hook, row_schedule=row_schedule, stored=stored)
-        if self._low is not None:
-            # Hooks and schedules see a pass once, and stored queries are for all of its rows.
-            whole = hook is not None or row_schedule is not None or stored is not None or bool(plan.hooks)
-            return self._compute_preemptibly(kv_cache, token_ids, plan, one_pass, recorder, whole)
-        rows = self._pass_rows(kv_cache, token_ids, plan)
-        with one_pass(plan):
-            return self._runner.run(rows.ids, rows.positions, kv_cache, plan, recorder)
+        rows = replace(self._pass_rows(kv_cache, token_ids, plan), hook=hook)
+        return self.passes.compute(rows, capture, stored, row_schedule)
 
     def run_partial(
         self,
@@ -157,13 +151,7 @@ class Adapter:
         logits of its last row, (1, vocab). Raises InvalidRequest if a cache appears twice.
         """
         packed = [self._pass_rows(*request) for request in requests]
-        for request in packed:
-            request.kv_cache.load(self._layer_time.lower_bound_s(request.plan.rows.numel()))
-        with self._lock, ExitStack() as stack:
-            for request in packed:
-                request.kv_cache.capture = None
-                stack.enter_context(request.kv_cache.writing(request.plan.rows))
-            return self._runner.run_packed(packed)
+        return self.passes.compute_packed(packed)
 
     def rows(self, rows: Tensor) -> RowPlan:
         """Return a plan for plain causal attention of these prompt positions (T,), ascending."""
@@ -186,7 +174,7 @@ class Adapter:
         self.check_length(len(ids))
         kv_cache = self.new_cache(len(ids), spans)
         plan = self.rows(torch.arange(start, len(ids)))
-        if self._low is None:  # a preemptible pass runs in blocks, which a pass with hooks cannot
+        if not self.passes.in_pieces:  # a pass with hooks runs whole
             plan.hooks.append(StopAtLayer(self.geometry.layers - 1))  # the logits are not needed
         with suppress(StopForward):
             self.compute(kv_cache, ids, plan, capture=True)
@@ -216,7 +204,7 @@ class Adapter:
         continuation of its own outgrows the short frequencies of a LongRoPE model. The caller computes plain caches
         again in that case, see `needs_rope_rescale`.
         """
-        return self._append(kv_cache, torch.tensor([token_id], device=self.geometry.device))
+        return self.passes.append(kv_cache, torch.tensor([token_id], device=self.geometry.device))
 
     def append(self, kv_cache: AppendableCache, token_ids: Sequence[int], block_tokens: int = 256) -> Tensor:
         """Append tokens in passes of `block_tokens` and return the last one's logits, (1, vocab).
@@ -224,23 +212,19 @@ class Adapter:
         Each token attends as a step would. Errors as for `step`; InvalidRequest if there are no tokens.
         """
         for block in self._appended_ids(token_ids).split(block_tokens):
-            logits = self._append(kv_cache, block)
+            logits = self.passes.append(kv_cache, block)
         return logits
 
     def verify_draft(self, kv_cache: FusedCache, token_ids: Sequence[int]) -> Tensor:
         """Append tokens in one pass and return the logits after each of them, (T, vocab). Errors as for `append`."""
-        return self._append(kv_cache, self._appended_ids(token_ids), keep=len(token_ids))
+        return self.passes.append(kv_cache, self._appended_ids(token_ids), keep=len(token_ids))
 
     def step_packed(self, steps: Sequence[tuple[FusedCache, int]]) -> list[Tensor]:
         """Do what `step` does for each (cache, token id), in one call of the model; as `compute_packed`."""
-        packed = []
-        for kv_cache, token_id in steps:
-            row = kv_cache.next_rows(1)
-            plan = continuation_plan(self.model, kv_cache, row) or self.rows(row)
-            ids = torch.tensor([token_id], device=self.geometry.device)
-            packed.append(PassRows(kv_cache, ids, kv_cache.positions_of(row), plan))
-        with self._lock:
-            return self._runner.run_packed(packed)
+        ids = (self._appended_ids([token_id]) for _, token_id in steps)
+        return self.passes.compute_packed(
+            [self.passes.next_rows(kv_cache, own) for (kv_cache, _), own in zip(steps, ids, strict=True)]
+        )
 
     def generate_kwargs(self, kv_cache: FusedCache, prompt: TokenizedPrompt) -> dict[str, object]:
         """Return arguments for `model.generate` that continue from a computed cache.
@@ -257,6 +241,22 @@ class Adapter:
             "past_key_values": kv_cache,
         }
 
+    def serve_many(
+        self, *, share: bool = True, pass_s: float = PASS_S, load_ahead: bool = True
+    ) -> PassBatcher:
+        """From now on pack the passes of concurrent threads and, with `share`, keep one copy of the stored KV they use.
+
+        Until `serve_alone`. Other options are those of PassBatcher. Models whose frequencies change with the length share
+        nothing.
+        """
+        self.spans = SpanPool() if share and not self.rotation.changes_with_length else None
+        return self.passes.start_batching(pass_s, load_ahead=load_ahead)
+
+    def serve_alone(self) -> None:
+        """From now on run one pass at a time again, each with its own copy of stored KV. Passes that wait raise Cancelled."""
+        self.spans = None
+        self.passes.stop_batching()
+
     @contextmanager
     def low_priority(self, preemption: Preemption, cost: PassCost | None = None) -> Iterator[None]:
         """In this context, this thread's prefills, steps and chunk KV can be preempted, and their cost is counted.
@@ -268,12 +268,8 @@ class Adapter:
             preemption: decides when a pass stops, and receives its cost.
             cost: the operations to count; by default the model's own, else those of another shape.
         """
-        counted_at = cost or PassCost.of(self.model)
-        self._thread.low = LowPriority(decoder_layers(self.model), counted_at, preemption)
-        try:
+        with self.passes.low_priority(preemption, cost or PassCost.of(self.model)):
             yield
-        finally:
-            self._thread.low = None
 
     def rope_regime(self, prompt_tokens: int) -> str:
         """Name the frequency scaling that a pass of this length uses; "fixed" if it never changes."""
@@ -291,7 +287,7 @@ class Adapter:
     def stays_in_rope_regime(self, kv_cache: FusedCache, tokens: int) -> bool:
         """Whether the next `tokens` appended tokens would all run under the frequencies of the cached KV."""
         held_and_next = kv_cache.next_rows(1 + tokens) - 1  # the last cached row and the new ones
-        return self._same_rope_regime(kv_cache, held_and_next)
+        return self.passes.same_regime(kv_cache, held_and_next)
 
     def check_append(self, kv_cache: AppendableCache, tokens: int) -> None:
         """Raise InvalidRequest if that many more tokens need other frequencies than the cached KV; see `step`."""
@@ -306,74 +302,6 @@ class Adapter:
         if self.geometry.device.type == "cuda":
             torch.cuda.synchronize(self.geometry.device)
 
-    @property
-    def _low(self) -> LowPriority | None:
-        low: LowPriority | None = getattr(self._thread, "low", None)
-        return low
-
-    @contextmanager
-    def _one_pass(
-        self,
-        kv_cache: FusedCache,
-        plan: RowPlan,
-        hook: UpdateHook | None,
-        row_schedule: RowSchedule | None,
-        stored: StoredQueries | None,
-    ) -> Iterator[None]:
-        """Load stored layers, then lock the model, set up its hooks for one pass, and time the pass."""
-        rows, low = plan.rows, self._low
-        # Before the lock is taken: other requests can use the model meanwhile.
-        kv_cache.load(self._layer_time.lower_bound_s(rows.numel()))
-        with self._lock, ExitStack() as stack:
-            began = time.perf_counter() - kv_cache.place_s
-            stack.enter_context(kv_cache.writing(rows, hook, None if stored is None else stored.projected))
-            if row_schedule is not None:
-                stack.enter_context(scheduled_rows(self.model, kv_cache, plan, row_schedule))
-            if low is not None:
-                stack.enter_context(low.interruptible())  # counts whole layers
-            else:
-                stack.enter_context(last_row_only(self.model, kv_cache))
-            yield
-            stack.close()  # the cache writes its last layer to a sink
-            computed_s = time.perf_counter() - kv_cache.place_s - began
-            self._layer_time.record(rows.numel(), computed_s / self.geometry.layers)
-
-    def _compute_preemptibly(
-        self,
-        kv_cache: FusedCache,
-        token_ids: Sequence[int],
-        plan: RowPlan,
-        one_pass: Callable[[RowPlan], AbstractContextManager[None]],
-        recorder: RotationRecorder | None,
-        whole: bool,
-    ) -> Tensor:
-        """`compute` at low priority; `whole` passes run in one piece and cannot be resumed."""
-
-        def run(block: RowPlan, keep: int | Tensor) -> Tensor:
-            rows = self._pass_rows(kv_cache, token_ids, block)
-            with one_pass(block):
-                return self._runner.run(rows.ids, rows.positions, kv_cache, block, recorder, keep)
-
-        assert self._low is not None
-        in_blocks = not whole and self._same_rope_regime(kv_cache, plan.rows)
-        return self._low.prefill(run, plan, in_blocks=in_blocks, resumable=not whole)
-
-    def _append(self, kv_cache: AppendableCache, ids: Tensor, keep: int = 1) -> Tensor:
-        """Run one pass over token ids (T,) after the cached ones and return the last `keep` logits, (keep, vocab)."""
-        low, rows, length = self._low, kv_cache.next_rows(ids.numel()), kv_cache.get_seq_length()
-        positions = kv_cache.positions_of(rows)
-        if low is None:
-            with self._lock:
-                return self._runner.run(ids, positions, kv_cache, keep=keep)
-        undo = partial(kv_cache.truncate_appended, length) if isinstance(kv_cache, FusedCache) else None
-        interruptible = nullcontext if undo is None else low.interruptible
-
-        def run() -> Tensor:
-            with self._lock, interruptible():
-                return self._runner.run(ids, positions, kv_cache, keep=keep)
-
-        return low.append(run, undo, rows, keep)
-
     def _appended_ids(self, token_ids: Sequence[int]) -> Tensor:
         if not token_ids:
             raise InvalidRequest("there are no tokens to append")
@@ -382,12 +310,6 @@ class Adapter:
     def _pass_rows(self, kv_cache: FusedCache, token_ids: Sequence[int], plan: RowPlan) -> PassRows:
         ids = torch.tensor(token_ids, device=self.geometry.device)[plan.rows]
         return PassRows(kv_cache, ids, kv_cache.positions_of(plan.rows), plan)
-
-    def _same_rope_regime(self, kv_cache: FusedCache, rows: Tensor) -> bool:
-        """Whether passes over any of these rows (T,) alone use the same frequencies as one over all of them."""
-        positions = kv_cache.positions_of(rows)
-        lengths = {int(positions.min()) + 1, int(positions.max()) + 1}
-        return len({self.rope_regime(length) for length in lengths}) == 1
 
     def _stored_queries(self, kv_cache: FusedCache, rows: Tensor, projected: Tensor) -> StoredQueries:
         if self.projections is None:

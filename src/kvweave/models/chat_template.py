@@ -4,10 +4,11 @@ With a chat template, a prompt's control tokens are those that the template writ
 none. transformers' `apply_chat_template` and vLLM do the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kvweave.errors import UnsupportedModel
+from kvweave.errors import InvalidRequest, UnsupportedModel
 from kvweave.types import ReplyFormat, ThoughtMode, ThoughtTags
 
 if TYPE_CHECKING:
@@ -41,13 +42,17 @@ _TAGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The text around a prompt's parts: before the chunks, before the question, after the question; and the reply's format."""
+    """The text around a prompt's parts: before the chunks, before the question, after the question; and the reply's format.
+
+    With earlier messages, `lead` stands before the first of them, and `between` before each other one and the question.
+    """
 
     head: str
     lead: str
     tail: str
     chat: bool
     reply: ReplyFormat
+    between: tuple[str, ...] = ()
 
 
 class ChatTemplate:
@@ -64,15 +69,24 @@ class ChatTemplate:
         """Whether the tokenizer has one; else the prompt has the plain layout."""
         return bool(getattr(self._tokenizer, "chat_template", None))
 
-    def frame(self, system: str | None, *, think: bool = False, several_lines: bool = False) -> Frame:
+    def frame(
+        self,
+        system: str | None,
+        *,
+        think: bool = False,
+        several_lines: bool = False,
+        earlier: Sequence[str] = (),
+    ) -> Frame:
         """Return the text around the parts of a prompt after an instruction, the default one if it is None.
 
         `think` lets a reasoning model think before it answers, if its template has a switch for that. Without a chat
-        template, the reply is one line unless `several_lines`.
+        template, the reply is one line unless `several_lines`. `earlier` are the roles of messages before the question.
 
-        Raises UnsupportedModel if the template leaves a message out.
+        Raises UnsupportedModel if the template leaves a message out, InvalidRequest if it refuses these roles.
         """
         system = DEFAULT_SYSTEM if system is None else system
+        if earlier:
+            return self._frame_of_turns(system, [*earlier, "user"], think=think, several_lines=several_lines)
         if not self.exists:
             head = f"{system}{SEPARATOR}" if system else ""
             reply = ReplyFormat(one_line=not several_lines)
@@ -84,6 +98,64 @@ class ChatTemplate:
         if not (chunks and question):
             raise UnsupportedModel("the model's chat template does not print the user's message as it is")
         return Frame(head, lead, tail, chat=True, reply=self._reply(tail, think=think))
+
+    def chat_frame(self, system: str, roles: Sequence[str], *, think: bool = False) -> Frame:
+        """Return the text around the messages of a chat without chunks and questions.
+
+        Raises as `frame`.
+        """
+        if not self.exists:
+            return _plain_frame(system, roles, several_lines=False)
+        marks = _marks(len(roles))
+        head, *rest = self._around(system, roles, marks, think=think)
+        return Frame(
+            "", head, rest[-1], chat=True, reply=self.reply(rest[-1], think=think), between=tuple(rest[:-1])
+        )
+
+    def text(self, messages: Sequence[tuple[str, str]], system: str = "", *, think: bool = False) -> str:
+        """Return messages, each role and text, as the template prints them; raises InvalidRequest if it refuses them."""
+        try:
+            return self._text(
+                system, [{"role": role, "content": text} for role, text in messages], think=think
+            )
+        except Exception as error:  # templates raise whatever their author chose
+            roles = ", ".join(role for role, _ in messages)
+            raise InvalidRequest(
+                f"the model's chat template refuses messages of the roles {roles or 'system'} in this order: {error}"
+            ) from error
+
+    def reply(self, tail: str, *, think: bool = False) -> ReplyFormat:
+        """Return the format of the reply to a prompt that ends with `tail`."""
+        return self._reply(tail, think=think)
+
+    def _frame_of_turns(
+        self, system: str, roles: Sequence[str], *, think: bool, several_lines: bool
+    ) -> Frame:
+        if not self.exists:
+            return _plain_frame(system, roles, several_lines=several_lines)
+        marks = _marks(len(roles))
+        bodies = [
+            f"{QUESTION_LEAD}{mark}" if role == "user" else mark
+            for role, mark in zip(roles, marks, strict=True)
+        ]
+        bodies[0] = _CHUNKS_MARK + bodies[0]
+        before, *rest = self._around(system, roles, bodies, think=think)
+        head, chunks, lead = before.partition(_CHUNKS_MARK)
+        if not chunks:
+            raise UnsupportedModel("the model's chat template does not print the user's message as it is")
+        reply = self._reply(rest[-1], think=think)
+        return Frame(head, lead, rest[-1], chat=True, reply=reply, between=tuple(rest[:-1]))
+
+    def _around(self, system: str, roles: Sequence[str], bodies: Sequence[str], *, think: bool) -> list[str]:
+        """Return the text before each message's mark and after the last one; a body ends with its mark."""
+        text = self.text(list(zip(roles, bodies, strict=True)), system, think=think)
+        around = []
+        for mark in _marks(len(roles)):
+            before, found, text = text.partition(mark)
+            if not found:
+                raise UnsupportedModel("the model's chat template does not print every message as it is")
+            around.append(before)
+        return [*around, text]
 
     def between_turns(self, system: str | None) -> str:
         """Return the text between an answer and the next turn."""
@@ -161,7 +233,7 @@ class ChatTemplate:
                 return text
         except Exception:  # templates refuse a system role by raising whatever their author chose
             pass
-        first, *rest = turns
+        first, *rest = turns or [{"role": "user", "content": ""}]
         return self._apply(
             [{**first, "content": f"{system}{SEPARATOR}{first['content']}"}, *rest], think=think
         )
@@ -180,11 +252,41 @@ class ChatTemplate:
         return str(text)
 
 
+def _marks(count: int) -> list[str]:
+    """Return texts that stand for messages while a template is applied."""
+    return [f"\x02message {number}\x03" for number in range(count)]
+
+
+def _plain_frame(system: str, roles: Sequence[str], *, several_lines: bool) -> Frame:
+    """Return the plain layout of messages: a question and its answer are a paragraph, and so is any other message."""
+    before = [_plain_lead(role, roles[number - 1] if number else "") for number, role in enumerate(roles)]
+    head = f"{system}{SEPARATOR}" if system else ""
+    lead, *between = before or [""]
+    tail = ANSWER_LEAD if roles and roles[-1] == "user" else f"{SEPARATOR}{ANSWER_LEAD.lstrip()}"
+    reply = ReplyFormat(one_line=not several_lines)
+    return Frame(head, lead, tail, chat=False, reply=reply, between=tuple(between))
+
+
+def _plain_lead(role: str, before: str) -> str:
+    """Return the plain layout's text before a message of a role, after one of the role `before`."""
+    if role == "assistant" and before == "user":
+        return f"{ANSWER_LEAD} "
+    lead = QUESTION_LEAD if role == "user" else f"{ANSWER_LEAD.lstrip()} " if role == "assistant" else ""
+    return f"{SEPARATOR}{lead}" if before else lead
+
+
 def control_tokens(tokenizer: Any) -> frozenset[int]:
     """Return a tokenizer's special tokens, and its added tokens that look like a marker."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     markers = {number for number, token in added.items() if is_control(token.content, special=token.special)}
     return frozenset(tokenizer.all_special_ids) | markers
+
+
+def control_texts(tokenizer: Any) -> frozenset[str]:
+    """Return the texts of a tokenizer's control tokens."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    markers = {token.content for token in added.values() if is_control(token.content, special=token.special)}
+    return frozenset(tokenizer.all_special_tokens) | markers
 
 
 def is_control(content: str, *, special: bool) -> bool:

@@ -1,49 +1,34 @@
-"""Calls of an unmodified model: over the rows of one cache, or packed over the rows of several.
+"""Passes in which layers run fewer rows than the pass began with, on an unmodified model.
 
-In some passes, layers run fewer rows than the pass began with. Forward pre-hooks do it. `scheduled_rows` drops rows
+Forward pre-hooks do it. `scheduled_rows` drops rows
 between layers, as a `RowSchedule` says. `last_row_only` drops all but the last row inside the last layer: no later layer reads
 the other rows' output there, so their attention, output projection and feed-forward network are skipped.
 
 The caller makes sure that one pass runs at a time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import (
-    ROTATIONS_KEYWORD,
     ROWS_KEYWORD,
     AttentionCall,
-    AttentionPlan,
     RowPlan,
     attention_modules,
 )
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.fused_cache import FusedCache
-from kvweave.models.rotary import Rotation, RotationRecorder, rope_regime
+from kvweave.models.rotary import rope_regime
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassRows:
-    """One request's rows in a pass: token ids (T,), rotary positions (T,), and how they attend."""
-
-    kv_cache: FusedCache
-    ids: Tensor
-    positions: Tensor
-    plan: RowPlan
 
 
 class RowSchedule(Protocol):
@@ -56,82 +41,6 @@ class RowSchedule(Protocol):
         these. From this layer on, a dropped row keeps the K,V that the cache holds for it.
         """
         ...
-
-
-class ModelRunner:
-    """Calls a model with a cache and a plan.
-
-    Hooks the model once. In any call, rows appended to a cache then attend by its continuation, and a cache is told when
-    one of the `attention` layers starts.
-    """
-
-    def __init__(self, model: PreTrainedModel, rotation: Rotation, attention: Iterable[nn.Module]) -> None:
-        self._model = model
-        self._rotation = rotation
-        model.register_forward_pre_hook(_use_continuation, with_kwargs=True)
-        for module in attention:
-            module.register_forward_pre_hook(_announce_layer, with_kwargs=True)
-
-    def run(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        kv_cache: Cache,
-        plan: AttentionPlan | None = None,
-        recorder: RotationRecorder | None = None,
-        keep: int | Tensor = 1,
-    ) -> Tensor:
-        """Call the model over token ids (T,) at rotary positions (T,) and return logits (kept, vocab).
-
-        Args:
-            ids: token ids (T,).
-            positions: rotary positions (T,).
-            kv_cache: holds the keys and values that the rows attend to, and takes theirs.
-            plan: how the rows attend; None for the model's own masks and the cache's continuation.
-            recorder: active for the length of the call.
-            keep: how many rows' logits to make, from the end, or the indices of these rows.
-        """
-        keywords: dict[str, Any] = {}
-        if plan is not None:
-            # Any 4D mask keeps the library from building its own; our attention follows the plan.
-            mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=ids.device)
-            keywords = {"attention_mask": mask, ROWS_KEYWORD: plan}
-        if recorder is not None:
-            keywords[ROTATIONS_KEYWORD] = recorder
-        self._rotation.reset_lengths()
-        with recorder or nullcontext(), torch.no_grad():
-            out = self._model(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                past_key_values=kv_cache,
-                use_cache=True,
-                logits_to_keep=keep,
-                **keywords,
-            )
-        logits: Tensor = out.logits[0]
-        return logits
-
-    def run_packed(self, requests: Sequence[PassRows]) -> list[Tensor]:
-        """Return the logits (1, vocab) of every request's last row, in one call per set of rotary frequencies.
-
-        Raises InvalidRequest if a cache appears twice.
-        """
-        if len({id(request.kv_cache) for request in requests}) < len(requests):
-            raise InvalidRequest(
-                "a cache appears twice in one packed pass; each request needs a cache of its own"
-            )
-        by_regime: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            regime = rope_regime(self._model.config, int(request.positions.max()) + 1)
-            by_regime.setdefault(regime, []).append(number)
-        logits: dict[int, Tensor] = {}
-        for numbers in by_regime.values():
-            plan = _PackedPlan([requests[number] for number in numbers])
-            recorder = RotationRecorder(self._rotation.module) if plan.needs_unrotated else None
-            found = self.run(plan.ids, plan.positions, _PassThroughCache(), plan, recorder, plan.last_rows)
-            for index, number in enumerate(numbers):
-                logits[number] = found[index : index + 1]
-        return [logits[number] for number in range(len(requests))]
 
 
 class LayerTime:
@@ -234,76 +143,6 @@ def select_rows(value: Any, indices: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] in indices:
         return value.index_select(1, indices[value.shape[1]])
     return value
-
-
-class _PackedPlan:
-    """Splits the rows of a packed pass by request, and joins their attention outputs again."""
-
-    def __init__(self, requests: Sequence[PassRows]) -> None:
-        self._requests = requests
-        self._edges = [0, *accumulate(request.ids.numel() for request in requests)]
-
-    @property
-    def needs_unrotated(self) -> bool:
-        """Whether a hook of any request needs queries before rotation."""
-        return any(request.plan.needs_unrotated for request in self._requests)
-
-    @property
-    def ids(self) -> Tensor:
-        """Token ids of all rows, (rows,)."""
-        return torch.cat([request.ids for request in self._requests])
-
-    @property
-    def positions(self) -> Tensor:
-        """Rotary positions of all rows, (rows,)."""
-        return torch.cat([request.positions for request in self._requests])
-
-    @property
-    def last_rows(self) -> Tensor:
-        """Index of each request's last row in the pass, (requests,)."""
-        return torch.tensor(self._edges[1:], device=self._requests[0].ids.device) - 1
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        """Write every request's new keys and values (1, G, T, D) to its cache and attend there, (1, H, T, D)."""
-        outputs = []
-        for request, (start, end) in zip(self._requests, pairwise(self._edges), strict=True):
-            own = slice(start, end)
-            keys, values = request.kv_cache.update(call.keys[:, :, own], call.values[:, :, own], call.layer)
-            query = call.query[:, :, own]
-            unrotated = call.unrotated[:, :, own] if call.unrotated is not None else None
-            own_call = replace(call, query=query, keys=keys, values=values, unrotated=unrotated)
-            outputs.append(request.plan.attend(own_call))
-        return torch.cat(outputs, dim=2)
-
-
-class _PassThroughCache(Cache):
-    """Replaces all caches of a packed pass: returns new rows as they are, and the plan writes them."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
-
-
-def _use_continuation(
-    model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add the continuation's plan to a call that appends to a cache, whether kvweave or `generate` makes it."""
-    kv_cache = kwargs.get("past_key_values")
-    if not isinstance(kv_cache, AppendableCache) or ROWS_KEYWORD in kwargs:
-        return args, kwargs
-    plan = continuation_plan(model, kv_cache, kv_cache.next_rows(kwargs["input_ids"].shape[1]))
-    return args, (kwargs if plan is None else {**kwargs, ROWS_KEYWORD: plan})
-
-
-def _announce_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell a cache that a layer's attention starts, so that it can fetch what it needs during the projections."""
-    for value in (*args, *kwargs.values()):  # families name the argument differently
-        if isinstance(value, AppendableCache):
-            value.before_layer(cast(int, module.layer_idx))
 
 
 class _RowDropper:

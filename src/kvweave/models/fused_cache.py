@@ -98,13 +98,21 @@ class FusedCache(AppendableCache):
             row attends to them.
         angles: those of all positions from the first span's start to the last one's end.
         positions: rotary positions of all prompt tokens (N,), the last one the largest.
+        layer_type: the class of its layers.
     """
 
     def __init__(
-        self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles, positions: Tensor
+        self,
+        layers: int,
+        length: int,
+        spans: tuple[PlacedSpan, ...],
+        angles: Angles,
+        positions: Tensor,
+        layer_type: "type[FusedCacheLayer] | None" = None,
     ) -> None:
         self._shared = SharedLayerState(layers, length, spans, angles)
-        super().__init__([FusedCacheLayer(self._shared, index) for index in range(layers)], positions)
+        made = layer_type or FusedCacheLayer
+        super().__init__([made(self._shared, index) for index in range(layers)], positions)
 
     @property
     def length(self) -> int:
@@ -135,19 +143,19 @@ class FusedCache(AppendableCache):
         """The sink that layers are written to; None if the cache holds them itself."""
         return self._shared.sink
 
-    def load(self, layer_s: float) -> None:
-        """Load the first layer of every span, and the other layers too if one takes longer than `layer_s` to load.
+    def load(self, layer_s: float | None) -> None:
+        """Load the first layer of every span, and the other layers too if one takes longer than `layer_s` to load, or for None.
 
-        Where a layer loads faster than it computes, a pass can start while the other layers are still loading. Elsewhere
-        they are better loaded before the pass occupies the model, which other requests can use meanwhile (FusionRAG
-        §4.2). The loading time of a layer is measured on the first one; over a network, on what has arrived so far.
+        Where a layer loads faster than it computes, a pass can start while the others are loading. Elsewhere they are better
+        loaded before the pass occupies the model, which other requests can use meanwhile (FusionRAG §4.2). The loading
+        time of a layer is measured on the first one; over a network, on what has arrived so far.
         Raises DamagedEntry if a layer differs from what was stored.
         """
         began = time.perf_counter()
         for span in self.spans:
             span.kv.load(0)
         wait_s = sum(span.kv.layer_wait_s for span in self.spans)
-        if max(time.perf_counter() - began, wait_s) > layer_s:
+        if layer_s is None or max(time.perf_counter() - began, wait_s) > layer_s:
             for span in self.spans:
                 for layer in range(1, len(self.layers)):
                     span.kv.load(layer)

@@ -21,9 +21,10 @@ from kvweave.models.chat_template import (
     SEPARATOR,
     ChatTemplate,
     Frame,
+    control_texts,
     is_control,
 )
-from kvweave.types import Prompt, Span, TokenizedPrompt
+from kvweave.types import Message, Prompt, ReplyFormat, Span, TokenizedPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,6 +45,30 @@ class PromptTemplate:
         """Return the token ids and spans of a prompt; the system span may be empty, the question span never is."""
         frame = self._frame(prompt)
         return self._render_after(self._template_ids(frame.head, starts=True, chat=frame.chat), prompt, frame)
+
+    def render_chat(
+        self, messages: Sequence[Message], *, think: bool = False
+    ) -> tuple[tuple[int, ...], ReplyFormat]:
+        """Return the ids of a chat, as `tokenizer.apply_chat_template` gives them, and the format of the reply.
+
+        Only where a message spells a control token are its ids others: the text of a message never becomes one.
+        Raises InvalidRequest if the chat template refuses the messages.
+        """
+        count = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
+        system, turns = SEPARATOR.join(text for _, text in messages[:count]), messages[count:]
+        control = control_texts(self._tokenizer)
+        if self._chat.exists and not any(token in text for _, text in messages for token in control):
+            text = self._chat.text(turns, system, think=think)
+            return self._template_ids(text, starts=True, chat=True), self._chat.reply(text, think=think)
+        frame = self._chat.chat_frame(system, [role for role, _ in turns], think=think)
+        ids = list(self._template_ids(frame.head, starts=True, chat=frame.chat))
+        for before, (_, text) in zip((frame.lead, *frame.between), turns, strict=True):
+            ids += [*self._template_ids(before, starts=False, chat=frame.chat), *self._plain.ids(text)]
+        return (*ids, *self._template_ids(frame.tail, starts=False, chat=frame.chat)), frame.reply
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a whole text that begins a prompt: after the model's BOS, control tokens that it spells included."""
+        return self._template_ids(text, starts=True, chat=False)
 
     def render_turn(self, prompt: Prompt) -> TokenizedPrompt:
         """Render a further turn of a chat. Its system span holds the template's text between the last answer and the turn."""
@@ -128,16 +153,26 @@ class PromptTemplate:
             ids += self.chunk_ids(text)
             spans.append(Span("chunk", start, len(ids), number))
         start = len(ids)
-        ids += self._template_ids(frame.lead, starts=False, chat=frame.chat)
+        if prompt.instruction:
+            ids += self.chunk_ids(prompt.instruction)
         user_start = len(ids)
-        ids += self._plain.ids(prompt.question)
+        texts = [*(text for _, text in prompt.earlier), prompt.question]
+        for before, text in zip((frame.lead, *frame.between), texts, strict=True):
+            ids += self._template_ids(before, starts=False, chat=frame.chat)
+            user_start = len(ids)
+            ids += self._plain.ids(text)
         user_end = len(ids)
         ids += self._template_ids(frame.tail, starts=False, chat=frame.chat)
         spans.append(Span("question", start, len(ids)))
         return TokenizedPrompt(tuple(ids), tuple(spans), (user_start, user_end), frame.reply)
 
     def _frame(self, prompt: Prompt) -> Frame:
-        return self._chat.frame(prompt.system, think=prompt.think, several_lines=prompt.several_lines)
+        return self._chat.frame(
+            prompt.system,
+            think=prompt.think,
+            several_lines=prompt.several_lines,
+            earlier=[role for role, _ in prompt.earlier],
+        )
 
     def _template_ids(self, text: str, *, starts: bool, chat: bool) -> tuple[int, ...]:
         """Tokenize the template's own text, control tokens included; a plain prompt that `starts` gets the model's BOS."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,24 @@ class RotationRecorder(AbstractContextManager["RotationRecorder"]):
         return self._original(q, k, cos, *args, **kwargs)
 
 
+class UnrotatedKeys(Protocol):
+    """Knows what a layer's new keys were before their rotation."""
+
+    def unrotated_key(self, rotated: Tensor) -> Tensor:
+        """Return what a layer's rotated key (B, G, T, D) was before its rotation."""
+        ...
+
+
+class GivenKeys:
+    """The unrotated `keys` of one request's rows in a packed pass, which the pass sets at every layer."""
+
+    keys: Tensor
+
+    def unrotated_key(self, rotated: Tensor) -> Tensor:
+        """Return them."""
+        return self.keys
+
+
 def _whole_heads(rotated: Tensor, before: Tensor) -> Tensor:
     """Return the head dims before rotation, followed by those that never turn, (B, heads, T, D)."""
     width = before.shape[-1]
@@ -98,15 +116,15 @@ class RowCapture:
     `queries` (L, H, N, D), unrotated, to keep them with the KV. Owned by the request.
     """
 
-    def __init__(self, recorder: RotationRecorder, layers: int, length: int) -> None:
+    def __init__(self, recorder: "UnrotatedKeys", layers: int, length: int) -> None:
         self.kv: Tensor | None = None
         self.queries: Tensor | None = None
-        self._recorder = recorder
+        self.recorder = recorder
         self._layers, self._length = layers, length
 
     def record(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Record a layer's new rows (1, G, T, D), with the unrotated keys in place of the rotated `keys`."""
-        keys = self._recorder.unrotated_key(keys)
+        keys = self.recorder.unrotated_key(keys)
         if self.kv is None:
             self.kv = keys.new_empty(self._layers, 2, keys.shape[1], self._length, keys.shape[-1])
         self.kv[layer, 0].index_copy_(1, rows, keys[0])
@@ -126,6 +144,12 @@ class Rotation:
         self.query_heads = query_heads
         with _PATCH_LOCK:  # another thread's recorder may have replaced the function
             self.apply: Callable[..., tuple[Tensor, Tensor]] = getattr(module, APPLY_NAME)
+
+    @property
+    def changes_with_length(self) -> bool:
+        """Whether a call changes the embedding for later ones, so that no other thread may make angles during a pass."""
+        embeddings = (layer.embedding for layer in self.layers)
+        return any(getattr(each, "rope_type", None) in ("dynamic", "longrope") for each in embeddings)
 
     def angles(self, positions: Tensor, prompt_tokens: int, like: Tensor) -> "Angles":
         """Prepare cos and sin for positions (S,) in a prompt of `prompt_tokens` tokens.

@@ -21,7 +21,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KVRows:
-    """Keys and values (B, G, S, D), keys already rotated, and the prompt position of each row (S,), ascending."""
+    """Keys and values (B, G, S, D), keys already rotated, and the prompt position of each row (S,).
+
+    Positions are ascending in a shared span; private rows may have any order.
+    """
 
     keys: Tensor
     values: Tensor

@@ -34,10 +34,10 @@ MIN_LARGE_CALLS = 4
 """Passes with rows for fewer large calls make small ones: large blocks would put more keys between a block's rows than they save."""
 
 
-def row_attention(rows: Sequence[Tensor], dtype: torch.dtype) -> RowAttention:
+def row_attention(rows: Sequence[Tensor], dtype: torch.dtype, *, shared_spans: bool = False) -> RowAttention:
     """Return the fastest implementation for the rows of one pass, (T,) of each request, ascending.
 
-    `dtype` is the query's. GPUs with Triton run a kernel of our own; all else is PyTorch's fused attention. If every
+    `dtype` is the query's; `shared_spans` says whether the requests' inputs have some. GPUs with Triton run a kernel of our own; all else is PyTorch's fused attention. If every
     request computes all rows, it runs as it is; otherwise on CPUs split into keys with and without a mask, elsewhere in
     blocks.
     """
@@ -46,6 +46,10 @@ def row_attention(rows: Sequence[Tensor], dtype: torch.dtype) -> RowAttention:
         from kvweave.ops.paged_attention import PagedAttention
 
         return PagedAttention(rows)
+    if device == "cpu" and shared_spans and can_split():
+        from kvweave.ops.span_attention import SpanAttention
+
+        return SpanAttention(rows, dtype)
     if device == "cpu" and can_split() and not all(map(_is_whole, rows)):
         return SplitAttention(rows, dtype)
     return BlockedAttention(rows, dtype)
@@ -161,15 +165,17 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, cut: _Blocks, scaling: 
     for block in cut.blocks:
         own = query[:, :, block.start : block.end]
         packed = with_contiguous_rows(own.flatten(1, 2)[None])  # (1, G, H/G · rows, D)
-        result, mass = _fused(packed, block.masked(keys), block.masked(values), cut.mask(block), scaling)
+        result, mass = fused_attention(
+            packed, block.masked(keys), block.masked(values), cut.mask(block), scaling
+        )
         if block.hidden > block.clear:
             seen = slice(block.clear, block.hidden)
-            more, more_mass = _fused(packed, keys[:, :, seen], values[:, :, seen], None, scaling)
+            more, more_mass = fused_attention(packed, keys[:, :, seen], values[:, :, seen], None, scaling)
             result = torch.lerp(result.to(mass), more.to(mass), (more_mass - mass).sigmoid()[..., None])
         out[:, :, block.start : block.end] = result.view(own.shape)
 
 
-def _fused(
+def fused_attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Return attention (1, G, T, D), and the log of the sum of each row's exponentiated logits (1, G, T)."""

@@ -1,0 +1,216 @@
+"""Packed passes: rows of several requests in one call of the model, without padding. N together equal N alone.
+
+Linear layers see all rows at once. Attention is split by request. Requests over shared spans attend in one call of an operator
+that reads the spans in place; the others attend one after another. What goes wrong for one request ends its part of the pass alone.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.attention import AttentionCall, RowPlan
+from kvweave.models.fused_cache import FusedCache
+from kvweave.models.hooks import StopForward, UpdateHook
+from kvweave.models.rotary import GivenKeys, RotationRecorder, rope_regime
+from kvweave.models.shared_spans import SharedSpanCache
+from kvweave.ops.attention import RowAttention
+from kvweave.ops.row_attention import row_attention
+
+if TYPE_CHECKING:
+    from kvweave.models.passes import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class PassRows:
+    """One request's rows in a pass.
+
+    Attributes:
+        kv_cache: what the rows attend to, and where their K,V go.
+        ids, positions: token ids and rotary positions (T,).
+        plan: how they attend.
+        keep: the number of rows, from the end, whose logits are made.
+        appends: whether they follow what the cache holds; otherwise they are prompt rows.
+        hook: sees what every layer is about to replace.
+    """
+
+    kv_cache: FusedCache
+    ids: Tensor
+    positions: Tensor
+    plan: RowPlan
+    keep: int = 1
+    appends: bool = False
+    hook: UpdateHook | None = None
+
+    def some(self, plan: RowPlan, keep: int = 1) -> "PassRows":
+        """Return the rows of `plan` alone, a subset."""
+        places = torch.searchsorted(self.plan.rows, plan.rows)
+        ids, positions = self.ids[places], self.positions[places]
+        return replace(self, ids=ids, positions=positions, plan=plan, keep=keep)
+
+
+def run_packed(runner: "ModelRunner", requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+    """Return every request's logits (keep, vocab), or the error that ended its part of the pass.
+
+    One call of the model for each set of rotary frequencies that the requests need. Raises InvalidRequest if a cache appears
+    twice.
+    """
+    if len({id(request.kv_cache) for request in requests}) < len(requests):
+        raise InvalidRequest(
+            "a cache appears twice in one packed pass; each request needs a cache of its own"
+        )
+    config = runner.model.config
+    regimes = [rope_regime(config, int(request.positions.max()) + 1) for request in requests]
+    results: dict[int, Tensor | Exception] = {}
+    for regime in dict.fromkeys(regimes):
+        numbers = [number for number, own in enumerate(regimes) if own == regime]
+        results |= zip(numbers, _run_together(runner, [requests[n] for n in numbers]), strict=True)
+    return [results[number] for number in range(len(requests))]
+
+
+def _run_together(runner: "ModelRunner", requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+    with ExitStack() as stack:
+        for request in requests:
+            if not request.appends:
+                stack.enter_context(request.kv_cache.writing(request.plan.rows, request.hook))
+        plan = _PackedPlan(requests, RotationRecorder(runner.rotation.module))
+        found = runner.run(plan.ids, plan.positions, _PassThroughCache(), plan, plan.recorder, plan.kept_rows)
+    parts = found.split([request.keep for request in requests])
+    return [plan.errors.get(number, logits) for number, logits in enumerate(parts)]
+
+
+class _PackedPlan:
+    """Splits the rows of a packed pass by request, and joins their attention outputs again.
+
+    `errors` has what ended a request's part of the pass, by the request's number. Its rows run on as zeros.
+    """
+
+    def __init__(self, requests: Sequence[PassRows], recorder: RotationRecorder) -> None:
+        self.errors: dict[int, Exception] = {}
+        self._requests = requests
+        self._edges = [0, *accumulate(request.ids.numel() for request in requests)]
+        self._captures = [request.kv_cache.capture is not None for request in requests]
+        unrotated = any(request.plan.needs_unrotated for request in requests)
+        self.recorder = recorder if unrotated or any(self._captures) else None
+        self._shared: dict[tuple[int, ...], RowAttention] = {}
+
+    @property
+    def ids(self) -> Tensor:
+        """Token ids of all rows, (rows,)."""
+        return torch.cat([request.ids for request in self._requests])
+
+    @property
+    def positions(self) -> Tensor:
+        """Rotary positions of all rows, (rows,)."""
+        return torch.cat([request.positions for request in self._requests])
+
+    @property
+    def kept_rows(self) -> Tensor:
+        """Indices of the rows whose logits are made, request by request."""
+        ends = zip(self._edges[1:], self._requests, strict=True)
+        kept = [torch.arange(end - request.keep, end) for end, request in ends]
+        return torch.cat(kept).to(self._requests[0].ids.device)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Write every request's new keys and values (1, G, T, D) to its cache and attend there, (1, H, T, D)."""
+        captured = None
+        if any(self._captures):
+            assert self.recorder is not None
+            captured = self.recorder.unrotated_key(call.keys)
+        out = torch.zeros_like(call.query)
+        in_place = []
+        for number, (request, (start, end)) in enumerate(
+            zip(self._requests, pairwise(self._edges), strict=True)
+        ):
+            if number in self.errors:
+                continue
+            own = slice(start, end)
+            if captured is not None and self._captures[number]:
+                _give_keys(request.kv_cache, captured[:, :, own])
+            try:
+                done = self._attend_alone(request, _rows_of(call, own))
+            except StopForward as stop:
+                self.errors[number] = stop.with_traceback(None)  # its frames would hold this plan: a cycle
+                continue
+            except Exception as error:
+                self.errors[number] = error
+                continue
+            if done is None:
+                in_place.append(number)
+            else:
+                out[:, :, own] = done
+        if in_place:
+            self._attend_in_place(call, in_place, out)
+        return out
+
+    def _attend_alone(self, request: PassRows, call: AttentionCall) -> Tensor | None:
+        """Write a request's rows and attend; return None where its rows can attend in place, together with others."""
+        kv_cache = request.kv_cache
+        if not isinstance(kv_cache, SharedSpanCache) or type(request.plan) is not RowPlan:
+            keys, values = kv_cache.update(call.keys, call.values, call.layer)
+            return request.plan.attend(replace(call, keys=keys, values=values))
+        kv_cache.write(call.layer, call.keys, call.values)
+        if request.plan.hooks:
+            keys = kv_cache.layer_keys(call.layer, call.keys)
+            request.plan.notify_hooks(replace(call, keys=keys, values=keys))
+        return None
+
+    def _attend_in_place(self, call: AttentionCall, numbers: Sequence[int], out: Tensor) -> None:
+        """Write the attention of the requests over shared spans to `out` (1, H, rows, D)."""
+        own = [self._requests[number] for number in numbers]
+        attention = self._shared.get(tuple(numbers))
+        if attention is None:
+            rows = [request.plan.rows for request in own]
+            attention = row_attention(rows, call.query.dtype, shared_spans=True)
+            self._shared = {tuple(numbers): attention}
+        inputs = [
+            request.kv_cache.attention_input(call.layer)
+            for request in own
+            if isinstance(request.kv_cache, SharedSpanCache)
+        ]
+        everybody = len(numbers) == len(self._requests)
+        parts = [slice(self._edges[number], self._edges[number + 1]) for number in numbers]
+        query = call.query if everybody else torch.cat([call.query[:, :, part] for part in parts], dim=2)
+        done = attention.attend(query, inputs, scaling=call.scaling, window=call.window, softcap=call.softcap)
+        start = 0
+        for part in parts:
+            count = part.stop - part.start
+            out[:, :, part] = done[:, :, start : start + count]
+            start += count
+
+
+def _rows_of(call: AttentionCall, own: slice) -> AttentionCall:
+    """Return the call for some of its rows, with their new keys and values."""
+    unrotated = call.unrotated[:, :, own] if call.unrotated is not None else None
+    return replace(
+        call,
+        query=call.query[:, :, own],
+        keys=call.keys[:, :, own],
+        values=call.values[:, :, own],
+        unrotated=unrotated,
+    )
+
+
+def _give_keys(kv_cache: FusedCache, keys: Tensor) -> None:
+    """Give a cache that captures its rows what their keys (1, G, T, D) were before rotation."""
+    recorder = kv_cache.capture.recorder if kv_cache.capture is not None else None
+    assert isinstance(recorder, GivenKeys)
+    recorder.keys = keys
+
+
+class _PassThroughCache(Cache):
+    """Replaces all caches of a packed pass: returns new rows as they are, and the plan writes them."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
