@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import platformdirs
 
 from kvweave.errors import InvalidRequest
+from kvweave.server_config import ServerConfig, server_bounds
 
 DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256
@@ -198,12 +199,14 @@ class Config:
         recipe: How stored KV is reused and, unless `prepare` names another way, prepared.
         prepare: How chunk KV is prepared ahead. Default: as the recipe does it.
         system: The instruction that every prompt starts with. Default: that of the prompt template.
+        use_server: Let `ask`, `chat` and `mcp` use a running server of the same home.
     """
 
     home: Path
     recipe: str = "weave"
     prepare: str | None = None
     system: str | None = None
+    use_server: bool = True
     model: ModelConfig = field(default_factory=ModelConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
@@ -214,6 +217,7 @@ class Config:
     idle: IdleConfig = field(default_factory=IdleConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
 
 
 def default_home(environment: Mapping[str, str] = os.environ) -> Path:
@@ -326,10 +330,11 @@ _MOST = 2**31  # tokens, chunks and seeds beyond this are typing errors, and ove
 def _check(config: Config) -> None:
     bounds = (
         _prompt_bounds(config.chunking, config.retrieval),
-        _generation_bounds(config.generation),
+        generation_bounds(config.generation),
         _answer_bounds(config.answers, config.prediction),
         _idle_bounds(config.idle),
         _kv_bounds(config.store, config.decoding),
+        server_bounds(config.server),
     )
     for holds, message in chain.from_iterable(bounds):
         if not holds:
@@ -346,7 +351,8 @@ def _prompt_bounds(chunking: ChunkingConfig, retrieval: RetrievalConfig) -> Iter
     yield 1 <= top_k < _MOST, f"top_k is {top_k}; at least one chunk is needed"
 
 
-def _generation_bounds(generation: GenerationConfig) -> Iterator[Bound]:
+def generation_bounds(generation: GenerationConfig) -> Iterator[Bound]:
+    """Yield whether each value is possible, and the error message if it is not."""
     new_tokens, lookup_tokens = generation.max_new_tokens, generation.prompt_lookup_tokens
     temperature, top_p, seed = generation.temperature, generation.top_p, generation.seed
     yield (

@@ -92,6 +92,14 @@ class TextEncoder:
         unit: Vectors = sums / np.maximum(lengths, np.finfo(np.float32).tiny)
         return unit
 
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Return how many tokens texts have together; raises as `encode`."""
+        with self._lock:
+            encoded = self._model.tokenizer(
+                list(texts), add_special_tokens=True, truncation=False, verbose=False
+            )
+        return sum(map(len, encoded["input_ids"]))
+
     @cached_property
     def _dimensions(self) -> int:
         # Taken from a vector: the library renames the method for it every few releases.

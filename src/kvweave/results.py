@@ -112,12 +112,56 @@ class ExplainedToken:
     """One prompt token and where its KV came from in the end.
 
     `text` is what the token adds to the text before it. Of several tokens that form one character, all but the last have
-    an empty text. `origin` distinguishes stored KV that was recomputed from stored KV that was used unchanged.
+    an empty text. `origin` distinguishes stored KV that was recomputed from stored KV that was used unchanged. `score` is
+    what the recipe gave the token for its choice of tokens to recompute, None where it gave none.
     """
 
     id: int
     text: str
     origin: TokenOrigin
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyToken:
+    """A token that may follow, what it adds to the text, and the natural logarithm of its probability.
+
+    The probability is the model's own: before temperature and nucleus.
+    """
+
+    id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob(LikelyToken):
+    """A chosen token, and the likeliest tokens at its place, the likeliest first; it may be one of them."""
+
+    likeliest: tuple[LikelyToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """How far a request's prompt is: so many of its tokens are in the KV cache, `cached_tokens` of them from stored KV.
+
+    `total_tokens` is 0 while the prompt is not known.
+    """
+
+    done_tokens: int
+    total_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next piece of an answer's text, and its tokens if log probabilities were asked for.
+
+    The text of a piece may end inside a token.
+    """
+
+    text: str
+    tokens: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

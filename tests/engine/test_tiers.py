@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kvweave.engine import pipeline
+from kvweave.engine import kb_question, pipeline
 from kvweave.errors import InvalidRequest
 
 RECIPE = "reuse"
@@ -18,13 +18,15 @@ def test_kv_of_retrieved_chunks_is_prefetched_before_the_prompt_is_assembled(ope
     expected = base.ask(GLORRIC)
     base.store.forget_recent()
     order, asked = [], []
-    prefetch, assemble = base.store.prefetch, pipeline._assemble
+    prefetch, assemble = base.store.prefetch, kb_question._assemble
     monkeypatch.setattr(
         base.store,
         "prefetch",
         lambda *given: (order.append("prefetch"), asked.extend(given[1]), prefetch(*given)),
     )
-    monkeypatch.setattr(pipeline, "_assemble", lambda *given: (order.append("assemble"), assemble(*given))[1])
+    monkeypatch.setattr(
+        kb_question, "_assemble", lambda *given: (order.append("assemble"), assemble(*given))[1]
+    )
     answer = base.ask(GLORRIC)
     assert order == ["prefetch", "assemble"]
     assert len(asked) == len(answer.sources)

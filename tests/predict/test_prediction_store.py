@@ -175,3 +175,21 @@ def test_clearing_deletes_everything(predictions, database):
         "predicted_from",
     ):
         assert database.query(f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+def test_the_latest_predictions_with_those_that_were_of_use_first(predictions):
+    predicted = predictions.predicted
+    for question in ("one?", "two?", "three?"):
+        predicted.add(question, "knowledge", ["v1"])
+    predicted.add("four?", "history", ["v1"], dropped="unanswerable")
+    predicted.record_hit("one?")
+    predicted.record_asked("two?")
+    found = predicted.latest(10)
+    assert {each.question for each in found[:2]} == {"one?", "two?"}
+    assert {(each.question, each.origin, each.dropped, each.given, each.asked) for each in found} == {
+        ("one?", "knowledge", None, 1, False),
+        ("two?", "knowledge", None, 0, True),
+        ("three?", "knowledge", None, 0, False),
+        ("four?", "history", "unanswerable", 0, False),
+    }
+    assert len(predicted.latest(3)) == 3

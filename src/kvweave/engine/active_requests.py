@@ -8,10 +8,11 @@ ended.
 import fcntl
 import logging
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,11 +20,49 @@ from typing import Self
 _LOG = logging.getLogger(__name__)
 
 
+class ProcessActivity:
+    """The running requests of this process, whatever they run on; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._running = 0
+        self._changed_s = float("-inf")  # time.monotonic
+
+    @property
+    def any_active(self) -> bool:
+        """Whether a request is running."""
+        return self._running > 0
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a request last started or ended; infinite if there was none."""
+        return time.monotonic() - self._changed_s
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request while this lasts."""
+        self.change(1)
+        try:
+            yield
+        finally:
+            self.change(-1)
+
+    def change(self, by: int) -> None:
+        """Count requests that start or, below 0, end."""
+        with self._guard:
+            self._running += by
+            self._changed_s = time.monotonic()
+
+
 class ActiveRequest:
     """One running request, from its construction until `close`; a context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, activity: ProcessActivity | None = None) -> None:
         self._close: Callable[[], object] = lambda: None
+        self._leave: Callable[[], object] = lambda: None
+        if activity is not None:
+            activity.change(1)
+            self._leave = weakref.finalize(self, activity.change, -1)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             self._close = weakref.finalize(self, _release, descriptor)
@@ -36,6 +75,7 @@ class ActiveRequest:
     def close(self) -> None:
         """End the request; closing twice is fine."""
         self._close()
+        self._leave()
 
     def __enter__(self) -> Self:
         return self
@@ -47,19 +87,24 @@ class ActiveRequest:
 
 
 class ActiveRequests:
-    """The running requests that lock the file at `path`; the first one creates the file."""
+    """The running requests that lock the file at `path`; the first one creates the file.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Those of `activity` count too: they use the same model.
+    """
+
+    def __init__(self, path: Path, activity: ProcessActivity | None = None) -> None:
+        self._path, self._activity = path, activity
         self._descriptor: int | None = None
 
     def start(self) -> ActiveRequest:
         """Start a user's request."""
-        return ActiveRequest(self._path)
+        return ActiveRequest(self._path, self._activity)
 
     @property
     def any_active(self) -> bool:
         """Whether a request is running; takes microseconds."""
+        if self._activity is not None and self._activity.any_active:
+            return True
         if self._descriptor is None and not self._open():
             return False
         assert self._descriptor is not None
@@ -73,10 +118,11 @@ class ActiveRequests:
     @property
     def idle_s(self) -> float:
         """Seconds since a request last started or ended; infinite if there was none."""
+        here = float("inf") if self._activity is None else self._activity.idle_s
         try:
-            return max(0.0, time.time() - self._path.stat().st_mtime)
+            return min(here, max(0.0, time.time() - self._path.stat().st_mtime))
         except FileNotFoundError:
-            return float("inf")
+            return here
 
     def _open(self) -> bool:
         try:

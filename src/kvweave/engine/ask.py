@@ -1,29 +1,28 @@
-"""The way of a question before any model: check it, complete its options, look it up in the answer cache."""
+"""The way of a question before any model: check it, complete its options, look it up in the answer cache.
+
+A question that is cached in these words is answered without the code that runs models, whose import takes many times as
+long; it is imported for the others.
+"""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.engine.answer_stream import AnswerStream, Events, answer_from_cache
 from kvweave.engine.cached_answers import CachedAnswers
 from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.pipeline import (
-    Answered,
-    AnswerStream,
-    answer,
-    answer_from_cache,
-    found_for,
-    prompt_for,
-)
 from kvweave.engine.settings import Settings
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
 from kvweave.index.documents import DocumentTable
-from kvweave.index.search import FoundChunk
-from kvweave.types import Prompt
+from kvweave.types import NOTHING_SAID, Prompt, Said
+
+if TYPE_CHECKING:
+    from kvweave.index.search import FoundChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +39,55 @@ class Asker:
     settings: Settings
     metadata: KBMetadata
 
-    def stream(self, question: str, request: AbstractContextManager[object], options: Any) -> AnswerStream:
+    def stream(
+        self,
+        question: str,
+        request: AbstractContextManager[object],
+        options: Any,
+        said: Said = NOTHING_SAID,
+    ) -> AnswerStream:
         """Return the answer's pieces; `request` is closed with the last one. `options` are those of `Settings.resolve`.
 
-        Raises as `KnowledgeBase.stream` does.
+        `said` goes with the question. Raises as `KnowledgeBase.stream` does.
         """
         question, chunks = self._checked(question)
-        resolved = self.settings.resolve(self.metadata.system, chunks, **options)
+        system = self.metadata.system
         vector = cache(lambda: self.components.encoder.encode([question])[0])
-        if resolved.answer_settings is not None and resolved.cache == "use":
-            pieces = self._cached(question, vector, resolved.answer_settings)
+        answer_settings = self.settings.answer_settings(chunks, **options)
+        if answer_settings is not None and options["cache"] == "use":
+            pieces = self._cached(question, vector, answer_settings)
             if pieces is not None:
                 return AnswerStream(pieces, None, request)
+
+        from kvweave.engine.pipeline import answer, check_supported
+
+        resolved = self.settings.resolve(system, chunks, **options)
         context = self.components.request_context()
-        context.check(resolved)
+        check_supported(context.model, resolved)
         context.encoder.load()  # else the first question's time would include loading it
-        pieces = answer(context, self.cached, question, vector, resolved)
+        pieces = answer(context, self.cached, question, vector, resolved, said)
         return AnswerStream(pieces, context.model.tokenizer, request)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
         """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""
+        from kvweave.engine.kb_question import prompt_for
+
         question, chunks = self._checked(question)
         most = min(self.settings.top_k(top_k), chunks)
         return prompt_for(self.components.request_context(), question, most, self.metadata.system)
 
-    def found(self, question: str, top_k: int | None) -> list[FoundChunk]:
+    def found(self, question: str, top_k: int | None) -> "list[FoundChunk]":
         """Return the chunks of that prompt with their documents; raises as `KnowledgeBase.prompt`."""
+        from kvweave.engine.kb_question import found_for
+
         question, chunks = self._checked(question)
         return found_for(self.components.request_context(), question, min(self.settings.top_k(top_k), chunks))
 
     def _cached(
         self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
-    ) -> Generator[str, None, Answered] | None:
+    ) -> Events | None:
         """Return the cached answer to the same question, if there is one; no model is loaded for it."""
-        if not self.metadata.names_recorded_model:
+        if not self.components.loads_recorded_model:
             return None
         began = time.perf_counter()
         found = self.cached.find(question, vector, answer_settings)

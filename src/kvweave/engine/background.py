@@ -15,7 +15,7 @@ from typing import Final
 import psutil
 
 from kvweave.config import IdleConfig
-from kvweave.engine.active_requests import ActiveRequests
+from kvweave.engine.active_requests import ActiveRequests, ProcessActivity
 from kvweave.engine.background_budget import BackgroundBudget, Spent
 from kvweave.engine.background_jobs import Job, JobSource
 from kvweave.engine.state import Progress, no_progress
@@ -54,7 +54,9 @@ class RequestGuard:
         stop: set by the caller to end the work; it then ends between two layers.
     """
 
-    def __init__(self, requests: ActiveRequests, quiet_s: float, stop: threading.Event) -> None:
+    def __init__(
+        self, requests: ActiveRequests | ProcessActivity, quiet_s: float, stop: threading.Event
+    ) -> None:
         self._requests = requests
         self._quiet_s = quiet_s
         self._stop = stop

@@ -13,8 +13,9 @@ from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, Pendin
 from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.engine.cached_answers import CachedAnswers
 from kvweave.engine.components import Components, ListedCorpus
+from kvweave.engine.kb_question import RequestContext, tokenized_prompt_for
 from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.pipeline import RequestContext, answer, tokenized_prompt_for
+from kvweave.engine.pipeline import answer
 from kvweave.engine.question_prediction import QuestionPredictor
 from kvweave.engine.settings import AskOptions, Settings
 from kvweave.engine.state import KnowledgeBaseState

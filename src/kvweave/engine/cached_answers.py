@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.normalize import clean_text
@@ -17,10 +18,12 @@ from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, Cache
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
-from kvweave.index.search import FoundChunk
-from kvweave.index.vector_index import VectorIndex
 from kvweave.predict.store import PredictionStore
 from kvweave.results import Answer, AnswerCacheHit, Plan, Timing
+
+if TYPE_CHECKING:
+    from kvweave.index.search import FoundChunk
+    from kvweave.index.vector_index import VectorIndex
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class CachedAnswers:
 
     answers: AnswerCache
     documents: DocumentTable
-    index: Callable[[], VectorIndex]
+    index: "Callable[[], VectorIndex]"
     threshold: float
     predictions: PredictionStore | None = None
 
@@ -129,12 +132,12 @@ class CachedAnswers:
         return False
 
 
-def provenance(found: Sequence[FoundChunk], epoch: int) -> AnswerProvenance:
+def provenance(found: "Sequence[FoundChunk]", epoch: int) -> AnswerProvenance:
     """Return what an answer from these chunks depends on; `epoch` was read before the search."""
     return AnswerProvenance(frozenset(chunk.version for chunk in found), chunk_names(found), epoch)
 
 
-def chunk_names(found: Sequence[FoundChunk]) -> tuple[str, ...]:
+def chunk_names(found: "Sequence[FoundChunk]") -> tuple[str, ...]:
     """Return the chunks' names in the index."""
     return tuple(row_id(chunk.version, chunk.position) for chunk in found)
 

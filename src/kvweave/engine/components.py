@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvweave.config import Config
 from kvweave.engine.metadata import KBMetadata
+from kvweave.engine.once import once
 from kvweave.engine.state import KnowledgeBaseState
 from kvweave.errors import KnowledgeBaseMismatch
 from kvweave.index.documents import DocumentTable, ListedChunk
@@ -18,7 +19,8 @@ from kvweave.kvstore.keys import digest_chunks, digest_tokens
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
-    from kvweave.engine.pipeline import RequestContext
+    from kvweave.engine.kb_question import RequestContext
+    from kvweave.engine.resident import ResidentModels
     from kvweave.index.vector_index import VectorIndex
     from kvweave.models.adapter import Adapter
     from kvweave.models.prompt import PromptTemplate
@@ -35,27 +37,46 @@ class Components:
         folder: the knowledge base's; the index is in it.
         metadata: what the knowledge base was made with.
         state: its store gets a tier on the model's device.
+        resident: gives the models that are loaded already; None to load those of this knowledge base.
     """
 
-    def __init__(self, config: Config, folder: Path, metadata: KBMetadata, state: KnowledgeBaseState) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        metadata: KBMetadata,
+        state: KnowledgeBaseState,
+        resident: "ResidentModels | None" = None,
+    ) -> None:
         self._config = config
+        self._resident = resident
         self._vectors = folder / "vectors"
         self._metadata = metadata
         self._state = state
 
-    @cached_property
+    @once
     def model(self) -> "LoadedModel":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
+        model = self._resident.model if self._resident is not None else self._load()
+        self._metadata.check_model(model.fingerprint)
+        self._state.store.attach_device(model.geometry.device, self._config.store.device_bytes)
+        return model
+
+    def _load(self) -> "LoadedModel":
         from kvweave.models.loading import load_any_model
 
         wanted = self._config.model
         name = wanted.model or self._metadata.get("model_name")
         dtype = wanted.dtype if wanted.dtype != "auto" else self._metadata.get("model_dtype") or "auto"
         bits = wanted.weights if wanted.weights != "auto" else self._metadata.weight_bits
-        model = load_any_model(name, dtype=dtype, weights=bits, device=wanted.device, home=self._config.home)
-        self._metadata.check_model(model.fingerprint)
-        self._state.store.attach_device(model.geometry.device, self._config.store.device_bytes)
-        return model
+        return load_any_model(name, dtype=dtype, weights=bits, device=wanted.device, home=self._config.home)
+
+    @property
+    def loads_recorded_model(self) -> bool:
+        """Whether the model that answers is the one that the knowledge base was made with; loads none to know it."""
+        if self._resident is None:
+            return self._metadata.names_recorded_model
+        return self._metadata.get("model_digest") in (None, self._resident.model.fingerprint.digest)
 
     @property
     def adapter(self) -> "Adapter":
@@ -64,18 +85,21 @@ class Components:
 
         return fused(self.model)
 
-    @cached_property
+    @once
     def encoder(self) -> "TextEncoder":
         """The embedding model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
         from kvweave.embedding import TextEncoder
 
-        encoder = TextEncoder(
-            self._config.embedding.embedding_model or self._metadata.get("embedding_source")
-        )
+        if self._resident is not None:
+            encoder = self._resident.encoder
+        else:
+            encoder = TextEncoder(
+                self._config.embedding.embedding_model or self._metadata.get("embedding_source")
+            )
         self._metadata.check("embedding", encoder.name)
         return encoder
 
-    @cached_property
+    @once
     def index(self) -> "VectorIndex":
         """The index. Opening it loads the embedding model only while the vectors' length is not recorded."""
         from kvweave.index.vector_index import VectorIndex
@@ -91,8 +115,11 @@ class Components:
 
     def request_context(self) -> "RequestContext":
         """Load everything that a request passes through."""
-        from kvweave.engine.pipeline import RequestContext
+        from kvweave.engine.kb_question import RequestContext
 
+        if self._resident is not None:  # another process may have filled the knowledge base anew
+            self._metadata.check_model(self.model.fingerprint)
+            self._metadata.check("embedding", self.encoder.name)
         return RequestContext(self.model, self._state.documents, self.index, self.encoder, self._state.store)
 
     def forget(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvweave.engine.pipeline import Answered
+from kvweave.engine.answer_stream import Answered
 from kvweave.results import ExplainedToken, Plan, TokenOrigin
 
 _BROKEN = "\ufffd"  # what the bytes of an unfinished character decode to
@@ -13,9 +13,15 @@ _WINDOW_TOKENS = 8  # a tokenizer that looks at earlier tokens looks no further 
 def explain(answered: Answered, tokenizer: Any) -> tuple[ExplainedToken, ...]:
     """Return one entry per prompt token, in order; the texts joined are the prompt's."""
     ids = answered.prompt.token_ids
-    recomputed = frozenset(answered.selected.tolist())
+    recomputed = frozenset(() if answered.selected is None else answered.selected.tolist())
     origins = _origins(answered.answer.plan, recomputed)
-    return tuple(map(ExplainedToken, ids, _texts(ids, tokenizer), origins))
+    scored = (
+        {}
+        if answered.scores is None
+        else dict(zip(*(each.tolist() for each in answered.scores), strict=True))
+    )
+    scores = map(scored.get, range(len(ids)))
+    return tuple(map(ExplainedToken, ids, _texts(ids, tokenizer), origins, scores))
 
 
 def _origins(plan: Plan, recomputed: frozenset[int]) -> Iterator[TokenOrigin]:

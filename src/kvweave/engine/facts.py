@@ -1,10 +1,22 @@
-"""Results as plain dictionaries, for `--json`."""
+"""Results as plain dictionaries, for `--json` and for replies over HTTP; and an answer from such dictionaries."""
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from kvweave.results import Plan
+from kvweave.results import (
+    Answer,
+    AnswerCacheHit,
+    DecodeStats,
+    ExplainedToken,
+    Plan,
+    PlanSpan,
+    Source,
+    Timing,
+)
+
+_Made = TypeVar("_Made")
 
 
 def facts(value: Any) -> Any:
@@ -30,3 +42,30 @@ def facts(value: Any) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     return {field.name: facts(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def answer_from(stored: Mapping[str, Any]) -> Answer:
+    """Return the answer that `facts` made dictionaries of; raises KeyError and TypeError for other dictionaries."""
+    plan, decoding = stored["plan"], stored.get("decoding")
+    return dataclasses.replace(
+        _made(Answer, stored),
+        sources=tuple(_made(Source, each) for each in stored["sources"]),
+        plan=dataclasses.replace(
+            _made(Plan, plan),
+            spans=tuple(_made(PlanSpan, each) for each in plan["spans"]),
+            cache_hit=_made(AnswerCacheHit, plan["cache_hit"]) if plan["cache_hit"] else None,
+        ),
+        timing=_made(Timing, stored["timing"]),
+        decoding=_made(DecodeStats, decoding) if decoding else None,
+    )
+
+
+def tokens_from(stored: Iterable[Mapping[str, Any]]) -> tuple[ExplainedToken, ...]:
+    """Return the explained tokens that `facts` made dictionaries of; raises as `answer_from`."""
+    return tuple(_made(ExplainedToken, each) for each in stored)
+
+
+def _made(kind: type[_Made], stored: Mapping[str, Any]) -> _Made:
+    """Return the dataclass of the entries that are its fields; a newer writer may have more."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in stored.items() if name in names})

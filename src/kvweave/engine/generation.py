@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
+from kvweave.cancellation import check_cancelled
 from kvweave.config import GenerationConfig
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.decode_state import DecodeState, PersistentDecodeState, PlainDecodeState
+from kvweave.engine.logprobs import LogprobRecorder
 from kvweave.engine.reply_reader import ReplyReader, ReplyText
+from kvweave.engine.sampling import Sampling
 from kvweave.engine.speculative import PromptLookupDrafter, SpeculativeDecoder
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.recipes.snapshots import SnapshotResult
-from kvweave.results import DecodeStats, FinishReason
+from kvweave.results import DecodeStats, FinishReason, TokenLogprob
 from kvweave.types import ReplyFormat
 
 _ANY_FORMAT = ReplyFormat()
@@ -38,6 +41,7 @@ class Decoded:
         reasoning: a reasoning model's thoughts before the answer.
         finish_reason: stop, where the model ended the reply, or length.
         thinking: whether it ended inside the thoughts, so that there is no answer.
+        piece_tokens: the tokens that came with the last piece of text, if log probabilities were asked for.
     """
 
     text: str = ""
@@ -48,6 +52,7 @@ class Decoded:
     reasoning: str = ""
     finish_reason: FinishReason = "stop"
     thinking: bool = False
+    piece_tokens: tuple[TokenLogprob, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -78,7 +83,7 @@ def generate(
     question_tokens: int = 1,
     drafts: Sequence[Sequence[int]] = (),
     form: ReplyFormat = _ANY_FORMAT,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """Yield the answer piece by piece, from the prompt's last logits (1, vocab) on.
 
     Decoding extends `kv_cache`, or the file that the prefill streamed its layers to. Stops at the model's
@@ -117,7 +122,7 @@ def generate_plainly(
     max_new_tokens: int,
     decoded: Decoded,
     form: ReplyFormat,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """Generate as `generate` does, token by token on the model's own cache, which this uses up."""
     adapter = prefilled.adapter
     state = PlainDecodeState(adapter, prefilled.state)
@@ -152,6 +157,7 @@ def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
     """Yield the reply's text as it grows from the prompt's last logits (1, vocab)."""
     shown, taken = "", True
     while taken:
+        check_cancelled()
         began = time.perf_counter()
         taken = reply.take(logits)
         if taken and reply.unfinished:
@@ -159,9 +165,11 @@ def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
         read = reply.fill(decoded)
         decoded.seconds += time.perf_counter() - began
         if read.ready.startswith(shown):
+            decoded.piece_tokens = reply.new_tokens(read.ready)
             yield read.ready[len(shown) :]
             shown = read.ready
     if decoded.text.startswith(shown):
+        decoded.piece_tokens = reply.new_tokens(None)
         yield decoded.text[len(shown) :]
 
 
@@ -216,7 +224,10 @@ class _Reply:
         self._adapter, self._prompt_ids, self._most = adapter, prompt_ids, most
         self._sampler = Sampler(settings, adapter.geometry.device)
         self._ends = end_tokens(adapter)
-        self._reader, self._one_line = ReplyReader(adapter.tokenizer, form), form.one_line
+        stops, logprobs = (settings.stop, settings.logprobs) if isinstance(settings, Sampling) else ((), None)
+        self._reader = ReplyReader(adapter.tokenizer, form, stops)
+        self._recorder = None if logprobs is None else LogprobRecorder(adapter.tokenizer, logprobs)
+        self._handed_out = 0  # tokens that `new_tokens` has returned
 
     def take(self, logits: Tensor) -> bool:
         """Choose the next token; return False, and choose none, where the reply ends."""
@@ -226,10 +237,12 @@ class _Reply:
         if token in self._ends:
             self._finished = "stop"
             return False
+        if self._recorder is not None:
+            self._recorder.record(self.ids, token, logits)
         self.ids.append(token)
         if len(self.ids) >= self._most:
             self._finished = "length"
-        if self._one_line:
+        if self._reader.may_end:
             read = self._reader.read(self.ids)
             if read.ended:
                 self.ids, self._finished, self._ended = read.ids, "stop", read
@@ -250,6 +263,15 @@ class _Reply:
         if isinstance(self.state, SpeculativeDecoder):
             decoded.accepted_draft_tokens = self.state.accepted_draft_tokens
         return read
+
+    def new_tokens(self, answer: str | None) -> tuple[TokenLogprob, ...]:
+        """Return the recorded tokens of the beginning `answer` of the answer, None for all of it, that were not returned yet."""
+        if self._recorder is None:
+            return ()
+        count = len(self.ids) if answer is None else self._reader.token_count(answer, self.ids)
+        new = self._recorder.tokens[self._handed_out : count]
+        self._handed_out = max(self._handed_out, count)
+        return tuple(new)
 
     @property
     def needs_rope_rescale(self) -> bool:

@@ -6,32 +6,34 @@ imported when first needed, so that listing and removing documents stays light.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from kvweave.config import Config, read_config
+from kvweave.config import Config, GenerationConfig, read_config
 from kvweave.engine.active_requests import ActiveRequests
 from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.paths import absolute, existing_paths
+from kvweave.engine.once import once
+from kvweave.engine.paths import existing_paths, sources_from
 from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress, kb_folder, no_progress
-from kvweave.errors import EmptyKnowledgeBase, PathNotFound
+from kvweave.errors import EmptyKnowledgeBase
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AddReport, Answer, AnswerCacheUse
-from kvweave.types import Prompt
+from kvweave.types import Message, Prompt, Said
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
+    from kvweave.engine.answer_stream import AnswerStream
     from kvweave.engine.ask import Asker
     from kvweave.engine.background import BackgroundReport, BackgroundRunner
     from kvweave.engine.cached_answers import CachedAnswers
     from kvweave.engine.conversation import Conversation, Conversations
     from kvweave.engine.indexing import Indexer
-    from kvweave.engine.pipeline import AnswerStream
+    from kvweave.engine.resident import ResidentModels
     from kvweave.engine.settings import Settings
     from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.models.adapter import Adapter
@@ -42,14 +44,23 @@ class KnowledgeBase:
     """Documents, their chunks and vectors, the chunk KV of one model and the answers given, in one folder.
 
     It is the unit of isolation: nothing stored is shared with another knowledge base. Two processes may use one at
-    once. The model and the embedding model are loaded when first needed. A context manager.
+    once, and several threads one object. The model and the embedding model are loaded when first needed. A context manager.
+
+    `resident` gives the models that all knowledge bases of the process share; its users are one another's requests, to
+    which background work yields. `namespace` names its entries in a shared tier, in place of its own name.
     """
 
-    def __init__(self, name: str, config: Config) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        resident: "ResidentModels | None" = None,
+        namespace: str | None = None,
+    ) -> None:
         self.name = name
         self.config = config
         self.folder = kb_folder(name, config)
-        self._state = KnowledgeBaseState(self.folder, name, config)
+        self._state = KnowledgeBaseState(self.folder, name, config, namespace)
         self.answers = self._state.answers
         self.predictions = self._state.predictions
         with ExitStack() as undo:
@@ -57,8 +68,9 @@ class KnowledgeBase:
             self.background_budget = BackgroundBudget(self._state.database)
             self._metadata = KBMetadata(self._state.database, name, config)
             undo.pop_all()
-        self._requests = ActiveRequests(self.folder / "requests.lock")
-        self._components = Components(config, self.folder, self._metadata, self._state)
+        activity = None if resident is None else resident.activity
+        self._requests = ActiveRequests(self.folder / "requests.lock", activity)
+        self._components = Components(config, self.folder, self._metadata, self._state, resident)
 
     @property
     def store(self) -> "ChunkStore":
@@ -115,7 +127,8 @@ class KnowledgeBase:
 
         Raises PathNotFound if nothing is indexed from a path; then nothing is removed.
         """
-        sources = list(dict.fromkeys(source for path in paths for source in self._sources_of(path)))
+        found = partial(sources_from, self.name, self._state.documents)
+        sources = list(dict.fromkeys(source for path in paths for source in found(path)))
         began_s = time.time()
         versions = [version for version in map(self._state.remove, sources) if version]
         if versions and self._metadata.get("dimensions"):
@@ -167,7 +180,7 @@ class KnowledgeBase:
             drop_chunks=drop_chunks,
             cache=cache,
         )
-        for _ in stream:
+        for _ in stream.events():
             pass
         return stream.answer
 
@@ -182,6 +195,9 @@ class KnowledgeBase:
         top_k: int | None = None,
         drop_chunks: bool = False,
         cache: AnswerCacheUse = "use",
+        generation: GenerationConfig | None = None,
+        earlier: Sequence[Message] = (),
+        instruction: str = "",
     ) -> "AnswerStream":
         """Answer piece by piece: iterate for the text; `.answer` is the whole once the iteration has ended.
 
@@ -195,6 +211,9 @@ class KnowledgeBase:
             drop_chunks: leave out the lowest-ranked chunks if the prompt is too long.
             cache: "use" returns the cached answer to the same question and stores a new one; "refresh" computes the
                 answer again and stores it; "off" does neither, for turns of a conversation and for measurements.
+            generation: how this answer is decoded, in place of the settings' way. One that is sampled, stopped, cut or with log
+                probabilities is not kept as the answer.
+            earlier, instruction: what was said before, and what else the model is told; see `Prompt`. They turn the cache off.
 
         Raises:
             EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch: at once.
@@ -212,8 +231,10 @@ class KnowledgeBase:
                     "coverage": coverage,
                     "top_k": top_k,
                     "drop_chunks": drop_chunks,
-                    "cache": cache,
+                    "cache": "off" if earlier or instruction else cache,
+                    "generation": generation,
                 },
+                Said(tuple(earlier), instruction),
             )
         except BaseException:
             request.close()
@@ -284,19 +305,19 @@ class KnowledgeBase:
 
     # Parts that run models, made and imported when first needed
 
-    @cached_property
+    @once
     def _settings(self) -> "Settings":
         from kvweave.engine.settings import Settings
 
         return Settings(self.config, self.folder)
 
-    @cached_property
+    @once
     def _indexer(self) -> "Indexer":
         from kvweave.engine.indexing import Indexer
 
         return Indexer(self._state, self._components, self._settings, self._metadata, self.folder.parent)
 
-    @cached_property
+    @once
     def _cached_answers(self) -> "CachedAnswers":
         from kvweave.engine.cached_answers import CachedAnswers
 
@@ -308,7 +329,7 @@ class KnowledgeBase:
             self.predictions,
         )
 
-    @cached_property
+    @once
     def _asker(self) -> "Asker":
         from kvweave.engine.ask import Asker
 
@@ -321,13 +342,13 @@ class KnowledgeBase:
             self._metadata,
         )
 
-    @cached_property
+    @once
     def _conversations(self) -> "Conversations":
         from kvweave.engine.conversation import Conversations
 
         return Conversations(self._state, self._components, self._settings, self._metadata, self._asker.found)
 
-    @cached_property
+    @once
     def _background(self) -> "BackgroundRunner":
         from kvweave.engine.background import BackgroundRunner
         from kvweave.engine.background_jobs import job_source
@@ -351,16 +372,6 @@ class KnowledgeBase:
             self.folder / "idle.lock",
             self.config.idle,
         )
-
-    def _sources_of(self, path: str | Path) -> list[str]:
-        """Return the sources of a document, or of all documents under a folder."""
-        place, documents = absolute(path), self._state.documents
-        found = [str(place)] if documents.get(str(place)) else documents.sources_under(place)
-        if not found:
-            raise PathNotFound(
-                f"nothing in knowledge base {self.name!r} comes from {place}; `kvweave ls` lists it"
-            )
-        return found
 
 
 def open_knowledge_base(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvweave.errors import InvalidRequest, PathNotFound
+from kvweave.index.documents import DocumentTable
 
 
 def absolute(path: str | Path) -> Path:
@@ -21,4 +22,16 @@ def existing_paths(paths: Sequence[str | Path]) -> list[Path]:
     for path in found:
         if not path.exists():
             raise PathNotFound(f"{path} does not exist")
+    return found
+
+
+def sources_from(kb: str, documents: DocumentTable, path: str | Path) -> list[str]:
+    """Return the sources of a knowledge base's document, or of all its documents under a folder.
+
+    Raises PathNotFound if nothing is indexed from the path.
+    """
+    place = absolute(path)
+    found = [str(place)] if documents.get(str(place)) else documents.sources_under(place)
+    if not found:
+        raise PathNotFound(f"nothing in knowledge base {kb!r} comes from {place}; `kvweave ls` lists it")
     return found

@@ -13,7 +13,7 @@ from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.records import AnswerSettings, Vector
 from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig
 from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.pipeline import RequestContext
+from kvweave.engine.kb_question import RequestContext
 from kvweave.engine.settings import within_context
 from kvweave.index.documents import DocumentTable
 from kvweave.predict.filters import NEAR_DUPLICATE_COSINE, is_answerable, is_near_duplicate, parse_questions

@@ -41,10 +41,11 @@ class ReplyReader:
     Args:
         tokenizer: the model's.
         form: the format that its prompt asked for.
+        stops: the answer ends before the first of these texts.
     """
 
-    def __init__(self, tokenizer: Any, form: ReplyFormat) -> None:
-        self._tokenizer, self._form = tokenizer, form
+    def __init__(self, tokenizer: Any, form: ReplyFormat, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._form, self._stops = tokenizer, form, stops
         opening, closing, opening_id, closing_id = form.tags
         # Some tokenizers decode these to nothing.
         self._tags = {opening_id: opening, closing_id: closing}
@@ -63,14 +64,35 @@ class ReplyReader:
         ready = answer.rstrip("\ufffd")
         if not start and self._may_be_opening(text):
             ready = ""
-        if not self._form.one_line:
-            return ReplyText(answer, thoughts, ready, False, list(ids), False)
-        end = _end_of_line(answer)
+        end = self._end(answer)
         if end is None:
-            return ReplyText(answer, thoughts, _certain(ready), False, list(ids), False)
+            return ReplyText(answer, thoughts, self._certain(ready), False, list(ids), False)
         answer = answer[:end]
         needed = text[: start + end] if answer or thoughts else ""
         return ReplyText(answer, thoughts, answer, False, self._up_to(needed, ids), True)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text may say that the answer has ended."""
+        return self._form.one_line or bool(self._stops)
+
+    def token_count(self, answer: str, ids: Sequence[int]) -> int:
+        """Return how many first tokens of a reply are needed for the beginning `answer` of its answer."""
+        text = self._text(ids)
+        start, _, _ = self._split(text, None)
+        return len(self._up_to(text[:start] + answer, ids)) if answer else 0
+
+    def _end(self, answer: str) -> int | None:
+        """Return where an answer ends, by its first line or a stop text; None if it goes on."""
+        ends = [at for at in map(answer.find, self._stops) if at >= 0]
+        line = _end_of_line(answer) if self._form.one_line else None
+        return min([*ends, *([line] if line is not None else [])], default=None)
+
+    def _certain(self, ready: str) -> str:
+        """Return the beginning of an unfinished answer without what may turn out to be its end."""
+        certain = _certain(ready) if self._form.one_line else ready
+        held = max((_overlap(certain, stop) for stop in self._stops), default=0)
+        return certain[: len(certain) - held]
 
     def _text(self, ids: Sequence[int]) -> str:
         """Return the text of ids, tags included, without any other control token."""
@@ -86,6 +108,8 @@ class ReplyReader:
     def _split(self, text: str, stopped: bool | None) -> tuple[int, str, bool]:
         """Return where the answer begins, the thoughts before it, and whether the reply is still inside them."""
         mode, tags = self._form.thoughts, self._form.tags
+        if mode == "none":
+            return 0, "", False
         begins = len(text) - len(text.lstrip())
         marked = text.startswith(tags.opening, begins)
         first = begins + len(tags.opening) if marked else 0
@@ -102,6 +126,8 @@ class ReplyReader:
 
     def _may_be_opening(self, text: str) -> bool:
         """Return whether a text is the beginning of an opening tag."""
+        if self._form.thoughts == "none":
+            return False
         begun = text.lstrip().rstrip("\ufffd")
         return (
             bool(begun)
@@ -121,6 +147,12 @@ def _end_of_line(answer: str) -> int | None:
     """Return where an answer ends: with its first line that holds any text, or where it begins another question."""
     found = _LINE_END.search(answer, len(answer) - len(answer.lstrip()))
     return None if found is None else len(answer[: found.start()].rstrip())
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of a text that a stop text begins with, shorter than the stop text."""
+    longest = min(len(text), len(stop) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
 
 
 def _certain(answer: str) -> str:

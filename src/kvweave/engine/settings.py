@@ -1,16 +1,27 @@
-"""How one question is answered: the options of the call, completed by the settings."""
+"""How one question is answered: the options of the call, completed by the settings.
+
+Recipes run models; their code is imported when a recipe is made.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvweave.answer_cache.records import AnswerSettings
-from kvweave.config import DEFAULT_NEW_TOKENS, DEFAULT_THINKING_TOKENS, Config, GenerationConfig
+from kvweave.config import (
+    DEFAULT_NEW_TOKENS,
+    DEFAULT_THINKING_TOKENS,
+    Config,
+    GenerationConfig,
+)
 from kvweave.decode.settings import OffloadSettings
+from kvweave.engine.sampling import Sampling, check_sampling
 from kvweave.errors import InvalidRequest
-from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prepare import NotPrepared
-from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.names import OWN_PREPARATIONS, full_name
 from kvweave.results import AnswerCacheUse
+
+if TYPE_CHECKING:
+    from kvweave.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +38,10 @@ class AskOptions:
         drop_chunks: whether the lowest-ranked chunks may be left out when the prompt is too long.
         cache: what to do with the answer cache.
         answer_settings: the settings under which the cache keeps the answer; None if it does not.
+        keep_cut: whether the cache also keeps an answer that its greatest length cut.
     """
 
-    recipe: Recipe
+    recipe: "Recipe"
     ratio: float | None
     coverage: float | None
     top_k: int
@@ -39,6 +51,7 @@ class AskOptions:
     drop_chunks: bool
     cache: AnswerCacheUse
     answer_settings: AnswerSettings | None
+    keep_cut: bool = True
 
     def max_new_tokens(self, context_tokens: int) -> int:
         """Return the longest answer in tokens by a model with a context of `context_tokens`."""
@@ -65,6 +78,7 @@ class Settings:
         top_k: int | None = None,
         drop_chunks: bool = False,
         cache: AnswerCacheUse = "use",
+        generation: GenerationConfig | None = None,
     ) -> AskOptions:
         """Return the options of one question; None leaves an option to the settings.
 
@@ -75,11 +89,57 @@ class Settings:
         """
         chosen = self.recipe(recipe, prepare)
         chosen.budget(ratio, coverage)  # an impossible budget is refused before a model is loaded
-        generation = self.config.generation
+        if isinstance(generation, Sampling):
+            check_sampling(generation)
+        return AskOptions(
+            recipe=chosen,
+            ratio=ratio,
+            coverage=coverage,
+            top_k=min(self.top_k(top_k), chunks),
+            system=system,
+            generation=generation or self.config.generation,
+            kv=self.offload(self.config.decoding.kv_budget),
+            drop_chunks=drop_chunks,
+            cache=cache,
+            answer_settings=self.answer_settings(
+                chunks,
+                recipe=recipe,
+                prepare=prepare,
+                ratio=ratio,
+                coverage=coverage,
+                top_k=top_k,
+                drop_chunks=drop_chunks,
+                cache=cache,
+                generation=generation,
+            ),
+            keep_cut=generation is None,  # a caller that limits one answer must be told that it was cut
+        )
+
+    def answer_settings(
+        self,
+        chunks: int,
+        *,
+        recipe: str | None,
+        prepare: str | None,
+        ratio: float | None,
+        coverage: float | None,
+        top_k: int | None,
+        drop_chunks: bool,
+        cache: AnswerCacheUse,
+        generation: GenerationConfig | None,
+    ) -> AnswerSettings | None:
+        """Return what the answer cache keeps an answer under, None if it does not; takes the options of `resolve`.
+
+        Makes no recipe if its name is known without. A budget is not checked: no answer is kept under an impossible one.
+        """
+        generation = generation or self.config.generation
         retrieved = min(self.top_k(top_k), chunks)
-        kept = cache != "off" and generation.temperature == 0  # a sampled answer is not the answer
-        answer_settings = AnswerSettings(
-            chosen.name,
+        # A sampled answer is not the answer, and a cached one has no log probabilities.
+        plain = generation.plain if isinstance(generation, Sampling) else generation.temperature == 0
+        if cache == "off" or not plain:
+            return None
+        return AnswerSettings(
+            self._recipe_name(recipe, prepare),
             ratio,
             coverage,
             retrieved,
@@ -89,21 +149,11 @@ class Settings:
             self.config.decoding.kv_budget,
             generation.think,
         )
-        return AskOptions(
-            recipe=chosen,
-            ratio=ratio,
-            coverage=coverage,
-            top_k=retrieved,
-            system=system,
-            generation=generation,
-            kv=self.offload(self.config.decoding.kv_budget),
-            drop_chunks=drop_chunks,
-            cache=cache,
-            answer_settings=answer_settings if kept else None,
-        )
 
     def restore(self, answer_settings: AnswerSettings, system: str) -> AskOptions:
         """Return the options that recorded `answer_settings` stand for, to compute a fresh answer under them."""
+        from kvweave.recipes.methods import recipe_named
+
         recipe = recipe_named(answer_settings.recipe, None, answer_settings.auxiliary, self._storage)
         return AskOptions(
             recipe=recipe,
@@ -120,7 +170,7 @@ class Settings:
             answer_settings=answer_settings,
         )
 
-    def recipe(self, named: str | None = None, prepare: str | None = None) -> Recipe:
+    def recipe(self, named: str | None = None, prepare: str | None = None) -> "Recipe":
         """Return the recipe of this name, or the settings'; `prepare` replaces its preparation.
 
         The settings' own preparation applies to recipes that prepare something and name no preparation.
@@ -128,6 +178,9 @@ class Settings:
         Raises:
             UnknownRecipe, InvalidRequest: see `recipe_named`.
         """
+        from kvweave.recipes.methods import recipe_named
+        from kvweave.recipes.prepare import NotPrepared
+
         auxiliary = self.config.model.auxiliary
         if named is None:
             return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, self._storage)
@@ -150,6 +203,15 @@ class Settings:
         # The files go beside the knowledge base: the system's temporary folder may be memory.
         folder = self.folder / "decoding"
         return OffloadSettings(1.0 if kv_budget is None else kv_budget, resident_bytes, folder=folder)
+
+    def _recipe_name(self, named: str | None, prepare: str | None) -> str:
+        """Return the name of `recipe`'s result."""
+        if named is None:
+            known = full_name(self.config.recipe, prepare or self.config.prepare, self._storage)
+        else:
+            complete = prepare is not None or "+" in named or OWN_PREPARATIONS.get(named) is None
+            known = full_name(named, prepare if complete else self.config.prepare, self._storage)
+        return known or self.recipe(named, prepare).name
 
     @property
     def _storage(self) -> str | None:

@@ -35,7 +35,7 @@ _USABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _USABLE = "letters, digits, '.', '_' and '-', 100 at most, a letter or digit first"
 
 
-def checked_name(kind: Literal["knowledge base", "conversation"], name: str) -> str:
+def checked_name(kind: Literal["knowledge base", "conversation", "tenant"], name: str) -> str:
     """Return the name if a folder can have it; raises InvalidRequest."""
     if not _USABLE_NAME.fullmatch(name):
         raise InvalidRequest(f"{kind} name {name!r} is not usable: {_USABLE}")
@@ -51,14 +51,16 @@ class KnowledgeBaseState:
     """The tables that say which documents exist and what belongs to them; changes to them commit together.
 
     Opens the knowledge base in `folder`, and creates it if it is not there. `conversations` is a folder of files, outside the
-    transaction: a conversation is compared with the document list before it is used.
+    transaction: a conversation is compared with the document list before it is used. `namespace` names its entries in a shared
+    tier; None is its own name.
 
     Raises:
         StoreError: the database cannot be used.
     """
 
-    def __init__(self, folder: Path, name: str, config: Config) -> None:
-        self._folder, self._name, self._config = folder, name, config
+    def __init__(self, folder: Path, name: str, config: Config, namespace: str | None = None) -> None:
+        self._folder, self._config = folder, config
+        self._namespace = namespace or name
         self._opening = threading.Lock()
         self._store: ChunkStore | None = None
         with ExitStack() as undo:  # closes what was opened if the rest cannot be
@@ -138,7 +140,7 @@ class KnowledgeBaseState:
         settings = self._config.store
         return ChunkStore(
             self._folder / "kv",
-            namespace=self._name,
+            namespace=self._namespace,
             limit_bytes=settings.limit_bytes,
             host_bytes=settings.host_bytes,
             shared=settings.shared,

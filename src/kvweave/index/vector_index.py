@@ -130,6 +130,12 @@ class VectorIndex:
         return texts
 
     @_as_store_errors()
+    def passages(self, version: str) -> list[tuple[int, str]]:
+        """Return the offset and the text of each chunk of a document version, in reading order."""
+        found = self._table.search().where(in_list("version", [version])).select(["start", "text"])
+        return sorted({(row["start"], row["text"]) for row in found.to_list()})
+
+    @_as_store_errors()
     def rows_by_version(self) -> dict[str, int]:
         """Return the number of different rows of each version; fewer than listed means that some are lost."""
         return _counted(self._table.search())

@@ -66,6 +66,21 @@ class PredictionTotals:
         return self.given / self.kept if self.kept else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PredictedQuestion:
+    """A predicted question: what became of it, and whether users got its answer.
+
+    `dropped` says why no answer is computed for it. `given` counts answers from it before a user asked it in these words,
+    `asked` says whether one has.
+    """
+
+    question: str
+    origin: PredictionOrigin
+    dropped: DropReason | None
+    given: int
+    asked: bool
+
+
 class PredictionStore:
     """The three tables together. Questions are passed as `clean_text` returns them."""
 
@@ -296,6 +311,18 @@ class PredictedQuestions:
             self._database.execute(f"DELETE FROM predicted_questions WHERE {where}", values)
             self._database.execute(f"DELETE FROM predicted_from WHERE {condition}", values)
         return [question for (question,) in rows]
+
+    def latest(self, most: int) -> list[PredictedQuestion]:
+        """Return the latest predictions, those that users made use of first."""
+        rows = self._database.query(
+            """SELECT question, origin, dropped, given, asked FROM predicted_questions
+               ORDER BY (given > 0 OR asked) DESC, made_at DESC, question LIMIT ?""",
+            (most,),
+        )
+        return [
+            PredictedQuestion(question, origin, dropped, given, bool(asked))
+            for question, origin, dropped, given, asked in rows
+        ]
 
     def totals(self) -> PredictionTotals:
         """Return counts."""

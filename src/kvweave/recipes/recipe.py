@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kvweave.cancellation import check_cancelled
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
 from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import with_queries
@@ -102,6 +103,7 @@ def run(
         request = PrefillRequest(adapter, store, prompt, budget, held, prefix_context)
         while True:
             matched: tuple[Matched, ...] = ()
+            check_cancelled()
             try:
                 matched = recipe.match.find(request, recipe.prepare)
                 if prefix_context is not None:  # the sink could not start again in the middle of the pass
@@ -113,6 +115,7 @@ def run(
                 new = _NewEntries(recipe, state, sink)
                 hooks = new.hooks if sink is None else [*new.hooks, sink]
                 rows = torch.cat([selected, state.fresh]).sort().values
+                check_cancelled()
                 logits = recipe.recompute.run(state, rows, hooks, capture=bool(new.spans))
                 return _result(recipe, state, selected, logits, new, clock)
             except DamagedEntry as error:
@@ -245,7 +248,8 @@ def _result(
     plan = Plan(recipe.name, budget.ratio, _plan_spans(state.matched, selected), budget.coverage)
     new_entries = tuple(new.of(kv_cache))
     kv_cache.capture = None  # the entries are copies
-    return PrefillResult(logits, plan, timing, kv_cache, selected, new_entries, request)
+    scores = (state.stale, state.scores[-1]) if state.scores else None
+    return PrefillResult(logits, plan, timing, kv_cache, selected, new_entries, request, scores)
 
 
 def _plan_spans(matched: tuple[Matched, ...], selected: Tensor) -> tuple[PlanSpan, ...]:

@@ -156,6 +156,7 @@ class PrefillResult:
             rows were computed.
         new_entries: what the store does not hold yet and is worth storing; see `remember`.
         request: what was asked for.
+        scores: the prompt positions (n,) that were rated for recomputation and their scores (n,), where the recipe has any.
     """
 
     logits: Tensor
@@ -165,6 +166,7 @@ class PrefillResult:
     selected: Tensor
     new_entries: tuple[StoreEntry, ...]
     request: PrefillRequest
+    scores: tuple[Tensor, Tensor] | None = None
 
     @property
     def generate_kwargs(self) -> dict[str, object]:

@@ -108,6 +108,7 @@ class TopScores:
         if budget.recomputes_none or not stale.numel():
             return stale[:0]
         scores = self.score.scores(state)
+        state.scores[:] = [scores]
         return stale[top_tokens(scores, budget.row_count(scores))]
 
 

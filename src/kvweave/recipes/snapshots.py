@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
@@ -58,6 +59,10 @@ class SnapshotResult:
         """The stale positions that were computed again: none."""
         return torch.empty(0, dtype=torch.long)
 
+    @property
+    def scores(self) -> None:
+        """No position is rated."""
+
 
 def uses_exact_prefixes_alone(recipe: Recipe) -> bool:
     """Return whether all that a recipe reuses was computed after exactly the same text."""
@@ -90,6 +95,7 @@ def run_from_snapshot(
     room = store.limit_bytes
     for number in range(first, len(prompt.spans)):
         if prompt.spans[number].tokens:
+            check_cancelled()
             logits = adapter.extend(state, prompt.ids(prompt.spans[number]))
             size = adapter.snapshot_bytes(state.tokens)
             if number in path.ends and size <= room:  # the copies wait in memory for the answer to be out

@@ -1,12 +1,13 @@
 """A prompt with its stored KV placed and nothing recomputed yet: what the slots select, recompute and attend work on."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
@@ -24,13 +25,15 @@ class PrefillState:
     """The placed prompt of one request.
 
     All rows are prompt positions, ascending, on the CPU. A pass over rows writes their K,V to `kv_cache`, which belongs
-    to this request. A selector may run the question's rows, since the recomputation runs them again.
+    to this request. A selector may run the question's rows, since the recomputation runs them again. One that ranks the
+    stale rows by scores (n,) puts these into `scores`, for who asks why.
     """
 
     request: PrefillRequest
     kv_cache: FusedCache
     matched: tuple[Matched, ...]
     attend: Attend
+    scores: list[Tensor] = field(default_factory=list)
 
     @cached_property
     def stale(self) -> Tensor:
@@ -96,6 +99,7 @@ class PrefillState:
 
     def run_partial(self, rows: Tensor, *hooks: AttentionHook, update_hook: UpdateHook | None = None) -> None:
         """Compute rows for what the hooks see; a hook that raises StopForward ends the pass."""
+        check_cancelled()
         ids = self.request.prompt.token_ids
         self.request.adapter.run_partial(self.kv_cache, ids, self.plan(rows, *hooks), update_hook)
 

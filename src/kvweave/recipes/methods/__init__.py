@@ -18,6 +18,7 @@ from kvweave.recipes.methods.kvshare import kvshare
 from kvweave.recipes.methods.prophetkv import prophetkv
 from kvweave.recipes.methods.qcfuse import qcfuse
 from kvweave.recipes.methods.weave import weave
+from kvweave.recipes.names import displayed, parse, split_storage
 from kvweave.recipes.prepare import (
     Bare,
     Isolated,
@@ -30,7 +31,7 @@ from kvweave.recipes.prepare import (
 )
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.versions import RequestVersions
-from kvweave.types import STORAGES, Storage
+from kvweave.types import Storage
 
 _OWN: Mapping[str, Callable[..., Recipe]] = {
     "full": full,
@@ -99,23 +100,15 @@ def recipe_named(
     Raises UnknownRecipe listing the names there are, and InvalidRequest for a preparation of a recipe that prepares
     nothing, or for a storage other than exact of one that keeps exact versions.
     """
-    if "+" in name:
-        if prepare is not None:
-            raise InvalidRequest(f"recipe {name!r} names its preparation; leave {prepare!r} out")
-        prepare, _, name = name.partition("+")
-    if prepare is not None:
-        prepare, named = _split_storage(prepare)
-        storage = named or storage
-    if storage is not None and storage not in STORAGES:
-        raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
+    name, preparation, stored = parse(name, prepare, storage)
     if name not in METHODS:
         if name in LAB["kvweave.recipes"]:
             raise lab_missing(f"recipe {name!r}")
         raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join(METHODS)}")
     recipe = METHODS[name](auxiliary) if uses_auxiliary(name) else METHODS[name]()
-    recipe = _with_preparation(recipe, prepare)
-    if storage is not None:
-        return _with_storage(recipe, STORAGES[storage])
+    recipe = _with_preparation(recipe, preparation)
+    if stored is not None:
+        return _with_storage(recipe, stored)
     if recipe.prepare.max_versions is not None:
         return recipe
     return replace(_with_storage(recipe, DEFAULT_STORAGE), name=recipe.name)
@@ -143,7 +136,7 @@ def uses_auxiliary(method: str) -> bool:
 def exact_name(name: str) -> tuple[str, Storage]:
     """Return the name of the same recipe with exact storage, and the storage that the given name says."""
     prepare, _, method = name.rpartition("+")
-    preparation, storage = _split_storage(prepare) if prepare else (None, None)
+    preparation, storage = split_storage(prepare) if prepare else (None, None)
     if storage is None or storage == "exact":
         return name, "exact"
     return recipe_named(method, preparation).name, storage
@@ -169,18 +162,13 @@ def _with_preparation(recipe: Recipe, prepare: str | None) -> Recipe:
         )
     if recipe.prepare == PREPARATIONS[prepare]():
         return recipe
-    return replace(recipe, name=f"{prepare}+{recipe.name}", prepare=PREPARATIONS[prepare]())
+    return replace(recipe, name=displayed(recipe.name, prepare, None), prepare=PREPARATIONS[prepare]())
 
 
 def _with_storage(recipe: Recipe, storage: Storage) -> Recipe:
     if storage == "exact" or recipe.prepare == NotPrepared():
         return recipe
     method, preparation = name_parts(recipe.name)
-    name = f"{preparation}-{storage}+{method}" if preparation else f"{storage}+{method}"
-    return replace(recipe, name=name, prepare=Quantised(recipe.prepare, storage))
-
-
-def _split_storage(prepare: str) -> tuple[str | None, Storage | None]:
-    """Split a preparation's name such as similar-int8 into preparation and storage, either of which may be missing."""
-    preparation, _, last = prepare.rpartition("-")
-    return (preparation or None, STORAGES[last]) if last in STORAGES else (prepare, None)
+    return replace(
+        recipe, name=displayed(method, preparation, storage), prepare=Quantised(recipe.prepare, storage)
+    )

@@ -1,0 +1,11 @@
+"""Passages for a question, without an answer: what retrieval alone finds."""
+
+from kvweave.engine.knowledge_base import KnowledgeBase
+from kvweave.results import Source
+
+
+def passages(base: KnowledgeBase, question: str, top_k: int | None = None) -> tuple[Source, ...]:
+    """Return the chunks that a question would be answered from, best first; raises as `KnowledgeBase.prompt` does."""
+    found = base._asker.found(question, top_k)
+    ranked = sorted(found, key=lambda chunk: -chunk.score)  # stable: equal scores stay in reading order
+    return tuple(Source(each.source, each.start, each.end, each.text, each.score) for each in ranked)

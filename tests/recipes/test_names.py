@@ -1,0 +1,69 @@
+"""The name of a recipe, told without making it, is the name of the recipe that is made."""
+
+import itertools
+
+import pytest
+
+from kvweave.config import Config, StoreConfig
+from kvweave.engine.settings import Settings
+from kvweave.errors import InvalidRequest, UnknownRecipe
+from kvweave.recipes.methods import METHODS, PREPARATIONS, name_parts, recipe_named
+from kvweave.recipes.names import OWN_PREPARATIONS, full_name
+from kvweave.recipes.prepare import NotPrepared
+from kvweave.types import STORAGES
+
+PREPARES = [None, *PREPARATIONS, *STORAGES, *(f"{name}-int8" for name in PREPARATIONS), "", "unknown"]
+
+
+def made(name, prepare, storage):
+    """The name of the recipe that is made; None if it is refused."""
+    try:
+        return recipe_named(name, prepare, storage=storage).name
+    except InvalidRequest:
+        return None
+
+
+@pytest.mark.parametrize("method", OWN_PREPARATIONS)
+def test_it_is_the_name_of_the_recipe_that_is_made(method):
+    for prepare, storage in itertools.product(PREPARES, [None, *STORAGES]):
+        assert full_name(method, prepare, storage) == made(method, prepare, storage)
+        if prepare is not None:
+            assert full_name(f"{prepare}+{method}", None, storage) == made(
+                f"{prepare}+{method}", None, storage
+            )
+
+
+def test_the_methods_of_this_package_are_known():
+    ours = {name for name in METHODS if METHODS[name].__module__.startswith("kvweave.")}
+    assert ours == OWN_PREPARATIONS.keys()
+    for name, preparation in OWN_PREPARATIONS.items():
+        assert name_parts(name) == (name, preparation)
+        assert (METHODS[name]().prepare == NotPrepared()) == (preparation is None)
+
+
+def test_others_are_asked_themselves():
+    assert full_name("naive") is None
+    assert full_name("no-such-recipe") is None
+    with pytest.raises(InvalidRequest, match="names its preparation"):
+        full_name("similar+weave", "bare")
+    with pytest.raises(InvalidRequest, match="no storage 'int9'"):
+        full_name("weave", storage="int9")
+
+
+@pytest.mark.parametrize("storage", ["auto", "int8"])
+@pytest.mark.parametrize("usual", [None, "similar", "woven-int4"])
+@pytest.mark.parametrize("own", ["weave", "bare+epic", "full"])
+def test_an_answer_is_kept_under_the_name_of_the_recipe_that_makes_it(tmp_path, storage, usual, own):
+    config = Config(home=tmp_path, recipe=own, prepare=usual, store=StoreConfig(storage=storage))
+    settings = Settings(config, tmp_path)
+    for named, prepare in itertools.product(
+        [None, "reuse", "prefix", "following+epic", "naive"], [None, "bare"]
+    ):
+        call = {"recipe": named, "prepare": prepare}
+        try:
+            recipe = settings.recipe(named, prepare)
+        except (InvalidRequest, UnknownRecipe):
+            with pytest.raises(InvalidRequest):
+                settings.resolve("Answer.", 3, **call)
+        else:
+            assert settings.resolve("Answer.", 3, **call).answer_settings.recipe == recipe.name
