@@ -1,6 +1,10 @@
 """The answer cache and its evaluation through the real command."""
 
 import json
+import subprocess
+import sys
+
+import pytest
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
@@ -24,6 +28,35 @@ def test_a_repeated_question_reports_that_its_answer_is_cached(command, document
     changed = command.json("ask", GLORRIC)
     assert changed["text"] == "needle"
     assert changed["plan"]["cache_hit"] is None
+
+
+ASK_AND_LIST_IMPORTS = """
+import sys
+from kvweave.__main__ import main
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, done.code
+print(*sorted({"torch", "transformers", "lancedb"} & sys.modules.keys()), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("recipe", [(), ("--recipe", "following-exact+prophetkv", "--ratio", "0.3")])
+def test_a_question_asked_again_is_answered_without_the_code_that_runs_models(command, documents, recipe):
+    def ask_in_a_new_process(question):
+        words = [sys.executable, "-c", ASK_AND_LIST_IMPORTS, "ask", question, *recipe]
+        done = subprocess.run(words, env=command.environment, capture_output=True, text=True, check=True)
+        return done.stdout, done.stderr.split()
+
+    command("add", documents, "--quiet")
+    assert command.json("ask", GLORRIC, *recipe)["plan"]["cache_hit"] is None
+    told, imported = ask_in_a_new_process(f" {GLORRIC.replace(' ', '  ')}")
+    assert told.startswith("walnut\n")
+    assert "cached answer to" in told
+    assert imported == []
+    told, imported = ask_in_a_new_process(AGAIN)  # other words are compared by their vectors
+    assert told.startswith("walnut\n")
+    assert "torch" in imported
 
 
 def test_look_alikes_have_rows_tables_json_and_a_plot(command, tmp_path):

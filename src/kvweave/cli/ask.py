@@ -1,7 +1,8 @@
 """ask: answer one question, with sources."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -9,6 +10,9 @@ from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.results import Answer, ExplainedToken
+    from kvweave.server.choice import ServerChoice
+
+    Answered: TypeAlias = tuple[Answer, Sequence[ExplainedToken]]
 
 
 @opt.with_options(
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     *("ratio", "coverage", "top_k"),
     *("max_new_tokens", "temperature", "think"),
     *opt.OFFLOADING,
+    "use_server",
 )
 def ask(
     context: typer.Context,
@@ -49,39 +54,105 @@ def ask(
     json: opt.Json = False,
 ) -> None:
     """Answer a question from the documents, with sources."""
-    opt.quiet_libraries()
+    from kvweave.server.choice import choose_server
+    from kvweave.server.settings_match import IN_REQUEST
+
     ratio, coverage = options.budget(context)
+    asked = Asked(question, ratio, coverage, options.top_k, drop_chunks, fresh, explain, quiet=json)
+    server = choose_server(options.config(), IN_REQUEST)
+    answered = _ask_server(server, options.kb, asked) or _ask_here(options, asked)
+    _print_answer(*answered, server, explain=explain, json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question with its options; `quiet` prints no pieces."""
+
+    question: str
+    ratio: float | None
+    coverage: float | None
+    top_k: int | None
+    drop_chunks: bool
+    fresh: bool
+    explain: bool
+    quiet: bool
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of `KnowledgeBase.stream`."""
+        return {
+            "ratio": self.ratio,
+            "coverage": self.coverage,
+            "top_k": self.top_k,
+            "drop_chunks": self.drop_chunks,
+            "cache": "refresh" if self.fresh else "use",
+        }
+
+
+def _ask_here(options: opt.SharedOptions, asked: Asked) -> "Answered":
+    """Answer in this process, and print the pieces."""
+    opt.quiet_libraries()
     with options.open_kb() as base:
-        stream = base.stream(
-            question,
-            ratio=ratio,
-            coverage=coverage,
-            top_k=options.top_k,
-            drop_chunks=drop_chunks,
-            cache="refresh" if fresh else "use",
-        )
-        for piece in stream:
-            if not json:
-                typer.echo(piece, nl=False)
-        answer = stream.answer
-        tokens = stream.explain() if explain else None
-    _print_answer(answer, tokens, json=json)
+        stream = base.stream(asked.question, **asked.options())
+        _print_pieces(stream, asked)
+        return stream.answer, stream.explain() if asked.explain else ()
 
 
-def _print_answer(answer: "Answer", tokens: "Sequence[ExplainedToken] | None", *, json: bool) -> None:
-    """Print what comes after the text, or everything as JSON; `tokens` are the explained ones, if asked for."""
+def _ask_server(server: "ServerChoice", kb: str, asked: Asked) -> "Answered | None":
+    """Answer through the running server, and print the pieces; None if this process has to answer after all."""
+    if server.client is None:
+        return None
+    from kvweave.errors import ServerRefused, ServerUnavailable
+
+    wanted = {
+        name: value for name, value in asked.options().items() if value is not None and value is not False
+    }
+    explaining = {"explain": True} if asked.explain else {}
+    stream = server.client.ask(kb, asked.question, {**server.options, **wanted, **explaining})
+    printed: list[str] = []
+    try:
+        with server.client:
+            _print_pieces(stream, asked, printed)
+            return stream.answer, stream.tokens
+    except (ServerUnavailable, ServerRefused) as error:
+        if printed:
+            raise ServerUnavailable(f"{error}; the answer above is not whole: ask again") from error
+        # A refusal is explained best by the process that has all the details; what it refuses may well work here.
+        server.give_up(error)
+        return None
+
+
+def _print_pieces(pieces: Iterable[str], asked: Asked, printed: list[str] | None = None) -> None:
+    for piece in pieces:
+        if not asked.quiet:
+            typer.echo(piece, nl=False)
+            if printed is not None:
+                printed.append(piece)
+
+
+def _print_answer(
+    answer: "Answer",
+    tokens: "Sequence[ExplainedToken]",
+    server: "ServerChoice",
+    *,
+    explain: bool,
+    json: bool,
+) -> None:
+    """Print what comes after the text, or everything as JSON."""
     from kvweave.cli.output import print_json
     from kvweave.engine.facts import facts
 
     if json:
-        print_json(answer if tokens is None else {**facts(answer), "tokens": tokens})
+        told = {"server": server.facts()} if server.url and (explain or not server.unused) else {}
+        print_json({**facts(answer), **({"tokens": tokens} if explain else {}), **told})
         return
     typer.echo()
     _print_sources(answer)
-    if tokens is not None:
+    if explain:
         from kvweave.cli.explain import print_explanation
 
         print_explanation(answer, tokens)
+        if server.line:
+            typer.echo(server.line)
 
 
 def _print_sources(answer: "Answer") -> None:

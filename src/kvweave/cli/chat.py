@@ -1,12 +1,17 @@
 """chat: a conversation about the documents, resumed where it was left."""
 
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from kvweave.server.choice import ServerChoice
+    from kvweave.server.client import ServerClient
 
 
 @opt.with_options(
@@ -15,6 +20,7 @@ from kvweave.cli import options as opt
     "recipe",
     *("top_k", "max_new_tokens", "temperature", "think"),
     *opt.OFFLOADING,
+    "use_server",
     top_k="Chunks retrieved for each turn. Default: 5.",
     max_new_tokens="Longest answer.",
 )
@@ -27,12 +33,70 @@ def chat(
     options: opt.SharedOptions,
 ) -> None:
     """Ask turn by turn, one line each. An empty line or the end of input ends the chat and keeps it."""
-    opt.quiet_libraries()
-    with options.open_kb() as base, base.conversation(name, new=new) as talk:
+    from kvweave.server.choice import choose_server
+
+    with ExitStack() as stack:
+        # The server decodes conversations by its own settings: of all settings, a request carries top_k alone.
+        talk = _Talk(options, name, choose_server(options.config(), ("top_k",)), stack, new=new)
         for question in _lines():
-            for piece in base.send(talk, question, top_k=options.top_k):
+            for piece in talk.send(question):
                 typer.echo(piece, nl=False)
             typer.echo()
+
+
+class _Talk:
+    """A conversation, held by the running server; by this process where there is none, or from when it is gone.
+
+    Both keep it in the same files after every turn, so that either goes on from what the other left. `stack` closes it.
+    """
+
+    def __init__(
+        self, options: opt.SharedOptions, name: str, server: "ServerChoice", stack: ExitStack, *, new: bool
+    ) -> None:
+        self._options, self._name, self._server, self._stack = options, name, server, stack
+        self._here: Callable[[str], Iterator[str]] | None = None
+        if server.client is not None and new:
+            self._start_over(server.client)
+        if server.client is None:
+            self._open(new=new)
+
+    def send(self, question: str) -> Iterator[str]:
+        """Yield the answer to the next turn."""
+        from kvweave.errors import ServerRefused, ServerUnavailable
+
+        client, begun = self._server.client, False
+        if client is not None:
+            top_k = self._options.top_k
+            if top_k is None:
+                top_k = self._server.options.get("top_k")
+            try:
+                for piece in client.send(self._options.kb, self._name, question, top_k):
+                    begun = True
+                    yield piece
+                return
+            except (ServerUnavailable, ServerRefused) as error:
+                if begun:
+                    raise ServerUnavailable(
+                        f"{error}; the turns before this one are kept: run chat again"
+                    ) from error
+                self._server.give_up(error)
+                self._open(new=False)
+        assert self._here is not None
+        yield from self._here(question)
+
+    def _start_over(self, client: "ServerClient") -> None:
+        from kvweave.errors import ServerRefused, ServerUnavailable
+
+        try:
+            client.start_over(self._options.kb, self._name)
+        except (ServerUnavailable, ServerRefused) as error:
+            self._server.give_up(error)
+
+    def _open(self, *, new: bool) -> None:
+        opt.quiet_libraries()
+        base = self._stack.enter_context(self._options.open_kb())
+        talk = self._stack.enter_context(base.conversation(self._name, new=new))
+        self._here = lambda question: base.send(talk, question, top_k=self._options.top_k)
 
 
 def _lines() -> Iterator[str]:

@@ -15,10 +15,12 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
     "add": ("documents:add", "Index files and folders."),
     "ask": ("ask:ask", "Answer a question from the documents, with sources."),
     "chat": ("chat:chat", "Ask turn by turn, in a conversation that is kept."),
+    "serve": ("serve:serve", "Answer over HTTP, with OpenAI's API and a page."),
     "ls": ("documents:ls", "List the documents."),
     "rm": ("documents:rm", "Remove documents and what was stored for them."),
     "idle": ("background:idle", "Predict questions and prepare their answers."),
     "cache": ("cache:app", "Show, verify, limit or clear what is stored."),
+    "mcp": ("mcp:mcp", "Give agents the knowledge bases by the Model Context Protocol."),
     "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
     "demo": ("demo:demo", "Try it on sample documents, cold and warm."),
 }

@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 import re
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import typer
 from kvweave.config import environment_variable, setting_names
 
 if TYPE_CHECKING:
+    from kvweave.config import Config
     from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.kvstore.reports import TierName
     from kvweave.models.adapter import Adapter
@@ -144,6 +146,10 @@ class SharedOptions:
             "Most memory for KV while decoding, such as 200MB; the rest is in a file. Default: no limit."
         ),
     ] = None
+    use_server: Annotated[
+        bool | None,
+        _Declared("Use a running server of the same home. Default: yes.", flag="--server/--no-server"),
+    ] = None
     prediction_stride: Annotated[
         int | None, _Declared("Questions predicted at a time, 1 to 5. Default: 5.", flag="--stride")
     ] = None
@@ -161,6 +167,12 @@ class SharedOptions:
 
         _show_conversions()
         return open_knowledge_base(self.kb, home=self.home, **self._settings())
+
+    def config(self, **more: Any) -> "Config":
+        """Return the settings, with `more` that are no shared options."""
+        from kvweave.config import read_config
+
+        return read_config(self.home, **self._settings(), **more)
 
     def load_model(self, default: str | None = None) -> "Adapter":
         """Load the model that the options name, else `default`, else the shipped reference model."""
@@ -332,8 +344,11 @@ def size_bytes(text: str) -> int:
 
 
 def quiet_libraries() -> None:
-    """Keep transformers from printing progress bars and notices."""
-    from transformers.utils import logging
+    """Keep transformers from printing progress bars and notices, without importing it."""
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    if "transformers" in sys.modules:  # it has read the variables already
+        from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()

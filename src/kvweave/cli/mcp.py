@@ -1,0 +1,76 @@
+"""mcp: the knowledge bases as tools of an agent, by the Model Context Protocol."""
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from kvweave.engine.knowledge_base import KnowledgeBase
+
+PORT = 8421
+
+
+@opt.with_options(
+    *opt.KB,
+    *opt.MODEL,
+    "system",
+    *opt.REUSE,
+    *("top_k", "max_new_tokens", "temperature", "think"),
+    *opt.OFFLOADING,
+    "use_server",
+    kb="Name of the knowledge base that tools ask where a call names none.",
+    top_k="Passages in front of a question where a call names no number. Default: 5.",
+)
+def mcp(
+    http: Annotated[
+        bool, typer.Option("--http", help="Serve streamable HTTP instead of standard input and output.")
+    ] = False,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            envvar="KVWEAVE_MCP_HOST",
+            help="With --http, the address to listen on. Any but this machine's own needs KVWEAVE_API_KEY.",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option("--port", envvar="KVWEAVE_MCP_PORT", help="With --http, the port; 0 takes a free one."),
+    ] = PORT,
+    *,
+    options: opt.SharedOptions,
+) -> None:
+    """Serve tools to an agent: list knowledge bases and documents, search passages, answer with sources.
+
+    A running server of the same home is used if there is one. Standard output carries the protocol alone.
+    """
+    from kvweave.errors import MissingExtra
+    from kvweave.server.choice import api_keys
+    from kvweave.server.mcp_sources import HomeSource
+    from kvweave.server.settings_match import setting_values
+
+    try:
+        from kvweave.server.mcp_tools import mcp_server
+        from kvweave.server.mcp_transports import prints_to_stderr, serve_http, serve_stdio
+    except ImportError as error:
+        raise MissingExtra("the MCP server needs an extra: pip install 'kvweave[mcp]'") from error
+
+    def open_kb(kb: str) -> "KnowledgeBase":
+        opt.quiet_libraries()
+        return replace(options, kb=kb).open_kb()
+
+    config = options.config()
+    with HomeSource(config, open_kb) as source:
+        server = mcp_server(source, options.kb, options.top_k, None if http else prints_to_stderr)
+        if http:
+            serve_http(server, host, port, api_keys(setting_values(config)), _tell)
+        else:
+            serve_stdio(server)
+
+
+def _tell(url: str) -> None:
+    print(f"kvweave mcp listens on {url}", file=sys.stderr, flush=True)

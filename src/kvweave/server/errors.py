@@ -1,0 +1,126 @@
+"""Errors in the shape that OpenAI's API gives them, and the status of each error of kvweave."""
+
+import errno
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from kvweave import errors
+
+_LOG = logging.getLogger(__name__)
+
+_STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
+    (errors.PromptTooLong, 400, "context_length_exceeded"),
+    (errors.UnknownRecipe, 400, "unknown_recipe"),
+    (errors.InvalidRequest, 400, "invalid_value"),
+    (errors.PathNotFound, 404, "document_not_found"),
+    (errors.KnowledgeBaseNotFound, 404, "knowledge_base_not_found"),
+    (errors.Unauthorized, 401, "invalid_api_key"),
+    (errors.Cancelled, 503, "cancelled"),
+    (errors.DocumentError, 400, "unreadable_document"),
+    (errors.EmptyKnowledgeBase, 409, "empty_knowledge_base"),
+    (errors.KnowledgeBaseError, 409, "knowledge_base_conflict"),
+    (errors.UnsupportedModel, 400, "unsupported_by_model"),
+    (errors.StoreBusy, 503, "store_busy"),
+    (errors.StoreFull, 507, "disk_full"),
+    (errors.MissingExtra, 501, "missing_extra"),
+    (errors.KvweaveError, 500, "server_error"),
+)
+"""The first class that an error is an instance of decides."""
+
+RETRY_S: Final = 5
+"""What `Retry-After` says where nothing better is known."""
+
+
+class ApiError(HTTPException):
+    """An answer that is an error; `param` names the field of the request that it is about."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.message, self.code, self.param = message, code, param
+
+    def response(self) -> JSONResponse:
+        """Return the answer to send."""
+        body = error_body(self.status_code, self.message, self.code, self.param)
+        return JSONResponse(body, self.status_code, self.headers)
+
+
+def error_body(status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
+    """Return an error as the API writes it."""
+    return {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Return what to answer for any error. One that was not raised on purpose is logged, and its text is not shown."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail), headers=error.headers)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ApiError(507, "no space is left on the server's disk", code="disk_full")
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            headers = {"Retry-After": str(RETRY_S)} if status == 503 else None
+            return ApiError(status, str(error), code=code, headers=headers)
+    _LOG.error("a request failed", exc_info=error)
+    return ApiError(
+        500, "the server failed; its log has the reason under this request's id", code="server_error"
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Make the app answer errors in the API's shape."""
+    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    for kind in (errors.KvweaveError, OSError):
+        app.add_exception_handler(kind, _answer)
+
+
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    return api_error(error).response()
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return invalid(error).response()
+
+
+def invalid(error: RequestValidationError) -> ApiError:
+    """Return the API's error for a request that does not have the right fields: the first one that is wrong."""
+    found = error.errors()[0]
+    place = [str(part) for part in found["loc"] if part not in ("body", "query", "path", "header")]
+    param, kind = ".".join(place) or None, found["type"]
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {found['ctx']['error']}", code="invalid_json")
+    if kind == "extra_forbidden":
+        return ApiError(
+            400, f"Unrecognized request argument supplied: {param}", code="unknown_parameter", param=param
+        )
+    if kind == "missing":
+        return ApiError(
+            400, f"Missing required parameter: {param}", code="missing_required_parameter", param=param
+        )
+    code = "unsupported_parameter" if kind == "unsupported" else "invalid_value"
+    text = found["msg"] if param is None else f"{param}: {found['msg']}"
+    return ApiError(400, text, code=code, param=param)
+
+
+def _type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    if status == 401:
+        return "authentication_error"
+    return "server_error" if status >= 500 else "invalid_request_error"

@@ -1,0 +1,161 @@
+"""Server-sent events: how a running request becomes a stream of them, with comments while it is silent."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from time import monotonic
+from typing import Any, Final, Protocol, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvweave.server.running import RunningRequest
+
+PING: Final = b": ping\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+_T = TypeVar("_T")
+
+
+class Encoder(Protocol):
+    """Turns the events of a request into bytes of a stream."""
+
+    def event(self, event: Any) -> Iterator[bytes]:
+        """Yield what one event adds."""
+        ...
+
+    def end(self) -> Iterator[bytes]:
+        """Yield what follows the last event."""
+        ...
+
+    def failed(self, error: BaseException) -> Iterator[bytes]:
+        """Yield what ends a stream that has failed."""
+        ...
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """Return one event; `data` is written as JSON."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+async def unless_disconnected(receive: Receive, waited_for: Coroutine[Any, Any, _T]) -> _T:
+    """Await a coroutine; cancel it and raise ClientDisconnect once the client has left. The body must have been read."""
+    task, left = asyncio.ensure_future(waited_for), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        left.cancel()
+        await asyncio.wait({task, left})
+
+
+async def collect(request: Request, running: Coroutine[Any, Any, RunningRequest]) -> list[Any]:
+    """Return all events of a request that `running` starts; cancel it if the client leaves."""
+
+    async def events() -> list[Any]:
+        found, work = [], await running
+        try:
+            while True:
+                found.append(await work.next())
+        except StopAsyncIteration:
+            return found
+        finally:
+            work.cancel()
+
+    return await unless_disconnected(request.receive, events())
+
+
+class EventStream(Response):
+    """Streams a running request; cancels it when the client leaves.
+
+    Args:
+        running: the request.
+        first: events that were taken from it already.
+        encoder: what the stream consists of.
+        ping_s: seconds of silence before a comment is sent.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        running: RunningRequest,
+        first: list[Any],
+        encoder: Encoder,
+        ping_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status_code, self.background = 200, None
+        self._running, self._first, self._encoder, self._ping_s = running, first, encoder, ping_s
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await unless_disconnected(receive, self._send(send))
+        finally:
+            self._running.cancel()
+
+    async def _send(self, send: Send) -> None:
+        async def write(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+            await asyncio.sleep(0)  # events that are there already must not keep the loop from others
+
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            for event in self._first:
+                await write(b"".join(self._encoder.event(event)))
+            while True:
+                try:
+                    event = await self._running.next(self._ping_s)
+                except TimeoutError:
+                    await write(PING)
+                    continue
+                except StopAsyncIteration:
+                    break
+                await write(b"".join(self._encoder.event(event)))
+            await write(b"".join(self._encoder.end()))
+        except Exception as error:
+            await write(b"".join(self._encoder.failed(error)))
+        await write(b"", more=False)
+
+
+async def stream(
+    request: Request,
+    starting: Coroutine[Any, Any, RunningRequest],
+    encoder: Encoder,
+    ping_s: float,
+    until: Callable[[list[Any]], bool] = bool,
+    headers: Callable[[list[Any]], Mapping[str, str]] = lambda first: {},
+) -> EventStream:
+    """Start a request and return its stream.
+
+    The stream starts once the first events satisfy `until`, or after `ping_s`. An error before that is raised, so that it
+    is answered with its own status. `headers` are made from these events.
+    """
+
+    async def begun() -> tuple[RunningRequest, list[Any]]:
+        running, first = await starting, list[Any]()
+        until_s = monotonic() + ping_s
+        try:
+            while not until(first):
+                first.append(await running.next(max(0.0, until_s - monotonic())))
+        except (TimeoutError, StopAsyncIteration):
+            pass
+        except BaseException:
+            running.cancel()
+            raise
+        return running, first
+
+    running, first = await unless_disconnected(request.receive, begun())
+    return EventStream(running, first, encoder, ping_s, headers(first))
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,183 @@
+"""Metrics in Prometheus' format: under our names, and as an option those that vLLM has too under its own."""
+
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from kvweave.engine.completions import Finished
+from kvweave.engine.resident import ResidentModels
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.models.batcher import PassBatcher
+from kvweave.results import Piece
+
+SECONDS: Final = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
+TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2)
+VLLM: Final = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "time_to_first_token_seconds",
+    "time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "prompt_tokens",
+    "generation_tokens",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "request_success",
+)
+"""The metrics that mean what vLLM's of the same name mean."""
+
+
+class ObservedRequest:
+    """Measures one request from its arrival, the time in the queue included, as vLLM does."""
+
+    def __init__(self, metrics: "Metrics", arrived_s: float) -> None:
+        self._metrics, self._began_s, self._first_s = metrics, arrived_s, 0.0
+
+    def event(self, event: Any) -> None:
+        """Count what an event tells."""
+        if isinstance(event, Piece) and not self._first_s:
+            self._first_s = perf_counter()
+            self._metrics.first_token_s.observe(self._first_s - self._began_s)
+        if isinstance(event, Finished):
+            self._metrics.finished(event, perf_counter() - self._began_s)
+
+
+class Metrics:
+    """All metrics of a server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.running = self._gauge("num_requests_running", "Requests that are computed.")
+        self.waiting = self._gauge("num_requests_waiting", "Requests that wait for a place.")
+        self.first_token_s = self._histogram(
+            "time_to_first_token_seconds", "Time to the first piece of an answer.", SECONDS
+        )
+        self.per_token_s = self._histogram(
+            "time_per_output_token_seconds", "Time per token after the first.", TOKEN_SECONDS
+        )
+        self.latency_s = self._histogram("e2e_request_latency_seconds", "Time of a whole request.", SECONDS)
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self.generated = self._counter("generation_tokens", "Tokens of answers.")
+        self.queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in stored KV.")
+        self.hits = self._counter("prefix_cache_hits", "Prompt tokens found in stored KV and not computed.")
+        self.exact = self._counter("exact_tokens", "Prompt tokens whose stored KV was exact.")
+        self.reused = self._counter(
+            "reused_tokens", "Prompt tokens whose stored KV came from another context."
+        )
+        self.recomputed = self._counter(
+            "recomputed_tokens", "Prompt tokens with stored KV that were recomputed."
+        )
+        self.fresh = self._counter("fresh_tokens", "Prompt tokens without stored KV.")
+        self.answer_hits = self._counter("answer_cache_hits", "Questions answered from the answer cache.")
+        self.succeeded = self._counter("request_success", "Finished answers by reason.", "finished_reason")
+        self.failed = self._counter(
+            "request_failure", "Requests that failed or were given up, by reason.", "reason"
+        )
+        self.tier_bytes = self._gauge("kv_bytes", "Stored KV of the open stores, by tier.", "tier")
+        self.evicted = self._gauge("kv_evictions", "Entries that the open stores ever evicted.")
+        self.http = self._counter("http_requests", "HTTP requests by route and status.", "route", "status")
+
+    def watch(self, models: ResidentModels) -> None:
+        """Show what the packed passes of these models do."""
+
+        def shown(name: str, text: str, value: Callable[[PassBatcher], float]) -> None:
+            gauge = self._gauge(name, text)
+            gauge.set_function(lambda: 0.0 if models.batcher is None else value(models.batcher))
+
+        shown("passes", "Calls of the model so far.", lambda batcher: batcher.stats.passes)
+        shown("pass_rows", "Rows of these calls so far.", lambda batcher: batcher.stats.rows)
+        shown("pass_requests", "Requests of these calls so far.", lambda batcher: batcher.stats.requests)
+        shown("pass_seconds", "Seconds of these calls so far.", lambda batcher: batcher.stats.seconds)
+        shown("pass_longest_seconds", "Longest call.", lambda batcher: batcher.stats.longest_s)
+        shown(
+            "batch_requests_most", "Most requests in one call.", lambda batcher: batcher.stats.most_requests
+        )
+        shown("passes_waiting", "Requests whose pass waits or runs.", lambda batcher: batcher.waiting)
+        self._gauge("shared_kv_bytes", "Memory of the stored KV that running requests share.").set_function(
+            lambda: models.shared_bytes
+        )
+
+    def count_stores(self, stores: Iterable[ChunkStore]) -> None:
+        """Take the sizes and evictions of the open stores; reads their databases."""
+        sizes: Counts[str] = Counts()
+        evicted = 0
+        for store in stores:
+            stats = store.stats()
+            evicted += stats.evicted
+            sizes.update({tier: totals.bytes for tier, totals in stats.by_tier.items()})
+        for tier, size_bytes in sizes.items():
+            self.tier_bytes.labels(tier=tier).set(size_bytes)
+        self.evicted.set(evicted)
+
+    @contextmanager
+    def request(self, arrived_s: float) -> Iterator[ObservedRequest]:
+        """Measure a request that runs in this context and came at `arrived_s` (`time.perf_counter`)."""
+        try:
+            yield ObservedRequest(self, arrived_s)
+        except BaseException as error:
+            self.failed.labels(reason=type(error).__name__).inc()
+            raise
+
+    def finished(self, of: Finished, seconds: float) -> None:
+        """Count a whole answer."""
+        answer = of.answer
+        self.latency_s.observe(seconds)
+        self.succeeded.labels(finished_reason=answer.finish_reason).inc()
+        if answer.plan.cache_hit is not None:
+            self.answer_hits.inc()
+            return
+        self.prompt_tokens.inc(of.prompt_tokens)
+        self.generated.inc(of.completion_tokens)
+        self.queried.inc(of.prompt_tokens)
+        self.hits.inc(of.cached_tokens)
+        for counter, name in (
+            (self.exact, "exact_tokens"),
+            (self.reused, "reused_tokens"),
+            (self.recomputed, "recomputed_tokens"),
+            (self.fresh, "fresh_tokens"),
+        ):
+            counter.inc(getattr(answer.plan, name))
+        if of.completion_tokens > 1:
+            self.per_token_s.observe(answer.timing.decode_s / (of.completion_tokens - 1))
+
+    def text(self, vllm_model: str | None = None) -> bytes:
+        """Return all metrics in Prometheus' format; with the name of a model, also under vLLM's names."""
+        found = generate_latest(self.registry)
+        if vllm_model is None:
+            return found
+        aliases = CollectorRegistry()
+        aliases.register(_Aliases(self.registry, vllm_model))
+        return found + generate_latest(aliases)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"kvweave:{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvweave:{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"kvweave:{name}", text, buckets=buckets, registry=self.registry)
+
+
+class _Aliases(Collector):
+    """The metrics that vLLM has too, under its names and with its label `model_name`."""
+
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        self._registry, self._model = registry, model
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics renamed."""
+        for metric in self._registry.collect():
+            name = metric.name.partition(":")[2]
+            if name in VLLM:
+                renamed = Metric(f"vllm:{name}", metric.documentation, metric.type)
+                for sample in metric.samples:
+                    labels = {"model_name": self._model, **sample.labels}
+                    renamed.add_sample(sample.name.replace("kvweave:", "vllm:"), labels, sample.value)
+                yield renamed

@@ -1,0 +1,65 @@
+"""GET /health, /metrics and /v1/settings."""
+
+import dataclasses
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from kvweave.config import Config
+from kvweave.engine.facts import facts
+from kvweave.server.errors import RETRY_S
+from kvweave.server.services import in_thread, services
+from kvweave.setting_help import meanings
+
+router = APIRouter()
+
+_SECRET = ("api_key", "tenants")
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Say whether the server answers questions: 503 while it loads the model, or is about to end; no key is needed."""
+    parts = services(request)
+    status = "draining" if parts.draining else "ok" if parts.serving.ready else "loading"
+    if status == "ok":
+        return JSONResponse({"status": status})
+    return JSONResponse({"status": status}, 503, {"Retry-After": str(RETRY_S)})
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Return the metrics in Prometheus' format."""
+    parts = services(request)
+    aliases = parts.config.server.vllm_metrics and parts.serving.ready
+    await in_thread(lambda: parts.metrics.count_stores(parts.serving.stores()))
+    text = parts.metrics.text(parts.model_name if aliases else None)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/settings")
+async def settings(request: Request) -> dict[str, Any]:
+    """List the settings with their defaults; keys are not shown."""
+    return {"data": list_settings(services(request).config)}
+
+
+def list_settings(config: Config) -> list[dict[str, Any]]:
+    """Return each setting's name, default, value and meaning."""
+    found = []
+    for each in dataclasses.fields(Config):
+        value = getattr(config, each.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found += _of_component(value)
+        elif each.name != "home":
+            found.append(_setting(each, value, meanings(Config)))
+    return found
+
+
+def _of_component(component: Any) -> list[dict[str, Any]]:
+    said = meanings(type(component))
+    return [_setting(each, getattr(component, each.name), said) for each in dataclasses.fields(component)]
+
+
+def _setting(field: Any, value: Any, said: dict[str, str]) -> dict[str, Any]:
+    shown = "(set)" if field.name in _SECRET and value else facts(value)
+    return {"name": field.name, "default": facts(field.default), "value": shown, "help": said[field.name]}

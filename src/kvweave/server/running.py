@@ -1,0 +1,116 @@
+"""A bounded queue of requests, each computed in a thread of its own, with what it yields handed to the event loop."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, Final
+
+from kvweave.server.errors import RETRY_S, ApiError
+
+Emit = Callable[[Any], None]
+Work = Callable[[Emit, threading.Event], None]
+"""Computes a request: calls its first argument with each event, and ends soon after its second argument is set."""
+
+_MEMORY: Final = 0.8
+"""Weight of the earlier requests in the average of how long one takes."""
+
+
+class RunningRequest:
+    """A request that runs in a thread. `next` gives its events; `cancel` asks the thread to end."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self._events: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
+        self._ended = False
+        self._loop = asyncio.get_running_loop()
+
+    async def next(self, timeout_s: float | None = None) -> Any:
+        """Return the next event.
+
+        Raises StopAsyncIteration after the last one, TimeoutError if none comes in time, and what the thread raised.
+        """
+        if self._ended:
+            raise StopAsyncIteration
+        async with asyncio.timeout(timeout_s):
+            event, error, self._ended = await self._events.get()
+        if error is not None:
+            raise error
+        if self._ended:
+            raise StopAsyncIteration
+        return event
+
+    def cancel(self) -> None:
+        """Ask the thread to end; its place in the queue is free once it has."""
+        self.cancelled.set()
+
+    def run(self, work: Work) -> None:
+        """Compute the request in this thread."""
+        try:
+            work(lambda event: self._hand_over(event), self.cancelled)
+        except BaseException as error:
+            self._hand_over(None, error)
+        else:
+            self._hand_over(None, ended=True)
+
+    def _hand_over(self, event: Any, error: BaseException | None = None, ended: bool = False) -> None:
+        with suppress(RuntimeError):  # the loop has closed: nothing listens any more
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (event, error, ended))
+
+
+class RequestQueue:
+    """Runs at most `most_running` requests at once, in the order they come; at most `most_waiting` wait."""
+
+    def __init__(self, name: str, most_running: int, most_waiting: int) -> None:
+        self.running, self.waiting = 0, 0
+        self._most_running, self._most_waiting = most_running, most_waiting
+        self._places = asyncio.Semaphore(most_running)
+        self._threads = ThreadPoolExecutor(most_running, thread_name_prefix=name)
+        self._requests: set[RunningRequest] = set()
+        self._typical_s = 1.0
+
+    async def start(self, work: Work) -> RunningRequest:
+        """Wait for a place, then run `work` in a thread; raises ApiError (429) if too many wait already."""
+        if self._places.locked() and self.waiting >= self._most_waiting:
+            raise self._refusal()
+        self.waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self.waiting -= 1
+        request = RunningRequest()
+        self.running += 1
+        self._requests.add(request)
+        done = asyncio.get_running_loop().run_in_executor(self._threads, request.run, work)
+        began = perf_counter()
+        done.add_done_callback(lambda _: self._end(request, perf_counter() - began))
+        return request
+
+    def cancel_all(self) -> None:
+        """Ask all running requests to end."""
+        for request in self._requests:
+            request.cancel()
+
+    def close(self) -> None:
+        """Wait for the threads, after `cancel_all`."""
+        self.cancel_all()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _end(self, request: RunningRequest, seconds: float) -> None:
+        self.running -= 1
+        self._requests.discard(request)
+        self._typical_s = _MEMORY * self._typical_s + (1 - _MEMORY) * seconds
+        self._places.release()
+
+    def _refusal(self) -> ApiError:
+        ahead = self.waiting + self.running
+        wait_s = max(1, min(60 * RETRY_S, math.ceil(self._typical_s * ahead / self._most_running)))
+        return ApiError(
+            429,
+            f"{self.running} requests run and {self.waiting} wait, which is the most this server takes; try again in {wait_s} s",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(wait_s)},
+        )

@@ -1,0 +1,154 @@
+"""What the routes work with, and how they get it from a request."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from threading import Event
+from time import perf_counter, time
+from typing import Any, Final, Self, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from kvweave.config import Config
+from kvweave.engine.completions import CompletionRequest, Finished
+from kvweave.engine.serving import Serving, Tenant
+from kvweave.results import AnswerCacheUse
+from kvweave.server.errors import ApiError
+from kvweave.server.history import History
+from kvweave.server.metrics import Metrics
+from kvweave.server.replies import ChoiceEvent
+from kvweave.server.running import Emit, RequestQueue, RunningRequest
+
+T = TypeVar("T")
+
+UPLOADS: Final = 2
+"""Uploads that are indexed at once; each of them uses all cores."""
+
+
+@dataclass(slots=True)
+class Services:
+    """The parts of a running server.
+
+    Attributes:
+        questions, uploads: the requests that are computed, and the files that are indexed.
+        keyed: whether requests need a key.
+        draining: whether the server is about to end and takes no new requests.
+    """
+
+    config: Config
+    serving: Serving
+    metrics: Metrics
+    questions: RequestQueue
+    uploads: RequestQueue
+    keyed: bool = False
+    draining: bool = False
+    history: History = field(default_factory=History)
+    started_s: int = field(default_factory=lambda: int(time()))
+
+    @classmethod
+    def of(cls, config: Config, serving: Serving, *, keyed: bool = False) -> Self:
+        """Return the parts of a server over `serving`."""
+        server, metrics = config.server, Metrics()
+        metrics.watch(serving.resident)
+        questions = RequestQueue("question", server.max_running, server.max_queue)
+        uploads = RequestQueue("upload", UPLOADS, server.max_queue)
+        metrics.running.set_function(lambda: questions.running + uploads.running)
+        metrics.waiting.set_function(lambda: questions.waiting + uploads.waiting)
+        return cls(config, serving, metrics, questions, uploads, keyed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs or waits."""
+        return any(queue.running or queue.waiting for queue in (self.questions, self.uploads))
+
+    def cancel_all(self) -> None:
+        """Ask all running requests to end."""
+        for queue in (self.questions, self.uploads):
+            queue.cancel_all()
+
+    def close(self) -> None:
+        """Cancel the requests that still run, wait for them, and close what they used."""
+        for queue in (self.questions, self.uploads):
+            queue.close()
+        self.serving.close(0.0)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model that answers."""
+        return self.serving.resident.model.fingerprint.name
+
+    @property
+    def embedding_name(self) -> str:
+        """Name of the model that embeds."""
+        return self.serving.resident.encoder.name
+
+
+def services(request: Request) -> Services:
+    """Return the server's parts."""
+    found: Services = request.app.state.services
+    return found
+
+
+def tenant(request: Request) -> Tenant:
+    """Return whose request it is."""
+    found: Tenant = request.state.tenant
+    return found
+
+
+def cache_use(request: Request) -> AnswerCacheUse:
+    """Return what the request's `Cache-Control` asks for."""
+    asked = {part.strip().lower() for part in request.headers.get("cache-control", "").split(",")}
+    if "no-store" in asked:
+        return "off"
+    return "refresh" if "no-cache" in asked else "use"
+
+
+def check_model(request: Request, model: str | None) -> None:
+    """Raise ApiError (404) if a request names a model that is not served."""
+    name = services(request).model_name
+    if model not in (None, "", name, "kvweave", "default"):
+        raise ApiError(
+            404,
+            f"The model `{model}` does not exist; this server has `{name}`",
+            code="model_not_found",
+            param="model",
+        )
+
+
+async def start(
+    request: Request, asked: Iterable[CompletionRequest], *, explain: bool = False
+) -> RunningRequest:
+    """Start the generation of one answer after the other; the events are ChoiceEvents.
+
+    `explain` makes the explanation of each answer in its thread, so that it costs the event loop nothing.
+    """
+    parts, of, wanted = services(request), tenant(request), tuple(asked)
+    if any(each.text is None and all(role == "system" for role, _ in each.messages) for each in wanted):
+        raise ApiError(
+            400, "no message is a user's; send one at least", code="invalid_value", param="messages"
+        )
+
+    arrived_s = perf_counter()
+
+    def work(emit: Emit, cancelled: Event) -> None:
+        for index, each in enumerate(wanted):
+            with parts.metrics.request(perf_counter() if index else arrived_s) as observed:
+                for event in of.complete(each, cancelled):
+                    observed.event(event)
+                    if isinstance(event, Finished) and each.kb is not None:
+                        parts.history.add(of.name, each.kb, event)
+                    if explain and isinstance(event, Finished):
+                        event = _explained(event)
+                    emit(ChoiceEvent(index, event))
+
+    return await parts.questions.start(work)
+
+
+def _explained(finished: Finished) -> Finished:
+    tokens = finished.explain()
+    return replace(finished, explain=lambda: tokens)
+
+
+async def in_thread(call: Callable[..., T], *args: Any) -> T:
+    """Call something that waits for the disk, beside the event loop."""
+    return await run_in_threadpool(call, *args)

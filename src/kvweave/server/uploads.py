@@ -1,0 +1,132 @@
+"""Documents that come over HTTP: their names, where their files stay, and their way into a knowledge base.
+
+A file stays under `uploads` in the tenant's home, so that it can be indexed again. Its source is its path there; clients
+see its name alone.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import BinaryIO, Final, NamedTuple
+
+from kvweave.cancellation import cancellable, check_cancelled
+from kvweave.engine.knowledge_base import KnowledgeBase
+from kvweave.errors import InvalidRequest, PathNotFound
+from kvweave.files import write_atomically
+from kvweave.results import AddReport, SkippedFile
+from kvweave.server.running import Emit
+
+FOLDER: Final = "uploads"
+_LONGEST_NAME_BYTES: Final = 200
+_COPIED_BYTES: Final = 1 << 20
+_UNUSABLE: Final = re.compile(
+    r'[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff<>:"|?*]'
+)
+
+
+class Upload(NamedTuple):
+    """A file as it came: the name that the client gave it, and its bytes."""
+
+    name: str
+    file: BinaryIO
+
+
+def clean_name(given: str) -> str:
+    """Return a file name that stays inside its folder: no path, no leading dots, nothing that cannot be seen.
+
+    Raises InvalidRequest if nothing is left.
+    """
+    last = given.replace("\\", "/").rpartition("/")[2]
+    name = _UNUSABLE.sub("", unicodedata.normalize("NFC", last)).strip().lstrip(".").strip()
+    stem, dot, suffix = name.rpartition(".")
+    if dot and len(suffix.encode()) <= 16:
+        room = _LONGEST_NAME_BYTES - len(suffix.encode()) - 1
+        name = f"{_shortened(stem, room)}.{suffix}"
+    else:
+        name = _shortened(name, _LONGEST_NAME_BYTES)
+    if not name:
+        raise InvalidRequest(f"{given!r} is no usable file name")
+    return name
+
+
+def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled: Event) -> AddReport:
+    """Store files and index them; `emit` gets (stage, done, total). Files that hold no usable text are not kept."""
+    folder = upload_folder(base)
+    paths: list[Path] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        check_cancelled()
+        emit((stage, done, total))
+
+    try:
+        with cancellable(cancelled.is_set):
+            for number, upload in enumerate(uploads):
+                progress("storing", number, len(uploads))
+                paths.append(folder / _free_name(clean_name(upload.name), paths))
+                write_atomically(paths[-1], _parts(upload.file))
+            return _shown_report(base.add(*paths, progress=progress))
+    finally:
+        listed = {document.source for document in base.documents()}
+        for path in paths:
+            if str(path) not in listed:
+                path.unlink(missing_ok=True)
+
+
+def remove(base: KnowledgeBase, source: str) -> list[str]:
+    """Remove the document of this source or name, and its file if it was uploaded; raises PathNotFound."""
+    found = [each.source for each in base.documents() if source in (each.source, shown(each.source))]
+    if not found:
+        raise PathNotFound(f"no document of knowledge base {base.name!r} is called {source!r}")
+    base.remove(*found)
+    for each in found:
+        if Path(each).parent == upload_folder(base):
+            Path(each).unlink(missing_ok=True)
+    return [shown(each) for each in found]
+
+
+def shown(source: str) -> str:
+    """Return a source as clients see it: an uploaded file's name alone."""
+    path = Path(source)
+    return path.name if path.parent.parent.name == FOLDER else source
+
+
+def upload_folder(base: KnowledgeBase) -> Path:
+    """Return the folder of the files that came to a knowledge base; `add` leaves files under `kb` out."""
+    return base.folder.parent.parent / FOLDER / base.name
+
+
+def _shown_report(report: AddReport) -> AddReport:
+    def names(sources: Iterable[str]) -> tuple[str, ...]:
+        return tuple(map(shown, sources))
+
+    return replace(
+        report,
+        added=names(report.added),
+        changed=names(report.changed),
+        unchanged=names(report.unchanged),
+        removed=names(report.removed),
+        skipped=tuple(SkippedFile(Path(shown(str(each.path))), each.reason) for each in report.skipped),
+    )
+
+
+def _free_name(name: str, taken: Sequence[Path]) -> str:
+    """Return the name, with a number if another file of the same upload has it."""
+    names, number, free = {path.name for path in taken}, 1, name
+    while free in names:
+        number += 1
+        stem, dot, suffix = name.rpartition(".")
+        free = f"{stem} ({number}).{suffix}" if dot else f"{name} ({number})"
+    return free
+
+
+def _shortened(text: str, most_bytes: int) -> str:
+    return text.encode()[:most_bytes].decode("utf-8", "ignore")
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    while part := file.read(_COPIED_BYTES):
+        yield part

@@ -1,0 +1,167 @@
+"""ask and chat give the same through a running server as by themselves."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+import kvweave
+from kvweave.samples import DOCUMENTS
+from kvweave.server.discovery import find_server
+
+GLORRIC = "What is the password of Glorric?"
+BADGE = "What colour is the badge of the glazier?"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home with a filled knowledge base, for all tests here."""
+    home = tmp_path_factory.mktemp("served") / "home"
+    with kvweave.open("default", home=home, chunk_tokens=48) as base:
+        base.add(*(DOCUMENTS / name for name in ("passwords.md", "badges.txt", "supper.md")))
+    return home
+
+
+@pytest.fixture(scope="module")
+def server(home):
+    """The running server of the home, from when it tells systemd that it is ready."""
+    address = str(home.parent / "notify")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
+        subprocess.Popen(
+            [sys.executable, "-m", "kvweave", "serve", "--port", "0", "--no-idle-work", "--home", str(home)],
+            env={**os.environ, "NOTIFY_SOCKET": address},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process,
+    ):
+        try:
+            systemd.bind(address)  # long before the model is loaded
+            systemd.settimeout(240)
+            assert systemd.recv(100) == b"READY=1"
+            found = find_server(home)
+            assert httpx.get(f"{found.url}/health").status_code == 200
+            yield found
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+        assert systemd.recv(100) == b"STOPPING=1"
+    assert find_server(home) is None
+
+
+@pytest.fixture
+def environment(environment, home):
+    return environment | {"KVWEAVE_HOME": str(home)}
+
+
+def without_times(printed):
+    """The output without measured times, and without what says where the answer came from."""
+    lines = [line for line in printed.splitlines() if not line.startswith("answered by the server")]
+    return [re.sub(r"\d+(\.\d+)? m?s\b", "TIME", line).rstrip() for line in lines]
+
+
+def facts_without_times(facts):
+    return {name: value for name, value in facts.items() if name not in ("timing", "server")} | {
+        "tokens counted": facts["timing"]["answer_tokens"]
+    }
+
+
+def test_ask_prints_the_same(server, command):
+    for words in ([], ["--explain"], ["--recipe", "prefix", "--explain"], ["--top-k", "2", "--ratio", "0.5"]):
+        asked = ["ask", GLORRIC, "--fresh", *words]
+        command(*asked, "--no-server")  # stores what is exact, so that both of the next find the same
+        here = command(*asked, "--no-server").stdout
+        there = command(*asked).stdout
+        assert here.startswith("walnut\n")
+        assert without_times(there) == without_times(here)
+        assert ("answered by the server" in there) == ("--explain" in words)
+
+
+def test_ask_gives_the_same_json(server, command):
+    for words in (
+        [],
+        ["--explain"],
+        ["--coverage", "0.5"],
+        ["--max-new-tokens", "3"],
+        ["--temperature", "0.7"],
+    ):
+        asked = ["ask", BADGE, "--fresh", *words]
+        variables = {"KVWEAVE_SEED": "7"}
+        command(*asked, "--no-server", **variables)
+        here = json.loads(command(*asked, "--no-server", "--json", **variables).stdout)
+        there = json.loads(command(*asked, "--json", **variables).stdout)
+        assert there["server"] == {"url": server.url, "used": True}
+        assert "server" not in here
+        assert facts_without_times(there) == facts_without_times(here)
+        assert set(there["timing"]) == set(here["timing"])
+
+
+def test_a_cached_answer_is_the_same(server, command):
+    first = command.json("ask", GLORRIC)
+    here, there = command.json("ask", GLORRIC, "--no-server"), command.json("ask", GLORRIC)
+    assert there["plan"]["cache_hit"] == here["plan"]["cache_hit"] is not None
+    assert there["text"] == here["text"] == first["text"] == "walnut"
+
+
+def test_a_conversation_goes_on_in_either_way(server, command):
+    turns = [GLORRIC, BADGE, "And what is the password of Glorric?"]
+    here = [command("chat", "--name", "here", "--no-server", input_text=f"{turn}\n").stdout for turn in turns]
+    there = [command("chat", "--name", "there", input_text=f"{turn}\n").stdout for turn in turns]
+    mixed = [
+        command(
+            "chat", "--name", "mixed", *(["--no-server"] if count % 2 else []), input_text=f"{turn}\n"
+        ).stdout
+        for count, turn in enumerate(turns)
+    ]
+    assert here[0].startswith("walnut")
+    assert there == here
+    assert mixed == here
+    again = command("chat", "--name", "there", "--new", input_text=f"{turns[0]}\n").stdout
+    assert again == here[0]
+
+
+def test_errors_are_the_same(server, command):
+    for words in (
+        ["  "],
+        [GLORRIC, "--top-k", "0"],
+        [GLORRIC, "--recipe", "no such"],
+        [GLORRIC, "--kb", "none"],
+    ):
+        here = command("ask", *words, "--no-server", code=1).stderr
+        assert command("ask", *words, code=1).stderr == here
+    here = command("chat", "--name", "a/b", "--no-server", input_text="x\n", code=1).stderr
+    assert command("chat", "--name", "a/b", input_text="x\n", code=1).stderr == here
+
+
+def test_two_chats_in_one_conversation_do_not_corrupt_it(server, command):
+    url = f"{server.url}/v1/kb/default/conversations/both"
+
+    def send(stream):
+        body = {"question": GLORRIC, "stream": stream}
+        return httpx.post(url, json=body, timeout=60)
+
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(send, [False, True] * 3))
+    assert {reply.status_code for reply in replies} <= {200, 400}
+    assert 200 in {reply.status_code for reply in replies}
+    assert all("has the conversation" in reply.text for reply in replies if reply.status_code == 400)
+    assert "walnut" in send(False).json()["answer"]
+
+
+def test_search_finds_the_passages_of_the_answer(server, command):
+    answer = command.json("ask", GLORRIC, "--fresh", "--top-k", "3")
+    found = httpx.post(
+        f"{server.url}/v1/kb/default/search", json={"question": GLORRIC, "top_k": 3}, timeout=60
+    ).json()["data"]
+    assert sorted(found, key=str) == sorted(answer["sources"], key=str)
+    assert [each["score"] for each in found] == sorted((each["score"] for each in found), reverse=True)
+    refused = httpx.post(f"{server.url}/v1/kb/none/search", json={"question": GLORRIC})
+    assert refused.status_code in (404, 409)
+    assert "there is no knowledge base 'none'" in refused.json()["error"]["message"]
+    assert httpx.post(f"{server.url}/v1/kb/default/search", json={"question": ""}).status_code == 400

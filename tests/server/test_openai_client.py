@@ -1,0 +1,302 @@
+"""The routes of OpenAI's API, through the official client and two frameworks that have one of their own."""
+
+import math
+
+import openai
+import pytest
+
+QUESTION = "What is the password of Glorric?"
+CHAT = [{"role": "user", "content": QUESTION}]
+SOURCE = "The password of Glorric is walnut."
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0) as found:
+        yield found
+
+
+def ask(client, **more):
+    return client.chat.completions.create(model="kvweave", messages=CHAT, max_tokens=8, **more)
+
+
+def test_chat_answers_from_a_knowledge_base_and_says_how(client):
+    raw = client.chat.completions.with_raw_response.create(
+        model="kvweave", messages=CHAT, extra_body={"kb": "notes", "kvweave": {"cache": "off"}}
+    )
+    reply = raw.parse()
+    assert "walnut" in reply.choices[0].message.content
+    assert reply.choices[0].finish_reason == "stop"
+    assert raw.headers["X-Kvweave-Cache"] == "kv"
+    ours = reply.model_extra
+    assert {each["document"] for each in ours["kvweave"]["sources"]} == {"passwords.md", "badges.txt"}
+    plan = ours["kvweave"]["plan"]
+    cached = reply.usage.prompt_tokens_details.cached_tokens
+    assert 0 < cached == plan["exact_tokens"] + plan["reused_tokens"]
+    assert reply.usage.prompt_tokens == plan["prompt_tokens"]
+    assert ours["timings"]["cache_n"] + ours["timings"]["prompt_n"] == reply.usage.prompt_tokens
+    assert ours["timings"]["predicted_n"] == reply.usage.completion_tokens
+
+
+def test_the_answer_cache_is_told_by_the_header_and_obeys_cache_control(served):
+    body = {"messages": CHAT, "kb": "notes"}
+
+    def used(**headers):
+        found = served.http.post("/v1/chat/completions", json=body, headers=headers)
+        return found.headers["X-Kvweave-Cache"]
+
+    assert used(**{"Cache-Control": "no-store"}) == "kv"
+    assert used(**{"Cache-Control": "no-store"}) == "kv"
+    used()
+    assert used() == "answer"
+    assert used(**{"Cache-Control": "no-cache"}) == "kv"
+    assert used() == "answer"
+
+
+def test_documents_of_the_caller_are_reused_the_second_time(client):
+    documents = [{"id": "a", "text": SOURCE}, {"id": "b", "text": "The ferry leaves at nine. " * 10}]
+
+    def reply(text):
+        return client.chat.completions.create(
+            model="kvweave",
+            messages=[{"role": "user", "content": text}],
+            max_tokens=8,
+            extra_body={"documents": documents},
+        )
+
+    first, second = reply(QUESTION), reply("When does the ferry leave?")
+    assert "walnut" in first.choices[0].message.content
+    assert second.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens_details.cached_tokens
+    assert [each["document"] for each in second.model_extra["kvweave"]["sources"]] == ["a", "b"]
+
+
+def test_a_stream_joins_to_the_whole_answer(client):
+    options = {"extra_body": {"kb": "notes", "return_progress": True, "kvweave": {"cache": "off"}}}
+    whole = ask(client, **options).choices[0].message.content
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}, **options))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == whole
+    assert [delta.role for delta in deltas].count("assistant") == 1
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.prompt_tokens > 0
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    progress = [
+        chunk.model_extra["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk.model_extra
+    ]
+    assert progress[-1]["processed"] == progress[-1]["total"] == chunks[-1].usage.prompt_tokens
+    assert 0 < progress[-1]["cache"] < progress[-1]["total"]
+
+
+def test_log_probabilities_are_those_of_the_tokens(client):
+    reply = ask(client, logprobs=True, top_logprobs=3, extra_body={"kb": "notes"}).choices[0]
+    tokens = reply.logprobs.content
+    assert "".join(token.token for token in tokens).strip().startswith(reply.message.content.strip())
+    for token in tokens:
+        assert len(token.top_logprobs) == 3
+        assert token.logprob == max(each.logprob for each in token.top_logprobs)  # greedy
+        assert sum(math.exp(each.logprob) for each in token.top_logprobs) <= 1.0001
+        assert bytes(token.bytes).decode() == token.token
+    streamed = ask(client, logprobs=True, top_logprobs=3, stream=True, extra_body={"kb": "notes"})
+    found = [
+        t.token
+        for chunk in streamed
+        if chunk.choices and chunk.choices[0].logprobs
+        for t in chunk.choices[0].logprobs.content
+    ]
+    assert found == [token.token for token in tokens]
+
+
+def test_a_stop_text_ends_the_answer_before_it(client):
+    options = {"extra_body": {"kb": "notes", "kvweave": {"cache": "off"}}}
+    whole = ask(client, **options).choices[0].message.content.strip()
+    reply = ask(client, stop=[whole[2:4]], **options).choices[0]
+    assert reply.message.content.strip() == whole[:2]
+    assert reply.finish_reason == "stop"
+
+
+def test_several_answers_are_sampled_apart_and_a_seed_repeats_them(client):
+    def texts(seed):
+        reply = ask(client, n=3, temperature=1.5, seed=seed)
+        assert [choice.index for choice in reply.choices] == [0, 1, 2]
+        return [choice.message.content for choice in reply.choices]
+
+    first = texts(1)
+    assert len(set(first)) > 1
+    assert texts(1) == first
+    assert texts(2) != first
+
+
+def test_tokens_of_the_answer_are_bounded(client):
+    for name in ("max_tokens", "max_completion_tokens"):
+        reply = client.chat.completions.create(model="kvweave", messages=CHAT, **{name: 2})
+        assert reply.usage.completion_tokens <= 2
+        assert reply.choices[0].finish_reason == "length"
+
+
+def test_a_repeated_chat_reuses_its_prefix(client):
+    long = [{"role": "user", "content": "Tell me about the weather in spring. " * 40}]
+    replies = [client.chat.completions.create(model="kvweave", messages=long, max_tokens=2) for _ in range(2)]
+    first, second = (reply.usage for reply in replies)
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert second.prompt_tokens_details.cached_tokens >= 128
+    assert replies[0].choices[0].message.content == replies[1].choices[0].message.content
+
+
+def test_completions_continue_a_text(client):
+    reply = client.completions.create(
+        model="kvweave", prompt=["one two", "three"], n=2, max_tokens=3, logprobs=2
+    )
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+    assert reply.choices[0].text == reply.choices[1].text
+    logprobs = reply.choices[0].logprobs
+    assert "".join(logprobs.tokens) == reply.choices[0].text
+    assert logprobs.text_offset[0] == 0
+    assert len(logprobs.top_logprobs[0]) in (2, 3)
+    pieces = client.completions.create(model="kvweave", prompt="one two", max_tokens=3, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in pieces) == reply.choices[0].text
+
+
+def test_responses_answer_and_stream_the_api_s_events(client):
+    options = {"extra_body": {"kb": "notes", "kvweave": {"cache": "off"}}}
+    whole = client.responses.create(model="kvweave", input=QUESTION, **options)
+    assert "walnut" in whole.output_text
+    assert whole.status == "completed"
+    assert whole.usage.input_tokens_details.cached_tokens > 0
+    with client.responses.stream(model="kvweave", input=CHAT, instructions="Be short.", **options) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    names = [event.type for event in events]
+    assert names[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert names[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert deltas == final.output_text
+
+
+def test_a_response_that_was_cut_is_incomplete(client):
+    cut = client.responses.create(model="kvweave", input=QUESTION, max_output_tokens=1)
+    assert cut.status == "incomplete"
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_embeddings_are_those_of_the_embedding_model(client, served):
+    texts = ["a password", "a ferry that leaves"]
+    found = client.embeddings.create(model="all-MiniLM-L6-v2", input=texts)
+    plain = client.embeddings.create(model="all-MiniLM-L6-v2", input=texts, encoding_format="float")
+    expected = served.parts.serving.resident.encoder.encode(texts)
+    for each in (found, plain):
+        for row, vector in zip(each.data, expected, strict=True):
+            assert row.embedding == pytest.approx(vector.tolist(), abs=1e-6)
+    assert found.usage.total_tokens > 4
+
+
+def test_models_are_listed(client):
+    names = [model.id for model in client.models.list()]
+    assert names == ["reference", "all-MiniLM-L6-v2"]
+    assert client.models.retrieve("reference").id == "reference"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nothing")
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"temperature": 3}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"extra_body": {"unheard_of": 1}}, "unheard_of"),
+        ({"extra_body": {"kvweave": {"ratio": 7}}}, "kvweave.ratio"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages",
+        ),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_the_api_s_shape(client, more, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{"model": "kvweave", "messages": CHAT, **more})
+    assert (refused.value.param or "").startswith(param)
+    assert refused.value.type == "invalid_request_error"
+
+
+def test_fields_that_ask_for_nothing_are_accepted(client):
+    reply = ask(
+        client,
+        tools=[],
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        user="me",
+        response_format={"type": "text"},
+    )
+    assert reply.usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "code"),
+    [
+        ({"model": "gpt-9"}, 404, "model_not_found"),
+        ({"kb": "nothing"}, 404, "knowledge_base_not_found"),
+        ({"kb": "../notes"}, 400, "invalid_value"),
+        ({"kvweave": {"recipe": "magic"}, "kb": "notes"}, 400, "unknown_recipe"),
+        ({"messages": [{"role": "user", "content": "word " * 20000}]}, 400, "context_length_exceeded"),
+        ({"kb": "notes", "documents": [{"id": "a", "text": "b"}]}, 400, "invalid_value"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "invalid_value"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_have_their_status_and_code(served, more, status, code, stream):
+    import json
+
+    body = json.dumps({"messages": CHAT, "stream": stream, **more})
+    found = served.http.post(
+        "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert found.status_code == status
+    error = found.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+
+
+def test_langchain_uses_it(served):
+    langchain = pytest.importorskip("langchain_openai")
+    model = langchain.ChatOpenAI(
+        base_url=f"{served.url}/v1",
+        api_key="unused",
+        model="reference",
+        extra_body={"kb": "notes"},
+        max_retries=0,
+    )
+    assert "walnut" in model.invoke(QUESTION).content
+    assert "walnut" in "".join(piece.content for piece in model.stream(QUESTION))
+
+
+def test_llama_index_uses_it(served):
+    llama_index = pytest.importorskip("llama_index.llms.openai_like")
+    model = llama_index.OpenAILike(
+        api_base=f"{served.url}/v1",
+        api_key="unused",
+        model="reference",
+        is_chat_model=True,
+        max_retries=0,
+        additional_kwargs={"extra_body": {"kb": "notes"}},
+    )
+    from llama_index.core.llms import ChatMessage
+
+    message = ChatMessage(role="user", content=QUESTION)
+    assert "walnut" in model.chat([message]).message.content
+    assert "walnut" in "".join(piece.delta or "" for piece in model.stream_chat([message]))

@@ -1,0 +1,63 @@
+"""Requests made from the server's own OpenAPI schema, right and wrong ones: nothing may fail inside.
+
+A longer run: KVWEAVE_FUZZ_EXAMPLES=1000 with this file alone.
+"""
+
+import os
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+
+schemathesis = pytest.importorskip("schemathesis")
+
+EXAMPLES = int(os.environ.get("KVWEAVE_FUZZ_EXAMPLES", "8"))
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+@pytest.mark.timeout(0 if "KVWEAVE_FUZZ_EXAMPLES" in os.environ else 300)
+def test_no_request_fails_inside(served, mode):
+    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) > 10
+    statuses = Counter()
+    for operation in operations:
+        cases = operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode))
+        statuses.update(_statuses(cases, served))
+    print(dict(statuses))
+    if mode == "positive":
+        assert any(status < 300 for status in statuses)
+    else:
+        assert any(400 <= status < 500 for status in statuses)
+
+
+def _statuses(cases, served):
+    found = []
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases)
+    def call(case):
+        reply = case.call(timeout=120)
+        found.append(reply.status_code)
+        assert reply.status_code != 500, reply.text
+        if (
+            reply.status_code >= 400
+            and reply.content
+            and "json" in reply.headers.get("content-type", [""])[0]
+        ):
+            error = reply.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+
+    with suppress(Unsatisfiable):  # an operation without parameters has no wrong requests
+        call()
+    assert served.http.get("/health").status_code == 200
+    return found
