@@ -33,3 +33,10 @@ def test_requires_no_library_that_draws_or_evaluates(wheel):
     required = re.findall(r"^Requires-Dist: ([\w.-]+)(?!.*extra ==)", wheel.read(metadata).decode(), re.M)
     assert "transformers" in required
     assert not {"matplotlib", "sacrebleu", "kvweave-lab"} & set(required)
+
+
+def test_holds_every_file_of_the_page(wheel):
+    page = ROOT / "src" / "kvweave" / "server" / "page"
+    expected = {f"kvweave/server/page/{path.name}" for path in page.iterdir()}
+    assert "kvweave/server/page/index.html" in expected
+    assert expected <= set(wheel.namelist())
