@@ -32,6 +32,8 @@ from real_models_page import FILES as REAL_MODEL_FILES
 from real_models_page import parts as real_model_parts
 from reference import reference_pages
 from selection_page import selection_page
+from serving_page import FILES as SERVING_FILES
+from serving_page import parts as serving_parts
 from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
 from targets import evaluation_targets
 from ttft_page import FILES as TTFT_FILES
@@ -191,6 +193,9 @@ def main() -> None:
         ),
         docs / "real-models.md": with_parts(
             docs / "real-models.md", **real_model_parts({name: _read(name) for name in REAL_MODEL_FILES})
+        ),
+        docs / "serving.md": with_parts(
+            docs / "serving.md", **serving_parts({name: results(name) for name in SERVING_FILES})
         ),
         docs / "personas.md": with_parts(
             docs / "personas.md", personas=whole_systems(results("personas.json"))

@@ -1,7 +1,7 @@
 """llama.cpp on the same prompts and threads, beside which `kvweave bench weights` measures. Needs the extra `llama`.
 
-`python -m kvweave_lab.bench.llama_cpp SOURCE.gguf TARGET.gguf` writes a file's weights again in 8 bits (Q8_0), where a model
-is at hand in another format only.
+`python -m kvweave_lab.bench.llama_cpp SOURCE.gguf TARGET.gguf [TYPE]` writes a file's weights again as Q8_0 (8 bits, the default),
+F16 or F32, where a model is at hand in another format only.
 """
 
 import json
@@ -56,9 +56,22 @@ class LlamaCpp:
         return timings["prompt_ms"] / 1000, timings["predicted_per_token_ms"] / 1000
 
 
-def write_q8_0(source: Path, target: Path) -> None:
-    """Write a GGUF file's matrices in 8 bits (Q8_0), vectors in 32; the rest of the file stays."""
+FILE_TYPES = {"Q8_0": "MOSTLY_Q8_0", "F16": "MOSTLY_F16", "F32": "ALL_F32"}
+"""Types that `write_as` writes, and how GGUF names a file of them."""
+
+
+def write_as(source: Path, target: Path, kind_name: str = "Q8_0") -> None:
+    """Write a GGUF file's matrices as a type of FILE_TYPES, vectors in 32 bits; the rest of the file stays.
+
+    Raises InvalidRequest for another type and for a file that holds no model.
+    """
     import gguf
+
+    if kind_name not in FILE_TYPES:
+        raise InvalidRequest(
+            f"weights cannot be written as {kind_name!r}; choose from {', '.join(FILE_TYPES)}"
+        )
+    wanted = gguf.GGMLQuantizationType[kind_name]
 
     reader = gguf.GGUFReader(str(source))
     architecture = reader.get_field("general.architecture")
@@ -71,11 +84,11 @@ def write_q8_0(source: Path, target: Path) -> None:
         kind = field.types[0]
         inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind_name]])
     for tensor in reader.tensors:
         numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         matrix = numbers.ndim > 1 and numbers.shape[-1] % 32 == 0
-        kind = gguf.GGMLQuantizationType.Q8_0 if matrix else gguf.GGMLQuantizationType.F32
+        kind = wanted if matrix else gguf.GGMLQuantizationType.F32
         writer.add_tensor(tensor.name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -84,4 +97,4 @@ def write_q8_0(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_q8_0(Path(sys.argv[1]), Path(sys.argv[2]))
+    write_as(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4])

@@ -8,7 +8,7 @@ appear once. What the paper leaves open is a setting here.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -141,11 +141,16 @@ def question_text(number: int) -> str:
 
 def chunk_text(adapter: Adapter, number: int, tokens: int) -> str:
     """Return the chunk with this number, of about `tokens` tokens; equal for equal arguments."""
+    return words_text(adapter.tokenizer, number, tokens)
+
+
+def words_text(tokenizer: Any, number: int, tokens: int) -> str:
+    """Return the chunk with this number for a tokenizer of transformers, without its model."""
     generator = torch.Generator().manual_seed(number)
     picked = torch.randint(len(_WORDS), (tokens,), generator=generator).tolist()
     text = " ".join(_WORDS[pick].strip(".") for pick in picked)
-    ids = adapter.tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]
-    return str(adapter.tokenizer.decode(ids))
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]
+    return str(tokenizer.decode(ids))
 
 
 class PreparedStores:

@@ -12,7 +12,14 @@ import typer
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing, keeps_output
 from kvweave_lab.cli import bench_options as bench
-from kvweave_lab.cli import bench_reuse, bench_start, bench_store, bench_weights
+from kvweave_lab.cli import (
+    bench_reuse,
+    bench_serve,
+    bench_soak,
+    bench_start,
+    bench_store,
+    bench_weights,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -350,3 +357,5 @@ app.command("store")(bench_store.store)
 app.command("decode")(bench_store.decode)
 app.command("reuse")(bench_reuse.reuse)
 app.command("weights")(bench_weights.weights)
+app.command("serve")(bench_serve.serve)
+app.command("soak")(bench_soak.soak)

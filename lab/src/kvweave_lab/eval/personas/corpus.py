@@ -20,7 +20,7 @@ from kvweave.database import Database
 from kvweave.embedding import TextEncoder
 from kvweave.engine.cached_answers import provenance
 from kvweave.engine.components import ListedCorpus
-from kvweave.engine.pipeline import RequestContext, prompt_for
+from kvweave.engine.kb_question import RequestContext, prompt_for
 from kvweave.index.chunking import Chunker
 from kvweave.index.documents import DocumentTable
 from kvweave.index.search import FoundChunk

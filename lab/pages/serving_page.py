@@ -1,0 +1,200 @@
+"""The generated parts of lab/docs/serving.md: servers compared, first tokens over HTTP, shared memory, soak, tenants' timing."""
+
+from collections.abc import Mapping, Sequence
+
+from markdown_parts import NOT_MEASURED, Result, between, table
+
+SERVE, SOAK, TIMING = "serve.json", "soak.json", "tenant_timing.json"
+FILES = (SERVE, SOAK, TIMING)
+
+COLUMNS = (
+    *("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s"),
+    *("TTFT p50, p95, p99", "TPOT p50, p95, p99", "cached", "most memory"),
+)
+OUTCOMES = ("answered", "refused", "left", "interrupted", "failed")
+
+
+def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
+    """Return the page's parts by the names of their markers."""
+    serve = results[SERVE] or {}
+    return {
+        "throughput": throughput(serve),
+        "equal": equal(serve),
+        "first-token": first_token(serve),
+        "shared-memory": shared_memory(serve),
+        "soak": soak(results[SOAK]),
+        "tenants": tenants(results[TIMING]),
+    }
+
+
+def throughput(result: Result) -> str:
+    """Return a row for each rate and system."""
+    measured = result.get("throughput")
+    if not measured:
+        return NOT_MEASURED
+    asked, phases = measured["settings"]["traffic"], measured["phases"]
+    shares = [one["prefix_share"] for one in phases]
+    rows = [
+        [
+            f"{one['rate']:g}",
+            f"`{one['system']}`",
+            f"{one['answered']:,}",
+            f"{one['refused']:,}",
+            f"{one['failed']:,}",
+            f"{one['requests_per_s']:.3f}",
+            f"{one['tokens_per_s']:.1f}",
+            _three(one["ttft"], 1, " s"),
+            _three(one["tpot"], 1000, " ms"),
+            f"{one['cached_tokens'] / max(1, one['prompt_tokens']):.0%}",
+            f"{one['peak_bytes'] / 1e6:,.0f} MB",
+        ]
+        for one in phases
+    ]
+    return "\n".join(
+        [
+            f"{measured['model']}: {asked['per_request']} of {asked['documents']:,} documents of {asked['document_tokens']:,} tokens in "
+            f"each request, popularity n^-{asked['exponent']:g}, {asked['shuffled']:.0%} in random order, at most "
+            f"{asked['new_tokens']} tokens of answer, greedy; {measured['settings']['requests']} Poisson arrivals a rate. Every "
+            f"document's KV was stored before; a prefix cache without limit would find {sum(shares) / len(shares):.1%} of the documents.",
+            "",
+            *table(
+                COLUMNS,
+                rows,
+            ),
+            "",
+            _source(result),
+        ]
+    )
+
+
+def equal(result: Result) -> str:
+    """Return what each system serves at the same p95 TTFT."""
+    measured = result.get("throughput")
+    if not measured or not measured["equal"]:
+        return NOT_MEASURED
+    rows = [
+        [
+            f"{one['ttft_s']:.2f} s",
+            f"`{one['system']}`",
+            "–" if one["requests_per_s"] is None else f"{'≥ ' * one['at_least']}{one['requests_per_s']:.3f}",
+            "–" if one["of_baseline"] is None else f"{one['of_baseline']:.2f}×",
+        ]
+        for one in measured["equal"]
+    ]
+    return "\n".join(table(["p95 TTFT", "system", "requests/s", "of `prefix`"], rows))
+
+
+def first_token(result: Result) -> str:
+    """Return what HTTP adds to the time to the first token."""
+    measured = result.get("first_token")
+    if not measured:
+        return NOT_MEASURED
+    rows = [
+        [name, *(f"{1000 * measured[part][value]:.1f} ms" for value in ("median", "low", "high"))]
+        for name, part in (
+            ("through HTTP", "http_s"),
+            ("in process", "in_process_s"),
+            ("HTTP adds", "added_s"),
+        )
+    ]
+    lines = table(["first token", "median", "smallest", "largest"], rows)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{measured['rounds']} requests of up to {measured['prompt_tokens']:,} tokens, everything stored. {_source(result)}",
+        ]
+    )
+
+
+def shared_memory(result: Result) -> str:
+    """Return by how much a server's process grows for requests over the same documents."""
+    measured = result.get("memory")
+    if not measured:
+        return NOT_MEASURED
+    private = measured[-1]["all_bytes"]
+    rows = [
+        [
+            f"`{one['system']}`",
+            f"{one['requests']}",
+            f"{one['together']}",
+            f"{one['one_bytes'] / 1e6:,.1f} MB",
+            f"{one['all_bytes'] / 1e6:,.1f} MB",
+            f"{one['all_bytes'] / private:.2f}",
+        ]
+        for one in measured
+    ]
+    lines = table(
+        ["", "requests", "decoded at one moment", "memory of one", "memory of all", "of private copies"], rows
+    )
+    return "\n".join([*lines, "", f"{measured[0]['prompt_tokens']:,} tokens each. {_source(result)}"])
+
+
+def soak(result: Result | None) -> str:
+    """Return what became of the requests and the server."""
+    if result is None:
+        return NOT_MEASURED
+    asked, outcomes = result["settings"], result["outcomes"]
+    rows = [[action, *_counts([counts])] for action, counts in outcomes.items()]
+    rows.append(["all", *_counts(list(outcomes.values()))])
+    checked = [one["damage"]["checked"] for one in result["restarts"]] + [result["damage"]["checked"]]
+    lines = [
+        f"{asked['users']} users for {asked['seconds'] / 60:g} minutes, then {asked['kills']} times killed and started again under load, "
+        "then SIGTERM under load.",
+        "",
+        *table(["requests", *OUTCOMES], rows),
+        "",
+        f"Entries verified after each end: {', '.join(f'{count:,}' for count in checked)}. {_memory(result['memory'])}",
+        *(f"- {problem}" for problem in result["problems"]),
+        "" if result["problems"] else "No problem was found.",
+        "",
+        _source(result),
+    ]
+    return "\n".join(lines)
+
+
+def tenants(result: Result | None) -> str:
+    """Return what an attacker can tell from the time to the first token."""
+    if result is None:
+        return NOT_MEASURED
+    names = {"other": "another tenant", "attacker": "the attacker itself (control)"}
+    rows = [
+        [
+            one["way"],
+            names[one["before"]],
+            f"{min(one['probes']):,}",
+            between(one["auc"], *one["interval"]),
+            *(f"{1000 * seconds:.1f} ms" for seconds in one["median_s"]),
+        ]
+        for one in sorted(result["rows"], key=lambda one: (one["way"], one["before"] == "attacker"))
+    ]
+    lines = table(
+        ["sent as", "who had sent it before", "probes a side", "AUC", "median, cached", "median, not cached"],
+        rows,
+    )
+    return "\n".join(
+        [*lines, "", f"{result['model']}, texts of {result['tokens']:,} tokens. {_source(result)}"]
+    )
+
+
+def _memory(trend: Result | None) -> str:
+    if trend is None:
+        return "Memory was not sampled for long enough."
+    return (
+        f"Memory after the warm-up: {trend['first_bytes'] / 1e6:,.0f} MB; at the end {trend['last_bytes'] / 1e6:,.0f} MB; at most "
+        f"{trend['peak_bytes'] / 1e6:,.0f} MB; {trend['slope_bytes_per_minute'] / 1e6:+.2f} MB a minute."
+    )
+
+
+def _counts(rows: Sequence[Mapping[str, int]]) -> list[str]:
+    return [f"{sum(row.get(outcome, 0) for row in rows):,}" for outcome in OUTCOMES]
+
+
+def _three(found: Result | None, scale: float, unit: str) -> str:
+    if found is None:
+        return "–"
+    return ", ".join(f"{scale * found[name]:.2f}" for name in ("p50", "p95", "p99")) + unit
+
+
+def _source(result: Result) -> str:
+    return f"`{result['command']}`, {result['date']}, {result['commit']}, {result['machine']}, {result['threads']} threads."

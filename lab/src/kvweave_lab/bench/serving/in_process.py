@@ -1,0 +1,63 @@
+"""Answers chat requests without HTTP: `python -m kvweave_lab.bench.serving.in_process HOME [MODEL]`.
+
+It reads a JSON body of `/v1/chat/completions` from every line of its input and writes the seconds until the first piece of
+text. The engine is the server's own, `kvweave.engine.serving`; only HTTP, its JSON and its threads are left out.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvweave.engine.completions import CompletionRequest
+    from kvweave.engine.serving import Serving, Tenant
+
+LOADED = "loaded"
+"""The first line, written when the model is loaded."""
+
+
+def main() -> None:
+    """Load the engine and answer until the input ends."""
+    from kvweave.config import read_config
+    from kvweave.engine.serving import Serving
+
+    home, *model = sys.argv[1:]
+    lines = sys.stdout
+    sys.stdout = sys.stderr  # nothing else may write between the lines
+    serving = Serving(read_config(Path(home), model=model[0] if model else None))
+    serving.load()
+    print(LOADED, file=lines, flush=True)
+    for line in sys.stdin:
+        print(_first_token_s(serving, json.loads(line)), file=lines, flush=True)
+    serving.close()
+
+
+def _first_token_s(serving: "Serving", body: dict[str, Any]) -> float:
+    """Run a whole request; return the seconds until its first piece of text, or until its end if it has none."""
+    from kvweave.results import Piece
+
+    tenant = serving.tenant(None)
+    began, first = time.perf_counter(), None
+    for event in tenant.complete(_request(tenant, body)):
+        if first is None and isinstance(event, Piece):
+            first = time.perf_counter() - began
+    return time.perf_counter() - began if first is None else first
+
+
+def _request(tenant: "Tenant", body: dict[str, Any]) -> "CompletionRequest":
+    """Return the engine's request for an HTTP body."""
+    from kvweave.engine.completions import CallerDocument, CompletionRequest
+    from kvweave.types import Message
+
+    return CompletionRequest(
+        messages=tuple(Message(one["role"], one["content"]) for one in body["messages"]),
+        documents=tuple(CallerDocument(one["id"], one["text"]) for one in body.get("documents", ())),
+        sampling=tenant.sampling(max_new_tokens=body["max_tokens"], temperature=0.0),
+        **body.get("kvweave", {}),
+    )
+
+
+if __name__ == "__main__":
+    main()

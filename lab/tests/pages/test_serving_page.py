@@ -1,0 +1,104 @@
+"""The parts of lab/docs/serving.md, from results as the commands write them."""
+
+import pytest
+
+PERCENTILES = {"p50": 0.5, "p95": 1.5, "p99": 2.0}
+SOURCE = {
+    "command": "kvweave bench",
+    "date": "2027-01-01",
+    "commit": "abc",
+    "machine": "x86_64",
+    "threads": 2,
+}
+
+
+def phase(system, **more):
+    counts = {"answered": 97, "refused": 3, "failed": 0, "prompt_tokens": 1000, "cached_tokens": 400}
+    rates = {
+        "rate": 0.5,
+        "requests_per_s": 0.45,
+        "tokens_per_s": 9.0,
+        "prefix_share": 0.25,
+        "peak_bytes": 2e9,
+    }
+    return {"system": system, **counts, **rates, "ttft": PERCENTILES, "tpot": PERCENTILES, **more}
+
+
+@pytest.fixture
+def page(script):
+    return script("serving_page")
+
+
+@pytest.fixture
+def serve():
+    traffic = {"documents": 200, "per_request": 8, "document_tokens": 512, "exponent": 1.0, "shuffled": 1.0}
+    settings = {"traffic": {**traffic, "new_tokens": 32}, "requests": 100}
+    rows = [phase("default"), phase("llama-server", tpot=None)]
+    row = {"ttft_s": 1.5, "system": "default", "requests_per_s": 0.4, "at_least": True, "of_baseline": 2.5}
+    late = {**row, "system": "full", "requests_per_s": None, "at_least": False, "of_baseline": None}
+    memory = [
+        {
+            "system": name,
+            "requests": 16,
+            "together": 16,
+            "one_bytes": 1e7,
+            "all_bytes": size,
+            "prompt_tokens": 4100,
+        }
+        for name, size in (("default", 4e7), ("no-share", 1.6e8))
+    ]
+    spread = {"median": 0.1, "low": 0.05, "high": 0.2}
+    token = {"rounds": 20, "prompt_tokens": 4100, "http_s": spread, "in_process_s": spread, "added_s": spread}
+    throughput = {"model": "m", "settings": settings, "phases": rows, "equal": [row, late]}
+    return {"throughput": throughput, "memory": memory, "first_token": token, **SOURCE}
+
+
+def test_what_was_not_measured_says_so(page):
+    assert set(page.parts(dict.fromkeys(page.FILES)).values()) == {"Not measured yet."}
+
+
+def test_servers_are_listed_with_what_they_refused(page, serve):
+    parts = page.parts({page.SERVE: serve, page.SOAK: None, page.TIMING: None})
+    assert (
+        "| 0.5 | `default` | 97 | 3 | 0 | 0.450 | 9.0 | 0.50, 1.50, 2.00 s | 500.00, 1500.00, 2000.00 ms | 40%"
+        in (parts["throughput"])
+    )
+    assert "25.0% of the documents" in parts["throughput"]
+    assert "| 1.50 s | `default` | ≥ 0.400 | 2.50× |" in parts["equal"]
+    assert "| 1.50 s | `full` | – | – |" in parts["equal"]
+    assert "| `default` | 16 | 16 | 10.0 MB | 40.0 MB | 0.25 |" in parts["shared-memory"]
+    assert "| HTTP adds | 100.0 ms | 50.0 ms | 200.0 ms |" in parts["first-token"]
+
+
+def test_problems_of_a_soak_are_listed(page):
+    trend = {"first_bytes": 1e9, "last_bytes": 1.1e9, "peak_bytes": 1.2e9, "slope_bytes_per_minute": 1e7}
+    result = {
+        "settings": {"users": 16, "seconds": 600.0, "kills": 1},
+        "outcomes": {"chat": {"answered": 1200, "refused": 5}, "leave": {"left": 40}},
+        "restarts": [{"damage": {"checked": 70}}],
+        "damage": {"checked": 90},
+        "memory": trend,
+        "problems": ["memory grew by 10.0% after the warm-up"],
+        **SOURCE,
+    }
+    text = page.soak(result)
+    assert "| all | 1,200 | 5 | 40 | 0 | 0 |" in text
+    assert "Entries verified after each end: 70, 90." in text
+    assert "+10.00 MB a minute" in text
+    assert "- memory grew by 10.0%" in text
+    assert "No problem was found." in page.soak({**result, "problems": []})
+
+
+def test_tenants_come_with_their_control(page):
+    row = {
+        "way": "documents",
+        "before": "attacker",
+        "probes": [500, 501],
+        "auc": 0.97,
+        "interval": [0.95, 0.99],
+    }
+    rows = [{**row, "median_s": [0.1, 0.2]}, {**row, "before": "other", "auc": 0.51, "median_s": [0.2, 0.2]}]
+    text = page.tenants({"rows": rows, "model": "m", "tokens": 256, **SOURCE})
+    other, control = text.splitlines()[2:4]
+    assert other.startswith("| documents | another tenant | 500 | 0.510 (0.950–0.990) |")
+    assert control.startswith("| documents | the attacker itself (control) | 500 | 0.970")
