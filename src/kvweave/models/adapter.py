@@ -4,6 +4,7 @@ The adapter computes rows of a fused cache, prefills a chunk's KV and takes deco
 requests can run packed in one call. It knows nothing of stores, recipes or documents.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -86,16 +87,7 @@ class Adapter:
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
         angles = self.rotation.angles(rope_positions(placed).to(device), rope_length, like)
         if self.spans is not None and can_share(placed):
-            regime = self.rope_regime(rope_length)
-            shared = [
-                self.spans.share(
-                    span,
-                    regime,
-                    self.rotation.angles(span.rope_positions.to(device), rope_length, like),
-                    device,
-                )
-                for span in placed
-            ]
+            shared = self.spans.share(placed, angles, device)
             return SharedSpanCache(self.geometry.layers, length, placed, shared, angles, positions.to(device))
         return FusedCache(self.geometry.layers, length, placed, angles, positions.to(device))
 
@@ -249,7 +241,9 @@ class Adapter:
         Until `serve_alone`. Other options are those of PassBatcher. Models whose frequencies change with the length share
         nothing.
         """
-        self.spans = SpanPool() if share and not self.rotation.changes_with_length else None
+        # Their embedding remembers a call's length: no other thread may place spans during a pass.
+        changing = self.rope_regime(sys.maxsize) != "fixed"
+        self.spans = SpanPool() if share and not changing else None
         return self.passes.start_batching(pass_s, load_ahead=load_ahead)
 
     def serve_alone(self) -> None:

@@ -44,7 +44,6 @@ class _Waiting:
     alone: Callable[[], Any] | None
     in_pieces: bool
     cancelled: Callable[[], bool] | None
-    arrived_s: float
     result: "Future[Any]" = field(default_factory=Future)
     done: int = 0
 
@@ -101,7 +100,7 @@ class PassBatcher:
         self.stats = BatchStats()
         self.load_ahead = load_ahead
         self._run_packed, self._busy = run_packed, busy
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiting] = []  # as they came
         self._changed = threading.Condition()
         self._closed = False
         self._returning = 0  # requests that have just been served and may call again at once
@@ -129,12 +128,12 @@ class PassBatcher:
 
         Rows `in_pieces` may run in several passes, in order. Raises Cancelled, and what a hook or the cache raises.
         """
-        logits: Tensor = self._submit(_Waiting(rows, None, in_pieces, None, 0.0))
+        logits: Tensor = self._submit(_Waiting(rows, None, in_pieces, current_wish()))
         return logits
 
     def run_alone(self, call: Callable[[], Tensor]) -> Tensor:
         """Run a pass that cannot be packed; as `run`."""
-        logits: Tensor = self._submit(_Waiting(None, call, False, None, 0.0))
+        logits: Tensor = self._submit(_Waiting(None, call, False, current_wish()))
         return logits
 
     def close(self) -> None:
@@ -145,7 +144,6 @@ class PassBatcher:
         self._thread.join()
 
     def _submit(self, waiting: _Waiting) -> Any:
-        waiting.cancelled, waiting.arrived_s = current_wish(), time.perf_counter()
         with self._changed:
             if self._closed:
                 raise Cancelled("the server is shutting down")
@@ -208,13 +206,13 @@ class PassBatcher:
             self._was_alone = True
             return [(alone[0], None)]
         self._was_alone = False
-        chosen = [(each, each.piece(each.left)) for each in packable if each.appends]
-        room = self._room() - sum(rows.ids.numel() for _, rows in chosen)
+        replies = [each for each in packable if each.appends]
+        chosen: list[tuple[_Waiting, PassRows | None]] = [(each, each.piece(each.left)) for each in replies]
+        room = self._room() - sum(each.left for each in replies)
         prompts = [each for each in packable if not each.appends]
         if prompts:
             # Half of the room for the oldest, so that none starves; the rest for the shortest, which are soonest done.
-            first = min(prompts, key=lambda each: each.arrived_s)
-            others = sorted((each for each in prompts if each is not first), key=lambda each: each.left)
+            first, others = prompts[0], sorted(prompts[1:], key=lambda each: each.left)
             share = room if not others else max(room // 2, room - sum(each.left for each in others))
             for each, most in [(first, share), *((each, room) for each in others)]:
                 if chosen and room < LEAST_PIECE and each.left > room:
@@ -222,7 +220,7 @@ class PassBatcher:
                 rows = each.piece(max(LEAST_PIECE, min(most, room)))
                 chosen.append((each, rows))
                 room -= rows.ids.numel()
-        return list(chosen)
+        return chosen
 
     def _room(self) -> int:
         """Return the rows that a pass of about `pass_s` seconds takes."""

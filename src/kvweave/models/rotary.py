@@ -145,12 +145,6 @@ class Rotation:
         with _PATCH_LOCK:  # another thread's recorder may have replaced the function
             self.apply: Callable[..., tuple[Tensor, Tensor]] = getattr(module, APPLY_NAME)
 
-    @property
-    def changes_with_length(self) -> bool:
-        """Whether a call changes the embedding for later ones, so that no other thread may make angles during a pass."""
-        embeddings = (layer.embedding for layer in self.layers)
-        return any(getattr(each, "rope_type", None) in ("dynamic", "longrope") for each in embeddings)
-
     def angles(self, positions: Tensor, prompt_tokens: int, like: Tensor) -> "Angles":
         """Prepare cos and sin for positions (S,) in a prompt of `prompt_tokens` tokens.
 

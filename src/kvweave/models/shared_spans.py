@@ -24,16 +24,17 @@ FIRST_ROWS: Final = 64
 
 
 class SharedSpan:
-    """Stored KV at prompt positions `positions` (S,), with its keys rotated to them.
+    """Stored KV at prompt positions `positions` (S,), with its keys rotated to where it is placed.
 
-    A layer is read, verified and rotated when it is first used, once for all requests. Read only.
+    A layer is read, verified and rotated when it is first used, once for all requests. Read only. `angles` are those of a
+    run of positions in which the span's begin at index `first`.
     """
 
-    def __init__(self, kv: ChunkKV, positions: Tensor, angles: Angles, device: torch.device) -> None:
-        self.positions = positions
-        self._kv: ChunkKV | None = kv
-        self._angles, self._device = angles, device
-        self._count = int(kv.data.shape[0])
+    def __init__(self, span: PlacedSpan, angles: Angles, first: int, device: torch.device) -> None:
+        self.positions = torch.arange(span.start, span.end, device=device)
+        self._source: tuple[ChunkKV, Angles] | None = span.kv, angles
+        self._first, self._device = first, device
+        self._count = int(span.kv.data.shape[0])
         self._layers: dict[int, KVRows] = {}
         self._guard = threading.Lock()
 
@@ -41,12 +42,13 @@ class SharedSpan:
         """Return a layer's keys and values (1, G, S, D). Raises DamagedEntry if they are not what was stored."""
         with self._guard:
             if index not in self._layers:
-                assert self._kv is not None
-                stored = self._kv.layer(index).to(self._device)  # (2, G, S, D)
-                keys = self._angles.rotate(index, stored[:1])
+                assert self._source is not None
+                kv, angles = self._source
+                stored = kv.layer(index).to(self._device)  # (2, G, S, D)
+                keys = angles.rotate(index, stored[:1], self._first)
                 self._layers[index] = KVRows(keys, stored[1:], self.positions)
                 if len(self._layers) == self._count:
-                    self._kv = None  # every layer is placed
+                    self._source = None  # every layer is placed
             return self._layers[index]
 
     @property
@@ -70,16 +72,20 @@ class SpanPool:
         )
         self._guard = threading.Lock()
 
-    def share(self, span: PlacedSpan, regime: str, angles: Angles, device: torch.device) -> SharedSpan:
-        """Return the shared span of a stored entry that is placed like `span`, under the rotary frequencies that `regime` names.
+    def share(self, spans: Sequence[PlacedSpan], angles: Angles, device: torch.device) -> list[SharedSpan]:
+        """Return the shared spans of stored entries that are placed like `spans`, which `can_share`.
 
-        `angles` are those of its positions; `can_share` has said that it is possible.
+        `angles` are those of all positions from the first span's start to the last one's end.
         """
-        positions = torch.arange(span.start, span.end, device=device)
-        made = SharedSpan(span.kv, positions, angles, device)
-        key = (span.kv.entry, span.start, span.rope_start, regime)
         with self._guard:
-            return self._spans.setdefault(key, made)
+            return [self._shared(span, angles, span.start - spans[0].start, device) for span in spans]
+
+    def _shared(self, span: PlacedSpan, angles: Angles, first: int, device: torch.device) -> SharedSpan:
+        key = (span.kv.entry, span.start, span.rope_start)
+        found = self._spans.get(key)
+        if found is None:
+            found = self._spans[key] = SharedSpan(span, angles, first, device)
+        return found
 
     @property
     def bytes(self) -> int:

@@ -26,7 +26,10 @@ FEW_ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The packed rows (R,) that see a span, and their additive mask (R, S); None if they see all of it."""
+    """The packed rows (R,) that see a span, and their additive mask, once for each head that shares keys, (H/G · R, S).
+
+    None if they see all of it.
+    """
 
     rows: Tensor
     mask: Tensor | None
@@ -45,7 +48,11 @@ class SpanAttention:
         self._many = [request for request, own in enumerate(rows) if own.numel() > FEW_ROWS]
         self._merged = SplitAttention([rows[request] for request in self._many], dtype)
         self._whole = SplitAttention(rows, dtype)  # makes no blocks before it is used
-        self._readings: dict[int | None, list[_Reading]] = {}
+        self._few_rows = torch.cat(
+            [torch.empty(0, dtype=torch.long)]
+            + [torch.arange(self._starts[n], self._starts[n + 1]) for n in self._few]
+        )
+        self._readings: dict[tuple[int | None, int], list[_Reading]] = {}
 
     def attend(
         self,
@@ -83,35 +90,37 @@ class SpanAttention:
     ) -> None:
         """Write the attention of all requests with few rows to `out` (1, H, ΣT, D)."""
         spans = _distinct_spans(sources, self._few)
-        if window not in self._readings:
-            self._readings[window] = [
-                self._reading(span, readers, sources, window) for span, readers in spans
-            ]
         kv_heads = spans[0][0].keys.shape[1]
         grouped = query[0].unflatten(0, (kv_heads, -1))  # (G, H/G, ΣT, D)
+        shape = window, grouped.shape[1]
+        if shape not in self._readings:
+            self._readings[shape] = [self._reading(*span, sources, *shape) for span in spans]
         result = torch.zeros(grouped.shape, dtype=torch.float32)
         mass = torch.full(grouped.shape[:-1], float("-inf"))
-        for (span, _), reading in zip(spans, self._readings[window], strict=True):
+        for (span, _), reading in zip(spans, self._readings[shape], strict=True):
             if not reading.rows.numel():
                 continue
             own = grouped[:, :, reading.rows]  # (G, H/G, R, D)
             packed = own.flatten(1, 2)[None]
-            mask = None if reading.mask is None else reading.mask.repeat(grouped.shape[1], 1)
             keys, values = with_contiguous_rows(span.keys), with_contiguous_rows(span.values)
-            more, more_mass = fused_attention(packed, keys, values, mask, scaling)
+            more, more_mass = fused_attention(packed, keys, values, reading.mask, scaling)
             more = more.view(own.shape).float()
             more_mass = more_mass.view(own.shape[:-1]).float()
             held = mass[:, :, reading.rows]
             share = (more_mass - held).sigmoid()[..., None]  # 1 where nothing has been seen before
             result[:, :, reading.rows] = torch.lerp(result[:, :, reading.rows], more, share)
             mass[:, :, reading.rows] = torch.logaddexp(held, more_mass)
-        some = torch.cat([torch.arange(self._starts[n], self._starts[n + 1]) for n in self._few])
-        out[0, :, some] = result.flatten(0, 1)[:, some].to(out.dtype)
+        out[0, :, self._few_rows] = result.flatten(0, 1)[:, self._few_rows].to(out.dtype)
 
     def _reading(
-        self, span: KVRows, readers: Sequence[int], sources: Sequence[AttentionInput], window: int | None
+        self,
+        span: KVRows,
+        readers: Sequence[int],
+        sources: Sequence[AttentionInput],
+        window: int | None,
+        sharing: int,
     ) -> _Reading:
-        """Return which packed rows of the `readers` see the span, and their mask."""
+        """Return which packed rows of the `readers` see the span, and their mask for `sharing` heads."""
         rows, masks = [], []
         for request in readers:
             own = self._rows[request]
@@ -122,7 +131,7 @@ class SpanAttention:
             rows.append(torch.arange(self._starts[request], self._starts[request + 1])[seeing])
             masks.append(mask[seeing])
         mask = torch.cat(masks)
-        return _Reading(torch.cat(rows), mask if bool((mask != 0).any()) else None)
+        return _Reading(torch.cat(rows), mask.repeat(sharing, 1) if bool((mask != 0).any()) else None)
 
 
 def _distinct_spans(
