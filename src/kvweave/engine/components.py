@@ -65,11 +65,14 @@ class Components:
     def _load(self) -> "LoadedModel":
         from kvweave.models.loading import load_any_model
 
-        wanted = self._config.model
-        name = wanted.model or self._metadata.get("model_name")
-        dtype = wanted.dtype if wanted.dtype != "auto" else self._metadata.get("model_dtype") or "auto"
-        bits = wanted.weights if wanted.weights != "auto" else self._metadata.weight_bits
-        return load_any_model(name, dtype=dtype, weights=bits, device=wanted.device, home=self._config.home)
+        wanted = self._metadata.model_settings
+        return load_any_model(
+            wanted.model,
+            dtype=wanted.dtype,
+            weights=wanted.weights,
+            device=wanted.device,
+            home=self._config.home,
+        )
 
     @property
     def loads_recorded_model(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from kvweave.config import Config
+from kvweave.config import Config, ModelConfig
 from kvweave.database import Database
 from kvweave.errors import KnowledgeBaseMismatch
 from kvweave.models.prompt import DEFAULT_SYSTEM
@@ -123,6 +123,17 @@ class KBMetadata:
         """The bits of the recorded model's weights; auto before a model is recorded."""
         # Knowledge bases that are older than the choice have weights in full precision.
         return self.get("model_weight_bits") or ("full" if self.get("model_digest") else "auto")
+
+    @property
+    def model_settings(self) -> ModelConfig:
+        """The settings of the model; what they leave open is as it is recorded."""
+        wanted = self._config.model
+        return dataclasses.replace(
+            wanted,
+            model=wanted.model or self.get("model_name"),
+            dtype=wanted.dtype if wanted.dtype != "auto" else self.get("model_dtype") or "auto",
+            weights=wanted.weights if wanted.weights != "auto" else self.weight_bits,
+        )
 
     @property
     def names_recorded_model(self) -> bool:

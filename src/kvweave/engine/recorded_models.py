@@ -16,14 +16,8 @@ def with_recorded_models(config: Config, name: str) -> Config:
     database = Database(path)
     try:
         metadata = KBMetadata(database, name, config)
-        wanted, recorded = config.model, metadata.get
-        model = replace(
-            wanted,
-            model=wanted.model or recorded("model_name"),
-            dtype=wanted.dtype if wanted.dtype != "auto" else recorded("model_dtype") or "auto",
-            weights=wanted.weights if wanted.weights != "auto" else metadata.weight_bits,
-        )
-        embedding = config.embedding.embedding_model or recorded("embedding_source")
+        model = metadata.model_settings
+        embedding = config.embedding.embedding_model or metadata.get("embedding_source")
     finally:
         database.close()
     return replace(config, model=model, embedding=replace(config.embedding, embedding_model=embedding))

@@ -1,14 +1,10 @@
 """The models that one process keeps loaded for all its knowledge bases."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvweave.config import Config
-from kvweave.database import Database
 from kvweave.engine.active_requests import ProcessActivity
-from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.once import once
-from kvweave.engine.state import kb_folder
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
@@ -88,29 +84,3 @@ class ResidentModels:
         if self.batcher is not None:
             self.batcher = None
             fused(self.model).serve_alone()
-
-
-def made_with(kb: str, config: Config) -> Config:
-    """Return the settings with the models that a knowledge base was made with, where they name none.
-
-    Without such a knowledge base, or before documents are in it, the settings are returned unchanged.
-    """
-    path = kb_folder(kb, config) / "catalog.sqlite"
-    if not path.exists():
-        return config
-    database = Database(path)
-    try:
-        recorded = KBMetadata(database, kb, config)
-        model, embedding = config.model, config.embedding
-        if model.model is None and recorded.get("model_name"):
-            model = replace(
-                model,
-                model=recorded.get("model_name"),
-                dtype=model.dtype if model.dtype != "auto" else recorded.get("model_dtype") or "auto",
-                weights=model.weights if model.weights != "auto" else recorded.weight_bits,
-            )
-        if embedding.embedding_model is None:
-            embedding = replace(embedding, embedding_model=recorded.get("embedding_source"))
-        return replace(config, model=model, embedding=embedding)
-    finally:
-        database.close()

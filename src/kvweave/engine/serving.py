@@ -25,8 +25,9 @@ from kvweave.engine.completions import (
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.engine.once import once
 from kvweave.engine.pipeline import Asked, check_supported, respond
+from kvweave.engine.recorded_models import with_recorded_models
 from kvweave.engine.request_chunks import RequestChunks
-from kvweave.engine.resident import ResidentModels, made_with
+from kvweave.engine.resident import ResidentModels
 from kvweave.engine.sampling import Sampling
 from kvweave.engine.served_bases import KBSummary, ServedBases
 from kvweave.engine.settings import AskOptions, Settings
@@ -63,7 +64,7 @@ class Serving:
         async_kv: bool = True,
     ) -> None:
         self.config = config
-        models = config if tenants is not None else made_with(kb, config)
+        models = config if tenants is not None else with_recorded_models(config, kb)
         self.resident = ResidentModels(models, share_kv=share_kv, async_kv=async_kv)
         self.requests = RunningRequests()
         self._tenants = tenants

@@ -11,8 +11,7 @@ from kvweave.engine.completions import Finished
 from kvweave.results import Piece, Prefill, TokenLogprob
 from kvweave.server import replies
 from kvweave.server.chat_fields import ChatFields
-from kvweave.server.errors import api_error, error_body
-from kvweave.server.events import DONE, collect, sse, stream
+from kvweave.server.events import DONE, collect, error_event, sse, stream
 from kvweave.server.replies import ChoiceEvent
 from kvweave.server.services import cache_use, check_model, services, start
 
@@ -102,8 +101,7 @@ class ChatStream:
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
         """Yield the error."""
-        found = api_error(error)
-        yield sse(error_body(found.status_code, found.message, found.code, found.param))
+        yield error_event(error)
 
     def _last_chunk(self, index: int, finished: Finished) -> Iterator[bytes]:
         self._finished.append(finished)

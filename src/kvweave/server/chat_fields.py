@@ -8,13 +8,9 @@ from kvweave.engine.completions import CompletionRequest
 from kvweave.results import AnswerCacheUse
 from kvweave.server.fields import (
     ANY,
-    Choices,
+    ChoicesFields,
     Fields,
     Role,
-    SampledFields,
-    Seed,
-    Stop,
-    StreamOptions,
     Text,
     Tokens,
     sampling,
@@ -51,7 +47,7 @@ class ChatMessage(Fields):
         return Message(role, parts)
 
 
-class ChatFields(SampledFields):
+class ChatFields(ChoicesFields):
     """A request for the next message of a conversation."""
 
     neutral: ClassVar = {
@@ -78,21 +74,10 @@ class ChatFields(SampledFields):
         "web_search_options": (),
     }
     messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
-    max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    n: Choices | None = None
-    seed: Seed | None = None
-    stop: Stop = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    stream_options: StreamOptions | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    return_progress: bool | None = None
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
 
     def requests(self, defaults: Any, cache: AnswerCacheUse) -> list[CompletionRequest]:
         """Return one engine's request per answer; `defaults` are the settings of generation."""

@@ -11,17 +11,11 @@ from pydantic import Field
 from kvweave.engine.completions import CompletionRequest, Finished
 from kvweave.results import AnswerCacheUse, Piece, Prefill, TokenLogprob
 from kvweave.server import replies
-from kvweave.server.errors import api_error, error_body
-from kvweave.server.events import DONE, collect, sse, stream
+from kvweave.server.events import DONE, collect, error_event, sse, stream
 from kvweave.server.fields import (
     ANY,
-    Choices,
+    ChoicesFields,
     NonEmpty,
-    SampledFields,
-    Seed,
-    Stop,
-    StreamOptions,
-    Tokens,
     sampling,
     stop_texts,
 )
@@ -35,7 +29,7 @@ DEFAULT_TOKENS = 16
 """What the API gives without `max_tokens`."""
 
 
-class CompletionFields(SampledFields):
+class CompletionFields(ChoicesFields):
     """A request to continue a text."""
 
     neutral: ClassVar = {
@@ -48,18 +42,7 @@ class CompletionFields(SampledFields):
         "user": (ANY,),
     }
     prompt: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=128)]
-    max_tokens: Tokens | None = None
-    n: Choices | None = None
-    seed: Seed | None = None
-    stop: Stop = None
     logprobs: int | None = Field(None, ge=0, le=5)
-    stream_options: StreamOptions | None = None
-    return_progress: bool | None = None
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def prompts(self) -> list[str]:
@@ -159,8 +142,7 @@ class TextStream:
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
         """Yield the error."""
-        found = api_error(error)
-        yield sse(error_body(found.status_code, found.message, found.code, found.param))
+        yield error_event(error)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         unknown = {"usage": None} if self._fields.wants_usage else {}

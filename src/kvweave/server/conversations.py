@@ -11,8 +11,7 @@ from pydantic import Field
 from kvweave.engine.facts import facts
 from kvweave.engine.passages import passages
 from kvweave.engine.served_conversations import start_over, turn
-from kvweave.server.errors import api_error, error_body
-from kvweave.server.events import collect, sse, stream
+from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.fields import Fields, NonEmpty
 from kvweave.server.running import Emit, RunningRequest
 from kvweave.server.services import in_thread, services, tenant
@@ -79,8 +78,7 @@ class TurnStream:
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
         """Yield the error."""
-        found = api_error(error)
-        yield sse(error_body(found.status_code, found.message, found.code, found.param), "error")
+        yield error_event(error, "error")
 
 
 async def _start(request: Request, kb: str, conversation: str, fields: TurnFields) -> RunningRequest:

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from kvweave.server.errors import api_error, error_body
 from kvweave.server.running import RunningRequest
 
 PING: Final = b": ping\n\n"
@@ -38,6 +39,12 @@ def sse(data: Any, event: str | None = None) -> bytes:
     """Return one event; `data` is written as JSON."""
     name = f"event: {event}\n" if event else ""
     return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+def error_event(error: BaseException, event: str | None = None) -> bytes:
+    """Return the event that ends a stream that has failed, as `api_error` answers the error."""
+    found = api_error(error)
+    return sse(error_body(found.status_code, found.message, found.code, found.param), event)
 
 
 async def unless_disconnected(receive: Receive, waited_for: Coroutine[Any, Any, _T]) -> _T:

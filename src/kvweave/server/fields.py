@@ -143,6 +143,22 @@ Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 Role = Literal["system", "developer", "user", "assistant"]
 
 
+class ChoicesFields(SampledFields):
+    """The fields of the routes that give several answers to choose from."""
+
+    max_tokens: Tokens | None = None
+    n: Choices | None = None
+    seed: Seed | None = None
+    stop: Stop = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
 def _is_neutral(value: Any, accepted: tuple[Any, ...]) -> bool:
     return value is None or any(
         each is ANY or (each == value and isinstance(value, bool) == isinstance(each, bool))

@@ -13,8 +13,8 @@ from kvweave.engine.facts import facts
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server import replies, uploads
-from kvweave.server.errors import ApiError, api_error, error_body
-from kvweave.server.events import collect, sse, stream
+from kvweave.server.errors import ApiError
+from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
 from kvweave.server.replies import ChoiceEvent
 from kvweave.server.services import cache_use, in_thread, services, start, tenant
@@ -194,5 +194,4 @@ class AskStream:
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
         """Yield the error."""
-        found = api_error(error)
-        yield sse(error_body(found.status_code, found.message, found.code, found.param), "error")
+        yield error_event(error, "error")

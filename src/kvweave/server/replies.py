@@ -36,9 +36,7 @@ def now_s() -> int:
 def cache_used(event: Any) -> CacheUsed | None:
     """Return what an event tells about where the answer came from; None if nothing yet."""
     if isinstance(event, Finished):
-        if event.answer.plan.cache_hit is not None:
-            return "answer"
-        return "kv" if event.cached_tokens else "miss"
+        return event.cache
     if isinstance(event, Prefill) and event.cached_tokens:
         return "kv"
     return "miss" if isinstance(event, Prefill) and 0 < event.total_tokens == event.done_tokens else None

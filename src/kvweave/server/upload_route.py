@@ -11,8 +11,8 @@ from starlette.datastructures import FormData, UploadFile
 from kvweave.engine.facts import facts
 from kvweave.results import AddReport
 from kvweave.server import uploads
-from kvweave.server.errors import ApiError, api_error, error_body
-from kvweave.server.events import collect, sse, stream
+from kvweave.server.errors import ApiError
+from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.running import Emit
 from kvweave.server.services import services, tenant
 
@@ -112,5 +112,4 @@ class UploadStream:
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
         """Yield the error."""
-        found = api_error(error)
-        yield sse(error_body(found.status_code, found.message, found.code, found.param), "error")
+        yield error_event(error, "error")
