@@ -10,6 +10,7 @@ from kvweave.models.attention import GroupedPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.testing import tiny_adapter
 
+TOLERANCE = 2e-4  # as in the parity tests
 N = 60  # within the trained context of families with changing frequencies
 IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(1)).tolist()
 STORED = 40  # positions with stored KV: stale from 20 on
@@ -66,3 +67,8 @@ def computed_ape_kv_cache(adapter: Adapter) -> tuple[FusedCache, torch.Tensor]:
     kv_cache = ape_kv_cache(adapter)
     kv_cache.continuation = partial(ape_plan, adapter)
     return kv_cache, adapter.compute(kv_cache, APE_IDS, ape_plan(adapter, APE_ROWS))
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Assert that two results are equal but for the order of summation."""
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)

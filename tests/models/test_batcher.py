@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from prompts import APE_IDS, APE_ROWS, IDS, STORED, N, ape_kv_cache, ape_plan, quiet_adapter
+from prompts import APE_IDS, APE_ROWS, IDS, STORED, N, ape_kv_cache, ape_plan, close, quiet_adapter
 
 from kvweave.cancellation import cancellable
 from kvweave.errors import Cancelled
@@ -14,12 +14,6 @@ from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe, StopAtLayer
 from kvweave.models.shared_spans import SharedSpanCache
 from kvweave.testing import FAMILIES
-
-TOLERANCE = 2e-4
-
-
-def close(got, expected):
-    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from prompts import (
     N,
     ape_kv_cache,
     ape_plan,
+    close,
     computed_ape_kv_cache,
     held,
     quiet_adapter,
@@ -18,7 +19,6 @@ from prompts import (
 from kvweave.errors import InvalidRequest
 from kvweave.models.hooks import AttentionProbe, UnrotatedQueries
 
-TOLERANCE = 2e-4  # as in the parity tests
 LONG = torch.randint(3, 260, (100,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
@@ -41,10 +41,6 @@ class Calls:
 
     def __call__(self, module, args, kwargs):
         self.shapes.append(tuple(kwargs["input_ids"].shape))
-
-
-def close(got, expected):
-    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_a_packed_pass_equals_passes_alone(adapter):
