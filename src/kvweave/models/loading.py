@@ -14,6 +14,7 @@ from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
+from kvweave.models.few_rows import use_few_rows
 from kvweave.models.fingerprint import digest_tokenizer
 from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
@@ -182,7 +183,9 @@ def _load(found: _Found, dtype: str, weights: str, device: torch.device, home: P
         model.float()  # its sizes were not known beforehand
     if precision.bits != "full":
         quantise_weights(model, precision.bits, device)
-    return adapt(model.to(device), tokenizer, name, memory)
+    model = model.to(device)
+    use_few_rows(model)
+    return adapt(model, tokenizer, name, memory)
 
 
 def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> PreTrainedTokenizerBase:

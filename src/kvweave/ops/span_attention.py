@@ -9,11 +9,12 @@ Requests with many rows read merged spans instead (`SplitAttention`): a copy cos
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Final
 
 import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
 from kvweave.ops.attention import AttentionInput, KVRows, split_packed, with_contiguous_rows
@@ -24,21 +25,45 @@ FEW_ROWS: Final = 64
 """Requests with more rows read merged spans."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reading:
-    """The packed rows (R,) that see a span, and their additive mask, once for each head that shares keys, (H/G · R, S).
+    """The packed rows that see a span: `rows` (R,), and the additive mask (R, S) of each; None for those that see all of it.
 
-    None if they see all of it.
+    The span is the one at `index` of a `request`'s input, shared ones before the private one.
+    """
+
+    request: int
+    index: int
+    rows: list[int] = field(default_factory=list)
+    masks: list[Tensor | None] = field(default_factory=list)
+
+    def mask(self, sharing: int) -> Tensor | None:
+        """Return the rows' mask, each repeated for the `sharing` heads that share keys; None if all see all."""
+        some = next((mask for mask in self.masks if mask is not None), None)
+        if some is None:
+            return None
+        masks = [torch.zeros_like(some) if mask is None else mask for mask in self.masks]
+        return torch.stack(masks).repeat_interleave(sharing, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """What one pass' rows read at layers with one sliding window.
+
+    `rows` (ΣR,) has the rows of all readings, one reading after another, and `places` (ΣT, most) where each packed row is among
+    them, the last place as often as needed. Each of `spans` says which span of which request's input
+    is read, by which of these rows times heads, and with what mask.
     """
 
     rows: Tensor
-    mask: Tensor | None
+    places: Tensor
+    spans: list[tuple[int, int, slice, Tensor | None]]
 
 
 class SpanAttention:
     """Attention of the packed rows of several requests, `rows` (T,) each, ascending, on a CPU; see RowAttention.
 
-    The positions of all keys are read from the first layer's input. No gradients.
+    What each row sees is found at the first layer with a window, and holds for the others. No gradients.
     """
 
     def __init__(self, rows: Sequence[Tensor], dtype: torch.dtype) -> None:
@@ -48,11 +73,7 @@ class SpanAttention:
         self._many = [request for request, own in enumerate(rows) if own.numel() > FEW_ROWS]
         self._merged = SplitAttention([rows[request] for request in self._many], dtype)
         self._whole = SplitAttention(rows, dtype)  # makes no blocks before it is used
-        self._few_rows = torch.cat(
-            [torch.empty(0, dtype=torch.long)]
-            + [torch.arange(self._starts[n], self._starts[n + 1]) for n in self._few]
-        )
-        self._readings: dict[tuple[int | None, int], list[_Reading]] = {}
+        self._readings: dict[tuple[int | None, int], _Readings] = {}
 
     def attend(
         self,
@@ -66,9 +87,7 @@ class SpanAttention:
         """Attend span by span; see RowAttention."""
         if softcap is not None:  # the kernel has none
             return self._whole.attend(query, sources, scaling=scaling, window=window, softcap=softcap)
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        if self._few:
-            self._attend_to_spans(query, sources, scaling, window, out)
+        out = self._attend_to_spans(query, sources, scaling, window) if self._few else torch.empty_like(query)
         if self._many:
             parts = split_packed(query, self._rows)
             packed = torch.cat([parts[request] for request in self._many], dim=2)
@@ -81,68 +100,76 @@ class SpanAttention:
         return out
 
     def _attend_to_spans(
-        self,
-        query: Tensor,
-        sources: Sequence[AttentionInput],
-        scaling: float,
-        window: int | None,
-        out: Tensor,
-    ) -> None:
-        """Write the attention of all requests with few rows to `out` (1, H, ΣT, D)."""
-        spans = _distinct_spans(sources, self._few)
-        kv_heads = spans[0][0].keys.shape[1]
-        grouped = query[0].unflatten(0, (kv_heads, -1))  # (G, H/G, ΣT, D)
-        shape = window, grouped.shape[1]
-        if shape not in self._readings:
-            self._readings[shape] = [self._reading(*span, sources, *shape) for span in spans]
-        result = torch.zeros(grouped.shape, dtype=torch.float32)
-        mass = torch.full(grouped.shape[:-1], float("-inf"))
-        for (span, _), reading in zip(spans, self._readings[shape], strict=True):
-            if not reading.rows.numel():
-                continue
-            own = grouped[:, :, reading.rows]  # (G, H/G, R, D)
-            packed = own.flatten(1, 2)[None]
+        self, query: Tensor, sources: Sequence[AttentionInput], scaling: float, window: int | None
+    ) -> Tensor:
+        """Return the attention (1, H, ΣT, D) of all requests with few rows; zeros for the others."""
+        kv_heads = sources[0].private.keys.shape[1]
+        grouped = query[0].unflatten(0, (kv_heads, -1)).transpose(1, 2)  # (G, ΣT, H/G, D)
+        count, sharing = grouped.shape[1:3]
+        if (window, sharing) not in self._readings:
+            self._readings[window, sharing] = self._find_readings(sources, window, sharing)
+        readings = self._readings[window, sharing]
+        packed = grouped[:, readings.rows].flatten(1, 2)[None]  # (1, G, ΣR · H/G, D)
+        results, masses = [], []
+        for request, index, part, mask in readings.spans:
+            span = _spans(sources[request])[index]
             keys, values = with_contiguous_rows(span.keys), with_contiguous_rows(span.values)
-            more, more_mass = fused_attention(packed, keys, values, reading.mask, scaling)
-            more = more.view(own.shape).float()
-            more_mass = more_mass.view(own.shape[:-1]).float()
-            held = mass[:, :, reading.rows]
-            share = (more_mass - held).sigmoid()[..., None]  # 1 where nothing has been seen before
-            result[:, :, reading.rows] = torch.lerp(result[:, :, reading.rows], more, share)
-            mass[:, :, reading.rows] = torch.logaddexp(held, more_mass)
-        out[0, :, self._few_rows] = result.flatten(0, 1)[:, self._few_rows].to(out.dtype)
+            result, mass = fused_attention(packed[:, :, part], keys, values, mask, scaling)
+            results.append(result)
+            masses.append(mass)
+        result = torch.cat(results, 2)[0].unflatten(1, (-1, sharing)).float()  # (G, ΣR, H/G, D)
+        mass = torch.cat(masses, 2)[0].unflatten(1, (-1, sharing)).float()  # (G, ΣR, H/G)
+        # A softmax over the spans of each row, of which each has the mass of its logits.
+        highest = mass[:, readings.places].amax(2)  # (G, ΣT, H/G)
+        weight = (mass - highest[:, readings.rows]).exp_()
+        total = torch.zeros_like(highest).index_add_(1, readings.rows, weight)
+        joined = result.new_zeros(kv_heads, count, sharing, result.shape[-1])
+        joined.index_add_(1, readings.rows, result.mul_(weight[..., None]))
+        joined /= total.clamp_(min=torch.finfo(total.dtype).tiny)[
+            ..., None
+        ]  # rows of other requests have none
+        out: Tensor = joined.transpose(1, 2).flatten(0, 1)[None].to(query.dtype)
+        return out
 
-    def _reading(
-        self,
-        span: KVRows,
-        readers: Sequence[int],
-        sources: Sequence[AttentionInput],
-        window: int | None,
-        sharing: int,
-    ) -> _Reading:
-        """Return which packed rows of the `readers` see the span, and their mask for `sharing` heads."""
-        rows, masks = [], []
-        for request in readers:
-            own = self._rows[request]
-            mask = additive_mask(own, span.positions, window, self._dtype)  # (T, S)
-            if sources[request].private is not span:
-                mask[:, torch.isin(span.positions, sources[request].skip)] = float("-inf")
-            seeing = (mask == 0).any(dim=1)
-            rows.append(torch.arange(self._starts[request], self._starts[request + 1])[seeing])
-            masks.append(mask[seeing])
-        mask = torch.cat(masks)
-        return _Reading(torch.cat(rows), mask.repeat(sharing, 1) if bool((mask != 0).any()) else None)
+    def _find_readings(
+        self, sources: Sequence[AttentionInput], window: int | None, sharing: int
+    ) -> _Readings:
+        found: dict[tuple[int, int, int], _Reading] = {}  # by where the keys are in memory and in the prompt
+        for request in self._few:
+            source = sources[request]
+            spans = _spans(source)
+            edges = [0, *accumulate(span.positions.numel() for span in spans)]
+            mask = additive_mask(self._rows[request], _positions(spans), window, self._dtype)  # (T, S)
+            shared = mask[:, : edges[-2]]
+            shared.masked_fill_(torch.isin(_positions(source.shared), source.skip), float("-inf"))
+            visible = F.pad((mask == 0).cumsum(1), (1, 0))[:, edges].diff(dim=1)  # (T, spans)
+            for row, counts in enumerate(visible.tolist()):
+                for index, (start, end) in enumerate(pairwise(edges)):
+                    if counts[index]:
+                        first = spans[index]
+                        key = first.keys.data_ptr(), end - start, int(first.positions[0])
+                        reading = found.setdefault(key, _Reading(request, index))
+                        reading.rows.append(self._starts[request] + row)
+                        sees_all = counts[index] == end - start
+                        reading.masks.append(None if sees_all else mask[row, start:end])
+        rows = [row for reading in found.values() for row in reading.rows]
+        ends = accumulate(len(reading.rows) * sharing for reading in found.values())
+        parts = [slice(*edges) for edges in pairwise([0, *ends])]
+        read = [
+            (reading.request, reading.index, part, reading.mask(sharing))
+            for reading, part in zip(found.values(), parts, strict=True)
+        ]
+        places: list[list[int]] = [[] for _ in range(self._starts[-1])]
+        for place, row in enumerate(rows):
+            places[row].append(place)
+        most = max(map(len, places))
+        padded = [own + (own[-1:] or [0]) * (most - len(own)) for own in places]
+        return _Readings(torch.tensor(rows), torch.tensor(padded), read)
 
 
-def _distinct_spans(
-    sources: Sequence[AttentionInput], requests: Sequence[int]
-) -> list[tuple[KVRows, list[int]]]:
-    """Return each span once, by where its keys are in memory and in the prompt, with the requests that attend to it."""
-    found: dict[tuple[int, int, int], tuple[KVRows, list[int]]] = {}
-    for request in requests:
-        own = sources[request]
-        for span in (*own.shared, own.private):
-            if span.positions.numel():
-                key = span.keys.data_ptr(), span.positions.numel(), int(span.positions[0])
-                found.setdefault(key, (span, []))[1].append(request)
-    return list(found.values())
+def _spans(source: AttentionInput) -> tuple[KVRows, ...]:
+    return (*source.shared, source.private)
+
+
+def _positions(spans: Sequence[KVRows]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.long), *(span.positions for span in spans)])

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
+from kvweave.models.few_rows import use_few_rows
 from kvweave.models.loading import parse_device, parse_dtype, reference_tokenizer
 from kvweave.models.precision import weights_named
 from kvweave.models.quantised import quantise_weights
@@ -53,4 +54,5 @@ def random_model(
         model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
     if bits != "full":
         quantise_weights(model, bits, place)
-    return Adapter(model.to(place), reference_tokenizer(), name=f"{shape} (random weights)")
+    use_few_rows(model.to(place))
+    return Adapter(model, reference_tokenizer(), name=f"{shape} (random weights)")

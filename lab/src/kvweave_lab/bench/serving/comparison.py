@@ -6,6 +6,7 @@ idle work costs the others nothing. Rates rise; a system that a rate has saturat
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from kvweave.files import write_atomically
 from kvweave_lab.bench.serving.client import run_in_turn, run_open_loop
 from kvweave_lab.bench.serving.processes import MemoryWatch, ServerFailed
 from kvweave_lab.bench.serving.summary import AtEqualTtft, Phase, at_equal_ttft, parse_phase, summarize
-from kvweave_lab.bench.serving.systems import System, SystemSettings, tokenizer_of
+from kvweave_lab.bench.serving.systems import STORES_NOTHING, System, SystemSettings, tokenizer_of
 from kvweave_lab.bench.serving.traffic import (
     Corpus,
     ServedRequest,
@@ -36,6 +37,8 @@ _SATURATED = 0.8
 """A system is saturated by a rate of which it serves less than this share."""
 _SATURATED_RATES = 2
 """So many saturating rates of a system are measured; then it is spared higher ones."""
+_RESTARTED = 2
+"""Requests that a server answers before it is measured if its store is full, or if it stores nothing."""
 _COUNTED_PROMPTS = 0.01
 """Prompt lengths of systems that differ by more than this share are no equal work."""
 
@@ -155,10 +158,14 @@ class _Run:
     def servers(self) -> Iterator[None]:
         """Start and warm up every server, and pause it; end them all at the end."""
         with ExitStack() as stack:
+            filled: dict[str, System] = {}
             for number, system in enumerate(self._systems):
                 stack.enter_context(system.server)
+                like = filled.setdefault(system.stores_like, system)
+                if like is not system:
+                    self._copy_store(like, system)
                 system.start()
-                self._warm_up(system)
+                self._warm_up(system, fill=like is system)
                 system.server.pause()
                 self._progress("servers", number + 1, len(self._systems))
             yield
@@ -217,10 +224,22 @@ class _Run:
         finally:
             system.server.pause()
 
-    def _warm_up(self, system: System) -> None:
-        """Store every document's KV, and let the server answer the beginning of the stream."""
-        calls = [system.call(request, new_tokens=1) for request in self._covering]
-        calls += [system.call(request) for request in self._warm()]
+    def _copy_store(self, filled: System, system: System) -> None:
+        """Give a system what another one has stored, as that one's server leaves it when it ends."""
+        filled.server.terminate()
+        shutil.copytree(filled.home, system.home, dirs_exist_ok=True)
+        filled.start()
+        self._warm_up(filled, fill=False)
+        filled.server.pause()
+
+    def _warm_up(self, system: System, *, fill: bool) -> None:
+        """Let the server answer the beginning of the stream; to `fill` its store, after a pass over all documents."""
+        warm = self._warm()
+        if not fill or system.stores_like == STORES_NOTHING:
+            calls = [system.call(request) for request in warm[:_RESTARTED]]
+        else:
+            calls = [system.call(request, new_tokens=1) for request in self._covering]
+            calls += [system.call(request) for request in warm]
         for reply in run_in_turn(system.server.url, calls):
             if reply.outcome != "answered":
                 raise ServerFailed(f"{system.name} did not answer while it was warmed up: {reply.detail}")

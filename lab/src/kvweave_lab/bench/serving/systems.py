@@ -24,6 +24,8 @@ SYSTEMS = (DEFAULT, "full", "prefix", NO_ASYNC, NO_SHARE, LLAMA)
 """The systems that are compared unless others are named."""
 CACHE_REUSE = 256
 """The fewest tokens that llama-server moves; the value that its documentation shows."""
+STORES_NOTHING = "full"
+"""The system whose server stores no KV."""
 _ROOM = 256
 """Tokens beside documents and answer: instructions, question, separators."""
 
@@ -65,10 +67,15 @@ def chosen_systems(names: Sequence[str], settings: SystemSettings) -> tuple[str,
 
 
 class System:
-    """One system: its server, not started yet, and the bodies of its requests."""
+    """One system: its server, not started yet, and the bodies of its requests.
+
+    Systems that are equal in `stores_like` store the same KV; `home` is where.
+    """
 
     def __init__(self, name: str, settings: SystemSettings, corpus: Corpus, folder: Path) -> None:
         self.name = name
+        self.stores_like = DEFAULT if name in SWITCHED_OFF else name
+        self.home = folder / f"{name}-home"
         self._settings, self._corpus = settings, corpus
         self.model_id = ""
         self._template: PromptTemplate | None = None
@@ -77,7 +84,7 @@ class System:
             self.server = _llama(settings, folder)
         else:
             flags = (*settings.flags, *((SWITCHED_OFF[name],) if name in SWITCHED_OFF else ()))
-            self.server = kvweave_server(name, folder, model=settings.model, flags=flags)
+            self.server = kvweave_server(name, folder, model=settings.model, flags=flags, home=self.home)
 
     def start(self) -> None:
         """Start the server. Raises ServerFailed."""
