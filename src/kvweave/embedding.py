@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvweave.errors import ModelNotFound
+from kvweave.ops.threads import all_threads, respect_cpu_limits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,9 +84,10 @@ class TextEncoder:
         with self._lock:
             windows = [self._windows(text) for text in texts]
             flat = [window for group in windows for window in group]
-            vectors = self._model.encode(
-                flat, batch_size=BATCH_WINDOWS, normalize_embeddings=True, show_progress_bar=False
-            )  # (windows, dimensions)
+            with all_threads():
+                vectors = self._model.encode(
+                    flat, batch_size=BATCH_WINDOWS, normalize_embeddings=True, show_progress_bar=False
+                )  # (windows, dimensions)
         first = np.cumsum([0, *(len(group) for group in windows[:-1])])
         sums = np.add.reduceat(np.asarray(vectors, dtype=np.float32), first, axis=0)  # (n, dimensions)
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)
@@ -119,8 +121,6 @@ class TextEncoder:
             raise ModelNotFound(
                 f"no embedding model at {folder}: give a sentence-transformers folder or a hub id"
             )
-        from kvweave.ops.threads import respect_cpu_limits
-
         with _LOADING_LOCK, _quiet():
             respect_cpu_limits()
             try:

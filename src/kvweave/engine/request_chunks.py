@@ -18,6 +18,7 @@ from kvweave.errors import KvweaveError
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.preemption import Preempted
+from kvweave.ops.threads import use_one_thread
 from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe
@@ -80,6 +81,7 @@ class RequestChunks:
             self._thread.join()
 
     def _run(self) -> None:
+        use_one_thread()
         while not self._stop.is_set():
             waiting = self._waiting.get()
             try:

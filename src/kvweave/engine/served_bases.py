@@ -15,6 +15,7 @@ from kvweave.engine.resident import ResidentModels
 from kvweave.engine.state import kb_folder
 from kvweave.errors import Cancelled, InvalidRequest, KnowledgeBaseNotFound, KvweaveError, StoreBusy
 from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.ops.threads import use_one_thread
 
 _LOG = logging.getLogger(__name__)
 _DELETE_WAIT_S: Final = 30.0
@@ -169,6 +170,7 @@ class ServedBases:
         return served
 
     def _work(self, served: _Served) -> None:
+        use_one_thread()
         try:
             served.base.watch_idle(served.closing)
         except Exception:

@@ -2,8 +2,9 @@
 
 A request is written as if it were alone, in a thread of its own. Where it calls the model, it waits here. One thread takes
 what waits and runs it: first the rows of all decoding requests, one or a few of each, then pieces of prompts, as many rows as
-a pass of about a quarter of a second takes. So a long prompt delays nobody's next token by more than one such pass, and a request whose
-KV is still loading delays nobody (FusionRAG §4.2, §4.3; piecewise prefill as in Sarathi-Serve, arXiv 2403.02310).
+a pass of about half a second takes, or of a second where nobody is decoding. So a long prompt delays nobody's next token by more than
+one such pass, and a request whose KV is still loading delays nobody (FusionRAG §4.2, §4.3; piecewise prefill as in Sarathi-Serve,
+arXiv 2403.02310).
 """
 
 import threading
@@ -19,9 +20,13 @@ from torch import Tensor
 from kvweave.cancellation import current_wish
 from kvweave.errors import Cancelled
 from kvweave.models.packed import PassRows
+from kvweave.models.pass_time import PassTime
 
-PASS_S: Final = 0.25
-"""Seconds that a pass with pieces of prompts should take: so long they delay a token."""
+PASS_S: Final = 0.5
+"""Seconds that a pass with pieces of prompts should take: so long they delay a token. Where the weights alone take longer to
+read, it takes twice that time."""
+WITHOUT_REPLIES: Final = 2.0
+"""A pass that delays nobody's token may take so many times as long."""
 LEAST_PIECE, MOST_ROWS, FIRST_ROWS = 32, 4096, 256
 """Rows: the smallest piece of a prompt, the most of a pass, and those of a pass before any has been timed."""
 LINGER_SHARE: Final = 0.25
@@ -105,7 +110,7 @@ class PassBatcher:
         self._closed = False
         self._returning = 0  # requests that have just been served and may call again at once
         self._pass_s, self._was_alone = pass_s, False
-        self._rows_per_s = 0.0
+        self._pass_time = PassTime()
         self._last_s = 0.0
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._work, name="kvweave-passes", daemon=True)
@@ -113,8 +118,8 @@ class PassBatcher:
 
     @property
     def prompt_rows_per_s(self) -> float | None:
-        """Rows that a pass over many of them computes per second, on average of the latest; None before there was one."""
-        return self._rows_per_s or None
+        """Rows that passes over many of them compute per second, on average of the latest; None before there was one."""
+        return self._pass_time.rows_per_s
 
     @property
     def waiting(self) -> int:
@@ -208,7 +213,7 @@ class PassBatcher:
         self._was_alone = False
         replies = [each for each in packable if each.appends]
         chosen: list[tuple[_Waiting, PassRows | None]] = [(each, each.piece(each.left)) for each in replies]
-        room = self._room() - sum(each.left for each in replies)
+        room = self._room(bool(replies)) - sum(each.left for each in replies)
         prompts = [each for each in packable if not each.appends]
         if prompts:
             # Half of the room for the oldest, so that none starves; the rest for the shortest, which are soonest done.
@@ -222,10 +227,10 @@ class PassBatcher:
                 room -= rows.ids.numel()
         return chosen
 
-    def _room(self) -> int:
-        """Return the rows that a pass of about `pass_s` seconds takes."""
-        rows = int(self._rows_per_s * self._pass_s) if self._rows_per_s else FIRST_ROWS
-        return min(MOST_ROWS, max(2 * LEAST_PIECE, rows))
+    def _room(self, replies: bool) -> int:
+        """Return the rows of the next pass; `replies` says whether some continue replies."""
+        rows = self._pass_time.rows_in(self._pass_s if replies else WITHOUT_REPLIES * self._pass_s)
+        return min(MOST_ROWS, max(2 * LEAST_PIECE, FIRST_ROWS if rows is None else rows))
 
     def _run(self, batch: list[tuple[_Waiting, PassRows | None]]) -> dict[_Waiting, Any]:
         """Run one batch; return the passes that are complete, with their logits or errors."""
@@ -258,9 +263,8 @@ class PassBatcher:
 
     def _record(self, packed: Sequence[PassRows], seconds: float) -> None:
         rows = sum(each.ids.numel() for each in packed)
-        if rows >= 2 * LEAST_PIECE:  # a pass over few rows takes as long as reading the weights
-            rate = rows / max(seconds, 1e-6)
-            self._rows_per_s = rate if not self._rows_per_s else 0.7 * self._rows_per_s + 0.3 * rate
+        if rows >= 2 * LEAST_PIECE:  # passes over fewer rows are for replies
+            self._pass_time.record(rows, seconds)
         stats = self.stats
         stats.passes += 1
         stats.rows += rows

@@ -29,6 +29,7 @@ from kvweave.models.pass_cost import PassCost
 from kvweave.models.preemption import LowPriority, Preemption
 from kvweave.models.projections import StoredQueries
 from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder, RowCapture, rope_regime
+from kvweave.ops.threads import all_threads
 
 
 class ModelRunner:
@@ -198,7 +199,7 @@ class Passes:
 
     def _append_alone(self, ids: Tensor, positions: Tensor, kv_cache: AppendableCache, keep: int) -> Tensor:
         low = self._low if isinstance(kv_cache, FusedCache) else None
-        with self._lock, nullcontext() if low is None else low.interruptible():
+        with self._lock, all_threads(), nullcontext() if low is None else low.interruptible():
             return self._runner.run(ids, positions, kv_cache, keep=keep)
 
     def _compute_alone(
@@ -245,7 +246,7 @@ class Passes:
         kv_cache, count, low, model = rows.kv_cache, rows.ids.numel(), self._low, self._runner.model
         # Before the lock is taken: other requests can use the model meanwhile.
         kv_cache.load(self._layer_time.lower_bound_s(count))
-        with self._lock, ExitStack() as stack:
+        with self._lock, all_threads(), ExitStack() as stack:
             began = time.perf_counter() - kv_cache.place_s
             written = None if stored is None else stored.projected
             stack.enter_context(kv_cache.writing(rows.plan.rows, rows.hook, written))

@@ -9,6 +9,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final
 
+from kvweave.ops.threads import use_one_thread
 from kvweave.server.errors import RETRY_S, ApiError
 
 Emit = Callable[[Any], None]
@@ -68,7 +69,7 @@ class RequestQueue:
         self.running, self.waiting = 0, 0
         self._most_running, self._most_waiting = most_running, most_waiting
         self._places = asyncio.Semaphore(most_running)
-        self._threads = ThreadPoolExecutor(most_running, thread_name_prefix=name)
+        self._threads = ThreadPoolExecutor(most_running, name, use_one_thread)
         self._requests: set[RunningRequest] = set()
         self._typical_s = 1.0
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+from kvweave.ops.threads import use_one_thread
+
 _LOG = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -115,7 +117,7 @@ class Loader(Generic[Result]):
         return len(self._loads)
 
     def _submit(self, function: Callable[..., None], argument: object) -> None:
-        self._pool = self._pool or ThreadPoolExecutor(self._threads, "kvweave-load")
+        self._pool = self._pool or ThreadPoolExecutor(self._threads, "kvweave-load", use_one_thread)
         self._pool.submit(function, argument)
 
     def _finish(self, load: Load[Result]) -> None:

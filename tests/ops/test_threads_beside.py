@@ -1,0 +1,75 @@
+"""Threads that compute beside others: without helper threads, except in `all_threads`."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvweave.ops.threads import _library, all_threads, use_one_thread
+
+NUMBERS = torch.ones(4_000_000)
+
+
+def in_a_thread(work):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    (result,) = found
+    return result
+
+
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.fixture
+def two_threads():
+    if _library("libgomp.so.1") is None or not Path("/proc/self/task").exists():
+        pytest.skip("this PyTorch does not compute with GNU OpenMP")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_thread_of_one_keeps_no_helpers_and_others_keep_their_number(two_threads):
+    def work():
+        use_one_thread()
+        before = tasks()
+        NUMBERS.mul(2)
+        with all_threads():
+            NUMBERS.mul(2)
+            inside = tasks() - before
+            number = torch.get_num_threads()
+        return inside, number, tasks() - before, torch.get_num_threads()
+
+    assert in_a_thread(work) == (1, 2, 0, 1)
+    assert torch.get_num_threads() == 2
+    assert in_a_thread(torch.get_num_threads) == 2
+
+
+def test_a_thread_that_was_not_limited_stays_as_it_is(two_threads):
+    def work():
+        before = tasks()
+        NUMBERS.mul(2)
+        with all_threads():
+            pass
+        return tasks() - before, torch.get_num_threads()
+
+    assert in_a_thread(work) == (1, 2)
+
+
+def test_products_are_the_same(two_threads):
+    left, right = torch.randn(64, 300), torch.randn(300, 200)
+
+    def work():
+        use_one_thread()
+        alone = left @ right
+        with all_threads():
+            return alone, left @ right
+
+    for found in in_a_thread(work):
+        torch.testing.assert_close(found, left @ right)
