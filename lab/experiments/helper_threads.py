@@ -38,7 +38,8 @@ def main() -> None:
     times: list[tuple[float, float]] = []
 
     def work() -> None:
-        adapter = load_any_model(options.model, dtype="float32")  # here: the main thread must have no helpers either
+        # Loaded here: the main thread must have no helpers either.
+        adapter = load_any_model(options.model, dtype="float32")
         for number in range(1 + options.rounds):
             both = [measured(adapter, options, helpers) for helpers in (True, False)]
             if number:  # the first round warms up
