@@ -9,7 +9,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -84,7 +84,8 @@ class TextEncoder:
         with self._lock:
             windows = [self._windows(text) for text in texts]
             flat = [window for group in windows for window in group]
-            with all_threads():
+            # One question is soon done; making helper threads for it would cost more than they gain.
+            with all_threads() if len(flat) > 1 else nullcontext():
                 vectors = self._model.encode(
                     flat, batch_size=BATCH_WINDOWS, normalize_embeddings=True, show_progress_bar=False
                 )  # (windows, dimensions)

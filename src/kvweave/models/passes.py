@@ -199,7 +199,9 @@ class Passes:
 
     def _append_alone(self, ids: Tensor, positions: Tensor, kv_cache: AppendableCache, keep: int) -> Tensor:
         low = self._low if isinstance(kv_cache, FusedCache) else None
-        with self._lock, all_threads(), nullcontext() if low is None else low.interruptible():
+        with self._lock, ExitStack() as stack:
+            if low is not None:
+                _enter_low_priority(stack, low)
             return self._runner.run(ids, positions, kv_cache, keep=keep)
 
     def _compute_alone(
@@ -246,20 +248,26 @@ class Passes:
         kv_cache, count, low, model = rows.kv_cache, rows.ids.numel(), self._low, self._runner.model
         # Before the lock is taken: other requests can use the model meanwhile.
         kv_cache.load(self._layer_time.lower_bound_s(count))
-        with self._lock, all_threads(), ExitStack() as stack:
+        with self._lock, ExitStack() as stack:
             began = time.perf_counter() - kv_cache.place_s
             written = None if stored is None else stored.projected
             stack.enter_context(kv_cache.writing(rows.plan.rows, rows.hook, written))
             if schedule is not None:
                 stack.enter_context(scheduled_rows(model, kv_cache, rows.plan, schedule))
             if low is not None:
-                stack.enter_context(low.interruptible())  # counts whole layers
+                _enter_low_priority(stack, low)  # counts whole layers
             else:
                 stack.enter_context(last_row_only(model, kv_cache))
             yield
             stack.close()  # the cache writes its last layer to a sink
             computed_s = time.perf_counter() - kv_cache.place_s - began
             self._layer_time.record(count, computed_s / self._layers)
+
+
+def _enter_low_priority(stack: ExitStack, low: LowPriority) -> None:
+    """Let requests interrupt what runs in the context; in a server, its thread has helper threads only here."""
+    stack.enter_context(all_threads())
+    stack.enter_context(low.interruptible())
 
 
 def _use_continuation(
