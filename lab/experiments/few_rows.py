@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
-from kvweave.models.few_rows import MOST_ROWS, use_few_rows
+from kvweave.models.forward import MOST_ROWS, use_few_rows
 from kvweave_lab.bench.measurement import elapsed_s
 
 SHAPES = ((262144, 640), (2048, 640), (640, 2048), (4096, 4096))
 """Outputs and inputs."""
 ROWS = (1, 2, 4, 8, 16, 32, MOST_ROWS)
+"""Rows at once."""
 WEIGHTS = 1.2e8
 """Numbers in all weights of a shape."""
 

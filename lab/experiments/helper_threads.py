@@ -7,6 +7,7 @@ operation and now wait, as those of requests do. Nothing else runs: what differs
 take turns; `ratio` is the median of their times' ratios.
 """
 
+import argparse
 import os
 import statistics
 import threading
@@ -55,18 +56,16 @@ def main() -> None:
     write_result({**environment(command_of(options)), **rounded(found)}, options.output)
 
 
-def measured(adapter: Adapter, options: object, helpers: bool) -> float:
+def measured(adapter: Adapter, options: argparse.Namespace, helpers: bool) -> float:
     """Return the seconds of one prefill."""
-    given = vars(options)
-    tokens, piece = given["tokens"], given["piece"]
-    ids = torch.randint(3, 200, (tokens,)).tolist()
-    cache = adapter.new_cache(tokens)
+    ids = torch.randint(3, 200, (options.tokens,)).tolist()
+    cache = adapter.new_cache(options.tokens)
 
     def prefill() -> None:
-        for rows in torch.arange(tokens).split(piece):
+        for rows in torch.arange(options.tokens).split(options.piece):
             adapter.compute(cache, ids, adapter.rows(rows))
 
-    with _waiting(given["others"], helpers):
+    with _waiting(options.others, helpers):
         return elapsed_s(prefill)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kvweave.models.few_rows import FewRowsLinear, use_few_rows
+from kvweave.models.forward import FewRowsLinear, use_few_rows
 from kvweave.testing import tiny_model
 
 

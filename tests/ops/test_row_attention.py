@@ -138,7 +138,7 @@ def test_the_next_layer_has_other_keys_at_the_same_positions(name: str) -> None:
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_stale_copies_are_not_seen_and_inputs_are_not_changed(name: str) -> None:
     case = three_chunks(0)
-    spans = [span for own in case.given for span in (*own.shared, own.private)]
+    spans = [span for own in case.given for span in own.spans]
     held = [span.keys.sum() for span in spans]
     attention = IMPLEMENTATIONS[name](case.rows)
     before = attention.attend(case.query, case.given, scaling=0.3)

@@ -1,16 +1,19 @@
-"""Passes in which layers run fewer rows than the pass began with, on an unmodified model.
+"""How layers of an unmodified model run: over fewer rows than the pass began with, and fast over few rows.
 
-Forward pre-hooks do it. `scheduled_rows` drops rows
+Forward pre-hooks drop rows. `scheduled_rows` drops rows
 between layers, as a `RowSchedule` says. `last_row_only` drops all but the last row inside the last layer: no later layer reads
 the other rows' output there, so their attention, output projection and feed-forward network are skipped.
 
-The caller makes sure that one pass runs at a time.
+The caller makes sure that one such pass runs at a time.
+
+`FewRowsLinear` is for steps of several requests and for drafts: on CPUs, PyTorch multiplies 2 to 64 rows by a weight in up to
+three times the time that the weight by the rows, transposed, takes (`lab/experiments/few_rows.py`).
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +29,9 @@ from kvweave.models.attention import (
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.rotary import rope_regime
+
+MOST_ROWS: Final = 64
+"""With more rows, the product is bound by arithmetic, and the copy of the result costs more than the exchange gains."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a layer."""
@@ -57,6 +63,31 @@ class LayerTime:
         """Return the least seconds per layer of a pass over `rows`: proportional for fewer rows, the same for more."""
         last, layer_s = self._last
         return layer_s * min(1.0, rows / last)
+
+
+class FewRowsLinear(nn.Linear):
+    """`nn.Linear`, with the factors exchanged for 2 to MOST_ROWS rows."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return states (…, K) @ weight.T + bias, (…, N)."""
+        rows = states.numel() // self.in_features
+        if not 2 <= rows <= MOST_ROWS:
+            return super().forward(states)
+        product = (self.weight @ states.reshape(rows, self.in_features).T).T.contiguous()
+        if self.bias is not None:
+            product += self.bias
+        return product.view(*states.shape[:-1], self.out_features)
+
+
+def use_few_rows(model: nn.Module) -> None:
+    """Exchange the factors in a float32 model's plain linear layers on a CPU; its weights stay the same tensors."""
+    for module in model.modules():
+        if (
+            type(module) is nn.Linear
+            and module.weight.device.type == "cpu"
+            and module.weight.dtype == torch.float32
+        ):
+            module.__class__ = FewRowsLinear
 
 
 def continuation_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: Tensor) -> RowPlan | None:

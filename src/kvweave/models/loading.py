@@ -14,8 +14,8 @@ from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
-from kvweave.models.few_rows import use_few_rows
 from kvweave.models.fingerprint import digest_tokenizer
+from kvweave.models.forward import use_few_rows
 from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
 from kvweave.models.quantised import quantise_weights

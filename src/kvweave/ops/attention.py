@@ -45,6 +45,11 @@ class AttentionInput:
     private: KVRows
     skip: Tensor
 
+    @property
+    def spans(self) -> tuple[KVRows, ...]:
+        """The shared spans, then the private rows."""
+        return (*self.shared, self.private)
+
 
 class RowAttention(Protocol):
     """Attention of the packed rows of several requests; made for one pass, used at every layer of it.
@@ -149,9 +154,7 @@ def in_prompt_order(source: AttentionInput) -> tuple[Tensor, Tensor]:
     """
     if not source.shared:
         return source.private.keys, source.private.values
-    length = 1 + max(
-        int(rows.positions.max()) for rows in (*source.shared, source.private) if rows.positions.numel()
-    )
+    length = 1 + max(int(rows.positions.max()) for rows in source.spans if rows.positions.numel())
     return merge_spans(source, length)
 
 

@@ -46,13 +46,13 @@ class Pages:
 
 def spans_of(sources: Sequence[AttentionInput]) -> list[KVRows]:
     """Return all spans in the order in which pages count them: each request's shared ones, then its private rows."""
-    return [span for own in sources for span in (*own.shared, own.private)]
+    return [span for own in sources for span in own.spans]
 
 
 def cut_pages(sources: Sequence[AttentionInput]) -> Pages:
     """Cut the spans of several requests into pages."""
     spans = [positions for own in sources for positions in _visible_positions(own)]
-    requests = [request for request, own in enumerate(sources) for _ in (*own.shared, own.private)]
+    requests = [request for request, own in enumerate(sources) for _ in own.spans]
     cut = [_cut_span(positions) for positions in spans]
     sizes = torch.tensor([pages.shape[0] for pages in cut])
     positions = torch.cat(cut)  # (P, PAGE_ROWS)

@@ -8,7 +8,7 @@ may not see: later keys, keys out of its window, and stale keys that its request
 Requests with many rows read merged spans instead (`SplitAttention`): a copy costs them little, and masks would cost more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Final
@@ -112,7 +112,7 @@ class SpanAttention:
         packed = grouped[:, readings.rows].flatten(1, 2)[None]  # (1, G, ΣR · H/G, D)
         results, masses = [], []
         for request, index, part, mask in readings.spans:
-            span = _spans(sources[request])[index]
+            span = sources[request].spans[index]
             keys, values = with_contiguous_rows(span.keys), with_contiguous_rows(span.values)
             result, mass = fused_attention(packed[:, :, part], keys, values, mask, scaling)
             results.append(result)
@@ -125,9 +125,8 @@ class SpanAttention:
         total = torch.zeros_like(highest).index_add_(1, readings.rows, weight)
         joined = result.new_zeros(kv_heads, count, sharing, result.shape[-1])
         joined.index_add_(1, readings.rows, result.mul_(weight[..., None]))
-        joined /= total.clamp_(min=torch.finfo(total.dtype).tiny)[
-            ..., None
-        ]  # rows of other requests have none
+        total.clamp_(min=torch.finfo(total.dtype).tiny)  # rows of other requests have none
+        joined /= total[..., None]
         out: Tensor = joined.transpose(1, 2).flatten(0, 1)[None].to(query.dtype)
         return out
 
@@ -136,40 +135,45 @@ class SpanAttention:
     ) -> _Readings:
         found: dict[tuple[int, int, int], _Reading] = {}  # by where the keys are in memory and in the prompt
         for request in self._few:
-            source = sources[request]
-            spans = _spans(source)
-            edges = [0, *accumulate(span.positions.numel() for span in spans)]
-            mask = additive_mask(self._rows[request], _positions(spans), window, self._dtype)  # (T, S)
-            shared = mask[:, : edges[-2]]
-            shared.masked_fill_(torch.isin(_positions(source.shared), source.skip), float("-inf"))
-            visible = F.pad((mask == 0).cumsum(1), (1, 0))[:, edges].diff(dim=1)  # (T, spans)
-            for row, counts in enumerate(visible.tolist()):
-                for index, (start, end) in enumerate(pairwise(edges)):
-                    if counts[index]:
-                        first = spans[index]
-                        key = first.keys.data_ptr(), end - start, int(first.positions[0])
-                        reading = found.setdefault(key, _Reading(request, index))
-                        reading.rows.append(self._starts[request] + row)
-                        sees_all = counts[index] == end - start
-                        reading.masks.append(None if sees_all else mask[row, start:end])
+            spans = sources[request].spans
+            for row, index, mask in self._seen(request, sources[request], window):
+                span = spans[index]
+                key = span.keys.data_ptr(), span.positions.numel(), int(span.positions[0])
+                reading = found.setdefault(key, _Reading(request, index))
+                reading.rows.append(row)
+                reading.masks.append(mask)
         rows = [row for reading in found.values() for row in reading.rows]
-        ends = accumulate(len(reading.rows) * sharing for reading in found.values())
-        parts = [slice(*edges) for edges in pairwise([0, *ends])]
+        edges = accumulate((len(reading.rows) * sharing for reading in found.values()), initial=0)
         read = [
-            (reading.request, reading.index, part, reading.mask(sharing))
-            for reading, part in zip(found.values(), parts, strict=True)
+            (reading.request, reading.index, slice(*part), reading.mask(sharing))
+            for reading, part in zip(found.values(), pairwise(edges), strict=True)
         ]
-        places: list[list[int]] = [[] for _ in range(self._starts[-1])]
-        for place, row in enumerate(rows):
-            places[row].append(place)
-        most = max(map(len, places))
-        padded = [own + (own[-1:] or [0]) * (most - len(own)) for own in places]
-        return _Readings(torch.tensor(rows), torch.tensor(padded), read)
+        return _Readings(torch.tensor(rows), _places(rows, self._starts[-1]), read)
 
-
-def _spans(source: AttentionInput) -> tuple[KVRows, ...]:
-    return (*source.shared, source.private)
+    def _seen(
+        self, request: int, source: AttentionInput, window: int | None
+    ) -> Iterator[tuple[int, int, Tensor | None]]:
+        """Yield which packed row of a request sees which of its spans; with a mask (S,), unless it sees all of the span."""
+        edges = [0, *accumulate(span.positions.numel() for span in source.spans)]
+        mask = additive_mask(self._rows[request], _positions(source.spans), window, self._dtype)  # (T, S)
+        shared = mask[:, : edges[-2]]
+        shared.masked_fill_(torch.isin(_positions(source.shared), source.skip), float("-inf"))
+        visible = F.pad((mask == 0).cumsum(1), (1, 0))[:, edges].diff(dim=1)  # (T, spans)
+        lengths = torch.tensor(edges).diff()
+        whole = (visible == lengths).tolist()
+        for row, index in visible.nonzero().tolist():
+            part = None if whole[row][index] else mask[row, edges[index] : edges[index + 1]]
+            yield self._starts[request] + row, index, part
 
 
 def _positions(spans: Sequence[KVRows]) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.long), *(span.positions for span in spans)])
+
+
+def _places(rows: Sequence[int], count: int) -> Tensor:
+    """Return where each of `count` rows is in `rows`, (count, most); the last place again as often as needed, or 0."""
+    places: list[list[int]] = [[] for _ in range(count)]
+    for place, row in enumerate(rows):
+        places[row].append(place)
+    most = max(map(len, places))
+    return torch.tensor([own + (own[-1:] or [0]) * (most - len(own)) for own in places])

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
-from kvweave.models.few_rows import use_few_rows
+from kvweave.models.forward import use_few_rows
 from kvweave.models.loading import parse_device, parse_dtype, reference_tokenizer
 from kvweave.models.precision import weights_named
 from kvweave.models.quantised import quantise_weights

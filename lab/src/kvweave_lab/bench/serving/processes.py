@@ -212,6 +212,11 @@ class MemoryWatch:
             self.samples.append((time.monotonic(), memory))
 
 
+def home_in(folder: Path, name: str) -> Path:
+    """Return the home that the server `name` has in a folder."""
+    return folder / f"{name}-home"
+
+
 def kvweave_server(
     name: str, folder: Path, *, model: str | None, flags: Sequence[str] = (), home: Path | None = None
 ) -> ServerProcess:
@@ -220,7 +225,7 @@ def kvweave_server(
     command = [sys.executable, "-m", "kvweave", "serve", "--port", str(port), *flags]
     if model is not None:
         command += ["--model", model]
-    home = home or folder / f"{name}-home"
+    home = home or home_in(folder, name)
     home.mkdir(parents=True, exist_ok=True)
     return ServerProcess(name, command, port, folder, {"KVWEAVE_HOME": str(home)})
 

@@ -14,7 +14,13 @@ from kvweave.models.prompt import PromptTemplate
 from kvweave.recipes.methods import METHODS
 from kvweave.types import Prompt
 from kvweave_lab.bench.serving.client import Call
-from kvweave_lab.bench.serving.processes import ServerProcess, free_port, import_httpx, kvweave_server
+from kvweave_lab.bench.serving.processes import (
+    ServerProcess,
+    free_port,
+    home_in,
+    import_httpx,
+    kvweave_server,
+)
 from kvweave_lab.bench.serving.traffic import Corpus, ServedRequest
 
 DEFAULT, NO_ASYNC, NO_SHARE, LLAMA = "default", "no-async", "no-share", "llama-server"
@@ -75,7 +81,7 @@ class System:
     def __init__(self, name: str, settings: SystemSettings, corpus: Corpus, folder: Path) -> None:
         self.name = name
         self.stores_like = DEFAULT if name in SWITCHED_OFF else name
-        self.home = folder / f"{name}-home"
+        self.home = home_in(folder, name)
         self._settings, self._corpus = settings, corpus
         self.model_id = ""
         self._template: PromptTemplate | None = None
