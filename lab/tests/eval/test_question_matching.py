@@ -61,7 +61,9 @@ def test_no_test_phrasing_occurs_where_question_normalization_is_developed():
         *(ROOT / "src" / "kvweave" / "answer_cache").rglob("*.*"),
         *(ROOT / "tests" / "answer_cache").glob("*.py"),
     ]
-    texts = {path.name: path.read_text("utf-8") for path in places if path.is_file() and path.suffix != ".pyc"}
+    texts = {
+        path.name: path.read_text("utf-8") for path in places if path.is_file() and path.suffix != ".pyc"
+    }
     assert {"lexicon.toml", "normalize.py", "test_normalize.py"} <= set(texts)
     strings = {bare(text) for content in texts.values() for text in re.findall(r'"([^"\n]+)"', content)}
     assert "who wrote the letter to ben" in strings
