@@ -213,13 +213,20 @@ class DecodeStats:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A chunk of the prompt: its document, character offsets, text, and retrieval score (higher is better)."""
+    """A chunk of the prompt: its document, character offsets, text, and retrieval score (higher is better).
+
+    `page` (or slide, from 1), `heading` ("Guide > Setup") and `line` (from 1) tell people where it begins; None or empty where
+    the document has none, or was indexed by a version that did not record them.
+    """
 
     document: str
     start: int
     end: int
     text: str
     score: float
+    page: int | None = None
+    heading: str = ""
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +261,27 @@ class SkippedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentNote:
+    """A doubt about the text of a document that `add` has indexed: an uncertain encoding, pages without text."""
+
+    path: Path
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedDocument:
+    """A document with the same bytes as another, `same_as`; what both hold counts once in a search."""
+
+    path: Path
+    same_as: Path
+
+
+@dataclass(frozen=True, slots=True)
 class AddReport:
-    """The result of one `add`: sources by what happened to them, chunks, and chunk KV computed or left out by the limit."""
+    """The result of one `add`: sources by what happened to them, chunks, and chunk KV computed or left out by the limit.
+
+    `notes` and `copies` are about the added and changed documents.
+    """
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -266,3 +292,5 @@ class AddReport:
     chunk_kv_computed: int = 0
     chunk_kv_left_out: int = 0
     seconds: float = 0.0
+    notes: tuple[DocumentNote, ...] = ()
+    copies: tuple[CopiedDocument, ...] = ()

@@ -23,20 +23,54 @@ SpanKind = Literal["system", "chunk", "question"]
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a person finds a passage: page or slide from 1, headings ("Guide > Setup"), line from 1; None or empty if unknown."""
+
+    page: int | None = None
+    heading: str = ""
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a document's text, which ends where the next section starts.
+
+    Attributes:
+        start: character offset into the text.
+        page: page or slide, from 1.
+        heading: the headings above it, outermost first.
+        head: its beginning, if every chunk cut from the section repeats it: a table's header; an e-mail's sender, date and
+            subject.
+    """
+
+    start: int
+    page: int | None = None
+    heading: tuple[str, ...] = ()
+    head: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """One file as text.
 
     Attributes:
-        source: absolute path; the document's identity.
+        source: absolute path; the document's identity. That of a file inside a file, such as an attachment, is a path below
+            the outer file.
         title: for people.
         text: the content.
         digest: hash of the file's bytes; identifies this version.
+        sections: places in the text, by `start`.
+        notes: doubts about the text that people should know: an uncertain encoding, pages without text.
+        numbered_lines: whether the text's lines are those of the file.
     """
 
     source: str
     title: str
     text: str
     digest: str
+    sections: tuple[Section, ...] = ()
+    notes: tuple[str, ...] = ()
+    numbered_lines: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +87,9 @@ class Chunk:
         document_digest: version of the document.
         start: character offset into the document's text.
         end: character offset into the document's text.
+        place: where a person finds it.
+
+    What `text` has before its last `end - start` characters is repeated from the section's head.
     """
 
     text: str
@@ -62,6 +99,7 @@ class Chunk:
     document_digest: str = ""
     start: int = 0
     end: int = 0
+    place: Place = Place()
 
 
 class Message(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvweave.errors import PathNotFound
-from kvweave.index.readers import find_files
+from kvweave.index.file_finder import find_files
 
 
 def touched(folder: Path, *names: str) -> None:
@@ -48,13 +48,13 @@ def test_a_hidden_file_is_found_if_named(tmp_path: Path) -> None:
 
 
 def test_kinds_without_text_are_reported(tmp_path: Path) -> None:
-    touched(tmp_path, "a.PNG", "b.tar.gz", "c.docx", "d.txt")
+    touched(tmp_path, "a.PNG", "b.tar.gz", "c.doc", "d.txt")
     files, skipped = find_files([tmp_path])
     assert names(tmp_path, files) == ["d.txt"]
     assert [(s.path.name, s.reason) for s in skipped] == [
         ("a.PNG", "an image (.png)"),
         ("b.tar.gz", "an archive (.tar)"),
-        ("c.docx", "an office file, which is not supported yet (.docx)"),
+        ("c.doc", "an old office file; save it as .docx, .xlsx or .pptx (.doc)"),
     ]
     assert find_files([tmp_path / "a.PNG"])[1] == skipped[:1]
 

@@ -64,7 +64,7 @@ def test_encodings(tmp_path: Path, data: bytes, text: str) -> None:
         ("program", b"\x7fELF\x02\x01\0\0\0rest", "NUL"),
         ("text.txt", b"some text\0more", "NUL"),
         ("noise.dat", bytes(range(1, 256)) * 10, "control characters"),
-        ("russian.txt", "Привет, мир, как дела".encode("koi8-r"), "UTF-8"),
+        ("odd.txt", bytes((n * 73 + 11) % 224 + 32 for n in range(2000)), "encoding is uncertain"),
         ("odd.txt", b"\xff\xfea", "damaged text"),
         ("bad.txt.gz", b"not gzip at all", "damaged gzip"),
         ("cut.txt.gz", gzip.compress(b"text " * 1000, mtime=0)[:-20], "damaged gzip"),

@@ -9,7 +9,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.results import Answer, ExplainedToken
+    from kvweave.results import Answer, ExplainedToken, Source
     from kvweave.server.choice import ServerChoice
 
     Answered: TypeAlias = tuple[Answer, Sequence[ExplainedToken]]
@@ -155,6 +155,13 @@ def _print_answer(
             typer.echo(server.line)
 
 
+def _place(source: "Source") -> str:
+    """Return where a person finds a source: "page 3, Guide > Setup", "line 12"."""
+    page = f"page {source.page}" if source.page is not None else ""
+    line = f"line {source.line}" if source.line is not None else ""
+    return ", ".join(filter(None, (page, line, source.heading)))
+
+
 def _print_sources(answer: "Answer") -> None:
     from rich.markup import escape
     from rich.text import Text
@@ -164,7 +171,7 @@ def _print_sources(answer: "Answer") -> None:
 
     STDOUT.print()
     for source in answer.sources:
-        place = f"  {source.document} [{source.start}:{source.end}]  "
+        place = f"  {source.document} [{source.start}:{source.end}] {_place(source)}  "
         beginning = " ".join(source.text.split())[:80]
         STDOUT.print(Text.assemble((place, "dim"), beginning), soft_wrap=True)
     plan, timing = answer.plan, answer.timing

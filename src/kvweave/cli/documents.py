@@ -8,6 +8,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
+    from kvweave.index.documents import ListedDocument
     from kvweave.results import AddReport, SkippedFile
 
 
@@ -40,6 +41,15 @@ def _tell(done: "AddReport") -> None:
 
     for skipped in done.skipped:
         STDERR.print(Text.assemble(("skipped ", "yellow"), _naming(skipped)), soft_wrap=True)
+    for noted in done.notes:
+        STDERR.print(Text.assemble(("note ", "yellow"), f"{noted.path}: {noted.note}"), soft_wrap=True)
+    for copy in done.copies:
+        STDERR.print(
+            Text.assemble(
+                ("note ", "yellow"), f"{copy.path}: the same as {copy.same_as}; it counts once in a search"
+            ),
+            soft_wrap=True,
+        )
     counts = [
         ("added", done.added),
         ("changed", done.changed),
@@ -72,7 +82,8 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
         return
     if not sys.stdout.isatty() and not json:  # for grep and cut: whole lines, and nothing of rich to import
         for document in documents:
-            print(document.source, document.title, document.chunks, document.tokens, sep="\t")
+            doubts = [doubt] if (doubt := _doubts(document)) else []
+            print(document.source, document.title, document.chunks, document.tokens, *doubts, sep="\t")
         return
     from rich.table import Table
     from rich.text import Text
@@ -82,12 +93,18 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     if json:
         print_json(documents)
         return
-    table = Table("source", "title", "chunks", "tokens", box=None, header_style="bold")
-    for document in documents:
-        table.add_row(
-            Text(document.source), Text(document.title), str(document.chunks), f"{document.tokens:,}"
-        )
+    doubts = [_doubts(document) for document in documents]
+    columns = ["source", "title", "chunks", "tokens", *(["notes"] if any(doubts) else [])]
+    table = Table(*columns, box=None, header_style="bold")
+    for document, doubt in zip(documents, doubts, strict=True):
+        row = [Text(document.source), Text(document.title), str(document.chunks), f"{document.tokens:,}"]
+        table.add_row(*row, *([Text(doubt)] if any(doubts) else []))
     STDOUT.print(table)
+
+
+def _doubts(document: "ListedDocument") -> str:
+    copy = [f"the same as {document.same_as}"] if document.same_as else []
+    return "; ".join([*document.notes, *copy])
 
 
 @opt.with_options(*opt.KB, "shared")

@@ -8,7 +8,7 @@ follows a raised limit or another recipe.
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +22,17 @@ from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
 from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
 from kvweave.index.chunking import Chunker
 from kvweave.index.documents import ListedChunk, ListedDocument, document_version
-from kvweave.index.readers import digest_file, find_files, read_document
+from kvweave.index.file_finder import find_files
+from kvweave.index.file_types import MAILS, content_suffix
+from kvweave.index.formats.mail import message_ids
+from kvweave.index.reader_process import FileReader
+from kvweave.index.readers import ReadFile, digest_file
 from kvweave.models.adapter import Adapter
 from kvweave.models.gguf.reporting import reporting
 from kvweave.models.snapshot_adapter import fused
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
-from kvweave.results import AddReport, SkippedFile
+from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.types import Chunk, Document
 
 BATCH_CHUNKS: Final = 64
@@ -70,6 +74,7 @@ class _Tally:
     unchanged: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     skipped: list[SkippedFile] = field(default_factory=list)
+    notes: list[DocumentNote] = field(default_factory=list)
     chunks: int = 0
 
 
@@ -129,6 +134,18 @@ class IndexRun:
             chunk_kv_computed=computed,
             chunk_kv_left_out=left_out,
             seconds=time.perf_counter() - began,
+            notes=tuple(tally.notes),
+            copies=self._copies({*tally.added, *tally.changed}),
+        )
+
+    def _copies(self, sources: Set[str]) -> tuple[CopiedDocument, ...]:
+        """Return which of these documents have the same bytes as another."""
+        if not sources:
+            return ()
+        return tuple(
+            CopiedDocument(Path(each.source), Path(each.same_as))
+            for each in self._state.documents.all_documents()
+            if each.same_as and (each.source in sources or each.same_as in sources)
         )
 
     # Documents
@@ -144,7 +161,9 @@ class IndexRun:
             source
             for path in paths
             for source in self._state.documents.sources_under(path)
-            if source not in present and (_is_gone(source) or os.path.realpath(source) in reached)
+            if source not in present
+            and _outer_file(source) not in present  # a file inside a file goes and stays with that
+            and (_is_gone(source) or os.path.realpath(source) in reached)
         }
         for source in sorted(gone):
             self._state.remove(source)
@@ -153,11 +172,11 @@ class IndexRun:
     def _read_and_commit(self, files: Sequence[Path], indexed: dict[str, int]) -> None:
         """Read files and commit them in batches of about BATCH_CHUNKS chunks."""
         pending: Pending = []
-        for number, path in enumerate(files):
-            self._progress("reading", number, len(files))
-            read = self._read(path, indexed)
-            if read is not None:
-                pending.append(read)
+        mails = [path for path in files if content_suffix(path.name) in MAILS]
+        with FileReader(message_ids(mails)) as reader:
+            for number, path in enumerate(files):
+                self._progress("reading", number, len(files))
+                pending += self._read(path, indexed, reader)
                 if sum(len(chunks) for _, chunks in pending) >= BATCH_CHUNKS:
                     self._commit(pending)
                     pending = []
@@ -165,30 +184,59 @@ class IndexRun:
             self._commit(pending)
         self._progress("reading", len(files), len(files))
 
-    def _read(self, path: Path, indexed: dict[str, int]) -> tuple[Document, list[Chunk]] | None:
-        """Return the document and its chunks if it has to be indexed; else None, and the tally says why."""
-        source, tally = str(path), self._tally
-        listed = self._state.documents.get(source)
+    def _read(self, path: Path, indexed: dict[str, int], reader: FileReader) -> Pending:
+        """Return the file's documents and their chunks that have to be indexed; the tally says what becomes of the others."""
+        source, tally, documents = str(path), self._tally, self._state.documents
+        listed = documents.get(source)
+        inside = documents.sources_under(path) if content_suffix(path.name) in MAILS else []
+        earlier = {each: found for each in {source, *inside} if (found := documents.get(each)) is not None}
         try:
-            if listed is not None and _is_whole(listed, indexed) and listed.digest == digest_file(path):
-                tally.unchanged.append(source)
-                return None
-            document = read_document(path)
-            chunks = self._chunker.split(document)
-            if not chunks:
-                raise UnreadableDocument(f"{path} holds no text")
+            whole = listed is not None and all(_is_whole(each, indexed) for each in earlier.values())
+            if whole and listed is not None and listed.digest == digest_file(path):
+                tally.unchanged += sorted(earlier)
+                return []
+            found = reader.read(path)
         except (InaccessibleDocument, MissingExtra) as error:
             # What is indexed of it may still be right: it stays.
             tally.skipped.append(SkippedFile(path, str(error)))
-            return None
+            return []
         except UnreadableDocument as error:
             tally.skipped.append(SkippedFile(path, str(error)))
-            if listed is not None:  # it changed into something that cannot be read: the earlier text is gone
-                self._state.remove(source)
-                tally.removed.append(source)
-            return None
-        (tally.changed if listed is not None else tally.added).append(source)
-        return document, chunks
+            self._drop(earlier)  # it changed into something that cannot be read: the earlier text is gone
+            return []
+        return self._split(found, earlier, indexed)
+
+    def _split(self, found: ReadFile, earlier: dict[str, ListedDocument], indexed: dict[str, int]) -> Pending:
+        """Cut the documents of a file that are new or changed, and remove those that are no longer in it."""
+        tally, pending = self._tally, Pending()
+        tally.skipped += found.skipped
+        present = set()
+        for document in found.documents:
+            before = earlier.get(document.source)
+            chunks = self._chunker.split(document)
+            if not chunks:
+                tally.skipped.append(SkippedFile(Path(document.source), "there is no text in the file"))
+                continue
+            present.add(document.source)
+            inside = len(found.documents) > 1 and document is not found.documents[0]
+            if (
+                inside
+                and before is not None
+                and before.digest == document.digest
+                and _is_whole(before, indexed)
+            ):
+                tally.unchanged.append(document.source)
+                continue
+            (tally.added if before is None else tally.changed).append(document.source)
+            tally.notes += [DocumentNote(Path(document.source), note) for note in document.notes]
+            pending.append((document, chunks))
+        self._drop(earlier.keys() - present)
+        return pending
+
+    def _drop(self, sources: Iterable[str]) -> None:
+        for source in sorted(sources):
+            self._state.remove(source)
+            self._tally.removed.append(source)
 
     def _commit(self, pending: Pending) -> None:
         """Write vectors, then make the documents visible in one commit that also drops their old versions."""
@@ -293,6 +341,15 @@ def _is_gone(source: str) -> bool:
         return True
     except OSError:
         return False
+
+
+def _outer_file(source: str) -> str:
+    """Return the outermost file that a source is inside of, such as the e-mail of an attachment; else the source itself."""
+    outer = source
+    for parent in Path(source).parents:
+        if content_suffix(parent.name) in MAILS:
+            outer = str(parent)
+    return outer
 
 
 def _is_whole(listed: ListedDocument, indexed: dict[str, int]) -> bool:

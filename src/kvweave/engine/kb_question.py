@@ -19,7 +19,7 @@ from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.snapshot_adapter import LoadedModel, fused
 from kvweave.results import Answer, Source
-from kvweave.types import NOTHING_SAID, Prompt, Said, TokenizedPrompt
+from kvweave.types import NOTHING_SAID, Place, Prompt, Said, TokenizedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class KBQuestion:
         self.origin = provenance(found, epoch)
         _prefetch(context, options, found, lease)
         prompt, kept = _assemble(context.model, self.question, options, found, most, self.said)
-        sources = tuple(Source(f.source, f.start, f.end, f.text, f.score) for f in kept)
+        sources = sources_of(context.documents, kept)
         drafts = _drafts(context.model, self.cached, self.vector, options)
         return Assembled(prompt, sources, drafts, retrieve_s)
 
@@ -80,6 +80,25 @@ class KBQuestion:
         cut = answer.finish_reason == "length" and not self.options.keep_cut
         if settings is not None and self.origin is not None and not cut:
             self.cached.keep(self.question, self.vector(), settings, answer, self.origin)
+
+
+def sources_of(documents: DocumentTable, found: Sequence[FoundChunk]) -> tuple[Source, ...]:
+    """Return found chunks as sources, with the places where people find them."""
+    places = documents.places([(chunk.source, chunk.position) for chunk in found])
+    return tuple(
+        Source(
+            chunk.source,
+            chunk.start,
+            chunk.end,
+            chunk.text,
+            chunk.score,
+            place.page,
+            place.heading,
+            place.line,
+        )
+        for chunk in found
+        for place in [places.get((chunk.source, chunk.position), Place())]
+    )
 
 
 def retrieve(context: RequestContext, question: str, vector: Vector, top_k: int) -> list[FoundChunk]:

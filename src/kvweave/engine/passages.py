@@ -1,5 +1,6 @@
 """Passages for a question, without an answer: what retrieval alone finds."""
 
+from kvweave.engine.kb_question import sources_of
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.results import Source
 
@@ -8,4 +9,4 @@ def passages(base: KnowledgeBase, question: str, top_k: int | None = None) -> tu
     """Return the chunks that a question would be answered from, best first; raises as `KnowledgeBase.prompt` does."""
     found = base._asker.found(question, top_k)
     ranked = sorted(found, key=lambda chunk: -chunk.score)  # stable: equal scores stay in reading order
-    return tuple(Source(each.source, each.start, each.end, each.text, each.score) for each in ranked)
+    return sources_of(base._state.documents, ranked)

@@ -1,16 +1,18 @@
 """Splits a document's text into chunks of limited length, at headings, paragraphs and sentences.
 
 Boundaries are token boundaries by construction: each chunk is tokenized on its own. Nothing is dropped, and the text
-always comes from the document, never from decoding ids. Does not know where chunks are stored.
+always comes from the document, never from decoding ids. Chunks cut from a table or an e-mail repeat its head. Does not know
+where chunks are stored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from kvweave.errors import InvalidRequest
-from kvweave.index.file_types import MARKDOWN, content_suffix
+from kvweave.index.file_types import SPLIT_AS_MARKDOWN, content_suffix
+from kvweave.index.sections import Sections
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.prompt import PlainTokenizer
 from kvweave.types import Chunk, Document
@@ -53,15 +55,60 @@ class Chunker:
         """Split one document.
 
         Returns:
-            Chunks in reading order. Without overlap, their texts joined are the document's text. Each has at least one
-            token: a text without tokens has no chunks.
+            Chunks in reading order. Without overlap, their texts joined are the document's text, but for repeated heads. Each
+            has at least one token: a text without tokens has no chunks.
         """
-        chunks = []
-        for start, end in self._merged(document.text, self._extents(document)):
-            text = document.text[start:end]
+        chunks, sections = [], Sections(document)
+        for start, end, head in self._pieces(document, sections):
+            text = head + document.text[start:end]
             ids = self._plain.ids(text)
-            chunks.append(Chunk(text, ids, digest_tokens(ids), document.source, document.digest, start, end))
+            where = (document.source, document.digest, start, end, sections.place(start, end))
+            chunks.append(Chunk(text, ids, digest_tokens(ids), *where))
         return chunks
+
+    def _pieces(self, document: Document, sections: Sections) -> Iterator[tuple[int, int, str]]:
+        """Yield what each chunk covers, and the head that it repeats.
+
+        A section with a head that is longer than a chunk is cut apart from its neighbours.
+        """
+        text = document.text
+        for start, end, head in sections.regions(self._is_long):
+            if head:
+                head = self._shortened(head)
+                splitter = self._splitter_behind(head)
+                extents = self._extents(text, start, end, splitter, head)
+            else:
+                splitter = (
+                    self._markdown if content_suffix(document.source) in SPLIT_AS_MARKDOWN else self._text
+                )
+                extents = self._extents(text, start, end, splitter)
+            yield from self._with_heads(text, sections, self._merged(text, extents))
+
+    def _with_heads(
+        self, text: str, sections: Sections, extents: Iterable[Extent]
+    ) -> Iterator[tuple[int, int, str]]:
+        for start, end in extents:
+            head = sections.head_before(start)
+            if head:
+                head = self._shortened(head)
+                for first, last in self._fitting(text, start, end, head):
+                    yield first, last, head
+            else:
+                yield start, end, ""
+
+    def _is_long(self, text: str) -> bool:
+        return self._size(text) > self.chunk_tokens
+
+    def _shortened(self, head: str) -> str:
+        """Return a head that leaves half of a chunk to what follows it."""
+        while self._size(head) > self.chunk_tokens // 2 and head.strip():
+            head = head[: len(head) // 2].rstrip() + "\n" if len(head) > 2 else ""
+        return head
+
+    def _splitter_behind(self, head: str) -> TextSplitter:
+        """Return a splitter whose pieces leave room for a head; it cuts at line ends before anything else."""
+        room = max(1, self.chunk_tokens - self._plain.count(head))
+        return TextSplitter.from_callback(self._size, room, min(self.overlap_tokens, room - 1), trim=False)
 
     def _size(self, text: str) -> int:
         """Return the length of `text` in tokens, or one more than allowed if the text is certainly too long."""
@@ -69,21 +116,26 @@ class Chunker:
             return self.chunk_tokens + 1
         return self._plain.count(text)
 
-    def _extents(self, document: Document) -> Iterator[Extent]:
-        splitter = self._markdown if content_suffix(document.source) in MARKDOWN else self._text
-        for block_start, block_end in _blocks(document.text):
-            for offset, piece in splitter.chunk_indices(document.text[block_start:block_end]):
+    def _extents(self, text: str, first: int, last: int, splitter: Any, head: str = "") -> Iterator[Extent]:
+        for block_start, block_end in _blocks(text, first, last):
+            for offset, piece in splitter.chunk_indices(text[block_start:block_end]):
                 start = block_start + offset
-                yield from self._fitting(document.text, start, start + len(piece))
+                yield from self._fitting(text, start, start + len(piece), head)
 
-    def _fitting(self, text: str, start: int, end: int) -> Iterator[Extent]:
-        """Halve a piece that is still too long: tokenizers are not additive, so the splitter can miss the limit."""
-        if end - start < 2 or self._size(text[start:end]) <= self.chunk_tokens:
+    def _fitting(self, text: str, start: int, end: int, head: str = "") -> Iterator[Extent]:
+        """Halve a piece that is still too long: tokenizers are not additive, so the splitter can miss the limit.
+
+        Behind a head, cut at a line end or space before the middle.
+        """
+        if end - start < 2 or self._size(head + text[start:end]) <= self.chunk_tokens:
             yield start, end
             return
         middle = (start + end) // 2
-        yield from self._fitting(text, start, middle)
-        yield from self._fitting(text, middle, end)
+        if head:
+            cuts = (text.rfind(mark, start, middle) + 1 for mark in "\n ")
+            middle = next((cut for cut in cuts if cut > start), middle)
+        yield from self._fitting(text, start, middle, head)
+        yield from self._fitting(text, middle, end, head)
 
     def _merged(self, text: str, extents: Iterator[Extent]) -> list[Extent]:
         """Join blank pieces to the piece before; at the document's start, to the piece after."""
@@ -109,14 +161,13 @@ class Chunker:
         return self._plain.count(text[before[0] : piece[1]]) <= self.chunk_tokens
 
 
-def _blocks(text: str) -> Iterator[Extent]:
-    """Split `text` into blocks of at most BLOCK_CHARS, each ending at its last paragraph, line or word end."""
-    start = 0
-    while len(text) - start > BLOCK_CHARS:
+def _blocks(text: str, start: int, last: int) -> Iterator[Extent]:
+    """Split a part of `text` into blocks of at most BLOCK_CHARS, each ending at its last paragraph, line or word end."""
+    while last - start > BLOCK_CHARS:
         limit = start + BLOCK_CHARS
         ends = (text.rfind(mark, start + BLOCK_CHARS // 2, limit) + len(mark) for mark in ("\n\n", "\n", " "))
         end = next((end for end in ends if end > start + BLOCK_CHARS // 2), limit)
         yield start, end
         start = end
-    if start < len(text):
-        yield start, len(text)
+    if start < last:
+        yield start, last

@@ -9,12 +9,12 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from kvweave.database import Database
-from kvweave.types import Chunk, Document
+from kvweave.types import Chunk, Document, Place
 
 _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS documents (
@@ -24,6 +24,12 @@ _SCHEMA: Final = (
         row_id TEXT PRIMARY KEY, source TEXT NOT NULL REFERENCES documents (source) ON DELETE CASCADE,
         position INTEGER NOT NULL, kv_digest TEXT NOT NULL, kv_tokens INTEGER NOT NULL,
         UNIQUE (source, position)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS document_notes (
+        source TEXT NOT NULL REFERENCES documents (source) ON DELETE CASCADE,
+        position INTEGER NOT NULL, note TEXT NOT NULL, PRIMARY KEY (source, position)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS chunk_places (
+        row_id TEXT PRIMARY KEY REFERENCES document_chunks (row_id) ON DELETE CASCADE,
+        page INTEGER, heading TEXT NOT NULL, line INTEGER) WITHOUT ROWID""",
 )
 _DOCUMENT: Final = "SELECT source, version, digest, title, chunks, tokens, added_at FROM documents"
 _CHUNK: Final = "SELECT row_id, source, position, kv_digest, kv_tokens FROM document_chunks"
@@ -31,7 +37,7 @@ _CHUNK: Final = "SELECT row_id, source, position, kv_digest, kv_tokens FROM docu
 
 @dataclass(frozen=True, slots=True)
 class ListedDocument:
-    """A document as the knowledge base lists it; the fields are the columns of its row.
+    """A document as the knowledge base lists it; the first seven fields are the columns of its row.
 
     Attributes:
         source: absolute path.
@@ -41,6 +47,9 @@ class ListedDocument:
         chunks: number of chunks.
         tokens: number of tokens.
         added_at_s: seconds since 1970.
+        notes: doubts about its text; see `Document`.
+        same_as: the source of an earlier document with the same bytes, of which it is a copy; empty if there is none. What
+            several documents hold counts once in a search.
     """
 
     source: str
@@ -50,6 +59,8 @@ class ListedDocument:
     chunks: int
     tokens: int
     added_at_s: float
+    notes: tuple[str, ...] = ()
+    same_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +90,29 @@ class DocumentTable:
         database.script(_SCHEMA)
 
     def get(self, source: str) -> ListedDocument | None:
-        """Return the document from this source, or None."""
+        """Return the document from this source, or None; `same_as` is left empty."""
         rows = self._database.query(f"{_DOCUMENT} WHERE source = ?", (source,))
-        return ListedDocument(*rows[0]) if rows else None
+        if not rows:
+            return None
+        notes = self._database.query(
+            "SELECT note FROM document_notes WHERE source = ? ORDER BY position", (source,)
+        )
+        return ListedDocument(*rows[0], notes=tuple(note for (note,) in notes))
 
     def all_documents(self) -> list[ListedDocument]:
         """Return every document, ordered by source."""
-        return [ListedDocument(*row) for row in self._database.query(f"{_DOCUMENT} ORDER BY source")]
+        notes: dict[str, list[str]] = {}
+        for source, note in self._database.query(
+            "SELECT source, note FROM document_notes ORDER BY source, position"
+        ):
+            notes.setdefault(source, []).append(note)
+        first: dict[str, str] = {}  # digest -> source
+        documents = []
+        for row in self._database.query(f"{_DOCUMENT} ORDER BY source"):
+            listed = ListedDocument(*row, notes=tuple(notes.get(row[0], ())))
+            original = first.setdefault(listed.digest, listed.source)
+            documents.append(listed if original == listed.source else replace(listed, same_as=original))
+        return documents
 
     def visible_versions(self) -> frozenset[str]:
         """Return the version of each listed document: rows of other versions in the vector index do not count."""
@@ -114,6 +141,16 @@ class DocumentTable:
         )
         return [ListedChunk(*row) for row in rows]
 
+    def places(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Place]:
+        """Return where a person finds the chunks at these sources and positions; chunks of earlier versions have none."""
+        rows = self._database.query(
+            """SELECT source, position, page, heading, line FROM document_chunks JOIN chunk_places USING (row_id)
+                WHERE (source, position) IN
+                (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))""",
+            (json.dumps(places),),
+        )
+        return {(source, position): Place(*place) for source, position, *place in rows}
+
     def put(
         self,
         document: Document,
@@ -132,7 +169,14 @@ class DocumentTable:
         version = document_version(document.source, document.digest)
         tokens = sum(len(chunk.token_ids) for chunk in chunks)
         listed = ListedDocument(
-            document.source, version, document.digest, document.title, len(chunks), tokens, time.time()
+            document.source,
+            version,
+            document.digest,
+            document.title,
+            len(chunks),
+            tokens,
+            time.time(),
+            document.notes,
         )
         rows = [
             (row_id(version, n), document.source, n, digest, count)
@@ -140,8 +184,20 @@ class DocumentTable:
         ]
         with self._database.transaction():
             self.remove(document.source)
-            self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(listed))
+            self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(listed)[:7])
             self._database.execute_many("INSERT INTO document_chunks VALUES (?, ?, ?, ?, ?)", rows)
+            self._database.execute_many(
+                "INSERT INTO document_notes VALUES (?, ?, ?)",
+                [(document.source, n, note) for n, note in enumerate(document.notes)],
+            )
+            self._database.execute_many(
+                "INSERT INTO chunk_places VALUES (?, ?, ?, ?)",
+                [
+                    (row_id(version, n), chunk.place.page, chunk.place.heading, chunk.place.line)
+                    for n, chunk in enumerate(chunks)
+                    if chunk.place != Place()
+                ],
+            )
         return listed
 
     def remove(self, source: str) -> ListedDocument | None:

@@ -131,9 +131,10 @@ class VectorIndex:
 
     @_as_store_errors()
     def passages(self, version: str) -> list[tuple[int, str]]:
-        """Return the offset and the text of each chunk of a document version, in reading order."""
-        found = self._table.search().where(in_list("version", [version])).select(["start", "text"])
-        return sorted({(row["start"], row["text"]) for row in found.to_list()})
+        """Return the offset and the text of each chunk of a document version, in reading order, without repeated heads."""
+        found = self._table.search().where(in_list("version", [version])).select(["start", "end", "text"])
+        rows = {(row["start"], row["end"], row["text"]) for row in found.to_list()}
+        return [(start, text[len(text) - (end - start) :]) for start, end, text in sorted(rows)]
 
     @_as_store_errors()
     def rows_by_version(self) -> dict[str, int]:

@@ -148,8 +148,9 @@ async def explain(request: Request, name: str, fields: QuestionFields) -> Respon
 
 
 def _listed(document: ListedDocument) -> dict[str, Any]:
-    shown = {key: getattr(document, key) for key in ("title", "chunks", "tokens", "added_at_s")}
-    return {"source": uploads.shown(document.source), **shown}
+    shown = {key: getattr(document, key) for key in ("title", "chunks", "tokens", "added_at_s", "notes")}
+    same_as = uploads.shown(document.same_as) if document.same_as else ""
+    return {"source": uploads.shown(document.source), **shown, "same_as": same_as}
 
 
 def done(finished: Finished, *, explain: bool = False) -> dict[str, Any]:

@@ -58,6 +58,9 @@ class Passage(BaseModel):
     end: int = Field(description="Character offset into the document's text.")
     text: str
     score: float = Field(description="Higher is better; comparable within one search.")
+    page: int | None = Field(None, description="Page or slide where it begins, from 1.")
+    heading: str = Field("", description="The headings above it.")
+    line: int | None = Field(None, description="Line of the file where it begins, from 1.")
 
 
 class AnswerWithSources(BaseModel):
@@ -108,7 +111,16 @@ def mcp_server(
         """Answer a question from the documents, with the passages that the answer was made from."""
         given = source.answer(knowledge_base or default_kb, question, top_k or default_top_k)
         sources = [
-            Passage(document=s.document, start=s.start, end=s.end, text=s.text, score=s.score)
+            Passage(
+                document=s.document,
+                start=s.start,
+                end=s.end,
+                text=s.text,
+                score=s.score,
+                page=s.page,
+                heading=s.heading,
+                line=s.line,
+            )
             for s in given.sources
         ]
         return AnswerWithSources(answer=given.text, sources=sources, finish_reason=given.finish_reason)

@@ -16,7 +16,8 @@ from kvweave.cancellation import cancellable, check_cancelled
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.errors import InvalidRequest, PathNotFound
 from kvweave.files import write_atomically
-from kvweave.results import AddReport, SkippedFile
+from kvweave.index.file_types import MAILS, content_suffix
+from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.server.running import Emit
 
 FOLDER: Final = "uploads"
@@ -90,7 +91,11 @@ def remove(base: KnowledgeBase, source: str) -> list[str]:
 def shown(source: str) -> str:
     """Return a source as clients see it: an uploaded file's name alone."""
     path = Path(source)
-    return path.name if path.parent.parent.name == FOLDER else source
+    outer = path
+    for parent in path.parents:  # a file inside a file
+        if content_suffix(parent.name) in MAILS:
+            outer = parent
+    return str(path.relative_to(outer.parent)) if outer.parent.parent.name == FOLDER else source
 
 
 def upload_folder(base: KnowledgeBase) -> Path:
@@ -109,6 +114,11 @@ def _shown_report(report: AddReport) -> AddReport:
         unchanged=names(report.unchanged),
         removed=names(report.removed),
         skipped=tuple(SkippedFile(Path(shown(str(each.path))), each.reason) for each in report.skipped),
+        notes=tuple(DocumentNote(Path(shown(str(each.path))), each.note) for each in report.notes),
+        copies=tuple(
+            CopiedDocument(Path(shown(str(each.path))), Path(shown(str(each.same_as))))
+            for each in report.copies
+        ),
     )
 
 

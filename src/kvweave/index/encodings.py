@@ -1,0 +1,300 @@
+"""Decodes text files by evidence, and says so where the evidence leaves a doubt.
+
+In this order: a byte order mark; NUL bytes, which UTF-16 and UTF-32 have; the share of well-formed UTF-8 among the high
+bytes; a declaration in the file; at last charset-normalizer's candidates, of which the one whose words look like words wins.
+Knows nothing about files.
+"""
+
+import codecs
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvweave.errors import UnreadableDocument
+
+_BYTE_ORDER_MARKS: Final = (  # UTF-32 first: its little-endian mark starts with UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+)
+_CONTROL: Final = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\b\x1b\x1a")
+_HIGH: Final = bytes(range(128, 256))
+_MAX_CONTROL_SHARE: Final = 0.01
+_MIN_UTF8_SHARE: Final = 0.7
+"""Text in another encoding has hardly any well-formed UTF-8: few of its letters are followed by the bytes that UTF-8 asks for."""
+
+_MAX_UNKNOWN_SHARE: Final = 0.3
+"""A text with more high bytes in an unknown encoding says nothing without them."""
+
+_SAMPLE_BYTES: Final = 1 << 16
+_IN_USE: Final = (
+    *(
+        "cp1252",
+        "latin_1",
+        "cp1251",
+        "cp1250",
+        "cp1253",
+        "cp1254",
+        "cp1255",
+        "cp1256",
+        "cp1257",
+        "cp1258",
+        "koi8_r",
+        "cp874",
+    ),
+    *("cp932", "euc_jp", "euc_kr", "big5", "gb18030"),
+)
+"""Encodings that files of today have, the likelier first. DOS and old Macintosh encodings are not worth the false guesses."""
+
+_NAMES: Final = {"cp932": "Shift-JIS", "cp874": "Windows-874", "latin_1": "ISO 8859-1"}
+_DECLARED: Final = re.compile(
+    rb"""(?:charset\s*=\s*|encoding\s*=\s*|coding[:=]\s*)["']?([A-Za-z0-9_.:-]{2,40})"""
+)
+_WITHIN_WORDS: Final = frozenset("’‘·–—\u00ad\u200c\u200d")
+_UNSPACED: Final = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "FULLWIDTH", "IDEOGRAPHIC")
+_MIN_PLAUSIBLE: Final = 0.8
+_MIN_COHERENCE: Final = 0.3
+"""charset-normalizer's measure, 0..1: how well the letters' frequencies fit a language. Short texts have 0."""
+
+
+class Decoded(NamedTuple):
+    """A file's text, with line ends as "\\n" and without a byte order mark; `note` tells a doubt, for people, or is empty."""
+
+    text: str
+    note: str = ""
+
+
+def decode(data: bytes) -> Decoded:
+    """Decode a text file; raises UnreadableDocument for binary files and for encodings that cannot be told."""
+    found = _decoded(data)
+    return Decoded(found.text.replace("\r\n", "\n").replace("\r", "\n"), found.note)
+
+
+def _decoded(data: bytes) -> Decoded:
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            return Decoded(_decode_marked(data, encoding))
+    if b"\0" in data:
+        return _decode_unmarked_wide(data)
+    if _share(data, _CONTROL) > _MAX_CONTROL_SHARE:
+        raise UnreadableDocument("binary file (it is full of control characters)")
+    try:
+        return Decoded(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return _damaged_utf8(data) or _declared(data) or _guessed(data)
+
+
+def _decode_marked(data: bytes, encoding: str) -> str:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UnreadableDocument(f"damaged text: it starts like {encoding}, but {error.reason}") from error
+
+
+# UTF-16 and UTF-32 without a mark
+
+
+def _decode_unmarked_wide(data: bytes) -> Decoded:
+    for encoding in ("utf-32-le", "utf-32-be"):  # strict enough to be certain: few numbers are characters
+        try:
+            return Decoded(data.decode(encoding))
+        except UnicodeDecodeError:
+            continue
+    likely = [each for each in ("utf-16-le", "utf-16-be") if _looks_wide(data, each)]
+    for encoding in likely:
+        try:
+            return Decoded(data.decode(encoding))
+        except UnicodeDecodeError:
+            continue
+    if likely:
+        raise UnreadableDocument("it looks like damaged UTF-16 without a byte order mark; save it as UTF-8")
+    raise UnreadableDocument("binary file (it contains NUL bytes)")
+
+
+def _looks_wide(data: bytes, encoding: str) -> bool:
+    """Return whether the high bytes of 16-bit units are those of a text: nearly all from one or two alphabets, or Chinese.
+
+    A text in UTF-16 has NULs as the high bytes of its spaces, line ends and digits, and none as low bytes.
+    """
+    pairs = data[: len(data) // 2 * 2][:_SAMPLE_BYTES]
+    low, high = (pairs[0::2], pairs[1::2]) if encoding == "utf-16-le" else (pairs[1::2], pairs[0::2])
+    if not high or low.count(0) > len(low) // 100:
+        return False
+    controls = sum(1 for a, b in zip(low, high, strict=True) if b == 0 and a in _CONTROL)
+    if controls > len(low) // 100:
+        return False
+    counts = Counter(high)
+    alphabets = sum(count for _, count in Counter({b: n for b, n in counts.items() if b}).most_common(1))
+    east_asian = sum(counts[byte] for byte in (*range(0x4E, 0xA0), 0x30, 0xFF))
+    zero, units = counts[0], len(high)
+    if (
+        zero + alphabets >= 0.9 * units
+        and zero >= 0.05 * units
+        and (zero >= 0.4 * units or max(counts) < 0x20)
+    ):
+        return True
+    marks = sum(
+        1 for a, b in zip(low, high, strict=True) if (b, a) in ((0x30, 0x01), (0x30, 0x02), (0xFF, 0x0C))
+    )
+    return east_asian + zero >= 0.95 * units and marks > 0
+
+
+# UTF-8 with a few damaged bytes
+
+
+def _damaged_utf8(data: bytes) -> Decoded | None:
+    """Return the text with U+FFFD for each byte that is no UTF-8, if most high bytes are well-formed UTF-8."""
+    text = data.decode("utf-8", "replace")
+    well_formed = len(data.decode("utf-8", "ignore").encode().translate(None, bytes(range(128))))
+    high = len(data) - len(data.translate(None, _HIGH))
+    if well_formed < _MIN_UTF8_SHARE * high:
+        return None
+    damaged = text.count("\ufffd") - data.count("\ufffd".encode())
+    return Decoded(text, f"damaged UTF-8: {_counted(damaged, 'place')} shown as U+FFFD")
+
+
+# Other encodings
+
+
+def _declared(data: bytes) -> Decoded | None:
+    """Decode as an HTML, XML or source file says at its beginning."""
+    for name in _DECLARED.findall(data[:2048]):
+        try:
+            encoding = codecs.lookup(name.decode("ascii")).name
+            if encoding not in ("utf-8", "ascii") and not encoding.startswith(("utf-16", "utf-32")):
+                return Decoded(data.decode(encoding))
+        except (LookupError, UnicodeDecodeError):
+            continue
+    return None
+
+
+def _guessed(data: bytes) -> Decoded:
+    """Decode by the likeliest encoding, and say that it is a guess unless two kinds of evidence agree."""
+    for encoding, certain in _ranked(_sample(data)):
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        return Decoded(text, "" if certain else f"encoding uncertain: read as {_named(encoding)}")
+    if _share(data, _HIGH) > _MAX_UNKNOWN_SHARE:
+        raise UnreadableDocument(
+            "its encoding is uncertain (neither UTF-8 nor another that fits); save it as UTF-8"
+        )
+    text = data.decode("utf-8", "replace")
+    unknown = _counted(text.count("\ufffd"), "place")
+    return Decoded(text, f"encoding uncertain: {unknown} shown as U+FFFD; save it as UTF-8")
+
+
+def _ranked(sample: bytes) -> Iterator[tuple[str, bool]]:
+    """Yield encodings that may be right, the likeliest first, and whether each is certain."""
+    from charset_normalizer import from_bytes  # most files are UTF-8: they need not wait for the import
+
+    found = from_bytes(sample, cp_isolation=list(_IN_USE))
+    coherence = {match.encoding: match.coherence for match in found}
+    scores = {}
+    for rank, encoding in enumerate(_IN_USE):
+        try:
+            plausible = _plausibility(sample.decode(encoding), encoding)
+        except UnicodeDecodeError:
+            continue
+        if plausible >= _MIN_PLAUSIBLE:
+            scores[encoding] = (round(plausible, 1), round(coherence.get(encoding, 0.0), 2), -rank)
+    highest = max((score[1] for score in scores.values()), default=0.0)
+    for encoding in sorted(scores, key=lambda each: scores[each], reverse=True):
+        agreed = encoding == "cp1252" and scores[encoding][1] >= max(highest, _MIN_COHERENCE)
+        yield encoding, agreed
+
+
+def _sample(data: bytes) -> bytes:
+    """Return the lines that have high bytes, as far as they fit."""
+    lines: list[bytes] = []
+    room = _SAMPLE_BYTES
+    for line in data.splitlines(keepends=True):
+        if not line.isascii():
+            lines.append(line[:room])
+            room -= len(lines[-1])
+        if room <= 0:
+            break
+    return b"".join(lines)
+
+
+def _plausibility(text: str, encoding: str) -> float:
+    """Return the share of words with other than ASCII letters that look like words of a language, 0..1."""
+    words = [word for word in text.split() if not word.isascii()]
+    if not words:
+        return 0.0
+    scripts = Counter(script for word in words for script in map(_script, word) if script)
+    unspaced = sum(scripts[each] for each in ("CJK", "HIRAGANA", "KATAKANA", "HANGUL"))
+    if encoding in ("gb18030", "big5", "cp932", "euc_jp", "euc_kr"):
+        return _east_asian_plausibility(scripts, unspaced, encoding)
+    return sum(map(_is_word, words)) / len(words)
+
+
+def _east_asian_plausibility(scripts: Counter[str], unspaced: int, encoding: str) -> float:
+    """Judge by scripts: Japanese has kana, Korean hardly any Chinese characters, Chinese neither kana nor Hangul."""
+    everything = scripts.total() - scripts["LATIN"]
+    kana, hangul = scripts["HIRAGANA"] + scripts["KATAKANA"], scripts["HANGUL"]
+    if not everything:
+        return 0.0
+    if encoding in ("cp932", "euc_jp"):
+        fits = kana >= unspaced / 5
+    elif encoding == "euc_kr":
+        fits = hangul >= unspaced * 0.8
+    else:
+        fits = not kana and not hangul
+    return unspaced / everything if fits else 0.0
+
+
+def _is_word(word: str) -> bool:
+    """Return whether the letters of a word are of one script and case, and no sign is among them."""
+    word = _without_signs_around(word)
+    if not word:
+        return True
+    if any(not each.isascii() and not _belongs(each) for each in word):
+        return False
+    letters = [each for each in word if each.isalpha()]
+    scripts = {_script(each) or "LATIN" for each in letters}
+    foreign = [each for each in letters if not each.isascii()]
+    if len(scripts) > 1 or (scripts == {"LATIN"} and len(foreign) == len(letters) > 2):
+        return False  # no language writes a whole word in accented letters
+    inner = "".join(letters)
+    return not any(a.islower() and b.isupper() for a, b in itertools.pairwise(inner))
+
+
+def _belongs(character: str) -> bool:
+    return (
+        character.isalpha() or character in _WITHIN_WORDS or unicodedata.category(character).startswith("M")
+    )
+
+
+def _without_signs_around(word: str) -> str:
+    kept = [n for n, each in enumerate(word) if each.isalnum() and unicodedata.category(each) != "No"]
+    return word[kept[0] : kept[-1] + 1] if kept else ""
+
+
+def _script(character: str) -> str:
+    """Return the script of a letter, as the first word of its Unicode name; empty for ASCII and for signs."""
+    if character.isascii() or not character.isalpha():
+        return ""
+    first = unicodedata.name(character, "UNKNOWN").partition(" ")[0]
+    return "LATIN" if first in ("FEMININE", "MASCULINE", "MICRO") else first
+
+
+def _named(encoding: str) -> str:
+    return _NAMES.get(
+        encoding,
+        encoding.replace("cp125", "Windows-125").replace("_", "-").upper().replace("WINDOWS", "Windows"),
+    )
+
+
+def _share(data: bytes, members: bytes) -> float:
+    return 1 - len(data.translate(None, members)) / len(data) if data else 0.0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

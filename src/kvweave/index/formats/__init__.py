@@ -1,0 +1,1 @@
+"""Readers of file formats, one or a few in each file: bytes to `Extracted`."""

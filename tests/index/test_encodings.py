@@ -1,0 +1,102 @@
+"""Encodings are decided by evidence, and a doubt is told."""
+
+import pytest
+
+from kvweave.errors import UnreadableDocument
+from kvweave.index.encodings import decode
+
+FRENCH = "Le café de Zoé est à côté de l'hôtel. Les élèves y étaient déjà. " * 10
+ENGLISH = "The door of the old house opens with a word that few people know. " * 8
+PHRASES = {
+    "cp1251": "Пароль Ивана",
+    "koi8_r": "Привет, мир, как дела",
+    "cp1253": "Καλημέρα κόσμε, ο κωδικός είναι μυστικός",
+    "cp1250": "Zażółć gęślą jaźń, mówił stary człowiek, który mieszkał w Łodzi",
+    "cp1256": "كلمة المرور هي الشمس في السماء",
+    "cp932": "東京の会議は来週の月曜日に開催されます",
+    "euc_jp": "東京の会議は来週の月曜日に開催されます",
+    "gb18030": "合同续签日期是明年三月",
+    "big5": "國際標準化組織的文件在這裡",
+    "euc_kr": "안녕하세요 비밀번호는 나무입니다",
+    "cp1252": "Señor Muñoz, “¿qué año?” – à côté",
+}
+
+
+def test_a_stray_byte_in_utf8_is_one_replacement_character():
+    data = FRENCH.encode()
+    at = next(n for n in range(300, 310) if data[n] < 128 and data[n - 1] < 128)
+    text, note = decode(data[:at] + b"\xff" + data[at:])
+    expected = data[:at].decode() + "\ufffd" + data[at:].decode()
+    assert text == expected
+    assert "UTF-8" in note
+    assert "1 place" in note
+
+
+def test_a_file_cut_inside_a_character_is_still_utf8():
+    text, note = decode(FRENCH.encode()[:-1] + "é".encode()[:1])
+    assert text.startswith("Le café de Zoé")
+    assert text.count("\ufffd") == 1
+    assert note
+
+
+def test_damage_that_was_in_the_text_before_is_not_counted():
+    assert "1 place" in decode((FRENCH + "\ufffd").encode() + b"\xff").note
+
+
+@pytest.mark.parametrize("encoding", PHRASES)
+@pytest.mark.parametrize("around", ["", ENGLISH])
+def test_a_phrase_in_another_encoding_is_right_or_flagged(encoding, around):
+    text = f"{around}\nThe word is {PHRASES[encoding]}.\n{around}" if around else PHRASES[encoding]
+    found, note = decode(text.encode(encoding))
+    assert found == text or note
+    assert around in found
+
+
+@pytest.mark.parametrize("encoding", sorted(PHRASES.keys() - {"koi8_r"}))
+def test_a_phrase_is_read_in_its_encoding(encoding):
+    text = f"{ENGLISH}\nThe word is {PHRASES[encoding]}.\n{ENGLISH}"
+    found, note = decode(text.encode(encoding))
+    assert PHRASES[encoding] in found
+    assert "uncertain" in note
+
+
+def test_western_text_that_two_kinds_of_evidence_agree_on_is_not_flagged():
+    assert decode(FRENCH.encode("cp1252")) == (FRENCH, "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Grüße aus Köln,\nund 12 Äpfel.\n",
+        "Привет, мир. Как дела 12?\nХорошо.\n",
+        "合同续签日期是明年三月，请大家注意。\n第二行很好。\n",
+    ],
+)
+def test_wide_text_without_a_byte_order_mark_is_read(encoding, text):
+    assert decode(text.encode(encoding)) == (text, "")
+
+
+def test_damaged_wide_text_is_refused_by_name():
+    data = ("The password is walnut.\n" * 4).encode("utf-16-le") + b"\x00\xd8"
+    with pytest.raises(UnreadableDocument, match="UTF-16"):
+        decode(data)
+
+
+@pytest.mark.parametrize("data", [b"some text\0more", b"\x7fELF\x02\x01\0\0\0rest", bytes(range(256)) * 8])
+def test_binary_files_are_refused(data):
+    with pytest.raises(UnreadableDocument, match="binary"):
+        decode(data)
+
+
+def test_what_fits_no_encoding_keeps_its_ascii_and_is_flagged():
+    text, note = decode(ENGLISH.encode() + b"\x81\x8d\x8f \xe9\xff\xe8\xfe")
+    assert ENGLISH in text
+    assert "uncertain" in note
+
+
+def test_a_declared_encoding_is_used():
+    page = f'<meta charset="koi8-r"><p>{PHRASES["koi8_r"]}</p>'
+    assert decode(page.encode("koi8-r")) == (page, "")
+    source = f"# -*- coding: cp1251 -*-\nname = '{PHRASES['cp1251']}'\n"
+    assert decode(source.encode("cp1251")) == (source, "")

@@ -1,0 +1,301 @@
+"""Each format is read with its structure: headings, pages, tables and their heads; what cannot be read is named."""
+
+import io
+import json
+import sys
+import zipfile
+
+import pytest
+
+import document_files as files
+from kvweave.errors import MissingExtra, UnreadableDocument
+from kvweave.index.readers import read_document, read_file
+
+
+def written(folder, name, data):
+    path = folder / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def headings(document):
+    """Return the heading path at each section's first words."""
+    return {document.text[s.start :].split("\n")[0]: s.heading for s in document.sections}
+
+
+def heads(document):
+    return [section.head for section in document.sections if section.head]
+
+
+def test_surrogate_pairs_of_a_pdf_are_joined(tmp_path):
+    data = files.pdf_of_codes(b"\x41\x01\x02\x42\x01", {0x41: "0041", 1: "d835", 2: "dc00", 0x42: "0042"})
+    assert read_document(written(tmp_path, "a.pdf", data)).text == "A\U0001d400B\ufffd"
+
+
+def test_pages_without_text_are_counted(tmp_path):
+    document = read_document(written(tmp_path, "a.pdf", files.pdf(*[""] * 9, "The harbour opens.")))
+    assert document.text == "The harbour opens."
+    assert [note for note in document.notes if "9 of 10 pages have no text" in note]
+    assert [section.page for section in document.sections] == [10]
+    assert read_document(written(tmp_path, "b.pdf", files.pdf("One.", "Two."))).notes == ()
+
+
+def test_the_pages_of_a_pdf_have_numbers_and_the_headings_of_its_outline(tmp_path):
+    data = files.pdf("One.", "Two.", "Three.", headings=["Opening", "Closing"])
+    document = read_document(written(tmp_path, "a.pdf", data))
+    places = [(section.page, section.heading) for section in document.sections]
+    assert places == [(1, ("Opening",)), (2, ("Closing",)), (3, ("Closing",))]
+    assert [document.text[section.start :].split("\n")[0] for section in document.sections] == [
+        "One.",
+        "Two.",
+        "Three.",
+    ]
+
+
+def test_word(tmp_path):
+    document = read_document(written(tmp_path, "a.docx", files.docx()))
+    assert document.title == "Harbour rules"
+    assert headings(document)["Opening"] == ("Opening",)
+    assert headings(document)["Fees"] == ("Opening", "Fees")
+    assert headings(document)["Closing"] == ("Closing",)
+    assert heads(document) == ["Name\tTown\tYear\n"]
+    assert "Person7\tTown7\t1907" in document.text
+
+
+def test_presentation(tmp_path):
+    document = read_document(written(tmp_path, "a.pptx", files.pptx()))
+    pages = {document.text[s.start :].split("\n")[0]: (s.page, s.heading) for s in document.sections}
+    assert pages["The harbour opens at six."] == (1, ("Opening",))
+    assert pages["Notes: Mention the bell."] == (2, ("Closing",))
+    assert pages["Name\tTown\tYear"] == (2, ("Closing",))
+    assert document.notes == ("1 of 3 slides have no text (pictures?)",)
+    assert document.text.count("Opening") == 1
+
+
+def test_workbook(tmp_path):
+    document = read_document(written(tmp_path, "a.xlsx", files.xlsx()))
+    assert "All people we know\nName\tTown\tYear\nPerson0\tTown0\t1900\n" in document.text
+    assert "Ship\tFee\nAlbatros\t12.5" in document.text
+    assert heads(document) == ["Name\tTown\tYear\n", "Ship\tFee\n"]
+    assert headings(document)["Ship\tFee"] == ("Fees",)
+    assert "Empty" not in document.text
+
+
+def test_book(tmp_path):
+    document = read_document(written(tmp_path, "a.epub", files.epub()))
+    assert document.title == "The Harbour"
+    assert document.text.index("The boats leave.") < document.text.index("The boats return.")
+    assert headings(document) == {"Dawn": ("Dawn",), "Dusk": ("Dusk",)}
+
+
+def test_notebook(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# Tides\n", "Measured daily."]},
+        {
+            "cell_type": "code",
+            "source": "print(tide)",
+            "outputs": [
+                {"output_type": "stream", "text": ["4.2 m\n"]},
+                {"output_type": "display_data", "data": {"image/png": "aGVsbG8=", "text/plain": "<Figure>"}},
+            ],
+        },
+    ]
+    document = read_document(written(tmp_path, "a.ipynb", json.dumps({"cells": cells, "metadata": {}})))
+    assert document.title == "Tides"
+    assert "print(tide)" in document.text
+    assert "4.2 m" in document.text
+    assert "aGVsbG8" not in document.text
+    assert "cell_type" not in document.text
+    assert [section.heading for section in document.sections] == [("Tides", "cell 1"), ("Tides", "cell 2")]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_csv_keeps_its_text_and_knows_its_header(tmp_path, separator):
+    text = "".join(separator.join(map(str, row)) + "\n" for row in files.ROWS)
+    document = read_document(written(tmp_path, "a.csv", text))
+    assert document.text == text
+    assert heads(document) == [separator.join(files.ROWS[0]) + "\n"]
+
+
+def test_csv_without_a_header_repeats_nothing(tmp_path):
+    assert heads(read_document(written(tmp_path, "a.csv", "1,Ivan,3\n2,Zoé,4\n"))) == []
+    assert heads(read_document(written(tmp_path, "b.csv", "one column\nonly\n"))) == []
+
+
+def test_tables_of_markdown_and_html_know_their_header(tmp_path):
+    text = "# Fees\n\nText | here\n\n| Ship | Fee |\n|---|--:|\n| A | 1 |\n| B | 2 |\n\nAfter.\n"
+    document = read_document(written(tmp_path, "a.md", text))
+    assert heads(document) == ["| Ship | Fee |\n|---|--:|\n"]
+    assert headings(document)["| Ship | Fee |"] == ("Fees",)
+    page = "<h2>Fees</h2><table><tr><th>Ship<th>Fee</tr><tr><td>A</td><td>1</td></tr></table><p>After."
+    document = read_document(written(tmp_path, "a.html", page))
+    assert heads(document) == ["Ship\tFee\n"]
+    assert headings(document)["After."] == ("Fees",)
+
+
+def test_headings_of_text_formats(tmp_path):
+    markdown = "# Guide\n\nStart.\n\n```\n# no heading\n```\n\n## Setup\n\nDo it.\n\n# Other\n"
+    found = headings(read_document(written(tmp_path, "a.md", markdown)))
+    assert found == {"# Guide": ("Guide",), "## Setup": ("Guide", "Setup"), "# Other": ("Other",)}
+    underlined = "Guide\n=====\n\nStart.\n\nSetup\n-----\n\nDo it.\n\nOther\n=====\n\nEnd.\n"
+    found = headings(read_document(written(tmp_path, "a.rst", underlined)))
+    assert found == {"Guide": ("Guide",), "Setup": ("Guide", "Setup"), "Other": ("Other",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("a.docx", "mammoth", "documents"),
+        ("a.pptx", "pptx", "documents"),
+        ("a.xlsx", "openpyxl", "documents"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, name, package, extra):
+    data = getattr(files, name[2:])()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=rf"kvweave\[{extra}\]"):
+        read_document(written(tmp_path, name, data))
+
+
+def test_password_protected_files_are_named_as_such(tmp_path):
+    office = (
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600) + "EncryptedPackage".encode("utf-16-le") + bytes(600)
+    )
+    encrypted = "Content-Type: application/pkcs7-mime; name=smime.p7m\nFrom: a@b.org\nSubject: x\n\nMIIB\n"
+    for name, data in (
+        ("a.pdf", files.pdf("secret", password="pw")),
+        ("a.docx", office),
+        ("a.xlsx", office),
+        ("a.eml", encrypted),
+    ):
+        with pytest.raises(UnreadableDocument, match="password-protected|encrypted"):
+            read_document(written(tmp_path, name, data))
+
+
+def zip_of(**entries):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def test_archives_are_refused_by_name_whatever_they_are_called(tmp_path):
+    for name in ("backup", "a.txt", "a.html"):
+        with pytest.raises(UnreadableDocument, match="an archive"):
+            read_document(written(tmp_path, name, zip_of(a="text")))
+
+
+@pytest.mark.parametrize("name", ["a.docx", "a.pptx", "a.xlsx", "a.epub", "a.ipynb", "a.eml", "a.mbox"])
+def test_damaged_files_are_refused(tmp_path, name):
+    for data in (b"nothing of the kind", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 old", zip_of(a="text")):
+        with pytest.raises(UnreadableDocument):
+            read_document(written(tmp_path, name, data))
+    whole = getattr(files, name[2:], files.docx)
+    if name not in ("a.eml", "a.mbox", "a.ipynb"):
+        with pytest.raises(UnreadableDocument):
+            read_document(written(tmp_path, name, whole()[:-300]))
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path):
+    from kvweave.index.formats import office
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(office, "MAX_UNPACKED_BYTES", 1000)
+        with pytest.raises(UnreadableDocument, match="unpacked"):
+            read_document(written(tmp_path, "a.docx", zip_of(a="x" * 2000)))
+
+
+def test_a_mail_keeps_its_sender_date_and_subject(tmp_path):
+    document = read_document(written(tmp_path, "a.eml", bytes(files.mail())))
+    assert document.title == "The pässword"
+    (section,) = document.sections
+    assert (
+        section.head
+        == "From: Zoé <zoe@example.org>\nDate: Mon, 05 Jan 2026 10:00:00 +0000\nSubject: The pässword\n\n"
+    )
+    assert document.text.startswith(section.head)
+    assert "The password is walnut." in document.text
+
+
+def test_attachments_are_documents_of_their_own(tmp_path):
+    message = files.mail()
+    message.add_attachment(
+        files.pdf("The bell rings."), maintype="application", subtype="pdf", filename="a/b.pdf"
+    )
+    message.add_attachment("one", filename="note.txt")
+    message.add_attachment("two", filename="note.txt")
+    message.add_attachment(zip_of(a="x"), maintype="application", subtype="zip", filename="all.zip")
+    message.add_attachment(files.mail("Inner text.", subject="Inner"))
+    path = written(tmp_path, "m.eml", bytes(message))
+    found = read_file(path)
+    texts = {document.source.removeprefix(str(path)): document.text for document in found.documents}
+    assert list(texts) == ["", "/a_b.pdf", "/note.txt", "/note (2).txt", "/Inner.eml"]
+    assert (texts["/a_b.pdf"], texts["/note.txt"].strip(), texts["/note (2).txt"].strip()) == (
+        "The bell rings.",
+        "one",
+        "two",
+    )
+    assert "Inner text." in texts["/Inner.eml"]
+    assert "Inner text." not in texts[""]
+    assert [(s.path.name, s.reason) for s in found.skipped] == [("all.zip", "an archive (.zip)")]
+
+
+QUOTES = {
+    "plain": (
+        False,
+        "Agreed.\n\nOn Mon, 5 Jan 2026, Zoé wrote:\n> The password is walnut.\n> Keep it.\n\nIvan\n",
+    ),
+    "long attribution": (
+        False,
+        "Agreed.\n\nOn Mon, Jan 5, 2026 at 10:00 AM Zoé Somebody\n<zoe@example.org> wrote:\n\n> The password is walnut.\n",
+    ),
+    "outlook": (
+        False,
+        "Agreed.\n\n-----Original Message-----\nFrom: Zoé\nSent: Monday\nThe password is walnut.\n",
+    ),
+    "outlook html": (True, "<p>Agreed.</p><p>Von: Zoé<br>Gesendet: Montag</p><p>The password is walnut.</p>"),
+    "html": (
+        True,
+        "<p>Agreed.</p><div>Am 5.1.2026 schrieb Zoé:</div><blockquote>The password is walnut.</blockquote>",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", QUOTES)
+def test_a_quoted_reply_is_not_indexed_twice(tmp_path, kind):
+    html, body = QUOTES[kind]
+    first = files.mail()
+    second = files.mail(
+        body, subject="Re: it", identity="<2@example.org>", answers="<1@example.org>", html=html
+    )
+    text = read_document(written(tmp_path, "box.mbox", files.mbox(first, second))).text
+    assert text.count("walnut") == 1
+    assert "Agreed." in text
+    assert "wrote:" not in text
+    assert "schrieb" not in text
+    assert ("Ivan\n" in text) == (kind == "plain")
+
+
+def test_what_a_reply_quotes_of_a_mail_that_is_not_there_stays(tmp_path):
+    second = files.mail(QUOTES["plain"][1], identity="<2@example.org>", answers="<elsewhere@example.org>")
+    assert "walnut" in read_document(written(tmp_path, "a.eml", bytes(second))).text
+
+
+def test_a_mailbox_has_a_section_for_each_mail(tmp_path):
+    box = files.mbox(
+        files.mail("One\n>From here on.\n", "First"), files.mail("Two", "Second", identity="<2@x.y>")
+    )
+    document = read_document(written(tmp_path, "box.mbox", box.replace(b">>From", b">From")))
+    assert [section.heading for section in document.sections] == [("First",), ("Second",)]
+    assert len(heads(document)) == 2
+    assert "From here on." in document.text
+
+
+def test_an_undeclared_encoding_in_a_mail_is_flagged(tmp_path):
+    raw = "From: a@b.org\nSubject: Пароль\nDate: Mon, 5 Jan 2026 10:00:00 +0000\n\nПароль Ивана.\n".encode(
+        "cp1251"
+    )
+    document = read_document(written(tmp_path, "a.eml", raw))
+    assert "Пароль Ивана." in document.text
+    assert "uncertain" in document.notes[0]
