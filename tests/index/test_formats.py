@@ -168,7 +168,7 @@ def test_password_protected_files_are_named_as_such(tmp_path):
         ("a.xlsx", office),
         ("a.eml", encrypted),
     ):
-        with pytest.raises(UnreadableDocument, match="password-protected|encrypted"):
+        with pytest.raises(UnreadableDocument, match=r"password-protected|encrypted"):
             read_document(written(tmp_path, name, data))
 
 

@@ -156,10 +156,11 @@ def _print_answer(
 
 
 def _place(source: "Source") -> str:
-    """Return where a person finds a source: "page 3, Guide > Setup", "line 12"."""
+    """Return where a person finds a source: " page 3, Guide > Setup", " line 12", or nothing."""
     page = f"page {source.page}" if source.page is not None else ""
     line = f"line {source.line}" if source.line is not None else ""
-    return ", ".join(filter(None, (page, line, source.heading)))
+    where = ", ".join(filter(None, (page, line, source.heading)))
+    return f" {where}" if where else ""
 
 
 def _print_sources(answer: "Answer") -> None:
@@ -171,7 +172,7 @@ def _print_sources(answer: "Answer") -> None:
 
     STDOUT.print()
     for source in answer.sources:
-        place = f"  {source.document} [{source.start}:{source.end}] {_place(source)}  "
+        place = f"  {source.document} [{source.start}:{source.end}]{_place(source)}  "
         beginning = " ".join(source.text.split())[:80]
         STDOUT.print(Text.assemble((place, "dim"), beginning), soft_wrap=True)
     plan, timing = answer.plan, answer.timing

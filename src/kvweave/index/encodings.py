@@ -100,46 +100,50 @@ def _decode_marked(data: bytes, encoding: str) -> str:
 
 
 def _decode_unmarked_wide(data: bytes) -> Decoded:
-    for encoding in ("utf-32-le", "utf-32-be"):  # strict enough to be certain: few numbers are characters
-        try:
-            return Decoded(data.decode(encoding))
-        except UnicodeDecodeError:
-            continue
     likely = [each for each in ("utf-16-le", "utf-16-be") if _looks_wide(data, each)]
-    for encoding in likely:
+    for encoding in (
+        "utf-32-le",
+        "utf-32-be",
+        *likely,
+    ):  # few numbers are characters, so UTF-32 is hardly ever a mistake
         try:
-            return Decoded(data.decode(encoding))
+            text = data.decode(encoding)
         except UnicodeDecodeError:
             continue
+        if _is_printable(text):
+            return Decoded(text)
     if likely:
         raise UnreadableDocument("it looks like damaged UTF-16 without a byte order mark; save it as UTF-8")
     raise UnreadableDocument("binary file (it contains NUL bytes)")
 
 
+def _is_printable(text: str) -> bool:
+    """Return whether the beginning of a text is of characters that texts have: no numbers that pass for characters."""
+    beginning = text[:_SAMPLE_BYTES]
+    odd = sum(
+        1 for each in beginning if each not in "\t\n\r\f" and unicodedata.category(each) in ("Cc", "Cn", "Co")
+    )
+    return odd <= _MAX_CONTROL_SHARE * len(beginning)
+
+
 def _looks_wide(data: bytes, encoding: str) -> bool:
-    """Return whether the high bytes of 16-bit units are those of a text: nearly all from one or two alphabets, or Chinese.
+    """Return whether the high bytes of 16-bit units are those of a text: nearly all from one alphabet, or Chinese.
 
     A text in UTF-16 has NULs as the high bytes of its spaces, line ends and digits, and none as low bytes.
     """
     pairs = data[: len(data) // 2 * 2][:_SAMPLE_BYTES]
     low, high = (pairs[0::2], pairs[1::2]) if encoding == "utf-16-le" else (pairs[1::2], pairs[0::2])
-    if not high or low.count(0) > len(low) // 100:
-        return False
-    controls = sum(1 for a, b in zip(low, high, strict=True) if b == 0 and a in _CONTROL)
-    if controls > len(low) // 100:
+    units = len(high)
+    if not units or low.count(0) > units // 100:
         return False
     counts = Counter(high)
-    alphabets = sum(count for _, count in Counter({b: n for b, n in counts.items() if b}).most_common(1))
-    east_asian = sum(counts[byte] for byte in (*range(0x4E, 0xA0), 0x30, 0xFF))
-    zero, units = counts[0], len(high)
-    if (
-        zero + alphabets >= 0.9 * units
-        and zero >= 0.05 * units
-        and (zero >= 0.4 * units or max(counts) < 0x20)
-    ):
+    zero = counts.pop(0, 0)
+    alphabet, letters = counts.most_common(1)[0] if counts else (0, 0)
+    if zero + letters >= 0.9 * units and (zero >= 0.4 * units or (alphabet < 0x20 and zero >= 0.05 * units)):
         return True
+    east_asian = sum(counts[byte] for byte in (*range(0x4E, 0xA0), 0x30, 0xFF))
     marks = sum(
-        1 for a, b in zip(low, high, strict=True) if (b, a) in ((0x30, 0x01), (0x30, 0x02), (0xFF, 0x0C))
+        1 for unit in zip(high, low, strict=True) if unit in ((0x30, 0x01), (0x30, 0x02), (0xFF, 0x0C))
     )
     return east_asian + zero >= 0.95 * units and marks > 0
 

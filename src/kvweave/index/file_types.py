@@ -50,7 +50,7 @@ def content_suffix(name: str) -> str:
     path = PurePath(name)
     if path.suffix.lower() == ".gz":
         path = PurePath(path.stem)
-    return path.suffix.lower()
+    return ".mbox" if path.name.lower() == "mbox" else path.suffix.lower()
 
 
 def kind_without_text(name: str) -> str | None:

@@ -74,7 +74,8 @@ class _Page(HTMLParser):
         self._groups: list[list[_Mark]] = []
         self._heading: _Mark | None = None
         self._tables = _Tables()
-        self._quotes: list[str] = []
+        self._quotes = 0
+        self._cell_is_empty: bool | None = None  # None outside of cells
 
     def marked_text(self) -> tuple[str, list[list[_Mark]]]:
         """Return the text with a _MARK wherever something begins or ends, and what that is."""
@@ -97,7 +98,7 @@ class _Page(HTMLParser):
             self._dropped.append(tag)
         elif not self._dropped:
             self._pre += tag == "pre"
-            self._begin(tag, attrs)
+            self._begin(tag)
             self._break(tag, opening=True)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -132,15 +133,17 @@ class _Page(HTMLParser):
                 data = data[: len(data) - len(data.lstrip())] + _MARK + data.lstrip()
                 self._groups.append(self._waiting)
                 self._waiting = []
+            if self._cell_is_empty and data.strip():
+                self._cell_is_empty = False
             self._parts.append(data)
 
-    def _begin(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def _begin(self, tag: str) -> None:
         if tag in _HEADINGS:
             self._heading = _Mark("heading", int(tag[1]))
             self._waiting.append(self._heading)
         self._waiting += self._tables.begin(tag)
         if tag == "blockquote":
-            self._quotes.append(tag)
+            self._quotes += 1
             self._waiting.append(_Mark("quote"))
 
     def _end(self, tag: str) -> None:
@@ -148,15 +151,20 @@ class _Page(HTMLParser):
             self._heading = None
         self._waiting += self._tables.end(tag)
         if tag == "blockquote" and self._quotes:
-            self._quotes.pop()
+            self._quotes -= 1
             self._waiting.append(_Mark("quote end"))
 
     def _break(self, tag: str, *, opening: bool) -> None:
+        if tag in _CELLS:
+            self._cell_is_empty = opening
+        if tag == "p" and self._cell_is_empty is not None and (self._cell_is_empty or not opening):
+            return  # a cell's only paragraph is no paragraph
         if tag in _PARAGRAPHS:
             self._parts.append("\n\n")
         elif tag == "br" or (tag in _LINES and self._parts and not self._parts[-1].endswith("\n")):
             self._parts.append("\n")
         elif tag in _CELLS and not opening:
+            self._cell_is_empty = None
             self._parts.append("\t")
         if tag == "li" and opening:
             self._parts.append("- ")
@@ -254,6 +262,6 @@ class _Sections:
             self._quotes.append((start, end))
 
     def _put(self, offset: int, head: str = "") -> None:
-        if head or self._path or offset in self.found or self.found:
+        if head or self._path or self.found:
             heading = tuple(words for _, words in self._path)
             self.found[offset] = Section(offset, heading=heading, head=head)

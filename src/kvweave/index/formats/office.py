@@ -4,6 +4,7 @@ A table is lines of cells with tabs between them. Its first row is repeated with
 """
 
 import io
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from kvweave.index.html import read_html
 MAX_UNPACKED_BYTES: Final = 2**30
 _OLD_CONTAINER: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _TITLE_STYLES: Final = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => p:fresh"
+_CELL: Final = re.compile(r"<t([dh])\b.*?</t\1>", re.DOTALL)
 _ROWS_SEARCHED: Final = 20
 _ROWS_PER_STEP: Final = 5000
 
@@ -31,9 +33,13 @@ def read_docx(data: bytes, ctx: ReadContext) -> Extracted:
             io.BytesIO(data), style_map=_TITLE_STYLES, convert_image=no_pictures
         ).value
         ctx.alive()
-        found = read_html(page)
+        found = read_html(_CELL.sub(_without_paragraphs, page))
         title = _core_title(data) or found.title
     return Extracted(found.text, title, found.sections)
+
+
+def _without_paragraphs(cell: re.Match[str]) -> str:
+    return cell[0].replace("</p><p>", " ")
 
 
 def read_pptx(data: bytes, ctx: ReadContext) -> Extracted:
@@ -90,9 +96,12 @@ def read_xlsx(data: bytes, ctx: ReadContext) -> Extracted:
     with _readable(data, "xlsx"):
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
         for sheet in book.worksheets:
+            sheet.reset_dimensions()  # some programs write wrong ones
             rows = []
             for number, row in enumerate(sheet.iter_rows(values_only=True)):
-                rows.append([_cell(value) for value in row])
+                cells = [_cell(value) for value in row]
+                if any(cells):
+                    rows.append(cells)
                 if number % _ROWS_PER_STEP == 0:
                     ctx.alive()
             _add_sheet(built, str(sheet.title), rows)
@@ -103,7 +112,6 @@ def read_xlsx(data: bytes, ctx: ReadContext) -> Extracted:
 
 
 def _add_sheet(built: TextBuilder, name: str, rows: list[list[str]]) -> None:
-    rows = [row for row in rows if any(row)]
     if not rows:
         return
     built.mark(heading=(name,))

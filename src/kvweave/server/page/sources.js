@@ -80,10 +80,12 @@ function findWords(text, words) {
 async function openSource(source, index, answer, kb) {
   const body = h("div", { class: "document", tabindex: 0, role: "group", "aria-label": "Document text" });
   const score = typeof source.score === "number" ? `, retrieval score ${source.score.toFixed(3)}` : "";
+  const where = whereabouts(source);
   const place = h(
     "p",
     { class: "document-place" },
-    `Characters ${count(source.start)} to ${count(source.end)} of `,
+    where && `${where}; `,
+    `${where ? "c" : "C"}haracters ${count(source.start)} to ${count(source.end)} of `,
     h("code", {}, source.document),
     score,
   );
@@ -94,10 +96,16 @@ async function openSource(source, index, answer, kb) {
     { wide: true },
   );
   const text = await documentText(kb, source.document);
-  if (text?.slice(source.start, source.end) === source.text) {
+  const own = text?.slice(source.start, source.end);
+  if (own && source.text.endsWith(own)) { // before its own text, a chunk may repeat the header of its table or e-mail
     showPassage(body, { before: text.slice(0, source.start), after: text.slice(source.end) }, source, answer);
   }
   return closed;
+}
+
+/** Return where a person finds a source, such as "Page 3, Guide > Setup"; empty if the format has no such places. */
+function whereabouts({ page, line, heading }) {
+  return [page && `Page ${page}`, line && `Line ${line}`, heading].filter(Boolean).join(", ");
 }
 
 function showPassage(body, { before, after }, source, answer) {
