@@ -134,7 +134,7 @@ def _looks_wide(data: bytes, encoding: str) -> bool:
     pairs = data[: len(data) // 2 * 2][:_SAMPLE_BYTES]
     low, high = (pairs[0::2], pairs[1::2]) if encoding == "utf-16-le" else (pairs[1::2], pairs[0::2])
     units = len(high)
-    if not units or low.count(0) > units // 100:
+    if not units or low.count(0) > max(2, units // 100):
         return False
     counts = Counter(high)
     zero = counts.pop(0, 0)

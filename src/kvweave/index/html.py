@@ -163,9 +163,11 @@ class _Page(HTMLParser):
             self._parts.append("\n\n")
         elif tag == "br" or (tag in _LINES and self._parts and not self._parts[-1].endswith("\n")):
             self._parts.append("\n")
-        elif tag in _CELLS and not opening:
-            self._cell_is_empty = None
-            self._parts.append("\t")
+        elif tag in _CELLS:
+            if not opening:
+                self._cell_is_empty = None
+            if not opening or (self._parts and not self._parts[-1].endswith(("\t", "\n"))):
+                self._parts.append("\t")  # cells may be left open
         if tag == "li" and opening:
             self._parts.append("- ")
 

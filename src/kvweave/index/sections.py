@@ -40,7 +40,8 @@ class Sections:
     def regions(self, is_long: Callable[[str], bool]) -> Iterator[tuple[int, int, str]]:
         """Yield the parts of the text to split each on its own, as start, end and head: long sections with a head, the rest."""
         text, done = self._document.text, 0
-        for section, end in zip(self._sections, [*self._starts[1:], len(text)], strict=True):
+        ends = [*self._starts[1:], len(text)]  # one too many if there is no section
+        for section, end in zip(self._sections, ends, strict=False):
             if section.head and is_long(text[section.start : end]):
                 if text[done : section.start].strip():
                     yield done, section.start, ""

@@ -7,7 +7,7 @@ import io
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
@@ -195,6 +195,3 @@ def _library(name: str, kind: str) -> Any:
     except ImportError as error:
         package = {"pptx": "python-pptx"}.get(name, name)
         raise MissingExtra(f"reading .{kind} needs {package}: pip install 'kvweave[documents]'") from error
-
-
-Reader = Callable[[bytes, ReadContext], Extracted]
