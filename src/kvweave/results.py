@@ -215,8 +215,8 @@ class DecodeStats:
 class Source:
     """A chunk of the prompt: its document, character offsets, text, and retrieval score (higher is better).
 
-    `page` (or slide, from 1), `heading` ("Guide > Setup") and `line` (from 1) tell people where it begins; None or empty where
-    the document has none, or was indexed by a version that did not record them.
+    `page` (or slide, from 1), `heading` ("Guide > Setup") and `line` (from 1) tell people where it begins. None or empty
+    where the document has none, or was indexed by a version that did not record them.
     """
 
     document: str

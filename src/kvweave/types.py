@@ -24,7 +24,7 @@ SpanKind = Literal["system", "chunk", "question"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a person finds a passage: page or slide from 1, headings ("Guide > Setup"), line from 1; None or empty if unknown."""
+    """Where a person finds a passage: page or slide from 1, headings ("Guide > Setup"), line from 1; else None or empty."""
 
     page: int | None = None
     heading: str = ""

@@ -185,7 +185,7 @@ class IndexRun:
         self._progress("reading", len(files), len(files))
 
     def _read(self, path: Path, indexed: dict[str, int], reader: FileReader) -> Pending:
-        """Return the file's documents and their chunks that have to be indexed; the tally says what becomes of the others."""
+        """Return the file's documents that have to be indexed, with their chunks; the tally says what becomes of others."""
         source, tally, documents = str(path), self._tally, self._state.documents
         listed = documents.get(source)
         inside = documents.sources_under(path) if content_suffix(path.name) in MAILS else []

@@ -55,8 +55,8 @@ class Chunker:
         """Split one document.
 
         Returns:
-            Chunks in reading order. Without overlap, their texts joined are the document's text, but for repeated heads. Each
-            has at least one token: a text without tokens has no chunks.
+            Chunks in reading order. Without overlap, their texts joined are the document's text, but for repeated heads.
+            Each has at least one token: a text without tokens has no chunks.
         """
         chunks, sections = [], Sections(document)
         for start, end, head in self._pieces(document, sections):

@@ -186,19 +186,22 @@ class DocumentTable:
             self.remove(document.source)
             self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(listed)[:7])
             self._database.execute_many("INSERT INTO document_chunks VALUES (?, ?, ?, ?, ?)", rows)
-            self._database.execute_many(
-                "INSERT INTO document_notes VALUES (?, ?, ?)",
-                [(document.source, n, note) for n, note in enumerate(document.notes)],
-            )
-            self._database.execute_many(
-                "INSERT INTO chunk_places VALUES (?, ?, ?, ?)",
-                [
-                    (row_id(version, n), chunk.place.page, chunk.place.heading, chunk.place.line)
-                    for n, chunk in enumerate(chunks)
-                    if chunk.place != Place()
-                ],
-            )
+            self._put_notes_and_places(document, chunks, version)
         return listed
+
+    def _put_notes_and_places(self, document: Document, chunks: Sequence[Chunk], version: str) -> None:
+        self._database.execute_many(
+            "INSERT INTO document_notes VALUES (?, ?, ?)",
+            [(document.source, n, note) for n, note in enumerate(document.notes)],
+        )
+        self._database.execute_many(
+            "INSERT INTO chunk_places VALUES (?, ?, ?, ?)",
+            [
+                (row_id(version, n), chunk.place.page, chunk.place.heading, chunk.place.line)
+                for n, chunk in enumerate(chunks)
+                if chunk.place != Place()
+            ],
+        )
 
     def remove(self, source: str) -> ListedDocument | None:
         """Remove a document and its chunks from the list; return the document, or None if it was not listed."""

@@ -26,7 +26,7 @@ _CONTROL: Final = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\b
 _HIGH: Final = bytes(range(128, 256))
 _MAX_CONTROL_SHARE: Final = 0.01
 _MIN_UTF8_SHARE: Final = 0.7
-"""Text in another encoding has hardly any well-formed UTF-8: few of its letters are followed by the bytes that UTF-8 asks for."""
+"""Text in another encoding has hardly any well-formed UTF-8: its letters are not followed by the bytes that that needs."""
 
 _MAX_UNKNOWN_SHARE: Final = 0.3
 """A text with more high bytes in an unknown encoding says nothing without them."""
@@ -49,7 +49,7 @@ _IN_USE: Final = (
     ),
     *("cp932", "euc_jp", "euc_kr", "big5", "gb18030"),
 )
-"""Encodings that files of today have, the likelier first. DOS and old Macintosh encodings are not worth the false guesses."""
+"""Encodings that today's files have, the likelier first. DOS and old Macintosh ones are not worth the false guesses."""
 
 _NAMES: Final = {"cp932": "Shift-JIS", "cp874": "Windows-874", "latin_1": "ISO 8859-1"}
 _DECLARED: Final = re.compile(
@@ -63,7 +63,7 @@ _MIN_COHERENCE: Final = 0.3
 
 
 class Decoded(NamedTuple):
-    """A file's text, with line ends as "\\n" and without a byte order mark; `note` tells a doubt, for people, or is empty."""
+    """A file's text, with line ends as "\\n", without a byte order mark; `note` tells people of a doubt, or is empty."""
 
     text: str
     note: str = ""

@@ -1,4 +1,4 @@
-"""Reads risky files in a process of its own: a reader that crashes, hangs or takes all memory costs one file, nothing else."""
+"""Reads risky files in a process of its own: a reader that crashes, hangs or takes all memory costs one file alone."""
 
 import os
 import selectors

@@ -38,7 +38,7 @@ class Sections:
         return section.head if section.head and offset >= section.start + len(section.head) else ""
 
     def regions(self, is_long: Callable[[str], bool]) -> Iterator[tuple[int, int, str]]:
-        """Yield the parts of the text to split each on its own, as start, end and head: long sections with a head, the rest."""
+        """Yield the parts of the text that are split each on its own: start, end, and the head of a long section with one."""
         text, done = self._document.text, 0
         ends = [*self._starts[1:], len(text)]  # one too many if there is no section
         for section, end in zip(self._sections, ends, strict=False):

@@ -173,7 +173,7 @@ def _readable(data: bytes, kind: str) -> Iterator[None]:
 
 
 def check_container(data: bytes, kind: str) -> None:
-    """Raise UnreadableDocument if a file is no zip file that can be unpacked: password-protected, old, damaged, too large."""
+    """Raise UnreadableDocument for a container that cannot be unpacked: password-protected, old, damaged, too large."""
     if data.startswith(_OLD_CONTAINER):
         if "EncryptedPackage".encode("utf-16-le") in data:
             raise UnreadableDocument(f"password-protected .{kind}; save a copy without a password")
