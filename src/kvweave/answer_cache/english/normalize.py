@@ -29,7 +29,7 @@ from kvweave.answer_cache.english.words import (
     split_words,
 )
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the code that normalizes: raise it with every change of this package that changes keys."""
 
 EXACT: Final = "exact"
@@ -109,7 +109,8 @@ def _normalized(question: str) -> NormalizedQuestion:
             return NormalizedQuestion(
                 clause.asks, terms, phrases, clause.negated, clause.tense, time_sensitive
             )
-    return NormalizedQuestion(EXACT, tuple(word.text for word in whole), time_sensitive=time_sensitive)
+    words = tuple(word.text for word in whole)
+    return NormalizedQuestion(EXACT, words or (text,), time_sensitive=time_sensitive)
 
 
 _remembered = lru_cache(maxsize=4096)(_normalized)  # one request normalizes its question several times
