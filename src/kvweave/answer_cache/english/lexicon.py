@@ -85,6 +85,29 @@ class Lexicon:
         return self.helpers.union(*more, ("'s",))
 
     @cached_property
+    def single_words(self) -> frozenset[str]:
+        """Every word that is listed, whatever for."""
+        tables = (
+            self.asks,
+            self.measures,
+            self.synonyms,
+            self.nouns_to_verbs,
+            self.past,
+            self.participles,
+            self.plurals,
+        )
+        lists = (
+            self.verbs,
+            self.dated,
+            self.events,
+            self.placed,
+            self.paying,
+            self.identifiers,
+            self.units_of_time,
+        )
+        return self.function_words.union(*tables, *lists)
+
+    @cached_property
     def nouns_to_verbs(self) -> Mapping[str, str]:
         """Agents and makers, each with its verb: owner → own, author → write."""
         return {**self.agents, **self.makers}

@@ -2,8 +2,8 @@
 
 The result holds the meaningful words, each in its base form and in a canonical order. It survives the usual ways to say
 the same: possessives and "of", passives, questions inside requests, phrases at the front or at the end. What is asked
-for, negation and tense are kept beside it. English only: any other question is compared word for word. Knows neither
-vectors nor answers.
+for, negation and tense are kept beside it. English only: an English question that is not followed is compared word for
+word, one in another language as it is written. Knows neither vectors nor answers.
 
 A paraphrase that is not recognised costs a computation, a false match a wrong answer: every doubt counts as a difference.
 """
@@ -28,6 +28,7 @@ from kvweave.answer_cache.english.words import (
     join_expressions,
     split_words,
 )
+from kvweave.answer_cache.other_languages import as_written, depends_on_today, is_english
 
 VERSION: Final = 5
 """Version of the code that normalizes: raise it with every change of this package that changes keys."""
@@ -43,6 +44,7 @@ itself, take time that grows with the square of the length."""
 
 _MAX_ROUNDS: Final = 4  # of removing an opening: "Hi, can you please tell me …"
 _QUOTES: Final = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "`": "'"})
+_RAISED: Final = ("<super>", "<sub>", "<fraction>")
 _GENERAL: Final = {"when": ("time", "date")}
 """Kinds that may stand for a narrower one: "when" for a time of day or a date, but these not for each other."""
 
@@ -97,7 +99,9 @@ def _normalized(question: str) -> NormalizedQuestion:
     known = lexicon()
     text = clean_text(question)
     whole = fold_dates(split_words(text))
-    time_sensitive = _is_time_sensitive(whole, known)
+    time_sensitive = _is_time_sensitive(whole, known) or depends_on_today(text)
+    if not is_english(text, known):
+        return NormalizedQuestion(EXACT, (as_written(text),), time_sensitive=time_sensitive)
     if has_symbols(text):  # words alone would not tell > from <, or 5 from -5
         return NormalizedQuestion(
             EXACT, tuple(text.casefold().rstrip(" .?!").split()), time_sensitive=time_sensitive
@@ -185,7 +189,15 @@ def _is_time_sensitive(words: list[Word], known: Lexicon) -> bool:
 def clean_text(text: str) -> str:
     """Return a text in the form in which texts are compared: NFKC, straight quotes, single spaces, stripped.
 
+    With a raised or lowered digit or a fraction, NFC.
+
     A text that is too long for a question keeps its characters.
     """
-    plain = unicodedata.normalize("NFKC", text) if len(text) <= _MAX_CHARACTERS else text
+    plain = unicodedata.normalize(_form(text), text) if len(text) <= _MAX_CHARACTERS else text
     return " ".join(plain.translate(_QUOTES).split())
+
+
+def _form(text: str) -> str:
+    """Return the Unicode form for a text: NFKC would make 52 of 5\u00b2, and 11/2 of 1\u00bd."""
+    raised = not text.isascii() and any(unicodedata.decomposition(sign).startswith(_RAISED) for sign in text)
+    return "NFC" if raised else "NFKC"
