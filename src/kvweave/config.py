@@ -15,14 +15,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import platformdirs
-
 from kvweave.errors import InvalidRequest
+from kvweave.home import default_home as default_home
+from kvweave.home import without_tilde
 from kvweave.server_config import ServerConfig, server_bounds
 
 DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_THINKING_TOKENS = 2048
+EMBEDDING_MODELS = {"multilingual": "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"}
+"""Short names of embedding models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,9 @@ class EmbeddingConfig:
     """The embedding model.
 
     Attributes:
-        embedding_model: A sentence-transformers hub id or folder. Default: all-MiniLM-L6-v2, from the extra `offline`
-            if that is installed.
+        embedding_model: A sentence-transformers hub id or folder, or multilingual for
+            paraphrase-multilingual-MiniLM-L12-v2. Default: all-MiniLM-L6-v2, which knows English, from the extra `offline` if
+            that is installed.
     """
 
     embedding_model: str | None = None
@@ -80,9 +83,12 @@ class RetrievalConfig:
 
     Attributes:
         top_k: Number of chunks in front of a question.
+        reranker: A cross-encoder of sentence-transformers, hub id or folder, that orders the best chunks again by reading
+            each beside the question. Default: none.
     """
 
     top_k: int = 5
+    reranker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +226,6 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
-def default_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that KVWEAVE_HOME names, else the platform's data folder."""
-    return Path(environment.get("KVWEAVE_HOME") or platformdirs.user_data_dir("kvweave", appauthor=False))
-
-
 def read_config(
     home: Path | None = None, environment: Mapping[str, str] = os.environ, **given: Any
 ) -> Config:
@@ -235,7 +236,7 @@ def read_config(
     Raises:
         InvalidRequest: an unknown name, a wrong type or an impossible value; the message names the setting.
     """
-    home = (home or default_home(environment)).expanduser().absolute()
+    home = without_tilde(home or default_home(environment)).absolute()
     values = {
         **_read_toml(home / "config.toml"),
         **_read_environment(environment),

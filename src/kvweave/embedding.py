@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvweave.config import EMBEDDING_MODELS
 from kvweave.errors import ModelNotFound
 from kvweave.ops.threads import all_threads, respect_cpu_limits
 
@@ -31,7 +32,7 @@ BATCH_WINDOWS: Final = 32
 
 Vectors = npt.NDArray[np.float32]
 
-_LOADING_LOCK = threading.Lock()
+LOADING_LOCK = threading.Lock()
 """Held while a model loads: loading changes settings of the whole process and restores them."""
 
 
@@ -42,11 +43,12 @@ class TextEncoder:
     as much as its beginning (the library alone would truncate it). Several threads may share one encoder.
 
     Args:
-        model: a hub id or a folder; None for all-MiniLM-L6-v2, from the installed wheel (extra `offline`) or else from
-            the hub.
+        model: a hub id, a folder or a name in `EMBEDDING_MODELS`; None for all-MiniLM-L6-v2, from the installed wheel (extra
+            `offline`) or else from the hub.
     """
 
     def __init__(self, model: str | None = None) -> None:
+        model = EMBEDDING_MODELS.get(model or "", model)
         wheel = _wheel_folder() if model in (None, DEFAULT_NAME, HUB_PREFIX + DEFAULT_NAME) else None
         self._place = str(wheel) if wheel else model or HUB_PREFIX + DEFAULT_NAME
         self._name = _identity(self._place)
@@ -122,7 +124,7 @@ class TextEncoder:
             raise ModelNotFound(
                 f"no embedding model at {folder}: give a sentence-transformers folder or a hub id"
             )
-        with _LOADING_LOCK, _quiet():
+        with LOADING_LOCK, quiet_loading():
             respect_cpu_limits()
             try:
                 if looks_local and MeanPooling.describes(folder):
@@ -250,7 +252,7 @@ def _advice(place: str, looks_local: bool, error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Silence third-party notices (deprecations, load reports, progress bars). One thread at a time."""
     from transformers.utils import logging as transformers_logging
 

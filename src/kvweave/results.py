@@ -230,6 +230,33 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundPassage:
+    """A passage that a search found, and why; None where a ranking does not have it.
+
+    Attributes:
+        source: the passage, its place and its score.
+        word_rank: its place by words, from 1.
+        bm25: its score by words.
+        words: the words of the question that it holds, as they are indexed: `~` marks a stem, `^` a name.
+        vector_rank: its place by vectors, from 1.
+        cosine: similarity of its vector to the question's, -1..1.
+        all_words: whether it holds every word of the question, and few chunks do.
+        quotes: what of the question it holds word for word, and few chunks do; this puts it first.
+        rerank_score: what the reranker gave it; None without one.
+    """
+
+    source: Source
+    word_rank: int | None
+    bm25: float | None
+    words: tuple[str, ...]
+    vector_rank: int | None
+    cosine: float | None
+    all_words: bool
+    quotes: tuple[str, ...]
+    rerank_score: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What `ask` returns.
 

@@ -9,7 +9,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.results import Answer, ExplainedToken, Source
+    from kvweave.results import Answer, ExplainedToken
     from kvweave.server.choice import ServerChoice
 
     Answered: TypeAlias = tuple[Answer, Sequence[ExplainedToken]]
@@ -155,26 +155,18 @@ def _print_answer(
             typer.echo(server.line)
 
 
-def _place(source: "Source") -> str:
-    """Return where a person finds a source: " page 3, Guide > Setup", " line 12", or nothing."""
-    page = f"page {source.page}" if source.page is not None else ""
-    line = f"line {source.line}" if source.line is not None else ""
-    where = ", ".join(filter(None, (page, line, source.heading)))
-    return f" {where}" if where else ""
-
-
 def _print_sources(answer: "Answer") -> None:
     from rich.markup import escape
     from rich.text import Text
 
     from kvweave.cli.explain import describe_cache_hit
-    from kvweave.cli.output import STDOUT, amount, seconds, share
+    from kvweave.cli.output import STDOUT, amount, place, seconds, share
 
     STDOUT.print()
     for source in answer.sources:
-        place = f"  {source.document} [{source.start}:{source.end}]{_place(source)}  "
+        title = f"  {source.document} [{source.start}:{source.end}]{place(source)}  "
         beginning = " ".join(source.text.split())[:80]
-        STDOUT.print(Text.assemble((place, "dim"), beginning), soft_wrap=True)
+        STDOUT.print(Text.assemble((title, "dim"), beginning), soft_wrap=True)
     plan, timing = answer.plan, answer.timing
     if plan.cache_hit is not None:
         STDOUT.print(

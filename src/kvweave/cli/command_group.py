@@ -14,6 +14,7 @@ GROUP = "kvweave.commands"
 OWN: Final[Mapping[str, tuple[str, str]]] = {
     "add": ("documents:add", "Index files and folders."),
     "ask": ("ask:ask", "Answer a question from the documents, with sources."),
+    "search": ("search:search", "Show the passages for a question, with scores and why."),
     "chat": ("chat:chat", "Ask turn by turn, in a conversation that is kept."),
     "serve": ("serve:serve", "Answer over HTTP, with OpenAI's API and a page."),
     "ls": ("documents:ls", "List the documents."),

@@ -73,7 +73,13 @@ class SharedOptions:
         str | None, _Declared("Bits of the linear layers' weights: auto, full, int8 or int4.")
     ] = None
     device: Annotated[str | None, _Declared("auto, cpu, cuda or cuda:N.")] = None
-    embedding_model: Annotated[str | None, _Declared("A sentence-transformers hub id or folder.")] = None
+    embedding_model: Annotated[
+        str | None, _Declared("A sentence-transformers hub id or folder, or multilingual.")
+    ] = None
+    reranker: Annotated[
+        str | None,
+        _Declared("A cross-encoder that orders the best chunks again: hub id or folder. Default: none."),
+    ] = None
     chunk_tokens: Annotated[
         int | None, _Declared("Longest chunk. Default: 512, or an eighth of the model's context.")
     ] = None

@@ -11,6 +11,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from kvweave.engine.state import Progress as Report
+    from kvweave.results import Source
 
 _PIPED_WIDTH = (
     200  # columns: what reads a pipe or a log gets whole tables; COLUMNS tells of a terminal, if of any
@@ -89,3 +90,11 @@ def seconds(value_s: float) -> str:
 def share(value: float) -> str:
     """Format a share 0..1 as a percentage."""
     return f"{value:.0%}"
+
+
+def place(source: "Source") -> str:
+    """Return where a person finds a source: " page 3, Guide > Setup", " line 12", or nothing."""
+    page = f"page {source.page}" if source.page is not None else ""
+    line = f"line {source.line}" if source.line is not None else ""
+    where = ", ".join(filter(None, (page, line, source.heading)))
+    return f" {where}" if where else ""

@@ -78,10 +78,22 @@ class Asker:
 
     def found(self, question: str, top_k: int | None) -> "list[FoundChunk]":
         """Return the chunks of that prompt with their documents; raises as `KnowledgeBase.prompt`."""
-        from kvweave.engine.kb_question import found_for
+        from kvweave.engine.kb_question import reading_order
+
+        return reading_order(self.ranked(question, top_k))
+
+    def ranked(self, question: str, top_k: int | None) -> "list[FoundChunk]":
+        """Return those chunks, best first; loads the embedding model alone. Raises as `KnowledgeBase.prompt`."""
+        from kvweave.engine.kb_question import best_chunks
 
         question, chunks = self._checked(question)
-        return found_for(self.components.request_context(), question, min(self.settings.top_k(top_k), chunks))
+        encoder = self.components.encoder
+        self.metadata.check(
+            "embedding", encoder.name
+        )  # another process may have filled the knowledge base anew
+        vector = encoder.encode([question])[0]
+        most = min(self.settings.top_k(top_k), chunks)
+        return best_chunks(self.components.index, self.documents, question, vector, most)
 
     def _cached(
         self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
     from kvweave.engine.kb_question import RequestContext
     from kvweave.engine.resident import ResidentModels
+    from kvweave.index.search import Rerank
     from kvweave.index.vector_index import VectorIndex
     from kvweave.models.adapter import Adapter
     from kvweave.models.prompt import PromptTemplate
@@ -109,12 +110,25 @@ class Components:
 
         recorded = self._metadata.get("dimensions")
         try:
-            return VectorIndex(self._vectors, int(recorded) if recorded else self.encoder.dimensions)
+            return VectorIndex(
+                self._vectors, int(recorded) if recorded else self.encoder.dimensions, self._rerank
+            )
         except KnowledgeBaseMismatch:
             # With no document listed, it is an empty table that was made for another embedding model.
             if recorded or not self._delete_unlisted_index():
                 raise
-            return VectorIndex(self._vectors, self.encoder.dimensions)
+            return VectorIndex(self._vectors, self.encoder.dimensions, self._rerank)
+
+    @once
+    def _rerank(self) -> "Rerank | None":
+        if self._resident is not None:
+            return self._resident.rerank
+        model = self._config.retrieval.reranker
+        if model is None:
+            return None
+        from kvweave.reranking import Reranker
+
+        return Reranker(model).scores
 
     def request_context(self) -> "RequestContext":
         """Load everything that a request passes through."""

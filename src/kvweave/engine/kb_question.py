@@ -103,7 +103,14 @@ def sources_of(documents: DocumentTable, found: Sequence[FoundChunk]) -> tuple[S
 
 def retrieve(context: RequestContext, question: str, vector: Vector, top_k: int) -> list[FoundChunk]:
     """Return the best chunks for a question, best first; raises KnowledgeBaseError for a lost index."""
-    found = context.index.search(question, vector, top_k, context.documents.visible_versions())
+    return best_chunks(context.index, context.documents, question, vector, top_k)
+
+
+def best_chunks(
+    index: VectorIndex, documents: DocumentTable, question: str, vector: Vector, top_k: int
+) -> list[FoundChunk]:
+    """Return the best chunks for a question, best first; raises as `retrieve` does."""
+    found = index.search(question, vector, top_k, documents.visible_versions())
     if not found:
         raise KnowledgeBaseError(
             "the index holds none of the listed documents; run `kvweave add` on them again"
@@ -111,14 +118,10 @@ def retrieve(context: RequestContext, question: str, vector: Vector, top_k: int)
     return found
 
 
-def found_for(context: RequestContext, question: str, top_k: int) -> list[FoundChunk]:
-    """Return the chunks found for a question in prompt order; raises as `retrieve` does."""
-    return _reading_order(retrieve(context, question, context.encoder.encode([question])[0], top_k))
-
-
 def prompt_for(context: RequestContext, question: str, top_k: int, system: str) -> Prompt:
     """Return the prompt that a question would be answered from, without computing it; raises as `retrieve` does."""
-    chunks = tuple(chunk.text for chunk in found_for(context, question, top_k))
+    found = retrieve(context, question, context.encoder.encode([question])[0], top_k)
+    chunks = tuple(chunk.text for chunk in reading_order(found))
     return Prompt(question, chunks, system)
 
 
@@ -166,7 +169,7 @@ def _assemble(
 ) -> tuple[TokenizedPrompt, list[FoundChunk]]:
     """Return the tokenized prompt and the chunks in it, in prompt order; `most` tokens stay free for the answer."""
     while True:
-        ordered = _reading_order(found)
+        ordered = reading_order(found)
         texts = tuple(f.text for f in ordered)
         prompt = model.template.render(
             Prompt(
@@ -185,7 +188,7 @@ def _assemble(
         found = found[:-1]
 
 
-def _reading_order(found: list[FoundChunk]) -> list[FoundChunk]:
+def reading_order(found: list[FoundChunk]) -> list[FoundChunk]:
     """Order documents by their best chunk's rank, and the chunks of a document as they follow each other in it.
 
     A sentence may only make sense after the one before the cut.

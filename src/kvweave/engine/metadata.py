@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from kvweave.config import Config, ModelConfig
+from kvweave.config import EMBEDDING_MODELS, Config, ModelConfig
 from kvweave.database import Database
 from kvweave.errors import KnowledgeBaseMismatch
 from kvweave.models.prompt import DEFAULT_SYSTEM
@@ -56,6 +56,7 @@ class KBMetadata:
             KnowledgeBaseMismatch: another value is recorded.
         """
         embedding = self._config.embedding.embedding_model
+        embedding = EMBEDDING_MODELS.get(embedding or "", embedding)
         if embedding is not None:
             folder = Path(embedding).expanduser()
             facts = {**facts, "embedding_source": str(folder.absolute()) if folder.exists() else embedding}

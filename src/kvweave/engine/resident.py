@@ -8,6 +8,7 @@ from kvweave.engine.once import once
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
+    from kvweave.index.search import Rerank
     from kvweave.models.batcher import PassBatcher
     from kvweave.models.snapshot_adapter import LoadedModel
 
@@ -55,6 +56,15 @@ class ResidentModels:
         from kvweave.embedding import TextEncoder
 
         return TextEncoder(self.config.embedding.embedding_model)
+
+    @once
+    def rerank(self) -> "Rerank | None":
+        """Scores texts for a question, if the settings name a model that does; it loads with the first question."""
+        if self.config.retrieval.reranker is None:
+            return None
+        from kvweave.reranking import Reranker
+
+        return Reranker(self.config.retrieval.reranker).scores
 
     def load(self) -> None:
         """Load both, and what code a first request would import. Raises ModelNotFound, UnsupportedModel, …."""

@@ -1,21 +1,27 @@
 """Hybrid search in the vector index: a ranking by words (BM25) and one by vectors, combined by reciprocal rank fusion.
 
-Both rankings are filtered before they are fused. So a row that is not visible takes no rank from a visible one, nor a
-copied text from another text.
+Two more rankings are of few chunks: those that hold every word of the question, and those that hold what it quotes word for word,
+such as an identifier, which come first. The rankings are filtered before they are fused. So a row that is not
+visible takes no rank from a visible one, nor a copied text from another text.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.index.lance import MatchQuery
+from kvweave.index import word_index
+from kvweave.index.quotes import held, is_spelled, quotes
+from kvweave.index.words import query_words
 
 RANK_OFFSET: Final = 60
 """The constant of reciprocal rank fusion, 1 / (60 + rank), from its paper."""
+
+QUOTE_WEIGHT: Final = 2
+"""How much the rank by quotes counts: as much as first ranks by words and by vectors together."""
 
 CANDIDATES_PER_RESULT: Final = 4
 MIN_CANDIDATES: Final = 40
@@ -23,7 +29,33 @@ MIN_CANDIDATES: Final = 40
 _COLUMNS: Final = ["version", "source", "position", "start", "end", "digest", "text"]
 
 Row = dict[str, Any]
+Rerank = Callable[[str, Sequence[str]], Sequence[float]]
+"""Scores texts for a question; higher is better."""
+
 Fetch = Callable[[int, str | None], list[Row]]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReason:
+    """Why a search found a chunk; None where a ranking does not have it.
+
+    Attributes:
+        word_rank: its place by words, from 1.
+        bm25: its score by words.
+        vector_rank: its place by vectors, from 1.
+        cosine: similarity of its vector to the question's, -1..1.
+        all_words: whether it holds every word of the question, and few chunks do.
+        quotes: what of the question it holds word for word, and few chunks do.
+        rerank_score: what the reranking model gave it; None without one.
+    """
+
+    word_rank: int | None = None
+    bm25: float | None = None
+    vector_rank: int | None = None
+    cosine: float | None = None
+    all_words: bool = False
+    quotes: tuple[str, ...] = ()
+    rerank_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +70,7 @@ class FoundChunk:
         end: character offset into the document's text.
         text: the chunk's text.
         score: fused rank score; higher is better, comparable within one search only.
+        reason: why it was found; two chunks are equal without it.
     """
 
     version: str
@@ -47,12 +80,13 @@ class FoundChunk:
     end: int
     text: str
     score: float
+    reason: SearchReason = field(default=SearchReason(), compare=False)
 
 
 def hybrid_search(
     table: Any, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
 ) -> list[FoundChunk]:
-    """Return the k best rows, best first; equal scores are ordered by source and position.
+    """Return the k best rows, best first; of equal scores those found by words come first, then by source and position.
 
     Of chunks with the same tokens (copied files) only the best-ranked one takes part: k results are k texts.
 
@@ -66,14 +100,32 @@ def hybrid_search(
     if not visible or k < 1:
         return []
     depth = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k)
-    rankings = [
-        _visible_rows(lambda limit, where: _by_vector(table, vector, limit, where), depth, visible),
-        _visible_rows(lambda limit, where: _by_words(table, question, limit, where), depth, visible),
-    ]
-    rows = _distinct(row for ranking in rankings for row in ranking)
+    by_vector = _visible_rows(lambda limit, where: _by_vector(table, vector, limit, where), depth, visible)
+    by_words = _visible_rows(lambda limit, where: _by_words(table, question, limit, where), depth, visible)
+    by_quotes = _with_quotes(by_words, question, k)
+    by_all_words = _with_all_words(by_words, question, k)
+    rankings = [by_vector, by_words, by_all_words, *[by_quotes] * QUOTE_WEIGHT]
     scores = fuse_rankings([[row["digest"] for row in ranking] for ranking in rankings])
-    found = [_found_chunk(row, scores[row["digest"]]) for row in rows]
-    return sorted(found, key=lambda chunk: (-chunk.score, chunk.source, chunk.position))[:k]
+    reasons = _reasons(by_vector, by_words, by_all_words, by_quotes)
+    rows = _distinct([*by_vector, *by_words])
+    found = [_found_chunk(row, scores[row["digest"]], reasons[row["digest"]]) for row in rows]
+    return sorted(found, key=_place)[:k]
+
+
+def _place(chunk: FoundChunk) -> tuple[float, bool, str, int]:
+    return -chunk.score, chunk.reason.word_rank is None, chunk.source, chunk.position
+
+
+def reranked(chunks: Sequence[FoundChunk], question: str, rerank: Rerank) -> list[FoundChunk]:
+    """Return chunks in the order of a reranking model, whose scores become theirs."""
+    scores = rerank(question, [chunk.text for chunk in chunks])
+    scored = [
+        replace(chunk, score=score, reason=replace(chunk.reason, rerank_score=score))
+        for chunk, score in zip(chunks, scores, strict=True)
+    ]
+    return sorted(
+        scored, key=lambda chunk: -chunk.score
+    )  # stable: equal ones stay in the order of the search
 
 
 def nearest_texts(table: Any, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]) -> list[str]:
@@ -129,19 +181,60 @@ def _by_vector(table: Any, vector: npt.NDArray[np.float32], limit: int, where: s
 
 
 def _by_words(table: Any, question: str, limit: int, where: str | None) -> list[Row]:
-    return _fetched(
-        table.search(MatchQuery(question, "text"), query_type="fts"), limit, where, "_score", -1.0
-    )
+    query = word_index.query(table, question)
+    if query is None:
+        return []
+    more = [word_index.COLUMN] if query.column == word_index.COLUMN else []
+    return _fetched(table.search(query, query_type="fts"), limit, where, "_score", -1.0, more)
 
 
-def _fetched(search: Any, limit: int, where: str | None, column: str, sign: float) -> list[Row]:
+def _with_all_words(by_words: Sequence[Row], question: str, k: int) -> list[Row]:
+    """Return the rows that hold every word of the question, unless they are too many to tell a difference."""
+    wanted = query_words(question)
+    rows = [row for row in by_words if wanted.all_in(row.get(word_index.COLUMN) or "")]
+    return rows if len(rows) <= k else []
+
+
+def _with_quotes(by_words: Sequence[Row], question: str, k: int) -> list[Row]:
+    """Return the rows that hold what the question quotes, unless they are too many to tell a difference."""
+    wanted = quotes(question)
+    rows = [{**row, "quotes": held(wanted, row["text"])} for row in by_words]
+    rare = {quote for quote in wanted if 0 < sum(quote in row["quotes"] for row in rows) <= k}
+    kept = [{**row, "quotes": tuple(quote for quote in row["quotes"] if quote in rare)} for row in rows]
+    held_rows = [row for row in kept if row["quotes"]]
+    return sorted(held_rows, key=lambda row: (-len(row["quotes"]), not is_spelled(question, row["text"])))
+
+
+def _reasons(
+    by_vector: Sequence[Row],
+    by_words: Sequence[Row],
+    by_all_words: Sequence[Row],
+    by_quotes: Sequence[Row],
+) -> dict[str, SearchReason]:
+    """Return each row's places, by the digest of its text."""
+    reasons: dict[str, SearchReason] = defaultdict(SearchReason)
+    for rank, row in enumerate(by_vector, 1):  # squared distance of unit vectors
+        reasons[row["digest"]] = SearchReason(vector_rank=rank, cosine=1 - row["_distance"] / 2)
+    for rank, row in enumerate(by_words, 1):
+        digest = row["digest"]
+        reasons[digest] = replace(reasons[digest], word_rank=rank, bm25=row["_score"])
+    for row in by_all_words:
+        reasons[row["digest"]] = replace(reasons[row["digest"]], all_words=True)
+    for row in by_quotes:
+        reasons[row["digest"]] = replace(reasons[row["digest"]], quotes=row["quotes"])
+    return reasons
+
+
+def _fetched(
+    search: Any, limit: int, where: str | None, column: str, sign: float, more: Sequence[str] = ()
+) -> list[Row]:
     if where is not None:
         search = search.where(where, prefilter=True)
-    rows: list[Row] = search.select([*_COLUMNS, column]).limit(limit).to_list()
+    rows: list[Row] = search.select([*_COLUMNS, column, *more]).limit(limit).to_list()
     return sorted(rows, key=lambda row: (sign * row[column], row["source"], row["position"]))
 
 
-def _found_chunk(row: Row, score: float) -> FoundChunk:
+def _found_chunk(row: Row, score: float, reason: SearchReason) -> FoundChunk:
     return FoundChunk(
         version=row["version"],
         source=row["source"],
@@ -150,4 +243,5 @@ def _found_chunk(row: Row, score: float) -> FoundChunk:
         end=row["end"],
         text=row["text"],
         score=score,
+        reason=reason,
     )

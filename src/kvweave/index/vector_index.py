@@ -19,14 +19,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
+from kvweave.index import word_index
 from kvweave.index.documents import document_version, row_id
-from kvweave.index.lance import FTS, lancedb
-from kvweave.index.search import FoundChunk, hybrid_search, in_list, nearest_texts
+from kvweave.index.lance import lancedb
+from kvweave.index.search import (
+    FoundChunk,
+    Rerank,
+    hybrid_search,
+    in_list,
+    nearest_texts,
+    reranked,
+)
+from kvweave.index.words import index_words
 from kvweave.types import Chunk
 
 TABLE: Final = "chunks"
 GRACE_S: Final = 3600.0
 """A sweep keeps younger rows that are not visible: another process may be about to list them."""
+
+RERANKED: Final = 20
+"""At least so many chunks are put before a reranking model."""
 
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
@@ -57,13 +69,15 @@ class VectorIndex:
     Args:
         folder: for LanceDB's files.
         dimensions: length of the vectors.
+        rerank: orders the best chunks of a search again.
 
     Raises:
         KnowledgeBaseMismatch: the table was created for vectors of another length.
         StoreError: the folder holds something that LanceDB cannot open.
     """
 
-    def __init__(self, folder: Path, dimensions: int) -> None:
+    def __init__(self, folder: Path, dimensions: int, rerank: Rerank | None = None) -> None:
+        self._rerank = rerank
         self._schema = _table_schema(dimensions)
         self._dimensions = dimensions
         try:
@@ -78,7 +92,7 @@ class VectorIndex:
                 f"the index in {folder} holds vectors of length {stored}, this embedding model makes {dimensions}; "
                 "use the model it was made with, or another knowledge base"
             )
-        self._create_word_index()
+        self._prepare_word_index()
 
     @_as_store_errors()
     def add(self, chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32]) -> None:
@@ -113,7 +127,10 @@ class VectorIndex:
             k: most results; there are fewer only if fewer chunks are visible.
             visible: the versions whose rows count (`DocumentTable.visible_versions`).
         """
-        return hybrid_search(self._table, question, vector, k, visible)
+        if self._rerank is None:
+            return hybrid_search(self._table, question, vector, k, visible)
+        found = hybrid_search(self._table, question, vector, max(RERANKED, 2 * k), visible)
+        return reranked(found, question, self._rerank)[:k]
 
     @_as_store_errors()
     def nearest(self, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]) -> list[str]:
@@ -175,6 +192,7 @@ class VectorIndex:
         old = self._table.search().where(f"written_s <= {before!r}").select(["version"])
         versions = set(old.to_arrow()["version"].to_pylist())
         deleted = self._delete_rows(versions.difference(visible), f"written_s <= {before!r}")
+        word_index.fill(self._table, _retried)
         self._compact(max(grace_s, 0.001))
         return deleted
 
@@ -197,12 +215,12 @@ class VectorIndex:
 
         return _retried(table)
 
-    def _create_word_index(self) -> None:
-        def create() -> None:
-            if not self._table.list_indices():
-                self._table.create_index("text", config=FTS(), replace=False)
-
-        _retried(create)
+    def _prepare_word_index(self) -> None:
+        try:
+            word_index.prepare(self._table, _retried)
+        except (RuntimeError, ValueError, OSError) as error:
+            # A folder that cannot be written to: words are then compared in the way of the index that is there.
+            _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
 
     def _compact(self, keep_s: float) -> None:
         try:
@@ -226,7 +244,7 @@ def _retried(action: Callable[[], T]) -> T:
 def _is_conflict(error: Exception) -> bool:
     # A table that another process is creating is listed before it can be opened.
     text = str(error).lower()
-    return "conflict" in text or "already exists" in text or f"table '{TABLE}' was not found" in text
+    return "conflict" in text or "already exist" in text or f"table '{TABLE}' was not found" in text
 
 
 def _counted(rows: Any) -> dict[str, int]:
@@ -254,6 +272,7 @@ def _table_schema(dimensions: int) -> pa.Schema:
             pa.field("end", pa.int64(), nullable=False),
             pa.field("digest", pa.string(), nullable=False),
             pa.field("text", pa.string(), nullable=False),
+            word_index.FIELD,
             pa.field("written_s", pa.float64(), nullable=False),
             pa.field("vector", pa.list_(pa.float32(), dimensions), nullable=False),
         ]
@@ -274,6 +293,7 @@ def _arrow_table(
         "end": [chunk.end for chunk in chunks],
         "digest": [chunk.digest for chunk in chunks],
         "text": [chunk.text for chunk in chunks],
+        word_index.COLUMN: [index_words(chunk.text) for chunk in chunks],
         "written_s": [written_s] * len(chunks),
         "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
     }

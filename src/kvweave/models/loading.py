@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
 
-from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, ModelNotFound
+from kvweave.home import default_home
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
 from kvweave.models.fingerprint import digest_tokenizer

@@ -1,0 +1,66 @@
+"""search: the passages that a question finds, with scores and reasons."""
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from kvweave.results import FoundPassage
+
+_SHOWN_LETTERS: Final = 300
+
+
+@opt.with_options(*opt.KB, "embedding_model", "reranker", "top_k", top_k="Passages to show. Default: 5.")
+def search(
+    question: Annotated[str, typer.Argument(help="What to look for.", show_default=False)],
+    *,
+    options: opt.SharedOptions,
+    json: opt.Json = False,
+) -> None:
+    """Show the passages that a question would be answered from, with scores and why. Loads no language model."""
+    from kvweave.cli.output import print_json
+    from kvweave.engine.passages import explained_passages
+
+    opt.quiet_libraries()
+    with options.open_kb() as base:
+        found = explained_passages(base, question, options.top_k)
+    if json:
+        print_json(found)
+        return
+    for number, passage in enumerate(found, 1):
+        _show(number, passage)
+
+
+def _show(number: int, passage: "FoundPassage") -> None:
+    from kvweave.cli.output import STDOUT, place
+
+    source = passage.source
+    title = f"{number}  {source.document} [{source.start}:{source.end}]{place(source)}  score {source.score:.4f}"
+    STDOUT.print(title, markup=False, soft_wrap=True)
+    STDOUT.print(f"   {'; '.join(_reasons(passage))}", style="dim", markup=False, soft_wrap=True)
+    text = " ".join(source.text.split())
+    shown = text if len(text) <= _SHOWN_LETTERS else text[:_SHOWN_LETTERS].rstrip() + " \u2026"
+    STDOUT.print(f"   {shown}", markup=False, soft_wrap=True)
+
+
+def _reasons(passage: "FoundPassage") -> list[str]:
+    """Return why a passage was found, as it is printed."""
+    words = ", ".join(passage.words) or "none in it"
+    by_words, by_vectors = passage.word_rank, passage.vector_rank
+    reasons = [
+        f"words: place {by_words}, BM25 {passage.bm25:.2f} ({words})"
+        if by_words
+        else "words: not found by them",
+        f"vectors: place {by_vectors}, cosine {passage.cosine:.3f}"
+        if by_vectors
+        else "vectors: not among the nearest",
+    ]
+    if passage.all_words:
+        reasons.append("holds every word")
+    if passage.quotes:
+        reasons.append("holds " + ", ".join(repr(quote) for quote in passage.quotes))
+    if passage.rerank_score is not None:
+        reasons.append(f"reranker {passage.rerank_score:.3f}")
+    return reasons

@@ -1,0 +1,284 @@
+"""Cuts texts into the words that the word index holds and a question is matched by, each script in its own way.
+
+A word is indexed as it is written and by its stem. Scripts without spaces between words are cut into single characters and pairs of
+neighbours. Identifiers, numbers and checksums stay whole, beside their parts. A text's words and a question's come out
+the same. Knows nothing about the index.
+"""
+
+import threading
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple
+
+import regex
+
+from kvweave.languages import ENGLISH, function_words, language_of
+
+VERSION: Final = 1
+"""Raise it with every change of what `index_words` returns: indexes of other versions are built again."""
+
+MAX_LETTERS: Final = 200
+"""Longer words are cut: a megabyte of base64 is one word."""
+
+MAX_QUERY_WORDS: Final = 256
+
+_SPACELESS: Final = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\u30fc\u3005"
+_JOINING: Final = r"[-./:@#+&'\u2019_\\]"
+_LETTERS: Final = rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{_SPACELESS}]]+"
+_PIECE: Final = regex.compile(
+    rf"(?P<spaceless>[{_SPACELESS}][{_SPACELESS}\p{{M}}]*)|(?P<word>{_LETTERS}(?:{_JOINING}{_LETTERS})*[+#]*)",
+    regex.V1,
+)
+_PARTS: Final = regex.compile(
+    rf"{_JOINING}|(?<=\p{{Ll}})(?=\p{{Lu}})|(?<=\p{{Lu}})(?=\p{{Lu}}\p{{Ll}})", regex.V1
+)
+_MARKED_SCRIPTS: Final = regex.compile(r"[\p{Latin}\p{Greek}\p{Hebrew}\p{Arabic}]")
+_STEMMERS_BY_SCRIPT: Final = (
+    ("russian", regex.compile(r"\p{Cyrillic}")),
+    ("arabic", regex.compile(r"\p{Arabic}")),
+    ("greek", regex.compile(r"\p{Greek}")),
+    ("hindi", regex.compile(r"\p{Devanagari}")),
+    ("tamil", regex.compile(r"\p{Tamil}")),
+    ("armenian", regex.compile(r"\p{Armenian}")),
+)
+_LATIN: Final = regex.compile(r"\p{Latin}")
+_ONLY_LETTERS: Final = regex.compile(r"[\p{L}\p{M}]+")
+_DIGIT: Final = regex.compile(r"\p{N}")
+_HIRAGANA: Final = regex.compile(r"\p{Hiragana}+")
+_GRAMMAR: Final = regex.compile(
+    r"^\p{Hiragana}+$|[\u7684\u662f\u4e86\u5417\u55ce\u5462\u5427\u4ec0\u4e48\u9ebc\u8c01\u8ab0\u54ea\u51e0\u5e7e\u4f55]"
+    r"|\u65f6\u5019|\u6642\u5019|\u591a\u5c11|\u600e\u6837|\u8bf7\u95ee|\u8acb\u554f"
+)
+"""Pairs of a question in Chinese or Japanese that say little about what it asks: particles, is, what, who, when, how many."""
+
+_SENTENCE_ENDS: Final = frozenset(".!?:;\n\r\"'([{\u201c\u00ab*#>|\u2022-\u2013\u2014\u00bf\u00a1")
+_FOLDED: Final = str.maketrans(
+    {
+        "\u00f8": "o",
+        "\u0142": "l",
+        "\u0111": "d",
+        "\u00e6": "ae",
+        "\u0153": "oe",
+        "\u0131": "i",
+        "\u0451": "\u0435",  # Cyrillic io
+        "\u0623": "\u0627",  # forms of alef
+        "\u0625": "\u0627",
+        "\u0622": "\u0627",
+        "\u0640": None,  # tatweel
+        "\u2019": "'",
+    }
+)
+_NAME, _STEM = "^", "~"
+
+
+class _Piece(NamedTuple):
+    """A word as written; whether its script has no spaces; whether it starts a sentence."""
+
+    text: str
+    spaceless: bool
+    first: bool
+
+
+def index_words(text: str) -> str:
+    """Return the words of a text for the word index, separated by spaces."""
+    pieces = _pieces(text)
+    language, shouted = _latin_language(pieces), _is_shouted(text, pieces)
+    words: list[str] = []
+    for piece in pieces:
+        if piece.spaceless:
+            words += [*piece.text, *_pairs(piece.text)]
+        else:
+            words += _words_of(piece.text, language, _is_name(piece, shouted)).all
+    return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWords:
+    """What a question is matched by.
+
+    Attributes:
+        words: as they are indexed, each once.
+        required: what a text has that holds all of the question: one of the words of each group.
+    """
+
+    words: tuple[str, ...]
+    required: tuple[frozenset[str], ...]
+
+    def all_in(self, words: str) -> bool:
+        """Return whether a text that is indexed by these words holds all of the question; False for no words."""
+        held = frozenset(words.split(" "))
+        return bool(self.required) and all(not group.isdisjoint(held) for group in self.required)
+
+
+def query_words(question: str) -> QueryWords:
+    """Return the words that a question is matched by: without function words, unless it has no others.
+
+    A function word that is spelled as a name is one: "The Who", "the WHO", "Is It on Monday".
+    """
+    pieces = _pieces(question)
+    language, shouted = _latin_language(pieces), _is_shouted(question, pieces)
+    content: list[str] = []
+    others: list[str] = []
+    for piece in pieces:
+        if piece.spaceless:
+            (others if _HIRAGANA.fullmatch(piece.text) else content).extend(_spaceless_query(piece.text))
+        else:
+            words = _words_of(piece.text, language, _is_name(piece, shouted))
+            content += words.content
+            others += words.all
+    words = tuple(dict.fromkeys(content or others))[:MAX_QUERY_WORDS]
+    return QueryWords(words, tuple(_groups(words)))
+
+
+def _groups(words: Sequence[str]) -> Iterator[frozenset[str]]:
+    """Return each word with its stem, which follows it; a word in several parts counts by these."""
+    for at, word in enumerate(words):
+        following = words[at + 1] if at + 1 < len(words) else ""
+        if following.startswith(_STEM):
+            yield frozenset((word, following))
+        elif not word.startswith(_STEM) and not (_PARTS.search(word) and not _DIGIT.search(word)):
+            yield frozenset((word,))
+
+
+def shared_words(question: str, text: str) -> tuple[str, ...]:
+    """Return the words of a question that a text holds, as they are indexed: `~` marks a stem, `^` a name."""
+    held = frozenset(index_words(text).split(" "))
+    return tuple(word for word in query_words(question).words if word in held)
+
+
+def _pieces(text: str) -> list[_Piece]:
+    plain = unicodedata.normalize("NFKC", text)
+    pieces = []
+    for match in _PIECE.finditer(plain):
+        before = plain[max(0, match.start() - 8) : match.start()].rstrip(" \t")
+        first = not before or before[-1] in _SENTENCE_ENDS
+        pieces.append(_Piece(match[0], match["spaceless"] is not None, first))
+    return pieces
+
+
+def _latin_language(pieces: Iterable[_Piece]) -> str:
+    """Return the language of the words in Latin letters; English without a sign of another."""
+    words = (
+        part
+        for piece in pieces
+        if not piece.spaceless and _LATIN.match(piece.text)
+        for part in _without_elision(piece.text.casefold())
+    )
+    return language_of(words) or ENGLISH
+
+
+def _without_elision(word: str) -> list[str]:
+    """Return the parts of a word between apostrophes without single letters: the s of "Anna's", the l of "l'eau"."""
+    return [part for part in word.split("'") if len(part) > 1] if "'" in word else [word]
+
+
+# Scripts without spaces
+
+
+def _spaceless_query(run: str) -> list[str]:
+    """Return the pairs of a run, or its only character; pairs that are only grammar are left out unless there are no others."""
+    if len(run) == 1:
+        return [run]
+    pairs = list(_pairs(run))
+    return [pair for pair in pairs if not _GRAMMAR.search(pair)] or pairs
+
+
+def _pairs(run: str) -> Iterator[str]:
+    return (run[at : at + 2] for at in range(len(run) - 1))
+
+
+# Words
+
+
+class _Words(NamedTuple):
+    """What a word is indexed by, and what of it a question is matched by."""
+
+    all: tuple[str, ...]
+    content: tuple[str, ...]
+
+
+@lru_cache(maxsize=100_000)
+def _words_of(text: str, language: str, is_name: bool) -> _Words:
+    """Return a word as written, its parts, and the stems of those parts that are no function words.
+
+    A function word that is spelled as a name comes with a mark, which makes it content.
+    """
+    text = text[:MAX_LETTERS]
+    whole = _lower(text)
+    parts = [_lower(part) for part in _PARTS.split(text) if part]
+    if len(parts) > 1:
+        parts = [part for part in parts if len(part) > 1 or part.isdigit()]  # without the s of "Anna's"
+    content: list[str] = []
+    others: list[str] = []
+    for part in parts:
+        stemmer = _stemmer_of(part, language)
+        if part in _function_words(stemmer):
+            others.append(_fold(part))
+            continue
+        content.append(_fold(part))
+        if stemmer and _ONLY_LETTERS.fullmatch(part):
+            content.append(_STEM + _fold(_stemmers.of(stemmer).stemWord(part)))
+    if [whole] != parts:
+        (content if content or not others else others).append(_fold(whole))
+    if is_name and whole in _all_function_words():
+        content.append(_NAME + whole)
+    return _Words((*content, *others), tuple(content))
+
+
+def _is_shouted(text: str, pieces: Sequence[_Piece]) -> bool:
+    """Return whether capitals mark nothing: a sentence is written in them."""
+    return len(pieces) > 2 and text.isupper()
+
+
+def _lower(text: str) -> str:
+    return text.casefold().translate(_FOLDED)
+
+
+@cache
+def _function_words(language: str) -> frozenset[str]:
+    return frozenset(map(_lower, function_words().get(language, ())))
+
+
+@cache
+def _all_function_words() -> frozenset[str]:
+    return frozenset[str]().union(*map(_function_words, function_words()))
+
+
+def _is_name(piece: _Piece, shouted: bool) -> bool:
+    """Return whether a word's spelling marks a name: a capital inside a sentence, or capitals only."""
+    text = piece.text
+    capitals = len(text) > 1 and text.isupper() and not shouted
+    return capitals or (text[0].isupper() and len(text) > 1 and not piece.first and not shouted)
+
+
+def _fold(lower: str) -> str:
+    """Return a word without accents, where these are no letters of their own."""
+    if lower.isascii() or not _MARKED_SCRIPTS.search(lower):
+        return lower
+    return "".join(sign for sign in unicodedata.normalize("NFD", lower) if unicodedata.category(sign) != "Mn")
+
+
+def _stemmer_of(text: str, language: str) -> str:
+    """Return the language by which a word is stemmed; empty for a script without a stemmer."""
+    if _LATIN.search(text):
+        return language
+    return next((name for name, script in _STEMMERS_BY_SCRIPT if script.search(text)), "")
+
+
+class _Stemmers(threading.local):
+    """The stemmers of a thread: the library's objects are not safe to share."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def of(self, language: str) -> Any:
+        if language not in self._made:
+            import Stemmer
+
+            self._made[language] = Stemmer.Stemmer(language)
+        return self._made[language]
+
+
+_stemmers = _Stemmers()
