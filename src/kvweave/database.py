@@ -5,7 +5,10 @@ file or a vector row that no committed row lists does not exist for readers. Kno
 tables mean; the modules that use a table create it.
 """
 
+import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 import weakref
@@ -13,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreTooNew
+from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 
 SCHEMA_VERSION = 1
 BUSY_WAIT_S = 30.0
@@ -26,6 +30,9 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 class Database:
     """One SQLite file; a connection per thread, opened on first use and closed when the thread ends.
 
+    Of a file that can be read but not written to, a temporary copy is used: what is written is forgotten when it is closed. What
+    must not be forgotten calls `check_writable` first.
+
     Errors of SQLite are raised as a StoreError that names the file and says what to do. StoreTooNew: a newer
     kvweave wrote it. StoreBusy: another process holds the write lock for longer than `BUSY_WAIT_S`. StoreFull:
     the disk is full. StoreError itself: the file is damaged, is no database or cannot be read or written.
@@ -33,6 +40,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._local = threading.local()
         self.closed = False
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
@@ -41,11 +49,26 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{path.parent} cannot be used as a folder: {error.strerror}") from error
+        if path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+            self._copy = _temporary_copy(path)
         try:
             self._check_version()
         except StoreError:
             self.close()
             raise
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the file cannot be written to, so that writes are forgotten."""
+        return self._copy is not None
+
+    def check_writable(self) -> None:
+        """Raise StoreReadOnly if writes are forgotten."""
+        if self.read_only:
+            raise StoreReadOnly(
+                f"{self.path.parent} is read-only: what it holds can be asked about, but nothing can be added, changed or "
+                "removed; check the permissions and how the disk is mounted, or use another --home"
+            )
 
     @property
     def in_transaction(self) -> bool:
@@ -121,6 +144,8 @@ class Database:
                 session.close()
             self._sessions.clear()
         self._local = threading.local()
+        if self._copy is not None:
+            self._copy.cleanup()
 
     def _check_version(self) -> None:
         version = int(self.query("PRAGMA user_version")[0][0])
@@ -138,7 +163,7 @@ class Database:
         session: _Session | None = getattr(self._local, "session", None)
         if session is None:
             with self._translated_errors():
-                session = _Session(self.path)
+                session = _Session(self.path if self._copy is None else Path(self._copy.name, self.path.name))
             with self._guard:
                 self._sessions.add(session)
             self._local.session = session
@@ -175,6 +200,37 @@ class _Session:
         # A commit that was acknowledged survives a power cut, not only a crash of the process.
         self.connection.execute("PRAGMA synchronous = FULL")
         self.connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _temporary_copy(path: Path) -> "tempfile.TemporaryDirectory[str]":
+    """Copy a database that cannot be written to into a temporary folder, under its own name."""
+    folder = tempfile.TemporaryDirectory(prefix="kvweave-")
+    target = Path(folder.name, path.name)
+    try:
+        _copy_database(path, target)
+    except (OSError, sqlite3.Error) as error:
+        folder.cleanup()
+        raise StoreError(f"{path} is read-only, and could not be copied to {folder.name}: {error}") from error
+    return folder
+
+
+def _copy_database(path: Path, target: Path) -> None:
+    try:  # whole even while another user writes to it
+        source = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_WAIT_S)
+        copy = sqlite3.connect(target)
+        try:
+            source.backup(copy)
+        finally:
+            copy.close()
+            source.close()
+    except (
+        sqlite3.OperationalError
+    ):  # SQLite reads in WAL mode only beside its shared memory, which a writer has
+        target.unlink(missing_ok=True)
+        for suffix in ("", "-wal"):
+            file = path.with_name(path.name + suffix)
+            if file.exists():
+                shutil.copyfile(file, target.with_name(file.name))
 
 
 def _translated(path: Path, error: sqlite3.DatabaseError) -> StoreError:

@@ -19,6 +19,7 @@
     │   ├── StoreTooNew           written by a newer format version
     │   ├── StoreBusy             another process held the lock for too long
     │   ├── StoreFull             no space left on the disk for the catalogue
+    │   ├── StoreReadOnly         the folder can be read but not written to
     │   ├── EntriesInUse          running requests use what would be evicted; caught inside: not stored
     │   ├── DamagedEntry          caught inside: counted as a miss, never used
     │   └── TierUnavailable       a shared tier does not respond; caught inside: computed instead
@@ -117,6 +118,10 @@ class StoreBusy(StoreError):
 
 class StoreFull(StoreError):
     """No space is left on the disk for the catalogue; the change is rolled back."""
+
+
+class StoreReadOnly(StoreError):
+    """The folder can be read but not written to: questions are answered from it, and nothing is changed."""
 
 
 class EntriesInUse(StoreError):

@@ -9,7 +9,7 @@ import typer
 from kvweave import __version__
 from kvweave.cli.command_group import LazyGroup
 from kvweave.cli.interrupted import interrupt_behind, message
-from kvweave.errors import KvweaveError
+from kvweave.errors import InvalidRequest, KvweaveError
 
 INTERRUPTED = 130
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     name="kvweave",
     cls=LazyGroup,
     help="Answers over your own documents that never compute the same thing twice.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich and its markdown take longer to import than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,11 +32,16 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
     """Answers over your own documents that never compute the same thing twice."""
+    if context.invoked_subcommand is None:
+        from kvweave.cli.overview import print_overview
+
+        print_overview()
 
 
 def main() -> None:
@@ -53,6 +58,10 @@ def main() -> None:
         if interrupt := interrupt_behind(error):
             _print(message(interrupt))
             sys.exit(INTERRUPTED)
+        if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib, in some library
+            error = InvalidRequest(
+                "no home folder of this user is known; set HOME, and name --home or KVWEAVE_HOME"
+            )
         if not isinstance(error, KvweaveError | OSError):
             raise
         _print(f"{typer.style('error:', fg='red', bold=True)} {error}")

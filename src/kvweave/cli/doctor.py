@@ -124,7 +124,7 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
     stats, documents = base.store.stats(), base.documents()
     free = shutil.disk_usage(base.folder).free
     return [
-        Finding("home", True, f"{base.folder}, {amount(free)} free"),
+        Finding("home", True, f"{base.folder}, {amount(free)} free{_read_only(base)}"),
         Finding(
             "knowledge base", True, f"{len(documents)} documents, {sum(d.chunks for d in documents)} chunks"
         ),
@@ -135,6 +135,14 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
             f"{stats.damaged} damaged so far",
         ),
     ]
+
+
+def _read_only(base: "KnowledgeBase") -> str:
+    if not base.store.read_only:
+        return ""
+    return (
+        "; read-only: questions are answered and nothing is remembered, and nothing can be added or removed"
+    )
 
 
 def _documents(base: "KnowledgeBase") -> list[Finding]:

@@ -56,6 +56,7 @@ class Indexer:
 
         Raises as `KnowledgeBase.add` does, before anything is changed.
         """
+        self.state.database.check_writable()
         with reporting(progress):
             report = IndexRun(self, progress).add(paths)
         if report.changed or report.removed:

@@ -104,8 +104,9 @@ class KnowledgeBaseState:
     def remove(self, source: str) -> str | None:
         """Remove a document with its chunks, KV, cached answers and predictions, in one commit.
 
-        Returns its version, None if it was not listed.
+        Returns its version, None if it was not listed. Raises StoreReadOnly.
         """
+        self.database.check_writable()
         store = self.store
         with self.database.transaction():
             listed = self.documents.remove(source)

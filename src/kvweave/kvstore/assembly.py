@@ -132,6 +132,8 @@ def _start(components: StoreComponents, limits: Mapping[TierName, int], owned_on
         if tier != "disk":
             stored.set(tier, limit_bytes)
     components.tiers.host.set_limit(stored.get("host"))
+    if components.database.read_only:
+        return
     if "disk" in limits:
         disk.set_limit(limits["disk"])
     if components.catalog.is_new:

@@ -30,6 +30,11 @@ class StoreMaintenance:
         return self._tiers.disk.limit_bytes
 
     @property
+    def read_only(self) -> bool:
+        """Whether the folder cannot be written to: entries are found, and none is stored, evicted or dropped."""
+        return self._components.database.read_only
+
+    @property
     def used_bytes(self) -> int:
         """The size of all files that are listed, of all namespaces; cheaper than `stats`, and writes nothing."""
         return self._tiers.disk.used_bytes

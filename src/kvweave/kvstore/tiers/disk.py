@@ -209,7 +209,7 @@ class DiskTier:
 
     def accepts(self, sources: Iterable[str]) -> bool:
         """Return whether entries made from these chunks are stored: each has an owner, or owners do not count."""
-        return self._owners is None or self._owners.all_owned(sources)
+        return not self._database.read_only and (self._owners is None or self._owners.all_owned(sources))
 
     def _make_room(self, needed_bytes: int) -> None:
         """Evict until the file fits under the cap, unless the disk would be too full for it even then."""
@@ -271,7 +271,8 @@ class DiskTier:
         return listed
 
     def clear(self) -> int:
-        """Drop every entry; return how many."""
+        """Drop every entry; return how many. Raises StoreReadOnly."""
+        self._database.check_writable()
         with self._database.transaction():
             return self.drop_files(self.catalog.drop_all())
 
@@ -298,6 +299,7 @@ class DiskTier:
 
     def set_limit(self, limit_bytes: int) -> None:
         """Change the cap for good and evict down to it; raise InvalidRequest for one that cannot be held."""
+        self._database.check_writable()
         with self._database.transaction():
             self._evict(self._capacity.set_limit(limit_bytes))
 
