@@ -37,7 +37,9 @@ def _show(number: int, passage: "FoundPassage") -> None:
     from kvweave.cli.output import STDOUT, place
 
     source = passage.source
-    title = f"{number}  {source.document} [{source.start}:{source.end}]{place(source)}  score {source.score:.4f}"
+    title = (
+        f"{number}  {source.document} [{source.start}:{source.end}]{place(source)}  score {source.score:.4f}"
+    )
     STDOUT.print(title, markup=False, soft_wrap=True)
     STDOUT.print(f"   {'; '.join(_reasons(passage))}", style="dim", markup=False, soft_wrap=True)
     text = " ".join(source.text.split())
