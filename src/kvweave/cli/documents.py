@@ -97,8 +97,9 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     columns = ["source", "title", "chunks", "tokens", *(["notes"] if any(doubts) else [])]
     table = Table(*columns, box=None, header_style="bold")
     for document, doubt in zip(documents, doubts, strict=True):
-        row = [Text(document.source), Text(document.title), str(document.chunks), f"{document.tokens:,}"]
-        table.add_row(*row, *([Text(doubt)] if any(doubts) else []))
+        facts = str(document.chunks), f"{document.tokens:,}"
+        noted = [Text(doubt)] if any(doubts) else []
+        table.add_row(Text(document.source), Text(document.title), *facts, *noted)
     STDOUT.print(table)
 
 

@@ -196,7 +196,7 @@ class IndexRun:
             if whole and listed is not None and listed.digest == digest_file(path):
                 tally.unchanged += sorted(earlier)
                 return []
-            found = reader.read(path)
+            read = reader.read(path)
         except (InaccessibleDocument, MissingExtra) as error:
             # What is indexed of it may still be right: it stays.
             tally.skipped.append(SkippedFile(path, str(error)))
@@ -205,7 +205,7 @@ class IndexRun:
             tally.skipped.append(SkippedFile(path, str(error)))
             self._drop(earlier)  # it changed into something that cannot be read: the earlier text is gone
             return []
-        return self._split(found, earlier, indexed)
+        return self._split(read, earlier, indexed)
 
     def _split(self, found: ReadFile, earlier: dict[str, ListedDocument], indexed: dict[str, int]) -> Pending:
         """Cut the documents of a file that are new or changed, and remove those that are no longer in it."""

@@ -78,10 +78,8 @@ class Chunker:
                 splitter = self._splitter_behind(head)
                 extents = self._extents(text, start, end, splitter, head)
             else:
-                splitter = (
-                    self._markdown if content_suffix(document.source) in SPLIT_AS_MARKDOWN else self._text
-                )
-                extents = self._extents(text, start, end, splitter)
+                markdown = content_suffix(document.source) in SPLIT_AS_MARKDOWN
+                extents = self._extents(text, start, end, self._markdown if markdown else self._text)
             yield from self._with_heads(text, sections, self._merged(text, extents))
 
     def _with_heads(

@@ -97,7 +97,7 @@ class DocumentTable:
         notes = self._database.query(
             "SELECT note FROM document_notes WHERE source = ? ORDER BY position", (source,)
         )
-        return ListedDocument(*rows[0], notes=tuple(note for (note,) in notes))
+        return replace(ListedDocument(*rows[0]), notes=tuple(note for (note,) in notes))
 
     def all_documents(self) -> list[ListedDocument]:
         """Return every document, ordered by source."""
@@ -109,7 +109,7 @@ class DocumentTable:
         first: dict[str, str] = {}  # digest -> source
         documents = []
         for row in self._database.query(f"{_DOCUMENT} ORDER BY source"):
-            listed = ListedDocument(*row, notes=tuple(notes.get(row[0], ())))
+            listed = replace(ListedDocument(*row), notes=tuple(notes.get(row[0], ())))
             original = first.setdefault(listed.digest, listed.source)
             documents.append(listed if original == listed.source else replace(listed, same_as=original))
         return documents

@@ -128,8 +128,8 @@ def query_words(question: str) -> QueryWords:
             words = _words_of(piece.text, language, _is_name(piece, shouted))
             content += words.content
             others += words.all
-    words = tuple(dict.fromkeys(content or others))[:MAX_QUERY_WORDS]
-    return QueryWords(words, tuple(_groups(words)))
+    matched = tuple(dict.fromkeys(content or others))[:MAX_QUERY_WORDS]
+    return QueryWords(matched, tuple(_groups(matched)))
 
 
 def _groups(words: Sequence[str]) -> Iterator[frozenset[str]]:

@@ -15,7 +15,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 from kvweave.answer_cache.english.clause import Clause
 from kvweave.answer_cache.english.dates import fold_dates, is_date
@@ -197,7 +197,7 @@ def clean_text(text: str) -> str:
     return " ".join(plain.translate(_QUOTES).split())
 
 
-def _form(text: str) -> str:
+def _form(text: str) -> Literal["NFC", "NFKC"]:
     """Return the Unicode form for a text: NFKC would make 52 of 5\u00b2, and 11/2 of 1\u00bd."""
     raised = not text.isascii() and any(unicodedata.decomposition(sign).startswith(_RAISED) for sign in text)
     return "NFC" if raised else "NFKC"
