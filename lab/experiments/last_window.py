@@ -3,7 +3,7 @@
     .venv/bin/python lab/experiments/last_window.py --model FOLDER --context-tokens 1980 --output lab/results/last_window.json
 
 For models whose layers see a sliding window, or some of them. Before: all layers count, whatever they see. After: those that
-see the whole context (`kvweave/recipes/layer_votes.py`). Prompts are those of `kvweave eval`: natural text with the evidence of
+see the whole context (`kvweave/recipes/state.py`). Prompts are those of `kvweave eval`: natural text with the evidence of
 a question anywhere in it, without other documents. They are prefilled, not answered. `even` is the share of rows drawn evenly, `full_alone` that of
 ProphetKV's score in the layers without a window.
 """

@@ -145,9 +145,10 @@ def test_a_lost_index_is_reported_and_rebuilt(open_kb, documents):
     assert again.lost_documents() == []
 
 
-def test_a_pdf_without_its_extra_is_skipped_and_named(open_kb, documents, monkeypatch):
+def test_a_pdf_without_its_extra_is_skipped_and_named(open_kb, documents, tmp_path, monkeypatch):
     (documents / "report.pdf").write_bytes(b"%PDF-1.4 whatever")
-    monkeypatch.setitem(sys.modules, "pypdf", None)
+    (tmp_path / "pypdf.py").write_text("raise ImportError\n")  # found first by the process that reads it
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     report = open_kb().add(documents)
     assert len(report.added) == 3
     assert "kvweave[pdf]" in report.skipped[0].reason

@@ -115,8 +115,8 @@ def test_a_plain_install_names_the_extra(base, folder, tmp_path, monkeypatch):
     library = tmp_path / "library"
     library.mkdir()
     (library / "openpyxl.py").write_text("raise ImportError\n")
-    monkeypatch.setattr(sys, "path", [str(library), *sys.path])
     (folder / "a.xlsx").write_bytes(files.xlsx())
+    monkeypatch.setattr(sys, "path", [str(library), *sys.path])
     (folder / "b.txt").write_text("The harbour opens at six.")
     report = base.add(folder)
     assert "pip install 'kvweave[documents]'" in report.skipped[0].reason
@@ -145,7 +145,7 @@ def test_sources_say_where_a_person_finds_them(base, folder):
     (found,) = [each for each in passages(base, "qqq bell", top_k=5) if "qqq" in each.text]
     assert (found.page, found.line) == (1, None)  # both pages fit into one chunk
     (found, *_) = [each for each in passages(base, "zzz engine", top_k=5) if "zzz" in each.text]
-    assert (found.page, found.heading, found.line) == (None, "Guide", 1)
+    assert (found.page, found.heading, found.line) == (None, "Guide > Setup", 7)
     answer = base.ask("Where is the zzz engine?")
     again = base.ask("Where is the zzz engine?")
     assert again.plan.cache_hit is not None

@@ -44,7 +44,7 @@ def plain_scores(folder, question, texts):
         AutoModelForSequenceClassification.from_pretrained(folder),
     )
     with torch.inference_mode():
-        inputs = [tokenizer(question, text, return_tensors="pt", truncation=True) for text in texts]
+        inputs = [tokenizer([question], [text], return_tensors="pt", truncation=True) for text in texts]
         return [float(torch.sigmoid(model.eval()(**each).logits)) for each in inputs]
 
 
@@ -59,13 +59,14 @@ def test_the_setting_orders_the_passages_of_every_question(tmp_path, tiny, cross
     (tmp_path / "note.txt").write_text(tiny_kb.text(0, parts=12))
     with tiny_kb.open_tiny(tmp_path / "home") as base:
         base.add(tmp_path / "note.txt")
-        before = [each.text for each in base._asker.ranked(QUESTION, 12)]
+        before = [each.text for each in base._asker.ranked(QUESTION, 40)]
     with tiny_kb.open_tiny(tmp_path / "home", reranker=str(cross_encoder)) as base:
         found = base._asker.ranked(QUESTION, 12)
         best, sources = found[:3], base.ask(QUESTION).sources
     scores = dict(zip(before, plain_scores(cross_encoder, QUESTION, before), strict=True))
-    assert [each.text for each in found] == sorted(before, key=lambda text: -scores[text])
-    assert [each.text for each in found] != before
+    best_scores = sorted(scores.values(), reverse=True)[:12]  # several texts have the same words
+    np.testing.assert_allclose([scores[each.text] for each in found], best_scores, atol=1e-5)
+    assert [each.text for each in found] != before[:12]
     assert found[0].reason.rerank_score == pytest.approx(scores[found[0].text], abs=1e-5)
     assert {each.text for each in sources} == {each.text for each in best}
 

@@ -175,7 +175,7 @@ def test_a_megabyte_without_a_break_is_split(monkeypatch: pytest.MonkeyPatch) ->
 def test_blocks_cover_the_text(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setattr(chunking, "BLOCK_CHARS", 8)
     for text in ("x" * length, "a b\n" * length, "\n\n" * length, "abcde fgh" * length):
-        blocks = list(chunking._blocks(text))
+        blocks = list(chunking._blocks(text, 0, len(text)))
         assert "".join(text[start:end] for start, end in blocks) == text
         assert all(0 < end - start <= 8 for start, end in blocks)
 

@@ -15,12 +15,12 @@ from kvweave.models.pass_cost import PassCost
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.context import PrepareContext
-from kvweave.recipes.layer_votes import LayerVotes, last_layer, voting_layers
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.fusionrag import IsolatedQuestionProducts
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.methods.weave import AttentionTimesSensitivity
 from kvweave.recipes.select import QuestionAttention
+from kvweave.recipes.state import LayerVotes, last_layer, voting_layers
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import ChunkKV, Prompt
 

@@ -163,7 +163,7 @@ class TestMemoizedModel:
     def test_drafts_are_counted_as_speculative_decoding_verifies_them(
         self, adapter, corpus, name, ends, monkeypatch
     ):
-        recipe, prompt = recipe_named(name), corpus.prompt(ANN)
+        recipe, prompt = recipe_named(name), corpus.prompt(BEN)
         if ends:  # within a draft
             result = run(recipe, adapter, MemoryStore(corpus.prepared), prompt)
             whole = Decoded()

@@ -14,6 +14,7 @@ SHARED: Final = (
     *("chunk_tokens", "overlap_tokens", "system"),
     *opt.REUSE,
     "top_k",
+    "reranker",
     *("max_new_tokens", "temperature", "think"),
     *opt.OFFLOADING,
     "prediction_stride",

@@ -11,9 +11,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 
 from kvweave.cancellation import check_cancelled
 from kvweave.config import GenerationConfig
+from kvweave.decode.handoff import DecodeState, PersistentDecodeState, PlainDecodeState
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.decode_state import DecodeState, PersistentDecodeState, PlainDecodeState
 from kvweave.engine.logprobs import LogprobRecorder
 from kvweave.engine.reply_reader import ReplyReader, ReplyText
 from kvweave.engine.sampling import Sampling

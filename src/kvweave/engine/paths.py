@@ -26,12 +26,12 @@ def existing_paths(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def sources_from(kb: str, documents: DocumentTable, path: str | Path) -> list[str]:
-    """Return the sources of a knowledge base's document, or of all its documents under a folder.
+    """Return the sources of a knowledge base's document with its attachments, or of all its documents under a folder.
 
     Raises PathNotFound if nothing is indexed from the path.
     """
     place = absolute(path)
-    found = [str(place)] if documents.get(str(place)) else documents.sources_under(place)
+    found = documents.sources_under(place)  # of a file too: attachments are under their e-mail
     if not found:
         raise PathNotFound(f"nothing in knowledge base {kb!r} comes from {place}; `kvweave ls` lists it")
     return found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.decode_state import DecodeState
+from kvweave.decode.handoff import DecodeState
 from kvweave.models.adapter import Adapter
 from kvweave.results import DecodeStats
 

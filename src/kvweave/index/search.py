@@ -5,6 +5,8 @@ such as an identifier, which come first. The rankings are filtered before they a
 visible takes no rank from a visible one, nor a copied text from another text.
 """
 
+import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.index import word_index
-from kvweave.index.quotes import held, is_spelled, quotes
-from kvweave.index.words import query_words
+from kvweave.index.lance import MatchQuery
+from kvweave.index.words import COLUMN, query_words
 
 RANK_OFFSET: Final = 60
 """The constant of reciprocal rank fusion, 1 / (60 + rank), from its paper."""
@@ -181,17 +182,26 @@ def _by_vector(table: Any, vector: npt.NDArray[np.float32], limit: int, where: s
 
 
 def _by_words(table: Any, question: str, limit: int, where: str | None) -> list[Row]:
-    query = word_index.query(table, question)
-    if query is None:
+    if not has_word_index(table):  # an index of another version that cannot be written to
+        return _fetched(
+            table.search(MatchQuery(question, "text"), query_type="fts"), limit, where, "_score", -1.0
+        )
+    words = query_words(question).words
+    if not words:
         return []
-    more = [word_index.COLUMN] if query.column == word_index.COLUMN else []
+    query, more = MatchQuery(" ".join(words), COLUMN), [COLUMN]
     return _fetched(table.search(query, query_type="fts"), limit, where, "_score", -1.0, more)
+
+
+def has_word_index(table: Any) -> bool:
+    """Return whether the words of this version are indexed."""
+    return any(COLUMN in index.columns for index in table.list_indices())
 
 
 def _with_all_words(by_words: Sequence[Row], question: str, k: int) -> list[Row]:
     """Return the rows that hold every word of the question, unless they are too many to tell a difference."""
     wanted = query_words(question)
-    rows = [row for row in by_words if wanted.all_in(row.get(word_index.COLUMN) or "")]
+    rows = [row for row in by_words if wanted.all_in(row.get(COLUMN) or "")]
     return rows if len(rows) <= k else []
 
 
@@ -245,3 +255,56 @@ def _found_chunk(row: Row, score: float, reason: SearchReason) -> FoundChunk:
         score=score,
         reason=reason,
     )
+
+
+# What a question may quote from a text word for word: identifiers, checksums, quotations, itself
+
+_MOST_LETTERS: Final = 200
+_LEAST_DIGITS: Final = 6  # a shorter number is a year, a price or a page
+_AROUND: Final = (
+    " \t\r\n.,;:!?\"'()[]\u3002\uff1f\uff01\u061f\u00bf\u00a1\u201c\u201d\u2018\u2019\u00ab\u00bb\u300c\u300d"
+)
+_QUOTED: Final = re.compile(
+    r'"([^"]+)"|\u201c([^\u201d]+)\u201d|\u00ab([^\u00bb]+)\u00bb|\u300c([^\u300d]+)\u300d'
+)
+_WORD: Final = re.compile(r"[^\s\"\u201c\u201d\u00ab\u00bb,;!?()\[\]]+")
+_JOINED: Final = re.compile(r"[^\W\d_][_.:/#@-][^\W\d_]|[a-z][A-Z]|_|::")
+
+
+def quotes(question: str) -> list[str]:
+    """Return what a question may quote, each once, without case: first the whole question."""
+    text = unicodedata.normalize("NFKC", question)
+    quoted = [part for match in _QUOTED.findall(text) for part in match]
+    identifiers = [word for word in _WORD.findall(text) if _is_identifier(word.strip(_AROUND))]
+    found = (part.strip(_AROUND).casefold() for part in (text, *quoted, *identifiers))
+    return list(dict.fromkeys(part for part in found if 1 < len(part) <= _MOST_LETTERS))
+
+
+def held(wanted: Sequence[str], text: str) -> tuple[str, ...]:
+    """Return those of some quotes that a text holds, not as a part of longer words."""
+    if not wanted:
+        return ()
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return tuple(quote for quote in wanted if quote in plain and _as_words(quote).search(plain))
+
+
+def is_spelled(question: str, text: str) -> bool:
+    """Return whether a text holds the whole question with its capitals."""
+    return unicodedata.normalize("NFKC", question).strip(_AROUND) in unicodedata.normalize("NFKC", text)
+
+
+def _is_identifier(word: str) -> bool:
+    digits = sum(sign.isdigit() for sign in word)
+    letters = any(sign.isalpha() for sign in word)
+    return digits >= _LEAST_DIGITS or (digits > 0 and letters and len(word) > 2) or bool(_JOINED.search(word))
+
+
+def _as_words(quote: str) -> re.Pattern[str]:
+    """Return a pattern of a quote that is no part of a longer word, in scripts that have spaces."""
+    before = r"(?<![^\W_])" if _needs_edge(quote[0]) else ""
+    after = r"(?![^\W_])" if _needs_edge(quote[-1]) else ""
+    return re.compile(before + re.escape(quote) + after)
+
+
+def _needs_edge(sign: str) -> bool:
+    return sign.isalnum() and unicodedata.category(sign) != "Lo"

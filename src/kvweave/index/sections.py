@@ -35,7 +35,8 @@ class Sections:
     def head_before(self, offset: int) -> str:
         """Return the head that a chunk from this offset on has to repeat; empty if it begins with the head or needs none."""
         section = self.at(offset)
-        return section.head if section.head and offset >= section.start + len(section.head) else ""
+        begins = not self._document.text[section.start : offset].strip()
+        return "" if begins else section.head
 
     def regions(self, is_long: Callable[[str], bool]) -> Iterator[tuple[int, int, str]]:
         """Yield the parts of the text that are split each on its own: start, end, and the head of a long section with one."""

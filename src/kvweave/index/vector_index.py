@@ -30,7 +30,7 @@ from kvweave.index.search import (
     nearest_texts,
     reranked,
 )
-from kvweave.index.words import index_words
+from kvweave.index.words import COLUMN, index_words
 from kvweave.types import Chunk
 
 TABLE: Final = "chunks"
@@ -293,7 +293,7 @@ def _arrow_table(
         "end": [chunk.end for chunk in chunks],
         "digest": [chunk.digest for chunk in chunks],
         "text": [chunk.text for chunk in chunks],
-        word_index.COLUMN: [index_words(chunk.text) for chunk in chunks],
+        COLUMN: [index_words(chunk.text) for chunk in chunks],
         "written_s": [written_s] * len(chunks),
         "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
     }

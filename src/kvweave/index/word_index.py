@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kvweave.index.lance import FTS, MatchQuery
-from kvweave.index.words import VERSION, index_words, query_words
+from kvweave.index.lance import FTS
+from kvweave.index.search import has_word_index
+from kvweave.index.words import COLUMN, index_words
 
-COLUMN: Final = f"words_{VERSION}"
 FIELD: Final = pa.field(COLUMN, pa.string())
 """Null in rows that a process of another version has written, until `fill`."""
 
@@ -30,7 +30,7 @@ Commit = Callable[[Callable[[], Any]], Any]
 
 def prepare(table: Any, commit: Commit) -> None:
     """Create the column and its index where they are missing, then drop what other versions had."""
-    if not _is_ready(table):
+    if not has_word_index(table):
         rows = table.count_rows()
         if rows:
             _LOG.warning("indexing the words of %d chunks; this is done once", rows)
@@ -53,18 +53,6 @@ def fill(table: Any, commit: Commit) -> None:
             return  # another process has deleted these rows; later ones wait for the next call
 
 
-def query(table: Any, question: str) -> Any:
-    """Return the query for a question, or None if it has no words."""
-    if not _is_ready(table):  # an index of another version that cannot be written to
-        return MatchQuery(question, _TEXT)
-    words = query_words(question).words
-    return MatchQuery(" ".join(words), COLUMN) if words else None
-
-
-def _is_ready(table: Any) -> bool:
-    return any(COLUMN in index.columns for index in table.list_indices())
-
-
 def _other_indexes(table: Any) -> list[str]:
     return [index.name for index in table.list_indices() if index.columns != [COLUMN]]
 
@@ -79,7 +67,7 @@ def _merge(table: Any, words: pa.Table) -> Any:
 
 
 def _create_index(table: Any) -> None:
-    if not _is_ready(table):
+    if not has_word_index(table):
         words_alone = FTS(
             base_tokenizer="whitespace",
             max_token_length=None,

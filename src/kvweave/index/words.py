@@ -19,6 +19,9 @@ from kvweave.languages import ENGLISH, function_words, language_of
 VERSION: Final = 1
 """Raise it with every change of what `index_words` returns: indexes of other versions are built again."""
 
+COLUMN: Final = f"words_{VERSION}"
+"""The column of the table of chunks that holds the words of each text."""
+
 MAX_LETTERS: Final = 200
 """Longer words are cut: a megabyte of base64 is one word."""
 

@@ -20,8 +20,8 @@ from kvweave.models.loading import AUXILIARY_NAME, load_model
 from kvweave.ops.scores import Offsets
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import feature_bytes
-from kvweave.recipes.layer_votes import last_layer
 from kvweave.recipes.prepare import kv_bytes
+from kvweave.recipes.state import last_layer
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Prompt
 
 
@@ -53,7 +53,7 @@ class AuxiliaryModel:
         Each chunk has a pass prefix ++ chunk ++ question, of which only the question is computed. All passes are one
         call of the model. Weights of the question's own words, without the template's, are averaged over rows and heads.
         Their softmax runs over everything that a row sees in its pass. The last layer is the last one that sees the whole of
-        the longest chunk (`layer_votes.py`).
+        the longest chunk (`LayerVotes`).
         """
         ids, words = self.question_tokens(question)
         longest = max((chunk.tokens for chunk in chunks), default=0)

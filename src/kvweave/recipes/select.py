@@ -10,8 +10,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.models.hooks import AttentionProbe, LayerQueries, StopAtLayer
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.layer_votes import LayerVotes
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.state import LayerVotes, PrefillState
 
 
 class Select(Protocol):
@@ -118,7 +117,7 @@ class QuestionAttention:
 
     Attention weights of the rows that the user wrote, with a softmax over the context's keys alone, averaged over
     rows, heads and layers. `layers` are the layers to look at, negative ones from the last; None for all. Those count that
-    see the whole context (`layer_votes.py`).
+    see the whole context (`LayerVotes`).
     """
 
     layers: tuple[int, ...] | None = None

@@ -21,11 +21,11 @@ from kvweave.models.hooks import AttentionHook, AttentionProbe
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.attend import Attend
 from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.layer_votes import voting_layers
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Matched, PrefillRequest, PrefillResult
+from kvweave.recipes.state import voting_layers
 from kvweave.results import PlanSpan
 from kvweave.types import TokenizedPrompt
 from kvweave_lab.eval.metrics import METRICS, ContainedFacts, Judge

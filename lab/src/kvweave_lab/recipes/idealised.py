@@ -34,7 +34,7 @@ class TrueResidual:
     """What each stale token adds to the bound on the error of the question's attention output (ProphetKV eq. 5).
 
     ‖Φ(t)V(t) − Φ'(t)V'(t)‖ per layer, attention averaged over the question's rows and heads; mean over the layers that see
-    the whole context (`layer_votes.py`).
+    the whole context (`LayerVotes`).
     """
 
     supports_coverage: ClassVar[bool] = True

@@ -63,7 +63,7 @@ def over_stale() -> Recipe:
 class IsolatedQuestionProducts:
     """Products of the question's queries with each chunk's keys in the last layer, both before rotation (FusionRAG §3.2).
 
-    The last layer is the last one that sees the whole context from the question (`layer_votes.py`). The question is
+    The last layer is the last one that sees the whole context from the question (`LayerVotes`). The question is
     prefilled after the system prefix alone. Products are summed over its rows and heads. Without a
     softmax, the scores of a chunk do not depend on other chunks.
     """

@@ -31,7 +31,7 @@ def kvshare() -> Recipe:
 class AttentionTimesDeviation:
     """(Σ Φ[n, t]) · ‖ΔV(t)‖₁: attention to a token from all rows in the first layer, times its value's distance.
 
-    A window in that layer stays (unlike in `layer_votes.py`): it moves with the rows, so it does not favour the context's end.
+    A window in that layer stays (unlike in `LayerVotes`): it moves with the rows, so it does not favour the context's end.
     """
 
     supports_coverage: ClassVar[bool] = True

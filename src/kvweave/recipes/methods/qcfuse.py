@@ -15,13 +15,12 @@ from kvweave.models.hooks import LayerQueries, PeakAttention, StopAtLayer
 from kvweave.ops.scores import mean_attention, top_tokens
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, feature_bytes, stored_features
-from kvweave.recipes.layer_votes import LayerVotes, voting_layers
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Budget
 from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.state import LayerVotes, PrefillState, voting_layers
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
 SINKS = 4
@@ -50,7 +49,7 @@ class Importance:
     """The largest attention that a token of a chunk gets while the chunk is repeated, over heads, layers and repeated rows.
 
     The model runs over S ++ C ++ C. The second C attends, or as much of it as fits the model's context. Layers count that
-    see all of the first C then (`layer_votes.py`), so that a chunk's end does not win by being near. KVzip first asks
+    see all of the first C then (`LayerVotes`), so that a chunk's end does not win by being near. KVzip first asks
     the model in words to repeat the context. Here the repetition follows at once, since small models and other languages
     do not benefit from the words. Without room for any repetition the importance is 0 everywhere.
     """
@@ -106,7 +105,7 @@ class DigestAttention:
     they have to be computed. In the chosen layers its queries are multiplied with the keys of all stored tokens. The
     softmax runs over everything before a row. The result is averaged over heads, the rows that the user wrote, and
     layers. Sliding windows of the probe count the tokens that take part in it. Of the chosen layers, those count that see the
-    whole context (`layer_votes.py`).
+    whole context (`LayerVotes`).
 
     Attributes:
         share: share of a chunk's tokens in its digest, beside its first four; 0 leaves the chunks out, 1 takes them whole. A
