@@ -272,14 +272,29 @@ class DiskTier:
 
     def clear(self) -> int:
         """Drop every entry; return how many. Raises StoreReadOnly."""
-        self._database.check_writable()
-        with self._database.transaction():
-            return self.drop_files(self.catalog.drop_all())
+        return self._free(self.catalog.drop_all, self.drop_files)
 
-    def _evict(self, paths: Sequence[str]) -> None:
-        """Drop files whose rows were dropped to make room, and count them."""
+    def _evict(self, paths: Sequence[str]) -> int:
+        """Drop files whose rows were dropped to make room, and count them; return how many."""
         if paths:
             self._usage.add("evicted", self.drop_files(paths))
+        return len(paths)
+
+    def _free(self, choose: Callable[[], list[str]], drop: Callable[[Sequence[str]], int]) -> int:
+        """Drop the rows that `choose` drops, and their files, on a full disk too; return how many."""
+        self._database.check_writable()
+        chosen: list[str] = []
+        try:
+            with self._database.transaction():
+                chosen = choose()
+                return drop(chosen)
+        except StoreFull:
+            if not chosen:
+                raise
+            # The commit needs room itself. After a crash here, reading such a row finds no file and drops the row.
+            self.files.delete(chosen)
+            with self._database.transaction():
+                return drop(choose())
 
     # The cap
 
@@ -299,9 +314,7 @@ class DiskTier:
 
     def set_limit(self, limit_bytes: int) -> None:
         """Change the cap for good and evict down to it; raise InvalidRequest for one that cannot be held."""
-        self._database.check_writable()
-        with self._database.transaction():
-            self._evict(self._capacity.set_limit(limit_bytes))
+        self._free(lambda: self._capacity.set_limit(limit_bytes), self._evict)
 
 
 class EntryFiles:
