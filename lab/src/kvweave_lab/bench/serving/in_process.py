@@ -11,6 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvweave.config import Config
     from kvweave.engine.completions import CompletionRequest
     from kvweave.engine.serving import Serving, Tenant
@@ -28,7 +30,7 @@ def main() -> None:
     app(["serve", *sys.argv[1:]])
 
 
-def _answer(config: "Config", _tell: object) -> None:
+def _answer(config: "Config", _announce: "Callable[[str], object]") -> None:
     """Load the engine and answer until the input ends."""
     from kvweave.engine.serving import Serving
 
