@@ -30,7 +30,7 @@ def main() -> None:
     app(["serve", *sys.argv[1:]])
 
 
-def _answer(config: "Config", _announce: "Callable[[str], object]") -> None:
+def _answer(config: "Config", announce: "Callable[[str], object]" = print) -> None:
     """Load the engine and answer until the input ends."""
     from kvweave.engine.serving import Serving
 
