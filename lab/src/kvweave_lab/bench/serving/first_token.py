@@ -1,6 +1,8 @@
 """What HTTP adds to the time to a first token: the same requests to a server and to the engine in a process, in turn."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from kvweave.engine.state import Progress, no_progress
 from kvweave_lab.bench.measurement import MedianRange
 from kvweave_lab.bench.serving.client import Reply, run_in_turn
 from kvweave_lab.bench.serving.in_process import LOADED
-from kvweave_lab.bench.serving.processes import ServerFailed, end_with_parent
+from kvweave_lab.bench.serving.processes import ServerFailed, end_with_parent, home_in
 from kvweave_lab.bench.serving.systems import DEFAULT, System, SystemSettings, tokenizer_of
 from kvweave_lab.bench.serving.traffic import Corpus, ServedTraffic
 
@@ -42,15 +44,22 @@ def bench_first_token(
     folder: Path,
     progress: Progress = no_progress,
 ) -> FirstToken:
-    """Ask a server and a process with the same engine in turn; both have everything stored. Raises ServerFailed."""
+    """Ask a server and a process with the same engine in turn; both start with the same store. Raises ServerFailed."""
+    folder = folder / "first-token"
+    folder.mkdir()
     system = System(DEFAULT, common, Corpus(tokenizer_of(common.model), traffic), folder)
     requests = traffic.draw(rounds)
-    warm = [system.call(request, new_tokens=1).body for request in traffic.covering()]
-    with system.server, _InProcess(common.model, folder) as engine:
+    with system.server:
         system.start()
-        for body in warm:
-            engine.first_token_s(body)
-        _answered(run_in_turn(system.server.url, [system.call(request, 1) for request in traffic.covering()]))
+        warm = [system.call(request, 1) for request in traffic.covering()]
+        _answered(run_in_turn(system.server.url, warm))
+        system.server.terminate()
+    home = home_in(folder, "in-process")
+    shutil.copytree(system.home, home)
+    with system.server, _InProcess(common, home) as engine:
+        system.start()
+        _answered(run_in_turn(system.server.url, warm[:1]))
+        engine.first_token_s(warm[0].body)
         http, own, longest = [], [], 0
         for number, request in enumerate(requests):
             call = system.call(request)
@@ -67,16 +76,12 @@ def bench_first_token(
 class _InProcess:
     """The engine in a process of its own, without HTTP. A context manager, which ends it."""
 
-    def __init__(self, model: str | None, folder: Path) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "kvweave_lab.bench.serving.in_process",
-            str(folder / "in-process-home"),
-        ]
-        self._log = (folder / "in-process.log").open("ab")
+    def __init__(self, common: SystemSettings, home: Path) -> None:
+        self._log = home.with_suffix(".log").open("ab")
+        model = ["--model", common.model] if common.model else []
         self._process = subprocess.Popen(
-            [*command, *([model] if model else [])],
+            [sys.executable, "-m", "kvweave_lab.bench.serving.in_process", *model, *common.flags],
+            env={**os.environ, "KVWEAVE_HOME": str(home)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -1,16 +1,19 @@
-"""Answers chat requests without HTTP: `python -m kvweave_lab.bench.serving.in_process HOME [MODEL]`.
+"""Answers chat requests without HTTP: `python -m kvweave_lab.bench.serving.in_process`, with flags of `kvweave serve`.
 
 It reads a JSON body of `/v1/chat/completions` from every line of its input and writes the seconds until the first piece of
-text. The engine is the server's own, `kvweave.engine.serving`; only HTTP, its JSON and its threads are left out.
+text. The engine is the server's own, `kvweave.engine.serving`, with the same settings; only HTTP, its JSON and its threads
+are left out.
 """
 
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvweave.config import Config
     from kvweave.engine.completions import CompletionRequest
     from kvweave.engine.serving import Serving, Tenant
 
@@ -19,14 +22,22 @@ LOADED = "loaded"
 
 
 def main() -> None:
+    """Take the flags as `kvweave serve` does, and answer in its place."""
+    from kvweave.cli.app import app
+    from kvweave.server import serve
+
+    serve.serve = _answer  # what the command calls once it has read its settings
+    app(["serve", *sys.argv[1:]])
+
+
+def _answer(config: "Config", announce: "Callable[[str], object]" = print) -> None:
     """Load the engine and answer until the input ends."""
-    from kvweave.config import read_config
     from kvweave.engine.serving import Serving
 
-    home, *model = sys.argv[1:]
     lines = sys.stdout
     sys.stdout = sys.stderr  # nothing else may write between the lines
-    serving = Serving(read_config(Path(home), model=model[0] if model else None))
+    server = config.server
+    serving = Serving(config, idle=server.idle_work, share_kv=server.share_kv, async_kv=server.async_kv)
     serving.load()
     print(LOADED, file=lines, flush=True)
     for line in sys.stdin:

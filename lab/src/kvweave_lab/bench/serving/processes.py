@@ -218,7 +218,13 @@ def home_in(folder: Path, name: str) -> Path:
 
 
 def kvweave_server(
-    name: str, folder: Path, *, model: str | None, flags: Sequence[str] = (), home: Path | None = None
+    name: str,
+    folder: Path,
+    *,
+    model: str | None,
+    flags: Sequence[str] = (),
+    home: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> ServerProcess:
     """Return a `kvweave serve` that is not started yet, with a home of its own in `folder` unless one is given."""
     port = free_port()
@@ -227,7 +233,7 @@ def kvweave_server(
         command += ["--model", model]
     home = home or home_in(folder, name)
     home.mkdir(parents=True, exist_ok=True)
-    return ServerProcess(name, command, port, folder, {"KVWEAVE_HOME": str(home)})
+    return ServerProcess(name, command, port, folder, {**(environment or {}), "KVWEAVE_HOME": str(home)})
 
 
 def import_httpx() -> ModuleType:

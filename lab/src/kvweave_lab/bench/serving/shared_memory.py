@@ -12,7 +12,11 @@ from kvweave_lab.bench.serving.processes import MemoryWatch, ServerFailed
 from kvweave_lab.bench.serving.systems import DEFAULT, NO_SHARE, System, SystemSettings, tokenizer_of
 from kvweave_lab.bench.serving.traffic import Corpus, ServedRequest, ServedTraffic
 
+REPLY_TOKENS = 256
+"""Longest reply of a measured request: long enough that the first still runs when the last prompt is complete."""
 _SETTLE_S = 1.0
+_GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Makes glibc return freed blocks above 64 KiB to the system, so that memory of earlier requests does not hide any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +50,18 @@ def bench_shared_memory(
 ) -> list[SharedMemory]:
     """Measure both ways, each on a server of its own, with everything stored before.
 
-    The requests ask different questions over the same documents and arrive at the same moment. Memory is anonymous
-    memory: pages of mapped files belong to the page cache. Raises ServerFailed.
+    The requests ask different questions over the same documents and arrive at the same moment. Memory is all that is
+    resident, mapped pages of stored KV among it. Raises ServerFailed.
     """
     corpus = Corpus(tokenizer_of(common.model), traffic)
     documents = traffic.draw(1)[0].documents
     same = [ServedRequest(n, documents, f"Which room is named on day {n}?") for n in range(requests)]
     found = []
     for number, name in enumerate((DEFAULT, NO_SHARE)):
-        system = System(name, common, corpus, folder)
+        system = System(name, common, corpus, folder, _GIVE_BACK)
         with system.server:
             system.start()
-            found.append(_measure(system, [system.call(request) for request in same], rounds))
+            found.append(_measure(system, [system.call(request, REPLY_TOKENS) for request in same], rounds))
         progress("memory", number + 1, 2)
     return found
 
@@ -81,10 +85,10 @@ def _measure(system: System, calls: Sequence[Call], rounds: int) -> SharedMemory
 def _grown(system: System, calls: Sequence[Call]) -> tuple[float, list[Reply]]:
     """Return by how much the process grew at most while it answered requests that arrived together."""
     time.sleep(_SETTLE_S)
-    before = system.server.memory().anonymous
+    before = system.server.memory().resident
     with MemoryWatch(system.server.pid, 0.01) as memory:
         replies = run_open_loop(system.server.url, calls, [0.0] * len(calls))
-    return float(memory.peak.anonymous - before), _answered(system, replies)
+    return float(memory.peak.resident - before), _answered(system, replies)
 
 
 def _answered(system: System, replies: list[Reply]) -> list[Reply]:

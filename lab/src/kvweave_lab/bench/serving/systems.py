@@ -1,7 +1,7 @@
 """The systems that `kvweave bench serve` compares: how each server starts, and how a request is put to it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,17 @@ def chosen_systems(names: Sequence[str], settings: SystemSettings) -> tuple[str,
 class System:
     """One system: its server, not started yet, and the bodies of its requests.
 
-    Systems that are equal in `stores_like` store the same KV; `home` is where.
+    Systems that are equal in `stores_like` store the same KV; `home` is where. `environment` is for kvweave's servers.
     """
 
-    def __init__(self, name: str, settings: SystemSettings, corpus: Corpus, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: SystemSettings,
+        corpus: Corpus,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.stores_like = DEFAULT if name in SWITCHED_OFF else name
         self.home = home_in(folder, name)
@@ -90,7 +97,14 @@ class System:
             self.server = _llama(settings, folder)
         else:
             flags = (*settings.flags, *((SWITCHED_OFF[name],) if name in SWITCHED_OFF else ()))
-            self.server = kvweave_server(name, folder, model=settings.model, flags=flags, home=self.home)
+            self.server = kvweave_server(
+                name,
+                folder,
+                model=settings.model,
+                flags=flags,
+                home=self.home,
+                environment=environment,
+            )
 
     def start(self) -> None:
         """Start the server. Raises ServerFailed."""
