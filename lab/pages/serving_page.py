@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from markdown_parts import NOT_MEASURED, Result, between, table
 
 SERVE, SOAK, TIMING = "serve.json", "soak.json", "tenant_timing.json"
-FILES = (SERVE, SOAK, TIMING)
+FIRST_TOKEN, MEMORY = "serve_first_token.json", "serve_memory.json"
+"""Also written by `kvweave bench serve`, run for the one part alone."""
+FILES = (SERVE, FIRST_TOKEN, MEMORY, SOAK, TIMING)
 
 COLUMNS = (
     *("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s"),
@@ -20,8 +22,8 @@ def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
     return {
         "throughput": throughput(serve),
         "equal": equal(serve),
-        "first-token": first_token(serve),
-        "shared-memory": shared_memory(serve),
+        "first-token": first_token(results[FIRST_TOKEN] or {}),
+        "shared-memory": shared_memory(results[MEMORY] or {}),
         "soak": soak(results[SOAK]),
         "tenants": tenants(results[TIMING]),
     }
