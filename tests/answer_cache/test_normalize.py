@@ -51,6 +51,11 @@ SAME = [
 ]
 
 DIFFERENT = [
+    (
+        "What do we carry from the shop to the store?",
+        "What do we carry from the store to the shop?",
+    ),  # synonyms
+    ("Does the boss leave before the chief?", "Does the chief leave before the boss?"),
     ("Is the budget > 100?", "Is the budget < 100?"),
     ("What is 12 - 7?", "What is 12 + 7?"),
     ("Is it -5 degrees outside?", "Is it 5 degrees outside?"),

@@ -20,10 +20,19 @@ from kvweave_lab.eval.question_matching import (
     wilson_interval,
     write,
 )
-from kvweave_lab.eval.question_pairs import LOOKALIKES, PARAPHRASE, POOLS, draw_value, families, make_pairs
+from kvweave_lab.eval.question_pairs import (
+    LOOKALIKES,
+    PARAPHRASE,
+    POOLS,
+    draw_value,
+    families,
+    make_pairs,
+    read_pairs,
+)
 from kvweave_lab.eval.world import DEV, HIDDEN, TEST, World, split_of
 
 ROOT = Path(__file__).parents[3]
+PEOPLE = ROOT / "lab" / "src" / "kvweave_lab" / "eval" / "data" / "questions"
 
 
 class FakeEncoder:
@@ -38,7 +47,7 @@ class FakeEncoder:
 
 @pytest.fixture(scope="module")
 def done():
-    return evaluate_matchers(FakeEncoder(), split=DEV, paraphrases=60, lookalikes=160, seed=1)
+    return evaluate_matchers(FakeEncoder(), make_pairs(DEV, 60, 160, seed=1), DEV, 1)
 
 
 def bare(text):
@@ -182,8 +191,62 @@ def test_a_folder_that_cannot_be_written_to_is_refused(done, tmp_path):
 
 def test_zero_pairs_are_refused():
     with pytest.raises(InvalidRequest, match="at least one"):
-        evaluate_matchers(FakeEncoder(), split=DEV, paraphrases=0, lookalikes=5, seed=0)
+        evaluate_matchers(FakeEncoder(), make_pairs(DEV, 0, 5, seed=0), DEV)
 
 
 def test_thresholds_range_from_0_5_to_0_99():
     assert (THRESHOLDS[0], THRESHOLDS[-1]) == (0.5, 0.99)
+
+
+PAIR = '{"a": "Who wrote it?", "b": "Who is the author?", "same": true, "kind": "natural"}'
+LOOKALIKE = '{"a": "Who wrote it?", "b": "Who read it?", "same": false, "kind": "role"}'
+
+
+def test_pairs_of_a_file_are_measured_by_kind(tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(f"{PAIR}\n\n{LOOKALIKE}\n")
+    pairs = read_pairs(tmp_path / "pairs.jsonl")
+    assert [(pair.kind, pair.cached, pair.asked, pair.is_paraphrase) for pair in pairs] == [
+        ("natural", "Who wrote it?", "Who is the author?", True),
+        ("role", "Who wrote it?", "Who read it?", False),
+    ]
+    done = evaluate_matchers(FakeEncoder(), pairs, "pairs.jsonl")
+    assert (done.pool, done.paraphrases, done.lookalikes) == ("pairs.jsonl", 1, 1)
+    assert {(row.kind, row.pairs) for row in done.kinds} == {("natural", 1), ("role", 1)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([PAIR], "needs pairs with same true and pairs with same false"),
+        ([PAIR, LOOKALIKE, PAIR], "line 3: this pair stands in the file before"),
+        ([PAIR, LOOKALIKE.replace("role", "natural")], "line 2: kind 'natural' has pairs"),
+        ([PAIR, "{"], "line 2: no JSON"),
+        ([PAIR, '{"a": 1}'], "line 2: an object with a, b"),
+        ([PAIR, LOOKALIKE.replace("Who read it?", " ")], "line 2: a question is empty"),
+    ],
+)
+def test_wrong_files_of_pairs_are_named(tmp_path, lines, said):
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        read_pairs(tmp_path / "pairs.jsonl")
+    with pytest.raises(InvalidRequest, match="--pairs"):
+        read_pairs(tmp_path / "missing.jsonl")
+
+
+@pytest.mark.parametrize("part", ["dev", "test"])
+def test_the_pairs_that_come_with_the_lab_are_whole(part):
+    pairs = read_pairs(PEOPLE / f"people_{part}.jsonl")
+    assert sum(pair.is_paraphrase for pair in pairs) >= 200
+    assert sum(not pair.is_paraphrase for pair in pairs) >= 600
+
+
+def test_the_two_parts_share_no_question():
+    dev, test = (
+        {
+            bare(text)
+            for pair in read_pairs(PEOPLE / f"people_{part}.jsonl")
+            for text in (pair.cached, pair.asked)
+        }
+        for part in ("dev", "test")
+    )
+    assert not dev & test

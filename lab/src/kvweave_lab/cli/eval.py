@@ -10,7 +10,7 @@ import typer
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing
 from kvweave_lab.cli.bench_options import print_paths
-from kvweave_lab.cli.eval_workloads import decode, lookalikes, personas
+from kvweave_lab.cli.eval_workloads import decode, lookalikes_command, personas
 from kvweave_lab.cli.evaluate import (
     MODEL_TEXT,
     Haystack,
@@ -122,6 +122,6 @@ def _show(reports: "Mapping[str, SelectionReport]", files: Sequence[Path], *, js
     print_paths(files)
 
 
-app.command("lookalikes")(lookalikes)
+app.command("lookalikes")(lookalikes_command)
 app.command("personas")(personas)
 app.command("decode")(decode)

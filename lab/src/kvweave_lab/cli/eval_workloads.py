@@ -180,7 +180,7 @@ def _file_texts(
 
 @keeps_nothing
 @opt.with_options("embedding_model")
-def lookalikes(
+def lookalikes_command(
     split: Annotated[
         str, typer.Option("--split", help="Pool of phrasings: dev (to tune on) or test (to report).")
     ] = "dev",
@@ -188,12 +188,18 @@ def lookalikes(
     paraphrases: Annotated[
         int, typer.Option("--paraphrases", min=1, help="Pairs that ask the same and should share an answer.")
     ] = 1000,
-    pairs: Annotated[
+    lookalikes: Annotated[
         int,
         typer.Option(
             "--lookalikes", min=1, help="Pairs that must not share an answer, in equal numbers of each kind."
         ),
     ] = 5000,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            "--pairs", help="File of pairs instead: JSON lines with the questions a and b, same, and kind."
+        ),
+    ] = None,
     *,
     model: opt.SharedOptions,
     output: Annotated[Path | None, typer.Option("--output", help="Folder for JSON and plot.")] = None,
@@ -210,18 +216,14 @@ def lookalikes(
         threshold_table,
         write,
     )
+    from kvweave_lab.eval.question_pairs import make_pairs, read_pairs
 
     opt.quiet_libraries()
     environment = bench.environment()
     with progress_bar(quiet or json) as report:
-        done = evaluate_matchers(
-            TextEncoder(model.embedding_model),
-            split=split,
-            paraphrases=paraphrases,
-            lookalikes=pairs,
-            seed=seed,
-            progress=report,
-        )
+        drawn = read_pairs(pairs) if pairs else make_pairs(split, paraphrases, lookalikes, seed)
+        pool = pairs.name if pairs else split
+        done = evaluate_matchers(TextEncoder(model.embedding_model), drawn, pool, seed, report)
     files = write(output, done, environment) if output else []
     if json:
         print_json(content(done, environment))

@@ -22,7 +22,7 @@ from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.question_pairs import Pair, make_pairs
+from kvweave_lab.eval.question_pairs import Pair
 from kvweave_lab.report import flatten, interval_text, json_bytes, text_table, write_files
 from kvweave_lab.report.figures import (
     SeriesStyle,
@@ -81,9 +81,12 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class MatchingResult:
-    """Results of an evaluation: its settings, rows by threshold, and rows by kind at each default threshold."""
+    """Results of an evaluation: its settings, rows by threshold, and rows by kind at each default threshold.
 
-    split: str
+    `pool` is where the pairs come from: a split, or a file.
+    """
+
+    pool: str
     seed: int
     embedding: str
     paraphrases: int
@@ -98,23 +101,22 @@ class MatchingResult:
 
 def evaluate_matchers(
     encoder: TextEncoder,
-    *,
-    split: str,
-    paraphrases: int,
-    lookalikes: int,
-    seed: int,
+    pairs: Sequence[Pair],
+    pool: str,
+    seed: int = 0,
     progress: Progress = no_progress,
 ) -> MatchingResult:
-    """Draw pairs and measure every matcher on them.
+    """Measure every matcher on pairs, which come from `pool` and `seed`.
 
-    Each pair is a cache with one question and a new question. Raises InvalidRequest for a split without a pool and for
-    zero pairs of either sort, ModelNotFound for an embedding model that cannot be found.
+    Each pair is a cache with one question and a new question. Raises InvalidRequest for zero pairs of either sort,
+    ModelNotFound for an embedding model that cannot be found.
     """
+    paraphrases = sum(pair.is_paraphrase for pair in pairs)
+    lookalikes = len(pairs) - paraphrases
     if paraphrases < 1 or lookalikes < 1:
         raise InvalidRequest(
             f"{paraphrases} paraphrases and {lookalikes} look-alikes: at least one of each is needed"
         )
-    pairs = make_pairs(split, paraphrases, lookalikes, seed)
     cosines = _cosines(pairs, encoder, progress)
     rows: list[MatcherRow] = []
     kinds: list[KindRow] = []
@@ -122,7 +124,7 @@ def evaluate_matchers(
         scores = matcher.score(pairs, cosines)
         rows += _rows(matcher, pairs, scores)
         kinds += _kinds(matcher, pairs, scores)
-    return MatchingResult(split, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds))
+    return MatchingResult(pool, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds))
 
 
 def _cosines(pairs: Sequence[Pair], encoder: TextEncoder, progress: Progress) -> Scores:
@@ -213,7 +215,7 @@ def content(done: MatchingResult, environment: dict[str, Any]) -> dict[str, Any]
     return {
         "about": {
             **environment,
-            "split": done.split,
+            "split": done.pool,
             "seed": done.seed,
             "embedding": done.embedding,
             "paraphrases": done.paraphrases,
@@ -268,7 +270,7 @@ def _figure(done: MatchingResult, theme: Theme) -> Figure:
         7.2,
         4.4,
         "Paraphrases that hit, by look-alikes that hit",
-        f"{done.embedding} · {done.paraphrases:,} paraphrases, {done.lookalikes:,} look-alikes, {done.split} ·"
+        f"{done.embedding} · {done.paraphrases:,} paraphrases, {done.lookalikes:,} look-alikes, {done.pool} ·"
         " large: default threshold",
         theme,
     )

@@ -1,9 +1,10 @@
-"""Seeded pairs of questions: paraphrases, which should share an answer, and look-alikes, which must not.
+"""Pairs of questions: paraphrases, which should share an answer, and look-alikes, which must not.
 
-A split's families of questions are in its TOML file. Slots are filled with names, numbers and dates, in all the ways
+They come from a file, or are drawn from a seed. A split's families of questions are in its TOML file. Slots are filled with names, numbers and dates, in all the ways
 people write them.
 """
 
+import json
 import random
 import string
 import tomllib
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Final
 
 from kvweave.errors import InvalidRequest
@@ -45,21 +47,18 @@ class Pair:
     """A cached question and one that is asked.
 
     Attributes:
-        kind: PARAPHRASE or one of LOOKALIKES.
-        family: the family that both come from.
+        kind: PARAPHRASE or one of LOOKALIKES; from a file, any.
         cached: the question whose answer is in the cache.
         asked: the new question.
+        is_paraphrase: whether both ask for the same thing.
+        family: the family that both come from; empty from a file.
     """
 
     kind: str
-    family: str
     cached: str
     asked: str
-
-    @property
-    def is_paraphrase(self) -> bool:
-        """Whether both ask for the same thing."""
-        return self.kind == PARAPHRASE
+    is_paraphrase: bool
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,51 @@ class Family:
     def phrasings(self) -> tuple[str, ...]:
         """All questions, placeholders unfilled."""
         return (*self.alike, *(text for texts in self.unlike.values() for text in texts))
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Read pairs from JSON lines: objects with the questions `a` (cached) and `b` (asked), `same`, and `kind`.
+
+    Raises InvalidRequest that names the line, also for a file without pairs of either sort, for a kind with both, and for a
+    pair that comes twice.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--pairs {path} cannot be read: {error}") from error
+    pairs: list[Pair] = []
+    seen: set[tuple[str, str]] = set()
+    sorts: dict[str, bool] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        pair = _read_pair(line, f"{path} line {number}")
+        if (pair.cached, pair.asked) in seen:
+            raise InvalidRequest(f"{path} line {number}: this pair stands in the file before")
+        if sorts.setdefault(pair.kind, pair.is_paraphrase) != pair.is_paraphrase:
+            raise InvalidRequest(
+                f"{path} line {number}: kind {pair.kind!r} has pairs that ask the same and pairs that do not"
+            )
+        seen.add((pair.cached, pair.asked))
+        pairs.append(pair)
+    if len(set(sorts.values())) < 2:
+        raise InvalidRequest(f"{path} needs pairs with same true and pairs with same false")
+    return pairs
+
+
+def _read_pair(line: str, where: str) -> Pair:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: no JSON: {error}") from error
+    wanted = {"a": str, "b": str, "same": bool, "kind": str}
+    if not isinstance(found, dict) or any(not isinstance(found.get(name), of) for name, of in wanted.items()):
+        raise InvalidRequest(
+            f"{where}: an object with a, b and kind (text) and same (true or false) is needed"
+        )
+    if not found["a"].strip() or not found["b"].strip():
+        raise InvalidRequest(f"{where}: a question is empty")
+    return Pair(found["kind"], found["a"], found["b"], found["same"])
 
 
 def make_pairs(split: str, paraphrases: int, lookalikes: int, seed: int) -> list[Pair]:
@@ -143,7 +187,8 @@ def _pair(kind: str, family: Family, world: World) -> Pair:
         changed[one], changed[two] = values[two], values[one]
     elif kind != PARAPHRASE:
         other = rng.choice(list(family.unlike["reversed" if kind == EXCHANGED else kind]))
-    return Pair(kind, family.name, _filled(cached, values, rng), _filled(other, changed, rng))
+    texts = _filled(cached, values, rng), _filled(other, changed, rng)
+    return Pair(kind, *texts, kind == PARAPHRASE, family.name)
 
 
 def _filled(phrasing: str, values: Mapping[str, Value], rng: random.Random) -> str:

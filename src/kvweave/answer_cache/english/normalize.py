@@ -30,7 +30,7 @@ from kvweave.answer_cache.english.words import (
 )
 from kvweave.answer_cache.other_languages import as_written, depends_on_today, is_english
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Version of the code that normalizes: raise it with every change of this package that changes keys."""
 
 EXACT: Final = "exact"

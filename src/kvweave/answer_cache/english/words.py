@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -89,8 +90,21 @@ def split_words(text: str) -> list[Word]:
 
 
 def join_expressions(words: Sequence[Word]) -> list[Word]:
-    """Return the words with each expression of the lexicon as one word, and synonyms replaced by their first one."""
+    """Return the words with each expression of the lexicon as one word, and synonyms replaced by their first one.
+
+    Two synonyms in one question mean two things ("from the shop to the store"): these stay.
+    """
     known = lexicon()
+    joined = _joined(words, known)
+    first_of = {word.base: known.synonyms.get(word.base, word.base) for word in joined if not word.named}
+    uses = Counter(first_of.values())
+    return [
+        word if word.named or uses[first_of[word.base]] > 1 else replace(word, base=first_of[word.base])
+        for word in joined
+    ]
+
+
+def _joined(words: Sequence[Word], known: Lexicon) -> list[Word]:
     joined: list[Word] = []
     at = 0
     while at < len(words):
@@ -99,7 +113,7 @@ def join_expressions(words: Sequence[Word]) -> list[Word]:
         )
         first = words[at]
         base = _expression(words[at : at + length], length, known) if length > 1 else first.base
-        joined.append(first if first.named else replace(first, base=known.synonyms.get(base, base)))
+        joined.append(first if first.named else replace(first, base=base))
         at += length
     return joined
 
