@@ -7,8 +7,8 @@ from markdown_parts import NOT_MEASURED, Result, header, row
 _SHOWN_THRESHOLDS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
-def matched_questions(result: Result | None) -> str:
-    """Return each matcher at some thresholds, and by kind of pairs at its own; from `kvweave eval lookalikes`."""
+def matched_questions(result: Result | None, figure: str = "") -> str:
+    """Return each matcher at some thresholds, by kind of pairs at its own, and a figure; from `kvweave eval lookalikes`."""
     if result is None:
         return NOT_MEASURED
     about = result["about"]
@@ -19,7 +19,11 @@ def matched_questions(result: Result | None) -> str:
             f"`{about['command']}`, {about['date']}, {about['commit']}. Bold: a matcher's default threshold.",
             "\n".join([*header("matcher", "threshold", "hit rate", "false-hit rate"), *map(_rates, rows)]),
             "\n".join(_kinds(result["kinds"])),
-            "![Share of paraphrases that hit against share of look-alikes that hit](images/lookalikes.png)",
+            *(
+                [f"![Share of paraphrases that hit against share of look-alikes that hit]({figure})"]
+                if figure
+                else []
+            ),
         )
     )
 

@@ -182,7 +182,8 @@ def main() -> None:
         ),
         answers: with_parts(
             answers,
-            lookalikes=matched_questions(results("lookalikes.json")),
+            lookalikes=matched_questions(results("lookalikes.json"), "images/lookalikes.png"),
+            people=matched_questions(results("lookalikes_people.json")),
             **{"preemption-delay": preemption(results("preemption_delay.json"))},
         ),
         docs / "ttft.md": with_parts(
