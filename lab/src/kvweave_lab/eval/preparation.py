@@ -17,7 +17,7 @@ from kvweave.errors import PromptTooLong
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import ChunkList, Ids, PrepareContext, Vectors
+from kvweave.recipes.context import ChunkList, Corpus, Ids, PrepareContext, Vectors
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe
@@ -62,12 +62,24 @@ def prepare_sample(
     adapter: Adapter, store: KVStore, sample: Sample, prompt: TokenizedPrompt, recipe: Recipe
 ) -> None:
     """Store the system prefix, and what the recipe prepares and extracts of the sample's chunks."""
+    others = _other_chunks(adapter, sample) if simulates_requests(recipe) else []
+    prepare_prompt(adapter, store, prompt, recipe, _corpus(adapter, sample), others)
+
+
+def prepare_prompt(
+    adapter: Adapter,
+    store: KVStore,
+    prompt: TokenizedPrompt,
+    recipe: Recipe,
+    corpus: Corpus,
+    others: Sequence[Ids] = (),
+) -> None:
+    """Store the system prefix, and what the recipe prepares and extracts of a prompt's chunks and of some `others`."""
     system, *chunks = (prompt.ids(span) for span in prompt.spans[:-1])
-    ctx = PrepareContext(adapter, store, system, _corpus(adapter, sample))
+    ctx = PrepareContext(adapter, store, system, corpus)
     if system:
         ctx.prefix_kv()
-    prepared = [*chunks, *_other_chunks(adapter, sample)] if _simulates_requests(recipe) else chunks
-    prepare_chunks(ctx, prepared, recipe)
+    prepare_chunks(ctx, [*chunks, *others], recipe)
 
 
 class OtherDocuments:
@@ -88,7 +100,7 @@ class OtherDocuments:
         system = prompt.ids(prompt.spans[0])
         if system:
             PrepareContext(self._adapter, self._prefixes, system).prefix_kv()
-        if not sample.others or not (recipe.prepare.entry_count > 1 or _simulates_requests(recipe)):
+        if not sample.others or not (recipe.prepare.entry_count > 1 or simulates_requests(recipe)):
             return self._prefixes
         storage = recipe.prepare.storage
         if frozenset(sample.others).isdisjoint(document for _, document in self._documents):
@@ -113,7 +125,8 @@ def _other_chunks(adapter: Adapter, sample: Sample) -> list[Ids]:
     return [tuple(adapter.template.chunk_ids(text)) for text in texts]
 
 
-def _simulates_requests(recipe: Recipe) -> bool:
+def simulates_requests(recipe: Recipe) -> bool:
+    """Return whether the recipe depends on which chunks are prepared together."""
     return any(
         extractor.across_chunks for extractor in (*recipe.prepare.extractors, *recipe.select.extractors)
     )

@@ -1,0 +1,194 @@
+"""eval natural: recipes on documents that people could have written, in contexts that the product retrieves."""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvweave import __version__
+from kvweave.cli import options as opt
+from kvweave.cli.interrupted import keeps_output
+from kvweave_lab.cli import bench_options as bench
+from kvweave_lab.cli.evaluate import MODEL_TEXT, print_notice
+
+if TYPE_CHECKING:
+    from kvweave_lab.eval.natural.run import Request
+
+
+@dataclass(frozen=True, slots=True)
+class NaturalOptions:
+    """The options of `eval natural` beside the model: the set, the contexts, and what runs on them."""
+
+    documents: Annotated[
+        Path | None,
+        typer.Option(
+            "--documents", help="Folder with another set's documents, .md and .txt; with --questions."
+        ),
+    ] = None
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            "--questions", help="Its questions: JSON lines with id, question, answers, kind and evidence."
+        ),
+    ] = None
+    split: Annotated[str, typer.Option("--split", help="dev (to tune on) or test (to report).")] = "dev"
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            help="within, paragraphs, documents, revised, number or unanswerable; repeatable. Default: all with an answer.",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Questions. Default: all of the split.")
+    ] = None
+    context_tokens: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--context-tokens",
+            min=64,
+            help="Length of the context; repeatable. Default: 1024, 2048, 4096, 8192.",
+        ),
+    ] = None
+    chunk_tokens: Annotated[
+        int | None,
+        typer.Option("--chunk-tokens", min=16, help="Longest chunk. Default: that of a knowledge base."),
+    ] = None
+    distractors: Annotated[
+        int,
+        typer.Option("--distractors", min=0, help="Pages of installed documentation among the documents."),
+    ] = 500
+    examples: Annotated[
+        int,
+        typer.Option(
+            "--examples",
+            min=0,
+            max=3,
+            help="Worked examples before the context; 0: the product's own prompt.",
+        ),
+    ] = 3
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", help="Recipe to run; repeatable. Default: all.")
+    ] = None
+    prepare: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prepare", help="Also run the recipes that select on chunks with this preparation; repeatable."
+        ),
+    ] = None
+    storage: Annotated[
+        list[str] | None,
+        typer.Option("--storage", help="Also run recipes on chunk KV stored as int8 or int4; repeatable."),
+    ] = None
+    auxiliary: Annotated[str | None, opt.declared("auxiliary")] = None
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--ratio",
+            min=0,
+            max=1,
+            help="Share of stale context to recompute; repeatable. Default: 0.1, 0.3.",
+        ),
+    ] = None
+    coverage: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--coverage",
+            min=0,
+            max=1,
+            help="Recompute the tokens that hold this share of scores; repeatable.",
+        ),
+    ] = None
+    against: Annotated[
+        str, typer.Option("--against", help="Method that the others are compared with, prompt by prompt.")
+    ] = "weave"
+    answers: Annotated[
+        bool, typer.Option("--answers", help="Also generate answers, which takes much longer.")
+    ] = False
+    retrieval: Annotated[
+        bool, typer.Option("--retrieval", help="Only what retrieval finds; runs no language model.")
+    ] = False
+    kv_memory: Annotated[
+        str, typer.Option("--kv-memory", help="Most memory of chunk KV that is kept for the next prompts.")
+    ] = "4GB"
+    index: Annotated[
+        Path | None, typer.Option("--index", help="Folder for the index. Default: in the user's cache.")
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Folder for JSON. The same command resumes there.")
+    ] = None
+
+    def request(self) -> "Request":
+        """Return what to run; raises InvalidRequest for impossible options."""
+        from kvweave_lab.eval.natural import run
+
+        return run.Request(
+            recipes=tuple(self.recipe or run.RECIPES),
+            ratios=tuple(self.ratio or (() if self.coverage else run.RATIOS)),
+            coverages=tuple(self.coverage or ()),
+            preparations=tuple(self.prepare or ()),
+            storages=tuple(self.storage or ("exact",)),
+            auxiliary=self.auxiliary,
+            lengths=tuple(self.context_tokens or run.LENGTHS),
+            chunk_tokens=self.chunk_tokens,
+            split=self.split,
+            kinds=tuple(self.kind or ()),
+            limit=self.limit,
+            examples=self.examples,
+            distractors=self.distractors,
+            answers=self.answers,
+            against=self.against,
+            documents=self.documents,
+            questions=self.questions,
+            index=self.index,
+            output=self.output,
+            kv_bytes=opt.size_bytes(self.kv_memory),
+        )
+
+
+@keeps_output
+@opt.with_options(*opt.MODEL, "embedding_model", model=MODEL_TEXT)
+def natural(
+    *, model: opt.SharedOptions, options: NaturalOptions, json: opt.Json = False, quiet: opt.Quiet = False
+) -> None:
+    """Natural documents and retrieved contexts: every recipe's answers and distributions against full attention's."""
+    from kvweave.cli.output import progress_bar
+    from kvweave.embedding import TextEncoder
+    from kvweave_lab.eval.natural.run import NaturalBenchmark, NaturalResult
+
+    opt.quiet_libraries()
+    request = options.request()
+    adapter = model.load_model()
+    with progress_bar(quiet or json) as progress:
+        benchmark = NaturalBenchmark(adapter, request, TextEncoder(model.embedding_model), progress)
+        if options.retrieval:
+            done = NaturalResult(benchmark.retrieval(progress))
+        else:
+            done = benchmark.run(print_notice, progress)
+    about = {
+        **bench.environment(),
+        **benchmark.about(),
+        "version": __version__,
+        "date": datetime.date.today().isoformat(),
+    }
+    _show(options, done, about, json=json)
+
+
+def _show(options: NaturalOptions, done: Any, about: dict[str, Any], *, json: bool) -> None:
+    from kvweave.cli.output import STDOUT, print_json
+    from kvweave_lab.eval.natural.report import content, tables, write
+    from kvweave_lab.report import few_prompts_warning
+
+    files = write(options.output, done, about) if options.output else []
+    prompts = min((row.prompts for row in done.rows), default=done.retrieval.questions)
+    if warning := few_prompts_warning(prompts):
+        print_notice(warning)
+    if json:
+        print_json(content(done, about))
+        return
+    for table in tables(done):
+        STDOUT.print(table)
+        STDOUT.print()
+    bench.print_paths(files)

@@ -1,0 +1,1 @@
+"""The natural benchmark: documents that people could have written, questions with evidence, contexts from the retriever."""

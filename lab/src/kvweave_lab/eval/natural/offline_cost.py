@@ -1,0 +1,101 @@
+"""What preparing chunks costs, measured: model passes and stored bytes per token of a chunk.
+
+A recipe prepares the chunks of a few documents in an empty store. Tokens that pass through the model's embedding are counted,
+and the bytes of what is stored. A second model, such as CacheClip's, is not counted.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvweave.kvstore.memory_store import MemoryStore
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.context import ChunkList, PrepareContext
+from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.recipe import Recipe
+from kvweave.types import ChunkFeature, KVProvenance, ModelFingerprint
+
+CHUNKS = 12
+"""The fewest chunks that are prepared, so that a chunk has ten neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineCost:
+    """What a recipe costs before any question.
+
+    Attributes:
+        passes: tokens that ran through the model per token of a chunk.
+        bytes_per_token: stored bytes of KV and features per token of a chunk.
+    """
+
+    passes: float
+    bytes_per_token: float
+
+
+def measure_cost(
+    adapter: Adapter,
+    recipe: Recipe,
+    documents: Sequence[Sequence[str]],
+    corpus: ChunkList,
+    system: str | None,
+) -> OfflineCost:
+    """Prepare the chunks (texts) of some documents by a recipe, and count."""
+    prefix = tuple(adapter.template.prefix_ids(system))
+    chunks = [tuple(adapter.template.chunk_ids(text)) for texts in documents for text in texts]
+    tokens = sum(map(len, dict.fromkeys(chunks)))
+    store = _CountingStore()
+    ctx = PrepareContext(adapter, store, prefix, corpus)
+    if prefix:
+        ctx.prefix_kv()
+    before = store.used_bytes
+    with _counted_tokens(adapter) as counted:
+        prepare_chunks(ctx, chunks, recipe)
+    stored = store.used_bytes - before + store.feature_bytes
+    return OfflineCost(counted[0] / tokens, stored / tokens)
+
+
+def documents_of(texts: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """Return the first documents that together have CHUNKS chunks, or all."""
+    chosen: list[Sequence[str]] = []
+    for document in texts:
+        if sum(map(len, chosen)) >= CHUNKS:
+            break
+        chosen.append(document)
+    return chosen
+
+
+class _CountingStore(MemoryStore):
+    """Counts the bytes of features too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feature_bytes = 0
+
+    def put_feature(
+        self,
+        model: ModelFingerprint,
+        feature: ChunkFeature,
+        provenance: KVProvenance,
+        sources: Sequence[str],
+        *,
+        max_versions: int | None = None,
+    ) -> bool:
+        """Store a feature and count it."""
+        self.feature_bytes += sum(tensor.nbytes for tensor in feature.tensors.values())
+        return super().put_feature(model, feature, provenance, sources, max_versions=max_versions)
+
+
+@contextmanager
+def _counted_tokens(adapter: Adapter) -> Iterator[list[int]]:
+    """Count in this context the tokens that pass through the model's embedding, in a list of one number."""
+    counted = [0]
+
+    def count(module: Any, inputs: tuple[Any, ...]) -> None:
+        counted[0] += inputs[0].numel()
+
+    handle = adapter.model.get_input_embeddings().register_forward_pre_hook(count)
+    try:
+        yield counted
+    finally:
+        handle.remove()

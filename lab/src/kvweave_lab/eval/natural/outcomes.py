@@ -1,0 +1,85 @@
+"""Outcomes of the natural benchmark: one per prompt, recipe and budget, and the log that holds them on disk."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvweave_lab.eval.outcomes import FULL, REUSE, Label
+from kvweave_lab.results_log import ResultsLog
+
+NO_CONTEXT: Final = "no context"
+"""The name under which full attention without chunks has its outcomes."""
+
+FULL_LABEL: Final[Label] = (FULL, 1.0, None)
+REUSE_LABEL: Final[Label] = (REUSE, 0.0, None)
+NO_CONTEXT_LABEL: Final[Label] = (NO_CONTEXT, None, None)
+
+VERSION: Final = 1
+"""The meaning of an outcome; raise it when older ones would mislead."""
+
+OutcomeKey = tuple[str, Label]
+
+
+@dataclass(frozen=True, slots=True)
+class NaturalOutcome:
+    """One prompt under one recipe with one budget.
+
+    Attributes:
+        prompt: the prompt's name.
+        question: the question's id.
+        kind: of the question.
+        context_tokens: the length that was asked for.
+        chunk_tokens: tokens of all chunks in the prompt, separators included.
+        evidence: share of the question's quotes in the context; None for a question without an answer.
+        recipe: the recipe's name; NO_CONTEXT for full attention without chunks.
+        ratio: requested share of stale context tokens to recompute; None if a coverage was requested.
+        coverage: requested share of all scores; None if a ratio was requested.
+        nll: negative log-likelihood of the reference answer per token, in nats, each token after the right ones before it.
+        first_kl: KL(full attention ‖ recipe) of the answer's first token, in nats.
+        kl: the same per token of the reference answer.
+        same_first: whether the most likely first token is full attention's.
+        rows: computed context tokens: the recomputed ones and those for which nothing was stored.
+        answer: the generated text; None if none was asked for.
+        f1: of the generated text against the best reference, 0..1; None without a text.
+        contains: whether the text contains a reference, 0 or 1; None without a text.
+        took_s: time to compute the outcome, preparations included; not compared.
+    """
+
+    prompt: str
+    question: str
+    kind: str
+    context_tokens: int
+    chunk_tokens: int
+    evidence: float | None
+    recipe: str
+    ratio: float | None
+    coverage: float | None
+    nll: float
+    first_kl: float
+    kl: float
+    same_first: bool
+    rows: int
+    answer: str | None = None
+    f1: float | None = None
+    contains: float | None = None
+    took_s: float = field(default=0.0, compare=False)
+
+    @property
+    def label(self) -> Label:
+        """What ran on the prompt."""
+        return self.recipe, self.ratio, self.coverage
+
+
+class NaturalLog(ResultsLog[OutcomeKey, NaturalOutcome]):
+    """The outcomes of prompts under recipes; raises as ResultsLog does."""
+
+    def __init__(self, folder: Path | None, run_config: Mapping[str, Any]) -> None:
+        super().__init__(
+            folder,
+            run_config,
+            file="natural.jsonl",
+            version=VERSION,
+            key=lambda outcome: (outcome.prompt, outcome.label),
+            parse=lambda content: NaturalOutcome(**content),
+        )

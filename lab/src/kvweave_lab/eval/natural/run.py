@@ -1,0 +1,275 @@
+"""One run of the natural benchmark from start to end: the set, the library, retrieval, prompts, outcomes and rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from kvweave.config import DEFAULT_CHUNK_TOKENS
+from kvweave.embedding import TextEncoder
+from kvweave.engine.settings import within_context
+from kvweave.engine.state import Progress, no_progress
+from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.context import ChunkList
+from kvweave.recipes.prepare import NotPrepared
+from kvweave_lab.eval.grid import SUITES, candidates_of, selectors
+from kvweave_lab.eval.natural.distractors import PAGES, installed_pages
+from kvweave_lab.eval.natural.library import Library, configuration, open_library
+from kvweave_lab.eval.natural.measure import KV_BYTES, NaturalRunner
+from kvweave_lab.eval.natural.offline_cost import OfflineCost, documents_of, measure_cost
+from kvweave_lab.eval.natural.outcomes import NaturalLog, NaturalOutcome
+from kvweave_lab.eval.natural.prompts import LENGTHS, NaturalPrompt, instruction, make_prompt
+from kvweave_lab.eval.natural.questions import (
+    KINDS,
+    SPLITS,
+    UNANSWERABLE,
+    Question,
+    QuestionSet,
+    read_set,
+    shipped_set,
+)
+from kvweave_lab.eval.natural.retrieval import RetrievalFigures, measure_retrieval
+from kvweave_lab.eval.natural.rows import Comparison, Row, comparisons, summary_rows
+from kvweave_lab.eval.runner import Candidate
+from kvweave_lab.results_log import run_config
+
+RECIPES: Final = SUITES["full"].recipes
+RATIOS: Final = (0.1, 0.3)
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to run.
+
+    Attributes:
+        recipes: recipe names; full attention, reuse and no context always run too.
+        ratios: shares of stale context tokens to recompute.
+        coverages: shares of all scores to recompute, for recipes whose scores add up.
+        preparations: also run every selecting recipe on chunks prepared in these ways.
+        storages: also run every recipe with its KV stored in these ways.
+        auxiliary: the model of recipes with an auxiliary model.
+        lengths: of the context, in tokens.
+        chunk_tokens: the longest chunk; None is the product's default for the model.
+        split: dev or test.
+        kinds: kinds of questions; empty for all that have an answer.
+        limit: questions; None runs all. A larger limit begins with the same ones.
+        examples: worked examples before the context, at most 3; 0 is the product's own prompt.
+        distractors: pages of installed documentation among the documents.
+        answers: whether answers are generated.
+        against: the method with which others are compared.
+        documents: a folder with another set's documents.
+        questions: the file with its questions.
+        index: where the indexes are kept; None is the user's cache.
+        output: folder of results; None writes nothing.
+        kv_bytes: the most memory that chunk KV takes between two prompts.
+    """
+
+    recipes: tuple[str, ...] = RECIPES
+    ratios: tuple[float, ...] = RATIOS
+    coverages: tuple[float, ...] = ()
+    preparations: tuple[str, ...] = ()
+    storages: tuple[str, ...] = ("exact",)
+    auxiliary: str | None = None
+    lengths: tuple[int, ...] = LENGTHS
+    chunk_tokens: int | None = None
+    split: str = "dev"
+    kinds: tuple[str, ...] = ()
+    limit: int | None = None
+    examples: int = 3
+    distractors: int = PAGES
+    answers: bool = False
+    against: str = "weave"
+    documents: Path | None = None
+    questions: Path | None = None
+    index: Path | None = None
+    output: Path | None = None
+    kv_bytes: int = KV_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class NaturalResult:
+    """Everything that a run found; without recipes, what retrieval does alone.
+
+    Attributes:
+        retrieval: what retrieval finds for the questions of the split.
+        rows: over all prompts.
+        rows_with_evidence: over the prompts whose context holds all evidence.
+        comparisons: over all prompts.
+        left_out: prompts that are too long for the model.
+        minutes: that all outcomes took.
+    """
+
+    retrieval: RetrievalFigures
+    rows: tuple[Row, ...] = ()
+    rows_with_evidence: tuple[Row, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    left_out: int = 0
+    minutes: float = 0.0
+
+
+class NaturalBenchmark:
+    """The set and the library of a request, for one model.
+
+    Raises InvalidRequest for a set that does not hold what its form asks for, an unknown split or kind, and a folder that
+    cannot be written to.
+    """
+
+    def __init__(
+        self, adapter: Adapter, request: Request, encoder: TextEncoder, progress: Progress = no_progress
+    ) -> None:
+        self._adapter, self._request = adapter, request
+        self._content = _content(request)
+        self._chunk_tokens = within_context(
+            request.chunk_tokens, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens
+        )
+        self.questions = chosen_questions(self._content, request)
+        pages = installed_pages(request.distractors)
+        self.library: Library = open_library(
+            self._content, pages, adapter.tokenizer, self._chunk_tokens, encoder, request.index, progress
+        )
+        self._configuration = configuration(pages, self.library)
+
+    def retrieval(self, progress: Progress = no_progress) -> RetrievalFigures:
+        """Return what retrieval does, without a language model."""
+        return measure_retrieval(self.library, self.questions, self._request.lengths, progress)
+
+    def run(self, notice: Notice = lambda sentence: None, progress: Progress = no_progress) -> NaturalResult:
+        """Run everything; with an output folder, the same request resumes an interrupted run.
+
+        Raises PromptTooLong if the model has room for no prompt, InvalidRequest for unknown recipes and an output folder
+        of another run.
+        """
+        adapter, request = self._adapter, self._request
+        candidates = chosen_candidates(request)
+        retrieval = self.retrieval(progress)
+        system = instruction(request.examples)
+        prompts, left_out = self._prompts(system)
+        if left_out:
+            notice(f"{left_out} prompts are left out: they are longer than {adapter.fingerprint.name} takes")
+        corpus = self.library.corpus(adapter.template)
+        with NaturalLog(request.output, self._run_config()) as log:
+            runner = NaturalRunner(
+                adapter, corpus, log, system=system, answers=request.answers, kv_bytes=request.kv_bytes
+            )
+            outcomes: list[NaturalOutcome] = []
+            for done, prompt in enumerate(prompts, 1):
+                outcomes += runner.outcomes(prompt, candidates)
+                progress("prompts", done, len(prompts))
+        costs = self._costs(candidates, corpus, system)
+        rows = summary_rows(outcomes, costs)
+        with_evidence = [outcome for outcome in outcomes if outcome.evidence == 1]
+        return NaturalResult(
+            retrieval,
+            tuple(rows),
+            tuple(summary_rows(with_evidence, costs)),
+            tuple(comparisons(outcomes, rows, request.against)),
+            left_out,
+            sum(outcome.took_s for outcome in outcomes) / 60,
+        )
+
+    def about(self) -> dict[str, Any]:
+        """Return what a reader must know of the set and the prompts."""
+        request = self._request
+        return {
+            "model": self._adapter.fingerprint.name,
+            "set": str(request.questions or "natural"),
+            "documents": len(self._content.documents),
+            "questions": len(self.questions),
+            "split": request.split,
+            "kinds": list(request.kinds) or "all with an answer",
+            "chunk_tokens": self._chunk_tokens,
+            "examples": request.examples,
+            "embedding": self.library.encoder.name,
+            **self._configuration,
+        }
+
+    def _prompts(self, system: str | None) -> tuple[list[NaturalPrompt], int]:
+        """Return the prompts, those of a document together so that its KV is prepared once; and how many are too long."""
+        prompts: list[NaturalPrompt] = []
+        asked = sorted(self.questions, key=_first_document)
+        for length in self._request.lengths:
+            for question in asked:
+                try:
+                    prompts.append(make_prompt(self._adapter, self.library, question, length, system))
+                except PromptTooLong as error:
+                    too_long = error
+        left_out = len(asked) * len(self._request.lengths) - len(prompts)
+        if not prompts:
+            raise PromptTooLong(f"no prompt fits the model; take a shorter --context-tokens: {too_long}")
+        return prompts, left_out
+
+    def _run_config(self) -> dict[str, Any]:
+        request = self._request
+        return {
+            **run_config(self._adapter, request.auxiliary),
+            **self._configuration,
+            "embedding": self.library.encoder.name,
+            "chunk_tokens": self._chunk_tokens,
+            "examples": request.examples,
+            "answers": request.answers,
+        }
+
+    def _costs(
+        self, candidates: Sequence[Candidate], corpus: ChunkList, system: str | None
+    ) -> dict[str, OfflineCost]:
+        """Measure what each recipe prepares; recipes that prepare the same share a measurement."""
+        documents = documents_of(self.library.own_texts())
+        measured: list[tuple[Any, OfflineCost]] = []
+        costs: dict[str, OfflineCost] = {}
+        for recipe in {each.recipe.name: each.recipe for each in candidates}.values():
+            if recipe.prepare == NotPrepared():
+                continue
+            what = recipe.prepare, recipe.select.extractors
+            found = next((cost for other, cost in measured if other == what), None)
+            if found is None:
+                found = measure_cost(self._adapter, recipe, documents, corpus, system)
+                measured.append((what, found))
+            costs[recipe.name] = found
+        return costs
+
+
+def chosen_candidates(request: Request) -> list[Candidate]:
+    """Return every recipe on its own preparation, and the selecting ones on those that the request names as well."""
+    suite = replace(
+        SUITES["full"],
+        recipes=request.recipes,
+        ratios=request.ratios,
+        coverages=request.coverages,
+        storages=request.storages,
+        auxiliary=request.auxiliary,
+    )
+    found = candidates_of(suite)
+    if request.preparations:
+        combined = tuple(name for name in selectors() if name in {*request.recipes, "reuse"})
+        found += candidates_of(replace(suite, recipes=combined, preparations=request.preparations))
+    return list({candidate.label: candidate for candidate in found}.values())
+
+
+def chosen_questions(content: QuestionSet, request: Request) -> list[Question]:
+    """Return the questions of the split and the kinds, limited; raise InvalidRequest if there are none."""
+    unknown = sorted({*request.kinds} - {*KINDS})
+    if unknown:
+        raise InvalidRequest(f"there is no kind {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    if request.split not in SPLITS:
+        raise InvalidRequest(f"there is no split {request.split!r}; choose one of {', '.join(SPLITS)}")
+    kinds = request.kinds or tuple(kind for kind in KINDS if kind != UNANSWERABLE)
+    found = [each for each in content.questions if each.split == request.split and each.kind in kinds]
+    if not found:
+        raise InvalidRequest(f"the set has no questions of split {request.split} and kind {', '.join(kinds)}")
+    return sorted(found, key=lambda each: xxhash.xxh3_64_intdigest(each.id.encode()))[: request.limit]
+
+
+def _content(request: Request) -> QuestionSet:
+    if request.documents is None and request.questions is None:
+        return shipped_set()
+    if request.documents is None or request.questions is None:
+        raise InvalidRequest("--documents and --questions belong together; give both or neither")
+    return read_set(request.documents, request.questions)
+
+
+def _first_document(question: Question) -> str:
+    return question.evidence[0].doc if question.evidence else ""
