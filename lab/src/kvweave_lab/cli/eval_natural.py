@@ -123,6 +123,7 @@ class NaturalOptions:
     def request(self) -> "Request":
         """Return what to run; raises InvalidRequest for impossible options."""
         from kvweave_lab.eval.natural import run
+        from kvweave_lab.eval.natural.prompts import LENGTHS
 
         return run.Request(
             recipes=tuple(self.recipe or run.RECIPES),
@@ -131,7 +132,7 @@ class NaturalOptions:
             preparations=tuple(self.prepare or ()),
             storages=tuple(self.storage or ("exact",)),
             auxiliary=self.auxiliary,
-            lengths=tuple(self.context_tokens or run.LENGTHS),
+            lengths=tuple(self.context_tokens or LENGTHS),
             chunk_tokens=self.chunk_tokens,
             split=self.split,
             kinds=tuple(self.kind or ()),
@@ -156,13 +157,16 @@ def natural(
     """Natural documents and retrieved contexts: every recipe's answers and distributions against full attention's."""
     from kvweave.cli.output import progress_bar
     from kvweave.embedding import TextEncoder
-    from kvweave_lab.eval.natural.run import NaturalBenchmark, NaturalResult
+    from kvweave_lab.eval.natural.run import NaturalBenchmark, NaturalResult, read_request_set
 
     opt.quiet_libraries()
     request = options.request()
+    content = read_request_set(request)  # before a model is loaded
     adapter = model.load_model()
     with progress_bar(quiet or json) as progress:
-        benchmark = NaturalBenchmark(adapter, request, TextEncoder(model.embedding_model), progress)
+        benchmark = NaturalBenchmark(
+            adapter, request, content, TextEncoder(model.embedding_model), progress
+        )
         if options.retrieval:
             done = NaturalResult(benchmark.retrieval(progress))
         else:

@@ -86,7 +86,11 @@ def _written() -> Iterator[_Source]:
 
 
 def _description(distribution: Distribution) -> str:
-    return str(distribution.metadata.get("Description") or distribution.metadata.get_payload())
+    metadata = distribution.metadata
+    if "Description" in metadata:
+        return metadata["Description"]
+    payload = distribution.read_text("METADATA") or ""
+    return payload.partition("\n\n")[2]
 
 
 def _documented() -> Iterator[_Source]:

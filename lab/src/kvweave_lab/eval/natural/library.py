@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,8 @@ from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.index.chunking import Chunker
 from kvweave.index.documents import document_version
-from kvweave.index.vector_index import FoundChunk, VectorIndex
+from kvweave.index.search import FoundChunk
+from kvweave.index.vector_index import VectorIndex
 from kvweave.models.prompt import PromptTemplate
 from kvweave.recipes.context import ChunkList
 from kvweave.types import Chunk, Document
@@ -104,20 +106,25 @@ class Library:
         own = self.chunks[number].digest
         return [int(other) for other in ranked if self.chunks[other].digest != own][:count]
 
-    def own_texts(self) -> list[list[str]]:
-        """Return the chunk texts of each of the set's own documents."""
-        return [
-            [self.chunks[number].text for number in numbers]
-            for source, numbers in self._by_document.items()
-            if source.startswith(OWN)
-        ]
+    def corpus(self, template: PromptTemplate, least: int | None = None) -> ChunkList:
+        """Return the chunks as preparations need them: neighbours by the vectors that retrieval uses.
 
-    def corpus(self, template: PromptTemplate) -> ChunkList:
-        """Return the chunks as preparations need them: neighbours by the vectors that retrieval uses."""
-        documents = [
-            [self.chunks[number].text for number in numbers] for numbers in self._by_document.values()
-        ]
-        return ChunkList(documents, template.chunk_ids, lambda texts: self.vectors)
+        With `least`, a smaller corpus: the first documents that together have so many chunks.
+        """
+        documents: list[list[int]] = []
+        for numbers in self._by_document.values():
+            if least is not None and sum(map(len, documents)) >= least:
+                break
+            documents.append(numbers)
+        vectors = self.vectors[list(chain(*documents))]
+        texts = [[self.chunks[number].text for number in numbers] for numbers in documents]
+        return ChunkList(texts, template.chunk_ids, lambda texts: vectors)
+
+    def texts(self, least: int) -> list[str]:
+        """Return the chunk texts of that smaller corpus."""
+        ends = (numbers[-1] + 1 for numbers in self._by_document.values())
+        end = next((end for end in ends if end >= least), len(self.chunks))
+        return [chunk.text for chunk in self.chunks[:end]]
 
 
 def open_library(

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import ChunkList, PrepareContext
+from kvweave.recipes.context import Corpus, PrepareContext
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe
 from kvweave.types import ChunkFeature, KVProvenance, ModelFingerprint
@@ -34,15 +34,11 @@ class OfflineCost:
 
 
 def measure_cost(
-    adapter: Adapter,
-    recipe: Recipe,
-    documents: Sequence[Sequence[str]],
-    corpus: ChunkList,
-    system: str | None,
+    adapter: Adapter, recipe: Recipe, texts: Sequence[str], corpus: Corpus, system: str | None
 ) -> OfflineCost:
-    """Prepare the chunks (texts) of some documents by a recipe, and count."""
+    """Prepare chunks by a recipe, and count; the texts are all chunks of the corpus, so that neighbours count once."""
     prefix = tuple(adapter.template.prefix_ids(system))
-    chunks = [tuple(adapter.template.chunk_ids(text)) for texts in documents for text in texts]
+    chunks = [tuple(adapter.template.chunk_ids(text)) for text in texts]
     tokens = sum(map(len, dict.fromkeys(chunks)))
     store = _CountingStore()
     ctx = PrepareContext(adapter, store, prefix, corpus)
@@ -53,16 +49,6 @@ def measure_cost(
         prepare_chunks(ctx, chunks, recipe)
     stored = store.used_bytes - before + store.feature_bytes
     return OfflineCost(counted[0] / tokens, stored / tokens)
-
-
-def documents_of(texts: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """Return the first documents that together have CHUNKS chunks, or all."""
-    chosen: list[Sequence[str]] = []
-    for document in texts:
-        if sum(map(len, chosen)) >= CHUNKS:
-            break
-        chosen.append(document)
-    return chosen
 
 
 class _CountingStore(MemoryStore):

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from kvweave.engine.kb_question import reading_order
-from kvweave.index.vector_index import FoundChunk
+from kvweave.index.search import FoundChunk
 from kvweave.models.adapter import Adapter
 from kvweave.models.chat_template import ANSWER_LEAD, QUESTION_LEAD, SEPARATOR
 from kvweave.types import Prompt, TokenizedPrompt

@@ -13,13 +13,12 @@ from kvweave.engine.settings import within_context
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import ChunkList
 from kvweave.recipes.prepare import NotPrepared
 from kvweave_lab.eval.grid import SUITES, candidates_of, selectors
 from kvweave_lab.eval.natural.distractors import PAGES, installed_pages
 from kvweave_lab.eval.natural.library import Library, configuration, open_library
 from kvweave_lab.eval.natural.measure import KV_BYTES, NaturalRunner
-from kvweave_lab.eval.natural.offline_cost import OfflineCost, documents_of, measure_cost
+from kvweave_lab.eval.natural.offline_cost import CHUNKS, OfflineCost, measure_cost
 from kvweave_lab.eval.natural.outcomes import NaturalLog, NaturalOutcome
 from kvweave_lab.eval.natural.prompts import LENGTHS, NaturalPrompt, instruction, make_prompt
 from kvweave_lab.eval.natural.questions import (
@@ -114,15 +113,18 @@ class NaturalResult:
 class NaturalBenchmark:
     """The set and the library of a request, for one model.
 
-    Raises InvalidRequest for a set that does not hold what its form asks for, an unknown split or kind, and a folder that
-    cannot be written to.
+    Raises InvalidRequest for an unknown split or kind, and for a folder of indexes that cannot be written to.
     """
 
     def __init__(
-        self, adapter: Adapter, request: Request, encoder: TextEncoder, progress: Progress = no_progress
+        self,
+        adapter: Adapter,
+        request: Request,
+        content: QuestionSet,
+        encoder: TextEncoder,
+        progress: Progress = no_progress,
     ) -> None:
-        self._adapter, self._request = adapter, request
-        self._content = _content(request)
+        self._adapter, self._request, self._content = adapter, request, content
         self._chunk_tokens = within_context(
             request.chunk_tokens, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens
         )
@@ -159,7 +161,7 @@ class NaturalBenchmark:
             for done, prompt in enumerate(prompts, 1):
                 outcomes += runner.outcomes(prompt, candidates)
                 progress("prompts", done, len(prompts))
-        costs = self._costs(candidates, corpus, system)
+        costs = self._costs(candidates, system)
         rows = summary_rows(outcomes, costs)
         with_evidence = [outcome for outcome in outcomes if outcome.evidence == 1]
         return NaturalResult(
@@ -213,11 +215,10 @@ class NaturalBenchmark:
             "answers": request.answers,
         }
 
-    def _costs(
-        self, candidates: Sequence[Candidate], corpus: ChunkList, system: str | None
-    ) -> dict[str, OfflineCost]:
+    def _costs(self, candidates: Sequence[Candidate], system: str | None) -> dict[str, OfflineCost]:
         """Measure what each recipe prepares; recipes that prepare the same share a measurement."""
-        documents = documents_of(self.library.own_texts())
+        adapter, texts = self._adapter, self.library.texts(CHUNKS)
+        corpus = self.library.corpus(adapter.template, CHUNKS)
         measured: list[tuple[Any, OfflineCost]] = []
         costs: dict[str, OfflineCost] = {}
         for recipe in {each.recipe.name: each.recipe for each in candidates}.values():
@@ -226,7 +227,7 @@ class NaturalBenchmark:
             what = recipe.prepare, recipe.select.extractors
             found = next((cost for other, cost in measured if other == what), None)
             if found is None:
-                found = measure_cost(self._adapter, recipe, documents, corpus, system)
+                found = measure_cost(adapter, recipe, texts, corpus, system)
                 measured.append((what, found))
             costs[recipe.name] = found
         return costs
@@ -261,6 +262,13 @@ def chosen_questions(content: QuestionSet, request: Request) -> list[Question]:
     if not found:
         raise InvalidRequest(f"the set has no questions of split {request.split} and kind {', '.join(kinds)}")
     return sorted(found, key=lambda each: xxhash.xxh3_64_intdigest(each.id.encode()))[: request.limit]
+
+
+def read_request_set(request: Request) -> QuestionSet:
+    """Return the set of a request and check that it has questions; raises InvalidRequest."""
+    content = _content(request)
+    chosen_questions(content, request)
+    return content
 
 
 def _content(request: Request) -> QuestionSet:

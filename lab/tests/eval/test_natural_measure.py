@@ -1,0 +1,217 @@
+"""Recipes on natural prompts: exact against plain transformers, resumable, and the rows made of the outcomes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.recipes.methods import recipe_named
+from kvweave.testing import tiny_adapter
+from kvweave_lab.eval.natural.measure import NaturalRunner, reference_ids
+from kvweave_lab.eval.natural.outcomes import FULL_LABEL, NO_CONTEXT_LABEL, REUSE_LABEL, NaturalLog, NaturalOutcome
+from kvweave_lab.eval.natural.prompts import make_prompt, no_context
+from kvweave_lab.eval.natural.rows import comparisons, gap, summary_rows
+from kvweave_lab.eval.natural.run import NaturalBenchmark, Request, chosen_candidates, read_request_set
+from kvweave_lab.eval.runner import Candidate
+from natural_set import WordEncoder, library_of, write_set
+
+REUSE = Candidate(recipe_named("reuse"), 0.0)
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return tiny_adapter()
+
+
+@pytest.fixture(scope="module")
+def found(adapter, tmp_path_factory):
+    return library_of(tmp_path_factory.mktemp("library"), adapter)
+
+
+@pytest.fixture(scope="module")
+def prompt(adapter, found):
+    content, library = found
+    return make_prompt(adapter, library, content.questions[2], 64, None)
+
+
+@pytest.fixture
+def runner(adapter, found):
+    _, library = found
+    return NaturalRunner(adapter, library.corpus(adapter.template), NaturalLog(None, {}), answers=True)
+
+
+def plain_logits(adapter, tokens, reference):
+    """The logits at each token of the reference answer, from the model alone."""
+    ids = torch.tensor([[*tokens.token_ids, *reference]])
+    with torch.inference_mode():
+        logits = adapter.model(ids, use_cache=False).logits[0]
+    return logits[tokens.tokens - 1 : -1].double().log_softmax(-1)
+
+
+def outcomes(runner, prompt, *candidates):
+    return {outcome.label: outcome for outcome in runner.outcomes(prompt, candidates)}
+
+
+def test_likelihoods_are_those_of_plain_transformers(adapter, runner, prompt):
+    done = outcomes(runner, prompt)
+    reference = reference_ids(adapter, prompt)
+    assert adapter.template.decode(reference).strip() == "Osgood"
+    alone = no_context(adapter, prompt.question, None)
+    columns = torch.arange(len(reference))
+    right = plain_logits(adapter, prompt.tokens, reference)
+    other = plain_logits(adapter, alone, reference)
+    full, without = done[FULL_LABEL], done[NO_CONTEXT_LABEL]
+    assert full.nll == pytest.approx(-float(right[columns, reference].mean()), abs=1e-5)
+    assert without.nll == pytest.approx(-float(other[columns, reference].mean()), abs=1e-5)
+    divergence = (right.exp() * (right - other)).sum(-1)
+    assert without.kl == pytest.approx(float(divergence.mean()), abs=1e-5)
+    assert without.first_kl == pytest.approx(float(divergence[0]), abs=1e-5)
+    assert full.kl == full.first_kl == 0
+    assert full.same_first
+
+
+@pytest.mark.parametrize("name", ["cacheblend", "weave", "fusionrag", "cachecraft", "int8+prophetkv"])
+def test_recomputing_everything_equals_full_attention(runner, prompt, name):
+    done = outcomes(runner, prompt, Candidate(recipe_named(name), 1.0), REUSE)
+    assert done[recipe_named(name).name, 1.0, None].kl < 1e-6
+    assert done[REUSE_LABEL].kl > 1e-3  # this model's KV depends on what is before it
+
+
+def test_outcomes_do_not_depend_on_what_ran_before(adapter, found, prompt):
+    _, library = found
+    names = ("direct", "bare+prophetkv", "following+prophetkv", "observed+prophetkv", "prophetkv", "int8+prophetkv")
+    candidates = [Candidate(recipe_named(name), 0.0 if name == "direct" else 0.2) for name in names]
+    corpus = library.corpus(adapter.template)
+
+    def together(order):
+        return outcomes(NaturalRunner(adapter, corpus, NaturalLog(None, {})), prompt, *order)
+
+    one_by_one = {}
+    for candidate in candidates:
+        one_by_one |= together([candidate])
+    assert together(candidates) == one_by_one == together(candidates[::-1])
+
+
+def test_kv_beyond_its_memory_is_dropped_between_prompts(adapter, found, prompt):
+    _, library = found
+    runner = NaturalRunner(adapter, library.corpus(adapter.template), NaturalLog(None, {}), kv_bytes=1)
+    outcomes(runner, prompt, REUSE)
+    assert not runner._shared
+
+
+def test_a_question_without_answer_is_measured_by_the_first_token(adapter, found, runner):
+    content, library = found
+    unanswerable = make_prompt(adapter, library, content.questions[-1], 64, None)
+    done = outcomes(runner, unanswerable, REUSE)
+    assert done[REUSE_LABEL].kl == done[REUSE_LABEL].first_kl > 0
+    assert done[FULL_LABEL].kl == 0
+    assert done[FULL_LABEL].nll < 6  # 320 tokens that are equally likely would have 5.8
+    assert done[REUSE_LABEL].f1 is None
+
+
+def request(tmp_path, **more):
+    documents, questions = write_set(tmp_path)
+    return Request(
+        **{
+            "recipes": ("weave", "prophetkv"),
+            "ratios": (0.2,),
+            "lengths": (64,),
+            "chunk_tokens": 16,
+            "examples": 0,
+            "distractors": 3,
+            "documents": documents,
+            "questions": questions,
+            "index": tmp_path / "index",
+            **more,
+        }
+    )
+
+
+def test_a_run_resumes_and_its_rows_compare_at_equal_preparation_and_bytes(adapter, tmp_path, monkeypatch):
+    asked = request(tmp_path, preparations=("isolated", "following"), storages=("int8",), output=tmp_path / "out")
+    benchmark = NaturalBenchmark(adapter, asked, read_request_set(asked), WordEncoder())
+    done = benchmark.run()
+    rows = {row.label: row for row in done.rows}
+    assert rows[REUSE_LABEL].kl_recovery.value == 0
+    assert rows[FULL_LABEL].kl_recovery.value == 1
+    isolated, both = rows["prophetkv", 0.2, None], rows["following+prophetkv", 0.2, None]
+    assert isolated.offline_passes == 1
+    assert 1.5 < both.offline_passes <= 2
+    assert both.bytes_per_token > 1.4 * isolated.bytes_per_token
+    assert isolated.bytes_per_token == adapter.geometry.token_bytes
+    assert rows["isolated-int8+prophetkv", 0.2, None].bytes_per_token < isolated.bytes_per_token
+    equal = {(each.by, each.group, each.recipe, each.against) for each in done.comparisons}
+    assert ("own", "exact", "prophetkv", "weave") in equal
+    assert ("preparation", "isolated, exact", "prophetkv", "isolated+weave") in equal
+    assert ("preparation", "following, int8", "following-int8+prophetkv", "following-int8+weave") in equal
+    assert any(by == "bytes" and recipe == "following+prophetkv" for by, _, recipe, _ in equal)
+    monkeypatch.setattr(NaturalRunner, "_compute", None)
+    again = NaturalBenchmark(adapter, asked, read_request_set(asked), WordEncoder()).run()
+    assert again.rows == done.rows
+
+
+def test_a_limit_begins_with_the_same_questions_and_prompts_that_are_too_long_are_counted(adapter, tmp_path):
+    asked = request(tmp_path, recipes=(), lengths=(64, 100_000))
+    said = []
+    benchmark = NaturalBenchmark(adapter, asked, read_request_set(asked), WordEncoder())
+    questions = benchmark.questions
+    few = replace(asked, limit=1)
+    assert NaturalBenchmark(adapter, few, read_request_set(few), WordEncoder()).questions == questions[:1]
+    assert {question.split for question in questions} == {"dev"}
+    done = benchmark.run(said.append)
+    assert done.left_out in (0, len(questions))
+    assert {row.recipe for row in done.rows} == {"full", "no context", "reuse"}
+
+
+def test_what_cannot_run_is_refused(adapter, tmp_path):
+    with pytest.raises(InvalidRequest, match="there is no kind 'easy'"):
+        read_request_set(request(tmp_path, kinds=("easy",)))
+    with pytest.raises(InvalidRequest, match="there is no split 'train'"):
+        read_request_set(request(tmp_path, split="train"))
+    with pytest.raises(InvalidRequest, match="belong together"):
+        read_request_set(request(tmp_path, questions=None))
+    long = request(tmp_path, examples=3)
+    with pytest.raises(PromptTooLong, match="no prompt fits the model"):
+        NaturalBenchmark(adapter, long, read_request_set(long), WordEncoder()).run()
+
+
+def test_every_recipe_runs_by_default_and_combined_with_a_preparation():
+    labels = {candidate.label for candidate in chosen_candidates(Request(preparations=("isolated",)))}
+    assert ("epic", 0.1, None) in labels
+    assert ("isolated+weave", 0.3, None) in labels
+    assert ("weave", 0.1, None) in labels
+    assert not any(recipe == "full" for recipe, _, _ in labels)
+
+
+def outcome(prompt, recipe, ratio, nll, kl, **more):
+    fields = {"question": "q", "kind": "within", "context_tokens": 64, "chunk_tokens": 60, "evidence": 1.0}
+    return NaturalOutcome(
+        prompt=prompt, recipe=recipe, ratio=ratio, coverage=None, nll=nll, first_kl=kl, kl=kl, same_first=True, rows=1,
+        **fields, **more,
+    )  # fmt: skip
+
+
+def test_recovery_and_gap_are_ratios_of_means():
+    rows = [
+        each
+        for prompt, harder in (("a", 0.0), ("b", 2.0))
+        for each in (
+            outcome(prompt, "full", 1.0, 1.0 + harder, 0.0, f1=1.0),
+            outcome(prompt, "no context", None, 5.0 + harder, 3.0, f1=0.0),
+            outcome(prompt, "reuse", 0.0, 2.0 + harder, 0.4, f1=0.5),
+            outcome(prompt, "weave", 0.1, 1.25 + harder, 0.1, f1=0.75),
+            outcome(prompt, "epic", 0.1, 1.5 + harder, 0.2, f1=0.75),
+        )
+    ]
+    summed = summary_rows(rows, {})
+    weave = next(row for row in summed if row.recipe == "weave")
+    assert weave.nll_recovery.value == pytest.approx(0.75)
+    assert weave.kl_recovery.value == pytest.approx(0.75)
+    assert weave.nll_pgr.value == pytest.approx(3.75 / 4)
+    assert weave.f1_pgr.value == pytest.approx(0.75)
+    assert [row.recipe for row in gap(summed, 64)] == ["full", "reuse", "no context"]
+    (compared,) = [each for each in comparisons(rows, summed, "weave") if each.by == "own"]
+    assert compared.nll.value == pytest.approx(0.25)
+    assert compared.nll.low == pytest.approx(0.25)  # paired: how hard the prompts are does not count
+    assert compared.kl.value == pytest.approx(0.1)
