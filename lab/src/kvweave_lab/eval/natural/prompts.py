@@ -1,12 +1,13 @@
 """Prompts of the natural benchmark: a question, the chunks that retrieval finds for it, and worked examples before them.
 
-The chunks are the best ones that fit a length, in the product's reading order. They depend on the question alone, so that
+The chunks are the best ones, as many as a length takes, in the product's reading order. They depend on the question alone, so that
 every recipe gets the same prompt.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -22,9 +23,6 @@ from kvweave_lab.eval.natural.questions import Question
 
 LENGTHS: Final = (1024, 2048, 4096, 8192)
 MAX_NEW_TOKENS: Final = 24
-
-MARGIN: Final = 1.1
-"""A context may be longer than asked for by this factor, since chunks are whole."""
 
 _MORE: Final = 1.5
 """So many times the chunks that fill a context are asked for, in case that the best ones are short."""
@@ -106,15 +104,12 @@ def make_prompt(
 
 
 def retrieve(library: Library, question: Question, context_tokens: int) -> list[FoundChunk]:
-    """Return the best chunks for a question that fit the length, best first; at least one."""
+    """Return the best chunks for a question, best first: as many as come nearest to the length, at least one."""
     mean = sum(len(chunk.token_ids) for chunk in library.chunks) / len(library.chunks)
     found = library.search(question.text, math.ceil(_MORE * context_tokens / mean) + 2)
-    total = 0
-    for count, chunk in enumerate(found):
-        total += len(library.chunks[library.number(chunk)].token_ids)
-        if count and total > MARGIN * context_tokens:
-            return found[:count]
-    return found
+    lengths = (len(library.chunks[library.number(chunk)].token_ids) for chunk in found)
+    missed = [abs(context_tokens - total) for total in accumulate(lengths)]
+    return found[: missed.index(min(missed)) + 1]
 
 
 def found_share(library: Library, question: Question, numbers: Sequence[int]) -> float | None:

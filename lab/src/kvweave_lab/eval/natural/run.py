@@ -193,8 +193,8 @@ class NaturalBenchmark:
         """Return the prompts, those of a document together so that its KV is prepared once; and how many are too long."""
         prompts: list[NaturalPrompt] = []
         asked = sorted(self.questions, key=_first_document)
-        for length in self._request.lengths:
-            for question in asked:
+        for question in asked:
+            for length in self._request.lengths:
                 try:
                     prompts.append(make_prompt(self._adapter, self.library, question, length, system))
                 except PromptTooLong as error:
