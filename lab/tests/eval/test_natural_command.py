@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from natural_set import QUESTIONS, WordEncoder, write_set
 
 from kvweave_lab.eval.natural import library
-from natural_set import QUESTIONS, WordEncoder, write_set
 
 
 @pytest.fixture
@@ -19,10 +19,28 @@ def asked(tmp_path, monkeypatch):
 
 
 def test_recipes_run_on_a_set_of_ones_own_and_resume(command, asked, tmp_path):
-    words = [*asked, "--recipe", "weave", "--recipe", "epic", "--ratio", "0.2", "--examples", "1", "--limit", "2"]
+    words = [
+        *asked,
+        "--recipe",
+        "weave",
+        "--recipe",
+        "epic",
+        "--ratio",
+        "0.2",
+        "--examples",
+        "1",
+        "--limit",
+        "2",
+    ]
     words += ["--answers", "--output", tmp_path / "out"]
     shown = command(*words, "--quiet")
-    for text in ("Evidence found", "Neighbours retrieved together", "The gap between", "2 prompts", "Compared prompt"):
+    for text in (
+        "Evidence found",
+        "Neighbours retrieved together",
+        "The gap between",
+        "2 prompts",
+        "Compared prompt",
+    ):
         assert text in shown.stdout
     assert "not to be quoted" in shown.stderr
     written = json.loads((tmp_path / "out" / "natural.json").read_text())

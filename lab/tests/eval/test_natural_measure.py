@@ -4,17 +4,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from natural_set import WordEncoder, library_of, write_set
 
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.natural.measure import NaturalRunner, reference_ids
-from kvweave_lab.eval.natural.outcomes import FULL_LABEL, NO_CONTEXT_LABEL, REUSE_LABEL, NaturalLog, NaturalOutcome
+from kvweave_lab.eval.natural.outcomes import (
+    FULL_LABEL,
+    NO_CONTEXT_LABEL,
+    REUSE_LABEL,
+    NaturalLog,
+    NaturalOutcome,
+)
 from kvweave_lab.eval.natural.prompts import make_prompt, no_context
 from kvweave_lab.eval.natural.rows import comparisons, gap, summary_rows
 from kvweave_lab.eval.natural.run import NaturalBenchmark, Request, chosen_candidates, read_request_set
 from kvweave_lab.eval.runner import Candidate
-from natural_set import WordEncoder, library_of, write_set
 
 REUSE = Candidate(recipe_named("reuse"), 0.0)
 
@@ -80,7 +86,14 @@ def test_recomputing_everything_equals_full_attention(runner, prompt, name):
 
 def test_outcomes_do_not_depend_on_what_ran_before(adapter, found, prompt):
     _, library = found
-    names = ("direct", "bare+prophetkv", "following+prophetkv", "observed+prophetkv", "prophetkv", "int8+prophetkv")
+    names = (
+        "direct",
+        "bare+prophetkv",
+        "following+prophetkv",
+        "observed+prophetkv",
+        "prophetkv",
+        "int8+prophetkv",
+    )
     candidates = [Candidate(recipe_named(name), 0.0 if name == "direct" else 0.2) for name in names]
     corpus = library.corpus(adapter.template)
 
@@ -129,7 +142,9 @@ def request(tmp_path, **more):
 
 
 def test_a_run_resumes_and_its_rows_compare_at_equal_preparation_and_bytes(adapter, tmp_path, monkeypatch):
-    asked = request(tmp_path, preparations=("isolated", "following"), storages=("int8",), output=tmp_path / "out")
+    asked = request(
+        tmp_path, preparations=("isolated", "following"), storages=("int8",), output=tmp_path / "out"
+    )
     benchmark = NaturalBenchmark(adapter, asked, read_request_set(asked), WordEncoder())
     done = benchmark.run()
     rows = {row.label: row for row in done.rows}

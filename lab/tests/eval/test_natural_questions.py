@@ -3,10 +3,10 @@
 import collections
 
 import pytest
+from natural_set import DOCUMENTS, QUESTIONS, line, write_set
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.natural.questions import KINDS, SPLITS, read_set, shipped_set, split_by_document
-from natural_set import DOCUMENTS, QUESTIONS, line, write_set
 
 
 def test_a_set_is_read_with_the_places_of_its_quotes(tmp_path):
@@ -18,9 +18,7 @@ def test_a_set_is_read_with_the_places_of_its_quotes(tmp_path):
 
 
 def test_a_quote_may_have_other_white_space_than_the_document(tmp_path):
-    questions = [
-        line("q", "What is green?", ["green"], "within", ("ferry.md", "painted\n it  green."))
-    ]
+    questions = [line("q", "What is green?", ["green"], "within", ("ferry.md", "painted\n it  green."))]
     (question,) = read_set(*write_set(tmp_path, questions)).questions
     assert question.evidence[0].end > question.evidence[0].start
 
@@ -50,7 +48,9 @@ def test_errors_name_the_line_the_question_and_what_is_wrong(tmp_path, change, m
 def test_lines_that_are_no_questions_are_named(tmp_path):
     folder, file = write_set(tmp_path)
     file.write_text('{"id": "a"}\nno json\n[]\n')
-    with pytest.raises(InvalidRequest, match=r"line 1 \(a\): has no answers, evidence, kind, question; line 2 is no JSON"):
+    with pytest.raises(
+        InvalidRequest, match=r"line 1 \(a\): has no answers, evidence, kind, question; line 2 is no JSON"
+    ):
         read_set(folder, file)
 
 

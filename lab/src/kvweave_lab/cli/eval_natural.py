@@ -164,9 +164,7 @@ def natural(
     content = read_request_set(request)  # before a model is loaded
     adapter = model.load_model()
     with progress_bar(quiet or json) as progress:
-        benchmark = NaturalBenchmark(
-            adapter, request, content, TextEncoder(model.embedding_model), progress
-        )
+        benchmark = NaturalBenchmark(adapter, request, content, TextEncoder(model.embedding_model), progress)
         if options.retrieval:
             done = NaturalResult(benchmark.retrieval(progress))
         else:

@@ -24,7 +24,7 @@ def content(done: NaturalResult, about: dict[str, Any]) -> dict[str, Any]:
         "about": {**about, "left_out": done.left_out, "minutes": done.minutes},
         "retrieval": retrieval_json(done.retrieval),
         "rows": [flatten(row) for row in done.rows],
-        "rows_with_evidence": [flatten(row) for row in done.rows_with_evidence],
+        "subsets": {name: [flatten(row) for row in rows] for name, rows in done.subsets.items()},
         "comparisons": [flatten(each) for each in done.comparisons],
     }
 
@@ -104,7 +104,7 @@ def _gap_table(done: NaturalResult) -> Table:
         "F1 reuse",
     )
     table = text_table(columns, title="The gap between full attention and reuse")
-    for name, rows in (("", done.rows), (", all evidence", done.rows_with_evidence)):
+    for name, rows in (("", done.rows), *((f", {name}", rows) for name, rows in done.subsets.items())):
         for length in dict.fromkeys(row.context_tokens for row in rows):
             full, reuse, alone = gap(rows, length)
             table.add_row(

@@ -1,7 +1,7 @@
 """One run of the natural benchmark from start to end: the set, the library, retrieval, prompts, outcomes and rows."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,7 +96,7 @@ class NaturalResult:
     Attributes:
         retrieval: what retrieval finds for the questions of the split.
         rows: over all prompts.
-        rows_with_evidence: over the prompts whose context holds all evidence.
+        subsets: the same over the prompts whose context holds all evidence, and over those of each kind.
         comparisons: over all prompts.
         left_out: prompts that are too long for the model.
         minutes: that all outcomes took.
@@ -104,7 +104,7 @@ class NaturalResult:
 
     retrieval: RetrievalFigures
     rows: tuple[Row, ...] = ()
-    rows_with_evidence: tuple[Row, ...] = ()
+    subsets: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     comparisons: tuple[Comparison, ...] = ()
     left_out: int = 0
     minutes: float = 0.0
@@ -163,11 +163,10 @@ class NaturalBenchmark:
                 progress("prompts", done, len(prompts))
         costs = self._costs(candidates, system)
         rows = summary_rows(outcomes, costs)
-        with_evidence = [outcome for outcome in outcomes if outcome.evidence == 1]
         return NaturalResult(
             retrieval,
             tuple(rows),
-            tuple(summary_rows(with_evidence, costs)),
+            {name: tuple(summary_rows(own, costs)) for name, own in _subsets(outcomes).items()},
             tuple(comparisons(outcomes, rows, request.against)),
             left_out,
             sum(outcome.took_s for outcome in outcomes) / 60,
@@ -231,6 +230,14 @@ class NaturalBenchmark:
                 measured.append((what, found))
             costs[recipe.name] = found
         return costs
+
+
+def _subsets(outcomes: Sequence[NaturalOutcome]) -> dict[str, list[NaturalOutcome]]:
+    """Return the outcomes of prompts with all evidence, and of each kind of question; those that there are."""
+    found = {"all evidence": [outcome for outcome in outcomes if outcome.evidence == 1]}
+    for kind in KINDS:
+        found[kind] = [outcome for outcome in outcomes if outcome.kind == kind]
+    return {name: own for name, own in found.items() if own}
 
 
 def chosen_candidates(request: Request) -> list[Candidate]:
