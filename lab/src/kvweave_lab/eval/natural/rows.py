@@ -232,8 +232,8 @@ def _row(
         same_first=_mean(own, lambda outcome: outcome.same_first),
         f1=_mean_or_none(own, _f1),
         contains=_mean_or_none(own, lambda outcome: outcome.contains),
-        nll_recovery=_share(_nll, reuse, own, full),
-        kl_recovery=_share(_kl, reuse, own, full),
+        nll_recovery=_share(_nll, reuse, own, full) if label != NO_CONTEXT_LABEL else None,
+        kl_recovery=_share(_kl, reuse, own, full) if label != NO_CONTEXT_LABEL else None,
         nll_pgr=_share(_nll, alone, own, full),
         f1_pgr=_share(_f1, alone, own, full),
     )
