@@ -5,15 +5,26 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import kvweave
 from kvweave.errors import InvalidRequest, PromptTooLong
-from kvweave.samples import DOCUMENTS, sample_questions
+from kvweave.samples import CHUNK_TOKENS, DOCUMENTS, TOP_K, sample_questions
 
 GLORRIC = "What is the password of Glorric?"
 
 
-def test_sample_questions_are_answered_and_only_the_question_is_computed(open_kb):
-    base = open_kb()
-    report = base.add(DOCUMENTS)
+@pytest.fixture(scope="module")
+def added(tmp_path_factory):
+    """A knowledge base without an answer cache, with all sample documents, and the report of their adding.
+
+    Tests here only ask it: the documents are prepared once.
+    """
+    given = {"recipe": "weave", "chunk_tokens": CHUNK_TOKENS, "top_k": TOP_K, "answer_limit_bytes": 0}
+    with kvweave.open("notes", home=tmp_path_factory.mktemp("samples") / "home", **given) as base:
+        yield base, base.add(DOCUMENTS)
+
+
+def test_sample_questions_are_answered_and_only_the_question_is_computed(added):
+    base, report = added
     assert report.chunks == report.chunk_kv_computed > len(report.added) > 10
     right = reused = 0
     for question in sample_questions():
@@ -25,9 +36,8 @@ def test_sample_questions_are_answered_and_only_the_question_is_computed(open_kb
     assert reused >= 0.6 * right  # plain reuse answers the questions that one chunk answers
 
 
-def test_answers_at_ratio_one_equal_those_of_full_attention(open_kb):
-    base = open_kb()
-    base.add(DOCUMENTS)
+def test_answers_at_ratio_one_equal_those_of_full_attention(added):
+    base, _ = added
     for question in sample_questions():
         assert base.ask(question.text, ratio=1.0).text == base.ask(question.text, recipe="full").text
 
@@ -57,9 +67,8 @@ def test_an_answer_has_its_sources_and_times(open_kb, documents):
     assert timing.answer_tokens == len(base.adapter.template.tokenize(answer.text))
 
 
-def test_chunks_of_one_document_are_in_reading_order(open_kb):
-    base = open_kb()
-    base.add(DOCUMENTS)
+def test_chunks_of_one_document_are_in_reading_order(added):
+    base, _ = added
     for question in sample_questions():
         places = [(source.document, source.start) for source in base.ask(question.text).sources]
         by_document = {document: [s for d, s in places if d == document] for document, _ in places}
@@ -100,9 +109,8 @@ def test_a_second_iteration_yields_nothing_and_keeps_the_answer(open_kb, documen
     assert stream.answer.text == "walnut"
 
 
-def test_several_threads_ask_one_knowledge_base(open_kb):
-    base = open_kb()
-    base.add(DOCUMENTS)
+def test_several_threads_ask_one_knowledge_base(added):
+    base, _ = added
     questions = [q for q in sample_questions() if q.kind in ("single", "multikey")] * 3
     expected = [base.ask(q.text).text for q in questions]
     with ThreadPoolExecutor(4) as pool:
