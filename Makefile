@@ -10,6 +10,7 @@ TORCH   := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+unexport PYTHONDONTWRITEBYTECODE  # without bytecode on disk every process that the tests start compiles kvweave again
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test real lint docs reference auxiliary longer env clean
@@ -29,10 +30,11 @@ demo: $(READY)
 	@$(BIN)/kvweave demo
 
 # pytest comes last: its closing line is the last line of the output. Each of its processes has PyTorch on one thread,
-# since threads that wait for each other's cores are slower than one; a file's tests share what they make.
+# since threads that wait for each other's cores are slower than one; a file's tests share what they make, and slow files
+# come first (conftest.py), so that no process is left with one at the end.
 test: lint
 	@echo "== pytest"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The tests that need real weights skip without it. The packages are of the lab alone; nothing of them is shipped.
 real: $(READY)

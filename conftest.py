@@ -32,6 +32,29 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SLOW_FILES = (
+    "tests/cli/test_story.py",
+    "tests/server/test_schema_fuzzing.py",
+    "tests/test_mcp.py",
+    "tests/cli/test_serve_client.py",
+    "tests/recipes/test_killed_requests.py",
+    "lab/tests/cli/test_personas_command.py",
+    "tests/decode/test_adaptive.py",
+    "tests/engine/test_homes.py",
+    "tests/engine/test_conversation.py",
+    "tests/cli/test_served_commands.py",
+    "tests/cli/test_demo.py",
+    "lab/tests/eval/test_decoding_quality.py",
+    "tests/engine/test_killed.py",
+)
+"""Files that take half a minute or more, often with few tests. They start first, so that none is left alone at the end."""
+
+
+def pytest_collection_modifyitems(items):
+    first = {ROOT / name: place for place, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
 @pytest.fixture
 def script(monkeypatch):
     """A script of lab/experiments or lab/pages by its name."""
