@@ -7,7 +7,9 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -44,8 +46,7 @@ def server(home):
     ):
         try:
             systemd.bind(address)  # long before the model is loaded
-            systemd.settimeout(240)
-            assert systemd.recv(100) == b"READY=1"
+            assert _told(systemd, process) == b"READY=1"
             found = find_server(home)
             assert httpx.get(f"{found.url}/health").status_code == 200
             yield found
@@ -54,6 +55,17 @@ def server(home):
             process.wait(timeout=60)
         assert systemd.recv(100) == b"STOPPING=1"
     assert find_server(home) is None
+
+
+def _told(systemd, process, patience_s=240):
+    """What the server tells systemd first; fails at once where the server has ended."""
+    systemd.settimeout(1)
+    until_s = time.monotonic() + patience_s
+    while True:
+        with suppress(TimeoutError):
+            return systemd.recv(100)
+        assert process.poll() is None, f"the server ended with exit code {process.returncode}"
+        assert time.monotonic() < until_s, "the server is not ready in time"
 
 
 @pytest.fixture
