@@ -32,8 +32,8 @@ def test_add_ask_and_ask_again_with_recipe_prefix(real_command, documents, model
     assert "linear_attention" in findings["recipe prefix alone"]["detail"]
 
 
-def test_the_default_recipe_is_refused_in_one_line(real_command, documents, model):
-    real_command("add", documents, "--model", model, "--quiet")
-    refused = real_command("ask", *QUESTION, code=1)
+def test_the_default_recipe_is_refused_in_one_line(command, documents, model):
+    command("add", documents, "--model", model, "--quiet")
+    refused = command("ask", *QUESTION, code=1)
     assert "--recipe prefix" in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1
