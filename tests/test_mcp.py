@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import asynccontextmanager, contextmanager
@@ -13,6 +14,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+import kvweave
+from kvweave.samples import DOCUMENTS
 from kvweave.server.mcp_transports import is_loopback
 from scripted_server import DONE, event, reply, serving, settings, stream
 
@@ -20,11 +23,28 @@ GLORRIC = "What is the password of Glorric?"
 TOOLS = {"list_knowledge_bases", "list_documents", "search_passages", "answer"}
 
 
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """The sample documents and a home in which they are indexed, made once for all tests here."""
+    folder = tmp_path_factory.mktemp("mcp")
+    documents = folder / "documents"
+    documents.mkdir()
+    for name in ("passwords.md", "badges.txt", "supper.md"):
+        shutil.copy(DOCUMENTS / name, documents)
+    with kvweave.open("default", home=folder / "home", chunk_tokens=48) as base:
+        base.add(documents)
+    return folder
+
+
 @pytest.fixture
-def home(environment, command, documents):
-    """A home with a knowledge base and an empty second one."""
-    command("add", documents, "--quiet")
-    return Path(environment["KVWEAVE_HOME"])
+def documents(indexed):
+    return indexed / "documents"
+
+
+@pytest.fixture
+def home(environment, indexed):
+    """A test's own copy of the home."""
+    return Path(shutil.copytree(indexed / "home", environment["KVWEAVE_HOME"]))
 
 
 def over_stdio(environment, *words):
