@@ -10,10 +10,25 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
+from running_server import server
+
+from kvweave.samples import DOCUMENTS
 
 schemathesis = pytest.importorskip("schemathesis")
 
 EXAMPLES = int(os.environ.get("KVWEAVE_FUZZ_EXAMPLES", "8"))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server whose answers are short where a request names no length: the model is not what is tested."""
+    with server(tmp_path_factory.mktemp("fuzzed") / "home", max_new_tokens=16) as running:
+        running.http.post("/v1/kb", json={"name": "notes"}).raise_for_status()
+        files = [
+            ("files", (name, (DOCUMENTS / name).read_bytes())) for name in ("passwords.md", "badges.txt")
+        ]
+        running.http.post("/v1/kb/notes/documents", files=files).raise_for_status()
+        yield running
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
