@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 KEEP_ALIVE_S: Final = 75
-CANCELLED_S: Final = 10
-"""How long requests that were cancelled may take to end."""
+CANCELLED_S: Final = 60
+"""How long requests that were cancelled may take to say so. The process waits for their threads in any case."""
 
 
 class Running:
