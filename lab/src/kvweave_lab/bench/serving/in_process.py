@@ -7,6 +7,7 @@ are left out.
 
 import json
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +34,17 @@ def main() -> None:
 def _answer(config: "Config", announce: "Callable[[str], object]" = print) -> None:
     """Load the engine and answer until the input ends."""
     from kvweave.engine.serving import Serving
+    from kvweave.ops.threads import use_one_thread
 
     lines = sys.stdout
     sys.stdout = sys.stderr  # nothing else may write between the lines
     server = config.server
     serving = Serving(config, idle=server.idle_work, share_kv=server.share_kv, async_kv=server.async_kv)
-    serving.load()
+    # As in the server: the thread that loads ends with its helpers, and no other than that of the passes keeps any.
+    loading = threading.Thread(target=serving.load)
+    loading.start()
+    loading.join()
+    use_one_thread()
     print(LOADED, file=lines, flush=True)
     for line in sys.stdin:
         print(_first_token_s(serving, json.loads(line)), file=lines, flush=True)
