@@ -26,7 +26,17 @@ LAB: Final[Mapping[str, Mapping[str, str]]] = {
         "train-selector": "Fine-tune the model that cacheclip selects with.",
     },
     "kvweave.recipes": dict.fromkeys(
-        ("naive", "random", "percache", "idealised", "cacheblend-kv", "cacheblend-gradual"), ""
+        (
+            "naive",
+            "random",
+            "percache",
+            "idealised",
+            "cacheblend-kv",
+            "cacheblend-gradual",
+            "cacheclip-windows",
+            "fusionrag-alone",
+        ),
+        "",
     ),
     "kvweave.models": {"longer": ""},
 }

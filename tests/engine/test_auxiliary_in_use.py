@@ -19,12 +19,12 @@ def test_add_records_features_with_the_configured_auxiliary_model(open_kb, docum
     plain.add(documents)
     assert notes(plain) == []
     plain.close()
-    shipped = open_kb(recipe="cacheclip-refill")
+    shipped = open_kb(recipe="cacheclip")
     shipped.add(documents)  # the KV is there already; only the features are computed
     assert shipped.missing_kv() == 0
     assert len(notes(shipped)) == 1
     shipped.close()
-    other = open_kb(recipe="cacheclip-refill", auxiliary=str(tmp_path / "auxiliary"))
+    other = open_kb(recipe="cacheclip", auxiliary=str(tmp_path / "auxiliary"))
     assert other.missing_kv() > 0
     other.add(documents)
     assert other.missing_kv() == 0

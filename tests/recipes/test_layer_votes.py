@@ -16,13 +16,13 @@ from kvweave.ops.scores import top_tokens
 from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.methods.fusionrag import IsolatedQuestionProducts
+from kvweave.recipes.methods.fusionrag import AttentionInEachChunk
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.methods.weave import AttentionTimesSensitivity
 from kvweave.recipes.select import QuestionAttention
 from kvweave.recipes.state import LayerVotes, last_layer, voting_layers
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
-from kvweave.types import ChunkKV, Prompt
+from kvweave.types import Prompt
 
 WINDOW = 16
 SLIDING = [name for name in FAMILIES if WINDOW in PassCost.of(tiny_model(name)).windows]
@@ -166,7 +166,7 @@ def test_the_prompts_are_eight_windows_long():
         )  # layers with a window see the end of the context
 
 
-ATTENDING = ("prophetkv", "weave", "qcfuse", "fusionrag-over-stale")
+ATTENDING = ("prophetkv", "weave", "qcfuse", "fusionrag", "fusionrag-over-stale")
 
 
 def full_layers(adapter):
@@ -179,6 +179,7 @@ def alone(name, layers):
         "prophetkv": QuestionAttention(layers),
         "weave": AttentionTimesSensitivity(QuestionAttention(layers)),
         "qcfuse": DigestAttention(layers=layers),
+        "fusionrag": AttentionInEachChunk(layers[-1:]),
         "fusionrag-over-stale": QuestionAttention(layers[-1:]),
     }[name]
 
@@ -197,30 +198,17 @@ def test_kvshare_does_not_favour_the_last_window(shares):
 
 
 @pytest.mark.parametrize("family", HYBRID)
-def test_fusionrag_reads_the_last_layer_that_sees_the_whole_context(family):
+def test_fusionrag_ends_at_the_last_layer_that_sees_the_whole_context(family):
     adapter, store = tiny_adapter(family), MemoryStore()
-    prompt = sliding_prompt(adapter, 0)
+    prompt, ran = sliding_prompt(adapter, 0), []
     prepare(adapter, store, prompt, "fusionrag")
     state = state_of(adapter, store, prompt, "fusionrag")
-    read: set[int] = set()
-    watched = [
-        replace(m, kv=ChunkKV(m.kv.token_ids, Watched(m.kv.kv, read)))
-        for m in state.matched
-        if m.origin == "reused"
-    ]
-    IsolatedQuestionProducts().scores(replace(state, matched=(state.matched[0], *watched)))
-    assert read == {full_layers(adapter)[-1]}
-
-
-class Watched:
-    """KV of a chunk that records which of its layers are read."""
-
-    def __init__(self, kv, read):
-        self.kv, self.read, self.shape, self.dtype, self.nbytes = kv, read, kv.shape, kv.dtype, kv.nbytes
-
-    def layer(self, index):
-        self.read.add(index)
-        return self.kv[index]
+    for layer, module in enumerate(adapter.model.model.layers):
+        module.register_forward_hook(lambda *_, layer=layer: ran.append(layer))
+    scores = AttentionInEachChunk().scores(state)
+    assert ran == list(range(full_layers(adapter)[-1]))  # the pass ends inside that layer, before it attends
+    chunks = [found.span.tokens for found in state.matched if found.origin == "reused"]
+    assert [float(part.sum()) for part in scores.split(chunks)] == pytest.approx([1.0] * len(chunks))
 
 
 @pytest.mark.parametrize("family", SLIDING)

@@ -46,7 +46,7 @@ from recipe_grid import Grid
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BETWEEN = (0.3, 0.5, 0.7)  # the ratios of the paper's collapse
 BLEND, BLEND_WINDOWS = "cacheblend", "cacheblend in windows"
-CLIP, CLIP_ALONE = "cacheclip-refill", "cacheclip without windows"
+CLIP, CLIP_ALONE = "cacheclip", "cacheclip without windows"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def test_a_selector_is_tuned_on_questions_to_a_knowledge_base_and_used(command, 
     command("add", documents, "--recipe", "cacheclip", "--auxiliary", folder, "--quiet")
     kinds = command.json("cache", "stats")["by_kind"]
     assert len([kind for kind in kinds if kind.startswith("auxiliary-")]) == 1
-    ask = ("ask", "What is the password of Glorric?", "--recipe", "cacheclip-refill", "--auxiliary", folder)
+    ask = ("ask", "What is the password of Glorric?", "--recipe", "cacheclip", "--auxiliary", folder)
     plan = command.json(*ask, "--ratio", "0.5")["plan"]
     assert sum(span["recomputed_tokens"] for span in plan["spans"]) > 0
 

@@ -105,7 +105,7 @@ def test_the_loss_falls_and_held_out_prompts_come_closer(run, primary, auxiliary
 
 
 def test_recipes_take_the_tuned_model_by_its_folder(run, primary, tmp_path):
-    recipe = recipe_named("cacheclip-refill", auxiliary=str(run[1]))
+    recipe = recipe_named("cacheclip", auxiliary=str(run[1]))
     with kvweave.ChunkStore(tmp_path) as store:
         kvweave.prepare(primary, store, PROMPTS[0].chunks, recipe=recipe, system="Answer.")
         result = kvweave.prefill(primary, store, PROMPTS[0], recipe=recipe, ratio=0.5)

@@ -20,7 +20,6 @@ OWN_PREPARATIONS: Final[Mapping[str, str | None]] = {
     "kvshare": "isolated",
     "cachecraft": "observed",
     "cacheclip": "isolated",
-    "cacheclip-refill": "isolated",
     "fusionrag": "similar",
     "fusionrag-over-stale": "similar",
     "prophetkv": "isolated",
@@ -29,6 +28,9 @@ OWN_PREPARATIONS: Final[Mapping[str, str | None]] = {
 }
 """The name of each method's own preparation; None for a method that prepares nothing. A test compares it with METHODS.
 Methods that are not here, such as those of other packages, are asked themselves."""
+
+RENAMED: Final[Mapping[str, str]] = {"cacheclip-refill": "cacheclip"}
+"""Earlier names of methods, which `parse` still accepts."""
 
 _EXACT_PREPARATION: Final = "observed"
 _PREPARATIONS: Final = frozenset(("bare", "isolated", "similar", "following", "woven", _EXACT_PREPARATION))
@@ -45,6 +47,8 @@ class NamedRecipe(NamedTuple):
 def parse(name: str, prepare: str | None = None, storage: str | None = None) -> NamedRecipe:
     """Return what a recipe's name says, and `prepare` and `storage` where the name leaves them open.
 
+    An earlier name of a method gives the present one.
+
     Raises InvalidRequest if `prepare` is given twice, and for a storage that there is not.
     """
     if "+" in name:
@@ -56,7 +60,7 @@ def parse(name: str, prepare: str | None = None, storage: str | None = None) -> 
         storage = named or storage
     if storage is not None and storage not in STORAGES:
         raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
-    return NamedRecipe(name, prepare, None if storage is None else STORAGES[storage])
+    return NamedRecipe(RENAMED.get(name, name), prepare, None if storage is None else STORAGES[storage])
 
 
 def displayed(method: str, preparation: str | None, storage: Storage | None) -> str:

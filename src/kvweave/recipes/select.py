@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.hooks import AttentionProbe, LayerQueries, StopAtLayer
+from kvweave.models.hooks import AttentionHook, AttentionProbe, LayerQueries, StopAtLayer
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.state import LayerVotes, PrefillState
@@ -133,10 +133,18 @@ class QuestionAttention:
         first, _ = state.context
         votes = state.question_votes(self.layers)
         probe = question_probe(state, votes)
-        shown = probe if votes.lifted_window is None else _WithinWindow(state, votes.lifted_window, probe)
-        rows = state.fresh[state.fresh <= state.question_rows[-1]]
-        state.run_partial(rows, shown, StopAtLayer(votes.layers[-1]))
+        run_question(state, votes, probe)
         return probe.weights.mean(dim=0).cpu()[state.stale - first]
+
+
+def run_question(state: PrefillState, votes: LayerVotes, probe: AttentionHook) -> None:
+    """Run the question over the stale KV for what `probe` sees, up to the attention of the last layer that counts.
+
+    Fresh chunks are computed on the way. Where a window is lifted, the probe sees far keys at a distance inside it.
+    """
+    shown = probe if votes.lifted_window is None else _WithinWindow(state, votes.lifted_window, probe)
+    rows = state.fresh[state.fresh <= state.question_rows[-1]]
+    state.run_partial(rows, shown, StopAtLayer(votes.layers[-1]))
 
 
 def question_probe(state: PrefillState, votes: LayerVotes) -> AttentionProbe:
@@ -149,7 +157,7 @@ def question_probe(state: PrefillState, votes: LayerVotes) -> AttentionProbe:
 class _WithinWindow:
     """Shows a probe the stored keys as `PrefillState.cache_within_window` has them, beside the keys that the pass computes."""
 
-    def __init__(self, state: PrefillState, window: int, probe: AttentionProbe) -> None:
+    def __init__(self, state: PrefillState, window: int, probe: AttentionHook) -> None:
         self._kv_cache = state.cache_within_window(window)
         self._probe = probe
 

@@ -10,7 +10,6 @@ from kvweave.recipes.methods.ape import ape
 from kvweave.recipes.methods.baselines import direct, full, prefix, reuse
 from kvweave.recipes.methods.cacheblend import cacheblend
 from kvweave.recipes.methods.cacheclip import cacheclip
-from kvweave.recipes.methods.cacheclip import refill as cacheclip_refill
 from kvweave.recipes.methods.cachecraft import cachecraft
 from kvweave.recipes.methods.epic import epic
 from kvweave.recipes.methods.fusionrag import fusionrag, over_stale
@@ -44,7 +43,6 @@ _OWN: Mapping[str, Callable[..., Recipe]] = {
     "kvshare": kvshare,
     "cachecraft": cachecraft,
     "cacheclip": cacheclip,
-    "cacheclip-refill": cacheclip_refill,
     "fusionrag": fusionrag,
     "fusionrag-over-stale": over_stale,
     "prophetkv": prophetkv,

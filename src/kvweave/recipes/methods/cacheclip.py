@@ -16,36 +16,22 @@ from kvweave.recipes.state import PrefillState
 
 
 def cacheclip(auxiliary: str | None = None) -> Recipe:
-    """Recompute the tokens that a small auxiliary model attends to, in groups of neighbours.
+    """Recompute the tokens that a small auxiliary model attends to, in groups of neighbours, until the budget is spent.
 
     Paper: CacheClip §3 (shared prefix §3.1, selection and windows §3.3, mapping §3.4, auxiliary model on the CPU §3.6).
     Idea: the last layers of a small and a large model attend to the same words. The small model encodes chunk by chunk
         with its own KV, so that selection costs the large model nothing.
     Parameters: ratio 0.2; windows of 8 tokens that keep more than 5 (both as in the paper); the auxiliary model.
-    Differs from the paper: the selection is cut to the budget after mapping. The auxiliary model runs while chunk KV is
-        loading; only the first bytes of KV from a shared tier are awaited before the recomputation.
-    Relations: `prophetkv` runs the question through the model itself, over all stale chunks at once; `cacheclip-refill` spends
-        what windows leave of the budget; `kvweave train-selector` fits the auxiliary model to the model that answers (§3.5).
+    Differs from the paper: §3.3 does not say what becomes of the budget of dropped tokens. A tenth of the tokens, spread
+        over the context as attention is, hardly ever falls six times into one window of eight: with the selection fixed
+        before windows drop from it, next to nothing is recomputed (`cacheclip-windows` in the lab). So more tokens are
+        selected until those that windows keep fill the budget. The auxiliary model runs while chunk KV is loading; only the
+        first bytes of KV from a shared tier are awaited before the recomputation.
+    Relations: `prophetkv` runs the question through the model itself, over all stale chunks at once; `kvweave
+        train-selector` fits the auxiliary model to the model that answers (§3.5).
     Measured: see the methods page.
     """
-    return _recipe("cacheclip", AuxiliaryWindows(auxiliary))
-
-
-def refill(auxiliary: str | None = None) -> Recipe:
-    """CacheClip that uses its budget up: where windows drop tokens, more are selected until enough are kept.
-
-    Paper: CacheClip §3.3 does not say how the budget of dropped tokens is used.
-    Idea: other recipes spend their whole budget, so the two can be compared at the same number of recomputed rows.
-    Parameters: as `cacheclip`.
-    Differs from the paper: the budget is used up.
-    Relations: `cacheclip` recomputes fewer rows at the same ratio, and relatively fewer at small ratios.
-    Measured: see the methods page.
-    """
-    return _recipe("cacheclip-refill", AuxiliaryWindows(auxiliary, refill=True))
-
-
-def _recipe(name: str, select: "AuxiliaryWindows") -> Recipe:
-    return Recipe(name, match=MatchPathThenChunk(), select=select, ratio=0.2)
+    return Recipe("cacheclip", match=MatchPathThenChunk(), select=AuxiliaryWindows(auxiliary), ratio=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +42,10 @@ class AuxiliaryWindows:
     prefix, chunk and question. Prefix and question are the same in every pass. So the attention that a chunk takes from them
     says how much the question finds there, and shares from different passes compare.
 
-    The budget's share of the auxiliary's tokens is selected. A window of `window` tokens keeps its selected tokens if
-    they are more than `more_than`. Kept tokens are mapped to the model's tokens by characters and only then cut to the
-    budget: windows that a smaller selection would not have kept go first. With `refill`, the selection grows until the
-    kept tokens fill the budget; tokens in windows that are too short ever to be kept come last.
+    A window of `window` tokens keeps its selected tokens if they are more than `more_than`. Kept tokens are mapped to the
+    model's tokens by characters and only then cut to the budget: windows that a smaller selection would not have kept
+    go first. With `refill` the selection grows until the kept tokens fill the budget; tokens in windows that
+    are too short ever to be kept come last. Without, the budget's share of the auxiliary's tokens is selected.
 
     Attributes:
         auxiliary: folder or hub id of the model; None is the one shipped with kvweave.
@@ -71,7 +57,7 @@ class AuxiliaryWindows:
     auxiliary: str | None = None
     window: int = 8
     more_than: int = 5
-    refill: bool = False
+    refill: bool = True
     selective: ClassVar[bool] = True
     supports_coverage: ClassVar[bool] = True
 
@@ -81,7 +67,10 @@ class AuxiliaryWindows:
         return (AuxiliaryExtractor(self.auxiliary),)
 
     def choose(self, state: PrefillState) -> Tensor:
-        """Run one packed call of the auxiliary model; return fewer rows than the budget where windows drop some."""
+        """Run one packed call of the auxiliary model; return fewer rows than the budget only without `refill`.
+
+        Tokens of a chunk after the end of the auxiliary model's context come last, without `refill` never.
+        """
         budget, stale = state.request.budget, state.stale
         if budget.recomputes_none or not stale.numel():
             return stale[:0]

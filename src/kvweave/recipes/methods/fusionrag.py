@@ -1,53 +1,55 @@
-"""FusionRAG: chunks prepared after similar chunks, and tokens selected by the question alone."""
+"""FusionRAG: chunks prepared after similar chunks, and the tokens of each chunk that the question attends to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.hooks import StopAtLayer, UnrotatedQueries
+from kvweave.models.hooks import AttentionProbe, LayerQueries
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import QuestionAttention, TopScores
+from kvweave.recipes.select import QuestionAttention, TopScores, run_question
 from kvweave.recipes.state import PrefillState
-from kvweave.types import ChunkKV
 
 
 def fusionrag() -> Recipe:
-    """Prepare each chunk after the chunks most similar to it; recompute the tokens that match the question best.
+    """Prepare each chunk after the chunks most similar to it; recompute the tokens that the question attends to in each.
 
     Paper: FusionRAG §3.1 (similarity-guided preprocessing, eq. 10) and §3.2 (query-guided selection).
-    Idea: chunks retrieved together are similar, so most of what they tell each other can be computed offline.
+    Idea: chunks retrieved together are similar, so most of what they tell each other can be computed offline. The last
+        layer's attention then shows which tokens of each chunk the question needs.
     Parameters: 10 neighbours, ratio 0.15.
-    Differs from the paper: in nothing known, but the paper leaves four things open. The question is prefilled after the system
-        prefix. Queries and keys are not rotated, as the question has no place among the chunks yet. There is no softmax,
-        so that chunks do not compete. Prepared chunks stay when others join; `kvweave cache clear` before the next
+    Differs from the paper: in nothing known, but §3.2 says only that the question is prefilled, and that its last layer's
+        queries are multiplied with each chunk's keys and summed. Public code that looks like the authors' runs the question
+        over the chunks' KV at true positions, divides products by √d, and takes a softmax for each chunk by itself; so does
+        this recipe. Read literally, the text has a question that sees no chunk and scores without positions and softmax:
+        that reading is `fusionrag-alone`. Prepared chunks stay when others join; `kvweave cache clear` before the next
         `kvweave add` prepares all of them again.
     Relations: `--prepare similar` gives the first half to any recipe, `--prepare isolated` takes it away;
-        `fusionrag-over-stale` runs the question over the chunks instead.
+        `fusionrag-over-stale` takes one softmax over all chunks, so that chunks compete; `prophetkv` does so in every layer.
     Measured: see the methods page.
     """
     return Recipe(
         "fusionrag",
         prepare=Similar(),
         match=MatchPathThenChunk(),
-        select=TopScores(IsolatedQuestionProducts()),
+        select=TopScores(AttentionInEachChunk()),
         ratio=0.15,
     )
 
 
 def over_stale() -> Recipe:
-    """FusionRAG with the question run over the stale chunks: the last layer's attention selects.
+    """FusionRAG with one softmax over all chunks: the last layer's attention to the whole context selects.
 
-    Paper: FusionRAG §3.2, read in another way: the question's query matrix may be computed with the chunks before it.
-    Idea: the question's queries get better with the context that they have seen.
+    Paper: FusionRAG §3.2, read in another way: attention weights are those that the model itself would give.
+    Idea: a chunk that the question does not need loses its tokens to the others.
     Parameters: 10 neighbours, ratio 0.15.
-    Differs from the paper: positions and softmax take part.
-    Relations: `prophetkv` with `similar` chunks and one layer instead of all.
+    Differs from the paper: chunks compete for the question's attention.
+    Relations: `fusionrag` takes a softmax for each chunk by itself; `prophetkv` with `similar` chunks counts all layers.
     Measured: see the methods page.
     """
     return Recipe(
@@ -60,47 +62,39 @@ def over_stale() -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class IsolatedQuestionProducts:
-    """Products of the question's queries with each chunk's keys in the last layer, both before rotation (FusionRAG §3.2).
+class AttentionInEachChunk:
+    """The question's attention to each token, with a softmax for each chunk by itself (FusionRAG §3.2).
 
-    The last layer is the last one that sees the whole context from the question (`LayerVotes`). The question is
-    prefilled after the system prefix alone. Products are summed over its rows and heads. Without a
-    softmax, the scores of a chunk do not depend on other chunks.
+    The question is run over the stale KV, every token at its true position. Weights of the rows that the user wrote are
+    averaged over rows, heads and layers, which ranks as their sum does. The scores of every chunk sum to 1, whatever the
+    question finds there. `layers` are the layers to look at, negative ones from the last. Those count that see the whole
+    context from the question (`LayerVotes`).
     """
 
-    supports_coverage: ClassVar[bool] = False
+    layers: tuple[int, ...] = (-1,)
+    supports_coverage: ClassVar[bool] = True
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
-        """Run one pass of the question after the prefix up to that layer; of the chunks read only its keys."""
-        (layer,) = state.question_votes((-1,)).layers
-        queries = self._queries(state, layer)  # (H, R, D)
-        found = [
-            _products(queries, m.kv, layer)
-            for m in state.matched
-            if m.origin == "reused" and m.kv is not None
+        """Run one pass of the question and of fresh chunks up to the last of those layers."""
+        votes = state.question_votes(self.layers)
+        chunks = [(m.span.start, m.span.end) for m in state.matched if m.origin == "reused"]
+        probes = [
+            AttentionProbe(
+                state.question_rows, columns=columns, layers=votes.layers, lift_windows=votes.lift_windows
+            )
+            for columns in chunks
         ]
-        return torch.cat(found).cpu()
-
-    def _queries(self, state: PrefillState, layer: int) -> Tensor:
-        """Return (H, R, D), float32: a layer's queries of the rows that the user wrote."""
-        adapter, prompt = state.request.adapter, state.request.prompt
-        system, question = prompt.spans[0], prompt.spans[-1]
-        ids = (*prompt.ids(system), *prompt.ids(question))
-        prefix = state.matched[0].kv
-        queries = UnrotatedQueries(layers={layer})
-        known = prefix.tokens if prefix is not None else 0
-        plan = adapter.rows(torch.arange(known, len(ids)))
-        plan.hooks += [queries, StopAtLayer(layer)]
-        kv_cache = adapter.new_cache(len(ids), [PlacedSpan(prefix, 0, 0)] if prefix is not None else [])
-        adapter.run_partial(kv_cache, ids, plan)
-        places = state.question_rows - question.start + system.tokens - known
-        return queries.of(layer)[0][:, places.to(adapter.geometry.device)].float()
+        run_question(state, votes, _Together(probes))
+        return torch.cat([probe.weights.mean(dim=0) for probe in probes]).cpu()
 
 
-def _products(queries: Tensor, kv: ChunkKV, layer: int) -> Tensor:
-    """Return Σ over heads and rows of query · key, (n,)."""
-    keys = kv.layer(layer)[0].to(queries.device).float()  # (G, n, D)
-    # Heads that share keys follow each other.
-    summed = queries.reshape(keys.shape[0], -1, keys.shape[-1]).sum(dim=1)  # (G, D)
-    return torch.einsum("gd,gnd->n", summed, keys)
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """Shows every layer to several probes."""
+
+    probes: Sequence[AttentionProbe]
+
+    def on_layer(self, queries: LayerQueries) -> None:
+        for probe in self.probes:
+            probe.on_layer(queries)

@@ -13,7 +13,7 @@ def prophetkv() -> Recipe:
         single layers miss tokens that others attend to.
     Parameters: ratio 0.2.
     Differs from the paper: fresh chunks are computed in both stages; keys are stored before rotation.
-    Relations: `fusionrag` uses the last layer alone, without the other chunks; `cacheblend` selects by how far KV is off and
+    Relations: `fusionrag` uses the last layer alone, with a softmax for each chunk; `cacheblend` selects by how far KV is off and
         not by what the question needs.
     Measured: see the methods page.
     """

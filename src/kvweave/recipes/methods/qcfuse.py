@@ -37,7 +37,7 @@ def qcfuse() -> Recipe:
         middle; ratio 0.15 (the paper's default is 0.5).
     Differs from the paper: digests are computed one chunk at a time, after the system prefix, and without the instruction to
         repeat that KVzip puts before the repetition.
-    Relations: with a share of 0 close to `fusionrag`; with a share of 1 and all layers close to `prophetkv`, whose softmax
+    Relations: with a share of 0 close to `fusionrag-alone`; with a share of 1 and all layers close to `prophetkv`, whose softmax
         leaves the system prefix out.
     Measured: see the methods page.
     """

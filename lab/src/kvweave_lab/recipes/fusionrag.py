@@ -1,0 +1,85 @@
+"""FusionRAG as the text of §3.2 reads literally: a question that sees no chunk, and products without softmax."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvweave.models.fused_cache import PlacedSpan
+from kvweave.models.hooks import StopAtLayer, UnrotatedQueries
+from kvweave.recipes.features import FeatureExtractor
+from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prepare import Similar
+from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.select import TopScores
+from kvweave.recipes.state import PrefillState
+from kvweave.types import ChunkKV
+
+
+def alone() -> Recipe:
+    """FusionRAG with a question that is prefilled alone: plain products of its queries with each chunk's keys.
+
+    Paper: FusionRAG §3.2, read literally.
+    Idea: a token's score then depends neither on its position nor on other chunks, as §3.2 says of it.
+    Parameters: 10 neighbours, ratio 0.15.
+    Differs from the paper: in nothing known. The question is prefilled after the system prefix. Queries and keys are not
+        rotated, as the question has no place among the chunks yet. There is no scale and no softmax.
+    Relations: `fusionrag` runs the question over the chunks and takes a softmax for each, as public code does that looks
+        like the authors'.
+    Measured: see the methods page.
+    """
+    return Recipe(
+        "fusionrag-alone",
+        prepare=Similar(),
+        match=MatchPathThenChunk(),
+        select=TopScores(IsolatedQuestionProducts()),
+        ratio=0.15,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedQuestionProducts:
+    """Products of the question's queries with each chunk's keys in the last layer, both before rotation (FusionRAG §3.2).
+
+    The last layer is the last one that sees the whole context from the question (`LayerVotes`). The question is
+    prefilled after the system prefix alone. Products are summed over its rows and heads. Without a
+    softmax, the scores of a chunk do not depend on other chunks.
+    """
+
+    supports_coverage: ClassVar[bool] = False
+    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
+
+    def scores(self, state: PrefillState) -> Tensor:
+        """Run one pass of the question after the prefix up to that layer; of the chunks read only its keys."""
+        (layer,) = state.question_votes((-1,)).layers
+        queries = self._queries(state, layer)  # (H, R, D)
+        found = [
+            _products(queries, m.kv, layer)
+            for m in state.matched
+            if m.origin == "reused" and m.kv is not None
+        ]
+        return torch.cat(found).cpu()
+
+    def _queries(self, state: PrefillState, layer: int) -> Tensor:
+        """Return (H, R, D), float32: a layer's queries of the rows that the user wrote."""
+        adapter, prompt = state.request.adapter, state.request.prompt
+        system, question = prompt.spans[0], prompt.spans[-1]
+        ids = (*prompt.ids(system), *prompt.ids(question))
+        prefix = state.matched[0].kv
+        queries = UnrotatedQueries(layers={layer})
+        known = prefix.tokens if prefix is not None else 0
+        plan = adapter.rows(torch.arange(known, len(ids)))
+        plan.hooks += [queries, StopAtLayer(layer)]
+        kv_cache = adapter.new_cache(len(ids), [PlacedSpan(prefix, 0, 0)] if prefix is not None else [])
+        adapter.run_partial(kv_cache, ids, plan)
+        places = state.question_rows - question.start + system.tokens - known
+        return queries.of(layer)[0][:, places.to(adapter.geometry.device)].float()
+
+
+def _products(queries: Tensor, kv: ChunkKV, layer: int) -> Tensor:
+    """Return Σ over heads and rows of query · key, (n,)."""
+    keys = kv.layer(layer)[0].to(queries.device).float()  # (G, n, D)
+    # Heads that share keys follow each other.
+    summed = queries.reshape(keys.shape[0], -1, keys.shape[-1]).sum(dim=1)  # (G, D)
+    return torch.einsum("gd,gnd->n", summed, keys)
