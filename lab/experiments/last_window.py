@@ -48,7 +48,7 @@ RECIPES = (
     "weave",
     "qcfuse",
     "kvshare",
-    "fusionrag",
+    "fusionrag-alone",
     "fusionrag-over-stale",
     "cacheblend",
     "idealised",

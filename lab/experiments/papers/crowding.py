@@ -27,7 +27,7 @@ from recipe_grid import Grid
 RATIO = 0.2
 MAIN, BLIND, CHANCE = "prophetkv", ("epic", "cacheblend", "kvshare"), "random"
 HARDLY_MORE = 0.1  # share of the evidence
-NAMES = (MAIN, "fusionrag", "qcfuse", "cacheclip", *BLIND, CHANCE)
+NAMES = (MAIN, "fusionrag-alone", "qcfuse", "cacheclip-windows", *BLIND, CHANCE)
 
 
 def variants() -> Mapping[str, Recipe]:

@@ -29,7 +29,7 @@ from papers.plots import bars
 from recipe_grid import Grid
 
 RATIO = 0.15
-PREPARED, SELECTED, BOTH = "similar chunks alone", "selection alone", "fusionrag"
+PREPARED, SELECTED, BOTH = "similar chunks alone", "selection alone", "fusionrag-alone"
 RUNS = {FULL: 1.0, BOTH: RATIO, SELECTED: RATIO, PREPARED: 0.0, REUSE: 0.0}
 """The runs in the figure, with their ratios."""
 

@@ -27,14 +27,14 @@ from papers.selected import FIFTHS, TENTHS, Selected
 from recipe_grid import Grid
 
 RATIO = 0.15
-BLEND, GUIDED, ALL_LAYERS = "cacheblend", "fusionrag, isolated chunks", "prophetkv"
+BLEND, GUIDED, ALL_LAYERS = "cacheblend", "fusionrag-alone, isolated chunks", "prophetkv"
 
 
 def variants() -> Mapping[str, Recipe]:
     """Return recipes with the same stale KV, which differ only in their selection."""
     return {
         BLEND: recipe_named(BLEND),
-        GUIDED: recipe_named("fusionrag", "isolated"),
+        GUIDED: recipe_named("fusionrag-alone", "isolated"),
         ALL_LAYERS: recipe_named(ALL_LAYERS),
     }
 

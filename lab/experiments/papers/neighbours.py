@@ -32,12 +32,12 @@ RATIOS = (0.0, 0.05, 0.15)
 
 
 def name(count: int) -> str:
-    return f"fusionrag, {count} neighbours"
+    return f"fusionrag-alone, {count} neighbours"
 
 
 def variants() -> Mapping[str, Recipe]:
     """Return FusionRAG's selection on chunks prepared after 0 or more similar ones."""
-    fusionrag = recipe_named("fusionrag")
+    fusionrag = recipe_named("fusionrag-alone")
     return {name(n): replace(fusionrag, prepare=Similar(n) if n else Isolated()) for n in COUNTS}
 
 
@@ -88,7 +88,7 @@ CLAIM = Claim(
     title="How many neighbours",
     paper="FusionRAG §5.3.2, fig. 17",
     finding="Preparing a chunk after its ten most similar ones is best; with fifteen, the score falls again as soon as 5 % are recomputed.",
-    setup="`fusionrag` with 0, 5, 10 and 15 neighbours out of a knowledge base of 17 documents.",
+    setup="`fusionrag-alone` with 0, 5, 10 and 15 neighbours out of a knowledge base of 17 documents.",
     grids=grids,
     numbers=lambda found: score_numbers(
         found,

@@ -193,7 +193,7 @@ class TestVerdicts:
             "reuse": 0.0,
             "similar chunks alone": 0.2,
             "selection alone": 0.6,
-            "fusionrag": 1.0,
+            "fusionrag-alone": 1.0,
         }
         claim = claims["fusionrag-parts"]
         found = claim.verdicts(numbers_of(claim, setting, lambda recipe, ratio, size: scores[recipe]))
@@ -436,7 +436,7 @@ class TestPage:
             "reuse": 0.0,
             "similar chunks alone": 0.2,
             "selection alone": 0.6,
-            "fusionrag": 0.5,
+            "fusionrag-alone": 0.5,
         }
         result = numbers_of(claim, setting, lambda recipe, ratio, size: scores[recipe])
         facts = {
