@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kvweave_lab.eval.documents import Draft, Layout, Question, sentences
+from kvweave_lab.eval.documents import Draft, Question, sentences
+from kvweave_lab.eval.layout import Layout
 from kvweave_lab.eval.tasks import TASKS, chains, coref, needles, order
 from kvweave_lab.eval.world import SPLITS, TRAIN, Haystack, Phrases, World, nouns, split_of
 from training.phrases import CONTAINERS, people, relations, towns

@@ -65,7 +65,9 @@ def test_a_selection_is_stale_and_within_budget(name, adapter, store, prompt):
     result = run(replace(recipe, recompute=counted), adapter, store, tokens, ratio=0.3)
     stale = set(stale_rows(result))
     assert len(result.selected) <= math.ceil(0.3 * len(stale))
-    assert len(result.selected) or name == "cacheclip-windows"  # its windows may drop all that a small budget selects
+    assert (
+        len(result.selected) or name == "cacheclip-windows"
+    )  # its windows may drop all that a small budget selects
     assert set(result.selected.tolist()) <= stale
     assert (
         sum(len(stale & set(rows)) for rows in counted.rows) == len(result.selected) * adapter.geometry.layers

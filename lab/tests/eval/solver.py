@@ -85,7 +85,7 @@ def content(sample: Sample, split: str) -> tuple[str, ...]:
         name, later = copy.filled["j"], copy.chunk
     (at,) = (number for number, s in enumerate(found) if s.kind == "named" and s.filled["k"] == name)
     assert found[at + 1].kind == "holds"
-    _check_cut(sample, found[at], found[at + 1])
+    _check_related(sample, found[at], found[at + 1])
     return (found[at + 1].filled["v"],)
 
 
@@ -118,7 +118,7 @@ def antecedent(sample: Sample, split: str) -> tuple[str, ...]:
     (at,) = (number for number, s in enumerate(found) if s.filled.get("k") == name)
     named, then = found[at : at + 2]
     assert (named.kind, then.kind) in (("guest", "he"), ("town", "it")), "something stands between"
-    _check_cut(sample, named, then)
+    _check_related(sample, named, then)
     return (then.filled["v"],)
 
 
@@ -132,11 +132,12 @@ def latest(sample: Sample, split: str) -> tuple[str, ...]:
             name = s.filled["k"]
         else:  # of the fact before it
             name = found[at - 1].filled["k"]
-            _check_cut(sample, found[at - 1], s)
+            _check_related(sample, found[at - 1], s)
         facts[name] = s.filled["v"]
         chunks.setdefault(name, []).append(s.chunk)
     asked_for = asked(sample, split, needles.ASKED)["k"]
-    assert len(set(chunks[asked_for])) == 2, "the two statements are not in two chunks"
+    stated = 1 if sample.placement.startswith("not retrieved") else 2
+    assert len(set(chunks[asked_for])) == stated, "the statements are not in chunks of their own"
     return (facts[asked_for],)
 
 
@@ -159,11 +160,18 @@ def most_frequent(sample: Sample, split: str) -> tuple[str, ...]:
     return _top(Counter(word for s in lines for word in s.filled["w"].split()), sample, in_order=True)
 
 
-def _check_cut(sample: Sample, first: FoundSentence, then: FoundSentence) -> None:
-    """A sentence ends its chunk, the other starts the next."""
+def _check_related(sample: Sample, first: FoundSentence, then: FoundSentence) -> None:
+    """A sentence ends its chunk, the other starts the next; where the placement is drawn, it follows somewhere."""
+    after = sample.chunks[first.chunk][first.end :]
+    if sample.placement:
+        if then.chunk == first.chunk:
+            assert after[: then.start - first.end] == " ", "something stands inside the pair"
+        else:
+            assert then.chunk - first.chunk in (1, 2), "the cut lies elsewhere"
+            assert after == "", "something stands before the cut"
+        return
     assert then.chunk == first.chunk + 1, "the cut lies elsewhere"
-    between = (sample.chunks[first.chunk][first.end :], sample.chunks[then.chunk][: then.start])
-    assert between == ("", ""), "something stands at the cut"
+    assert (after, sample.chunks[then.chunk][: then.start]) == ("", ""), "something stands at the cut"
 
 
 def _top(counts: Counter[str], sample: Sample, *, in_order: bool) -> tuple[str, ...]:
@@ -189,4 +197,7 @@ SOLVERS: Mapping[str, Callable[[Sample, str], tuple[str, ...]]] = {
     "coref": antecedent,
     "contradiction": latest,
     "order": first,
+    "coref-mixed": antecedent,
+    "vartrack-mixed": content,
+    "contradiction-mixed": latest,
 }

@@ -4,7 +4,8 @@ import re
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.documents import AcrossCut, Anywhere, InOrder, Layout, Together, lay_out
+from kvweave_lab.eval.documents import AcrossCut, Anywhere, InOrder, Together
+from kvweave_lab.eval.layout import Layout, lay_out
 
 HAY = ("Grass grows.", "Birds sing in the old trees!", "Is it late?", "The river runs on.")
 LONG = tuple(

@@ -12,7 +12,8 @@ from kvweave.errors import InvalidRequest
 from kvweave.testing import tiny_tokenizer
 from kvweave_lab.eval.metrics import METRICS
 from kvweave_lab.eval.samples import SampleSpec, generate
-from kvweave_lab.eval.tasks import METRIC_OF, TASKS
+from kvweave_lab.eval.tasks import EVERY_TASK as TASKS
+from kvweave_lab.eval.tasks import METRIC_OF
 from kvweave_lab.eval.world import DEV, SPLITS, TEST, TRAIN, Haystack, World
 
 CHUNK = 96

@@ -52,7 +52,16 @@ Output = Annotated[
 SuiteName = Annotated[str, typer.Option("--suite", help="Defaults of the other options: quick or full.")]
 
 
-_GENERATED = ("task", "split", "seed", "haystack", "context_tokens")
+TaskSet = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks",
+        help="Set of tasks instead of single ones: neutral (distances and order drawn) or fixed (those of --suite full).",
+    ),
+]
+
+
+_GENERATED = ("task", "tasks", "split", "seed", "haystack", "context_tokens")
 """Parameters of generated samples."""
 
 
@@ -96,6 +105,7 @@ class EvalOptions:
         ),
     ] = None
     task: Tasks = None
+    tasks: TaskSet = None
     seed: Seeds = None
     samples: Samples = None
     context_tokens: Lengths = None
@@ -139,7 +149,11 @@ class EvalOptions:
         return (*(("ruler", path) for path in ruler), *(("longbench", path) for path in longbench))
 
     def suite(self, name: str) -> "Suite":
-        """Return a named suite with the changes of the options."""
+        """Return a named suite with the changes of the options; raises InvalidRequest for tasks named in two ways."""
+        from kvweave_lab.eval.tasks import task_set
+
+        if self.task and self.tasks:
+            raise InvalidRequest("--task and --tasks both name the tasks; leave one of them out")
         return _suite(
             name,
             self.matrix,
@@ -149,7 +163,7 @@ class EvalOptions:
             auxiliary=self.auxiliary,
             ratios=self.ratio,
             coverages=self.coverage,
-            tasks=self.task,
+            tasks=list(task_set(self.tasks)) if self.tasks else self.task,
             seeds=self.seed,
             samples=self.samples,
             context_tokens=self.context_tokens,

@@ -13,7 +13,7 @@ from kvweave.recipes.recipe import Recipe
 from kvweave_lab.eval.outcomes import FULL, REUSE, Label, Outcome
 from kvweave_lab.eval.runner import Candidate, Runner
 from kvweave_lab.eval.samples import Sample, SampleSpec, generate
-from kvweave_lab.eval.tasks import TASKS
+from kvweave_lab.eval.tasks import EVERY_TASK, TASKS
 from kvweave_lab.eval.world import Haystack
 
 
@@ -123,8 +123,8 @@ def generated_cases(
     Raises InvalidRequest for an unknown task, and for a context too short for a task.
     """
     for task in suite.tasks:
-        if task not in TASKS:
-            raise InvalidRequest(f"there is no task {task!r}; choose from {', '.join(TASKS)}")
+        if task not in EVERY_TASK:
+            raise InvalidRequest(f"there is no task {task!r}; choose from {', '.join(EVERY_TASK)}")
     for context_tokens in dict.fromkeys(suite.context_tokens):
         for task in dict.fromkeys(suite.tasks):
             for seed in dict.fromkeys(suite.seeds):

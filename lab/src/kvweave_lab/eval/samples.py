@@ -8,8 +8,9 @@ from functools import cache
 
 import xxhash
 
-from kvweave_lab.eval.documents import Draft, GeneratedChunk, lay_out
-from kvweave_lab.eval.tasks import METRIC_OF, TASKS
+from kvweave_lab.eval.documents import Draft
+from kvweave_lab.eval.layout import GeneratedChunk, lay_out
+from kvweave_lab.eval.tasks import EVERY_TASK, METRIC_OF
 from kvweave_lab.eval.world import Haystack, World
 
 OTHER_DOCUMENTS = 16
@@ -31,6 +32,9 @@ class Sample:
         continuing: for every chunk whether it continues the document of the chunk before it; the others begin a
             document. If empty, all but the first chunk continue.
         others: the chunks of other documents in the same knowledge base.
+        written: the chunks of each document of the prompt, where the prompt has not all of them, or in another order; else
+            empty, and `continuing` says which chunks belong together.
+        placement: where the sentence that the question is about stands, for tasks that draw it.
     """
 
     name: str
@@ -42,10 +46,14 @@ class Sample:
     max_new_tokens: int
     continuing: tuple[bool, ...] = ()
     others: tuple[tuple[str, ...], ...] = ()
+    written: tuple[tuple[str, ...], ...] = ()
+    placement: str = ""
 
     @property
     def documents(self) -> list[list[str]]:
-        """The chunks of each document."""
+        """The chunks of each document, those among them that are not in the prompt."""
+        if self.written:
+            return [list(chunks) for chunks in self.written]
         found: list[list[str]] = []
         for text, continues in zip(self.chunks, self.continuing or (True,) * len(self.chunks), strict=True):
             if found and continues:
@@ -94,10 +102,23 @@ def _draw_samples(
         source = f"{task}/{spec.split}/{spec.context_tokens}/{spec.chunk_tokens}/{spec.seed}/{number}"
         _, draft, chunks = draw_context(task, source, spec, count_sentence, haystack)
         question = draft.questions[0]
-        texts = tuple(chunk.text for chunk in chunks)
+        texts = tuple(chunk.text for chunk in chunks if chunk.retrieved)
         prompt = (texts, question.text, question.answers, METRIC_OF[task], 2 * count(question.reply) + 8)
-        continuing = tuple(chunk.continues for chunk in chunks)
-        yield Sample(f"{source}-{_digest(prompt)}", task, *prompt, continuing=continuing)
+        continuing = tuple(chunk.continues for chunk in chunks if chunk.retrieved)
+        sample = Sample(f"{source}-{_digest(prompt)}", task, *prompt, continuing=continuing)
+        yield (
+            replace(sample, written=_documents(chunks), placement=draft.placement)
+            if draft.placement
+            else sample
+        )
+
+
+def _documents(chunks: Sequence[GeneratedChunk]) -> tuple[tuple[str, ...], ...]:
+    """Return the chunks of each document in its order."""
+    of_document: dict[int, list[str]] = {}
+    for chunk in sorted(chunks, key=lambda chunk: chunk.document):
+        of_document.setdefault(chunk.document[0], []).append(chunk.text)
+    return tuple(map(tuple, of_document.values()))
 
 
 def draw_context(
@@ -109,7 +130,7 @@ def draw_context(
     is too short for the task.
     """
     world = World(random.Random(source), spec.split)
-    draft = TASKS[task](world)
+    draft = EVERY_TASK[task](world)
     natural = haystack.without(world.drawn)
     chunks = lay_out(world.rng, draft.pieces, spec.context_tokens, spec.chunk_tokens, count, natural)
     return world, draft, chunks

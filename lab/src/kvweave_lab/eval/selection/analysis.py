@@ -35,7 +35,7 @@ from kvweave_lab.eval.selection.layer_attention import align
 from kvweave_lab.eval.selection.measure import Measured, measure, selection_scores
 from kvweave_lab.eval.selection.observe import FullView, differences, observe_full, observe_stale
 from kvweave_lab.eval.selection.report import ANSWERED, Answered, PromptFindings, SelectionReport, summarise
-from kvweave_lab.eval.tasks import TASKS
+from kvweave_lab.eval.tasks import EVERY_TASK
 from kvweave_lab.statistics import kl_divergence
 
 PREPARATIONS: Mapping[str, str | Prepare] = MappingProxyType(
@@ -82,8 +82,8 @@ def run_sweep(
     Raises as `analyse` does, and for tasks that do not exist.
     """
     for task in sweep.tasks:
-        if task not in TASKS:
-            raise InvalidRequest(f"there is no task {task!r}; choose from {', '.join(TASKS)}")
+        if task not in EVERY_TASK:
+            raise InvalidRequest(f"there is no task {task!r}; choose from {', '.join(EVERY_TASK)}")
     reports = {}
     for context_tokens in dict.fromkeys(sweep.context_tokens):
         for chunk_tokens in dict.fromkeys(sweep.chunk_tokens):

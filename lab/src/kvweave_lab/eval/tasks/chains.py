@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvweave_lab.eval.documents import AcrossCut, Draft, InOrder, Task, Together
+from kvweave_lab.eval.documents import AcrossCut, Draft, InOrder, Related, Task, Together
 from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 PLACES = ("box", "drawer", "shelf", "cabinet", "cell", "slot")
@@ -86,10 +86,12 @@ def write_vartrack(
     links: int = 2,
     cut: int = 3,
     places: Sequence[str] = PLACES,
+    related: Related = AcrossCut,
 ) -> Draft:
     """Return `chains` chains of `links` links, the first `cut` of which start across the end of a chunk.
 
-    The question is about the last place of the first chain. A full answer names the way back and then the value.
+    The question is about the last place of the first chain. A full answer names the way back and then the value. `related`
+    makes the pieces of starts across a cut.
     """
     place = world.rng.choice(places)
     draft = Draft()
@@ -97,7 +99,7 @@ def write_vartrack(
         value, names = world.thing(), [world.name() for _ in range(links + 1)]
         first = capitalized(world.phrase(NAMED).format(p=place, k=names[0]))
         then = world.phrase(HOLDS).format(v=value)
-        draft.pieces.append(AcrossCut(first, then) if number < cut else Together((first, then)))
+        draft.pieces.append(related(first, then) if number < cut else Together((first, then)))
         draft.refers[then] = names[0]
         copies = [
             capitalized(world.phrase(COPIES).format(p=place, k=name, j=before))

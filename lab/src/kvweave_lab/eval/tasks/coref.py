@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvweave_lab.eval.documents import AcrossCut, Draft, Task, Together
+from kvweave_lab.eval.documents import AcrossCut, Draft, Related, Task, Together
 from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
 
@@ -99,10 +99,11 @@ def write_coref(
     whole: int = 1,
     people: Sequence[Reference] = (GUEST,),
     towns: Sequence[Reference] = (TOWN,),
+    related: Related = AcrossCut,
 ) -> Draft:
     """Return `cut` pairs with the end of a chunk between them and `whole` inside one; the question is about a cut one.
 
-    The kinds of a pair are those of `people` and those of `towns`.
+    The kinds of a pair are those of `people` and those of `towns`. `related` makes the pieces of those with a cut.
     """
     draft = Draft()
     for number in range(cut + whole):
@@ -115,7 +116,7 @@ def write_coref(
         is_cut = number < cut
         draft.refers[then] = name
         draft.belongs[then] = (value, name)
-        draft.pieces.append(AcrossCut(first, then) if is_cut else Together((first, then)))
+        draft.pieces.append(related(first, then) if is_cut else Together((first, then)))
         draft.ask("coref" if is_cut else "coref_whole", world.phrase(kind.asked).format(k=name), value)
     return draft
 

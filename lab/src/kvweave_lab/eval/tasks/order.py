@@ -5,7 +5,7 @@ with another value. The others follow the fact at the start of the next chunk an
 new value. `order`: which of two things came first, where only their places in the notes show it.
 """
 
-from kvweave_lab.eval.documents import AcrossCut, Anywhere, Draft, InOrder, Task
+from kvweave_lab.eval.documents import AcrossCut, Anywhere, Draft, InOrder, Related, Task
 from kvweave_lab.eval.tasks.needles import ASKED, STATED, WORDS
 from kvweave_lab.eval.world import DEV, HIDDEN, TEST, TRAIN, Phrases, World, variants
 
@@ -29,10 +29,13 @@ CORRECTED: Phrases = {
 }
 
 
-def write_contradiction(world: World, *, revised: int = 2, kept: int = 2) -> Draft:
+def write_contradiction(
+    world: World, *, revised: int = 2, kept: int = 2, corrected: float = 0.5, related: Related = AcrossCut
+) -> Draft:
     """Return `revised` facts stated twice with different values, and `kept` facts stated once.
 
-    The question asks for a revised one. A full answer gives the old value, and then the new one.
+    The question asks for a revised one. A full answer gives the old value, and then the new one. A share `corrected` of the
+    revisions refer back to the fact; `related` makes their pieces.
     """
     attribute = world.rng.choice(WORDS)
     draft = Draft()
@@ -45,13 +48,13 @@ def write_contradiction(world: World, *, revised: int = 2, kept: int = 2) -> Dra
             draft.ask("contradiction_kept", world.phrase(ASKED).format(a=attribute, k=name), value)
             continue
         later = world.thing()
-        if world.rng.random() < 0.5:
+        if world.rng.random() < 1 - corrected:
             restated = world.phrase(STATED).format(a=attribute, k=name, v=later)
             draft.pieces.append(InOrder((statement, restated)))
             draft.belongs[restated] = (later, name)
         else:
             correction = world.phrase(CORRECTED).format(v=later)
-            draft.pieces.append(AcrossCut(statement, correction))
+            draft.pieces.append(related(statement, correction))
             draft.refers[correction] = name
             draft.belongs[correction] = (later, name)
         text = world.phrase(ASKED).format(a=attribute, k=name)
