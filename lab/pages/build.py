@@ -119,7 +119,7 @@ def papers_claims(images: Iterable[str]) -> str:
 
     from papers import CLAIMS
 
-    return claims_page(CLAIMS, results("claims.json"), images)
+    return claims_page(CLAIMS, results("claims.json"), images, lambda name: results(f"{name}.json"))
 
 
 def with_parts(path: Path, **parts: str) -> str:

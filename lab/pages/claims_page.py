@@ -5,7 +5,13 @@ Reads no files: `build.py` passes the results of `lab/experiments/claims.py`, No
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from markdown_parts import NOT_MEASURED, Result
+import figures_cacheclip
+import figures_dynakv
+import figures_fusionrag
+import figures_percache
+import figures_prophetkv
+from figure_rows import Figure, Results
+from markdown_parts import NOT_MEASURED, Result, header, row
 
 from kvweave_lab.report import few_prompts_warning
 from papers.claim import Claim, Verdict, baseline_lines
@@ -14,9 +20,23 @@ _WORDS = {True: "Held here", False: "The opposite was seen here", None: "Not see
 
 Claims = Mapping[str, Claim]
 
+PAPERS: Mapping[str, Sequence[Figure]] = {
+    "FusionRAG": figures_fusionrag.ROWS,
+    "ProphetKV": figures_prophetkv.ROWS,
+    "CacheClip": figures_cacheclip.ROWS,
+    "PerCache": figures_percache.ROWS,
+    "DynaKV": figures_dynakv.ROWS,
+}
+"""Every figure and table of the papers that is more than a drawing."""
 
-def claims_page(claims: Claims, measured: Result | None, images: Iterable[str]) -> str:
-    """Return the page; `images` are the names of files in lab/docs/images."""
+
+def claims_page(
+    claims: Claims, measured: Result | None, images: Iterable[str], results: Results | None = None
+) -> str:
+    """Return the page; `images` are the names of files in lab/docs/images, `results` gives the files of lab/results.
+
+    Without `results`, the page is about the claims alone.
+    """
     found, drawn = (measured or {}).get("claims", {}), set(images)
     lines = [
         "# What the papers saw, seen here or not",
@@ -31,6 +51,7 @@ def claims_page(claims: Claims, measured: Result | None, images: Iterable[str]) 
         "",
         *_overview(claims, found),
         "",
+        *(_figures(results) if results else []),
     ]
     for name, claim in claims.items():
         lines += _section(
@@ -79,6 +100,38 @@ def _overview(claims: Claims, found: Result) -> list[str]:
             counts = tuple(str(verdicts.count(held)) for held in (True, None, False))
         lines.append(f"| [{claim.title}](#{_anchor(claim.title)}) | {' | '.join(counts)} |")
     return lines
+
+
+def _figures(results: Results) -> list[str]:
+    """Return a table for each paper with a line for each of its figures and tables."""
+    lines = [
+        "## Figure by figure",
+        "",
+        "Every figure and table of the five papers that is more than a drawing, on the paper's own task where it was measured. Where a"
+        " figure makes several points, they are counted. *Not seen*"
+        " also stands where a gain is there and smaller than the paper's. Verdicts of two scores without a paired interval compare"
+        " their intervals, and are the more careful for it. Times have no intervals.",
+        "",
+    ]
+    for paper, figures in PAPERS.items():
+        lines += [
+            f"### {paper}",
+            "",
+            *header("where", "what it says", "here", "model and length", "numbers or reason"),
+        ]
+        lines += [row(*_cells(figure, results)) for figure in figures]
+        lines.append("")
+    return lines
+
+
+def _cells(figure: Figure, results: Results) -> tuple[str, ...]:
+    if isinstance(figure.seen, str):
+        return figure.name, figure.says, "not measurable here", "–", figure.seen
+    seen = figure.seen(results)
+    if seen is None:
+        return figure.name, figure.says, "not measured yet", "–", "–"
+    verdict = seen.verdict or {True: "held", False: "the opposite", None: "not seen"}[seen.held]
+    return figure.name, figure.says, verdict, seen.where, seen.numbers
 
 
 def _section(claim: Claim, result: Result | None, image: str | None) -> list[str]:

@@ -169,6 +169,20 @@ class TestVerdicts:
         )
         assert held(claim, result)[2] is False  # epic is ahead with chunks of some size
 
+    def test_chunk_sizes_are_judged_on_the_papers_task(self, claims, setting):
+        claim = claims["chunk-size"]
+        result = numbers_of(claim, setting, equal_scores(claim))
+        for gain in result["gains"]:
+            better = 0.1 if gain["task"] == "multivalue" else -0.3
+            gain |= {"gain": better, "gain_interval": [better - 0.01, better + 0.01]}
+        found = claim.verdicts(result)[:3]
+        assert [verdict.held for verdict in found] == [True] * 3
+        assert all(
+            "on `multivalue`, the paper's task" in one.statement
+            and "On `vartrack`: 32: -0.300" in one.statement
+            for one in found
+        )
+
     def test_losses_grow_with_smaller_chunks(self, claims, setting):
         claim = claims["chunk-size"]
         result = numbers_of(claim, setting, lambda recipe, ratio, size: recipe == "full" or size > 32)

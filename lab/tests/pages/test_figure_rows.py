@@ -1,0 +1,138 @@
+"""The rows of single figures of papers: their verdicts follow results, and none is without a reason or a number."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.usefixtures("script")
+
+
+@pytest.fixture
+def rows(script):
+    return script("figure_rows")
+
+
+@pytest.fixture
+def papers(script):
+    return script("claims_page").PAPERS
+
+
+def stored(name):
+    path = ROOT / "lab" / "results" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def figures(papers):
+    return [(paper, figure) for paper, found in papers.items() for figure in found]
+
+
+def test_every_paper_has_rows_and_every_row_says_something(papers):
+    assert list(papers) == ["FusionRAG", "ProphetKV", "CacheClip", "PerCache", "DynaKV"]
+    for paper, figure in figures(papers):
+        assert re.match(r"(figs?\.|tables?|§)", figure.name), paper
+        assert figure.says.endswith("."), figure
+        assert isinstance(figure.seen, str) is not callable(figure.seen)
+    said = [(paper, figure.name, figure.says) for paper, figure in figures(papers)]
+    assert len(set(said)) == len(said)
+
+
+def test_results_give_a_verdict_with_a_model_and_a_number(papers):
+    for paper, figure in figures(papers):
+        if callable(figure.seen):
+            seen = figure.seen(stored)
+            assert seen is not None, (paper, figure.name)
+            assert seen.held in (True, False, None)
+            assert seen.where
+            assert re.search(r"\d", seen.numbers)
+            assert not re.search(r"(?<!\\)\|", figure.says + seen.where + seen.numbers), "it would end a cell"
+
+
+def test_without_results_nothing_is_said(papers):
+    assert [figure.seen(lambda name: None) for _, figure in figures(papers) if callable(figure.seen)] == [
+        None for _, figure in figures(papers) if callable(figure.seen)
+    ]
+
+
+def changed(name, change):
+    """Return the stored results, one of them changed in place by a function."""
+    found = stored(name)
+    change(found)
+    return lambda asked: found if asked == name else stored(asked)
+
+
+def one(papers, paper, name, says=""):
+    (figure,) = (each for each in papers[paper] if each.name == name and each.says.startswith(says))
+    return figure.seen
+
+
+def test_verdicts_follow_the_results(papers):
+    deviation = one(papers, "FusionRAG", "fig. 7b")
+    assert deviation(stored).held is False
+
+    def lower(found):
+        found["deviation"]["similar"]["relative"][1] = {"value": 0.001, "low": 0.0009, "high": 0.0011}
+
+    assert deviation(changed("selection", lower)).held is True
+
+    def close(found):
+        found["deviation"]["similar"]["relative"][1] = found["deviation"]["isolated"]["relative"][1]
+
+    assert deviation(changed("selection", close)).held is None
+
+
+def test_the_papers_own_reading_comes_before_an_earlier_one(papers):
+    def measured(found):
+        (row,) = (
+            row
+            for row in found["rows"]
+            if (row["task"], row["recipe"], row["ratio"]) == ("overall", "fusionrag-alone", 0.15)
+        )
+        perfect = {
+            "normalised": 1.0,
+            "normalised_interval": [0.9, 1.1],
+            "score": 1.0,
+            "score_interval": [0.99, 1.0],
+        }
+        found["rows"].append(row | perfect | {"recipe": "fusionrag"})
+
+    quality = one(papers, "FusionRAG", "figs. 2, 13")
+    assert quality(stored).held is False
+    seen = quality(changed("methods", measured))
+    assert seen.held is True
+    assert seen.numbers.startswith("`fusionrag` recovers 1.000")
+
+
+def test_prophetkv_is_best_at_every_chunk_size_on_its_own_task(papers):
+    seen = one(papers, "ProphetKV", "fig. 10", "Best")(stored)
+    assert (seen.held, seen.verdict) == (True, "held 3")
+
+
+def test_a_gain_that_is_smaller_than_the_papers_is_not_called_the_opposite(rows):
+    assert [rows.reaches(value, 4.0) for value in (5.0, 4.0, 2.0, 1.0, 0.5)] == [
+        True,
+        True,
+        None,
+        False,
+        False,
+    ]
+    number = rows.Number
+    assert rows.above(number(2, 1, 3), 0.5) is True
+    assert rows.above(number(2, 1, 3), number(4, 3.5, 5)) is False
+    assert rows.above(number(2, 1, 3), number(4, 2.5, 5)) is None
+    assert rows.together([True, None]) is None
+    assert rows.together([True, None, False]) is False
+    assert rows.together([True, True]) is True
+
+
+def test_the_page_has_a_line_for_each(papers):
+    page = importlib.import_module("claims_page")
+    claims = importlib.import_module("papers").CLAIMS
+    text = page.claims_page(claims, stored("claims"), [], stored)
+    for paper, figure in figures(papers):
+        assert f"| {figure.name} | {figure.says} |" in text.partition(f"### {paper}")[2].partition("###")[0]
+    assert "Figure by figure" not in page.claims_page(claims, stored("claims"), [])
