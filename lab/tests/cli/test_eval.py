@@ -159,3 +159,36 @@ def test_two_processes_compute_what_one_does_with_an_auxiliary_model(command):
     options = (*FEW, "--recipe", "cacheclip", "--ratio", "0.2", "--json")
     one, two = (json.loads(command(*options, "--processes", count).stdout)["rows"] for count in ("1", "2"))
     assert one == two
+
+
+def test_qcfuse_runs_at_its_own_ratios_with_the_layers_that_were_measured(command, tmp_path):
+    ratios = ("0.1", "0.2", "0.4", "0.5")
+    few = ("eval", "--samples", "1", "--task", "twohop", "--context-tokens", "256", "--quiet", "--json")
+    options = (*few, "--recipe", "qcfuse", *(word for ratio in ratios for word in ("--ratio", ratio)))
+    plain = command(*options)
+    assert "qcfuse scores tokens with layers 2, 3, 4; `kvweave profile-layers` measures" in plain.stderr
+    home = tmp_path / "other"
+    command("profile-layers", "--home", home, "--samples", "1", "--context-tokens", "256", "--quiet")
+    (path,) = (home / "models").iterdir()
+    path.write_text(path.read_text().replace('"critical_layers": [', '"critical_layers": [0, ', 1))
+    measured = command(*options, "--home", home)
+    layers = json.loads(path.read_text())["critical_layers"]
+    assert f"qcfuse scores tokens with layers {', '.join(map(str, layers))}" in measured.stderr
+    assert "profile-layers" not in measured.stderr
+    found = json.loads(measured.stdout)
+    assert found["about"]["critical_layers"] == layers
+    rows = {row["ratio"]: row for row in found["rows"] if row["recipe"] == "qcfuse"}
+    assert [rows[float(ratio)]["rows"] for ratio in ratios] == sorted(
+        rows[float(ratio)]["rows"] for ratio in ratios
+    )
+
+
+def test_a_set_of_tasks_runs_as_a_whole(command):
+    options = ("eval", "--samples", "1", "--context-tokens", "384", "--recipe", "reuse", "--quiet")
+    rows = json.loads(command(*options, "--tasks", "neutral", "--json").stdout)["rows"]
+    assert [row["task"] for row in rows if row["recipe"] == "full"] == [
+        *("coref-mixed", "vartrack-mixed", "contradiction-mixed", "twohop", "order", "overall"),
+    ]
+    refused = command(*options, "--tasks", "neutral", "--task", "coref", code=1).stderr
+    assert "--task and --tasks both name the tasks; leave one of them out" in " ".join(refused.split())
+    assert "there is no set of tasks 'odd'" in command(*options, "--tasks", "odd", code=1).stderr

@@ -23,6 +23,8 @@ app = typer.Typer(name="eval", invoke_without_command=True)
 
 MODEL_TEXT = "Hub id or local folder. Default: the shipped reference model."
 
+HOME_TEXT = "Folder with what `kvweave profile-layers` found. Default: the usual home folder."
+
 Split = Annotated[
     str,
     typer.Option(
@@ -189,7 +191,7 @@ class EvalOptions:
 
 @app.callback()
 @keeps_output
-@opt.with_options(*opt.MODEL, model=MODEL_TEXT)
+@opt.with_options(*opt.MODEL, "home", model=MODEL_TEXT, home=HOME_TEXT)
 def evaluate(
     context: typer.Context,
     suite: SuiteName = "quick",

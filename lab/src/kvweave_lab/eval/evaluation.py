@@ -11,6 +11,8 @@ from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.index.chunking import Chunker
 from kvweave.models.adapter import Adapter
+from kvweave.models.critical_layers import middle_layers
+from kvweave.recipes.methods import name_parts
 from kvweave_lab.eval.comparisons import Matrix, StorageCost, matrices, storage_costs
 from kvweave_lab.eval.grid import Case, Suite, candidates_of, evaluate, generated_cases
 from kvweave_lab.eval.metrics import Judge
@@ -94,6 +96,7 @@ def run_evaluation(
     if request.split not in SPLITS:
         raise InvalidRequest(f"there is no split {request.split!r}; choose one of {', '.join(SPLITS)}")
     candidates = candidates_of(request.suite)
+    _note_layers(adapter, candidates, notice)
     found = list(_file_cases(adapter, request) if request.files else _generated_cases(adapter, request))
     if not found:
         named = ", ".join(str(path) for _, path in request.files)
@@ -112,6 +115,16 @@ def run_evaluation(
     costs = storage_costs(outcomes)
     files = write_report(request.output, rows, about, compared, costs) if request.output else []
     return Evaluation(rows, compared, costs, about, tuple(files))
+
+
+def _note_layers(adapter: Adapter, candidates: Sequence[Candidate], notice: Notice) -> None:
+    """Say with which layers qcfuse scores, and how to measure better ones."""
+    if not any(name_parts(candidate.recipe.name)[0] == "qcfuse" for candidate in candidates):
+        return
+    layers = ", ".join(map(str, adapter.critical_layers))
+    middle = adapter.critical_layers == middle_layers(adapter.geometry.layers)
+    unmeasured = "; `kvweave profile-layers` measures which are best" if middle else ""
+    notice(f"qcfuse scores tokens with layers {layers}{unmeasured}")
 
 
 def token_count(adapter: Adapter) -> Callable[[str], int]:
@@ -194,4 +207,5 @@ def _about(adapter: Adapter, request: Request, minutes: float, left_out: int) ->
         date=datetime.date.today().isoformat(),
         version=kvweave.__version__,
         minutes=minutes,
+        critical_layers=tuple(adapter.critical_layers),
     )

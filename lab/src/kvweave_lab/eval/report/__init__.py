@@ -46,6 +46,8 @@ class About:
         version: of kvweave.
         minutes: time that all outcomes took, those of interrupted runs included; the minutes of several processes are
             added up.
+        critical_layers: the layers with which `qcfuse` scores tokens: those that `kvweave profile-layers` found, else the
+            middle ones.
     """
 
     model: str
@@ -61,6 +63,7 @@ class About:
     date: str
     version: str
     minutes: float
+    critical_layers: tuple[int, ...] = ()
 
 
 def content(
