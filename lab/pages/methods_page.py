@@ -75,8 +75,28 @@ def methods_page(
             "## Every method",
             "",
             *(line for name, make in methods.items() for line in _method(name, make, quality, shares)),
+            *_NOT_HERE,
         ]
     )
+
+
+_NOT_HERE = (
+    "## Known, and not built",
+    "",
+    "Two methods of 2026 store something else than KV, or train for it. Both are described from short accounts, not from their papers.",
+    "",
+    "**SIFT** (arXiv 2606.09441) stores no KV. Two bit vectors of each document say where attention is high. It claims a first token 1.71"
+    " times sooner within 1 % of the accuracy and 24,000 times fewer bytes, and argues that reusing KV loses where disks are slow. Here it"
+    " would need the vectors as a feature of each chunk, made at indexing time, and an attention operator that skips what they leave out. As"
+    " no KV is stored, every row of a prompt is computed again. Not known here: how the vectors are made, whether layers and heads have their"
+    " own, on which models and lengths it was measured, and whether code is public.",
+    "",
+    "**KV Packet** (April 2026; public code, MIT) recomputes nothing. Trained vectors, a header and a trailer, stand around the KV of each"
+    " document and take 0.4–6 % more storage. They are trained for each model. Here they would need that training in the lab, a preparation"
+    " of its own that stores them beside a chunk's KV, and a place for them between the chunks of a prompt. Not known here: the quality of"
+    " its answers beside the recipes above, and how far vectors trained on one kind of text serve another.",
+    "",
+)
 
 
 def tasks_page(quality: Result | None) -> str:
