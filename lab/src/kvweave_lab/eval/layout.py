@@ -82,13 +82,18 @@ def lay_out(
         if 0 <= lacking <= context_tokens * _LACKING:
             return layout.finished(natural, passages, chunk_tokens)
         chunks = min(most, chunks + math.ceil(chunks * max(0, lacking) / context_tokens))
+    raise _no_room(pieces, context_tokens, chunk_tokens, lacking)
+
+
+def _no_room(pieces: Sequence[Piece], context_tokens: int, chunk_tokens: int, lacking: int) -> InvalidRequest:
+    """Return the error for what does not fit: sentences that leave tokens empty, or else the pieces."""
     lengths = f"chunks of at most {chunk_tokens} tokens, {context_tokens} in all,"
     if lacking > 0:
-        raise InvalidRequest(
+        return InvalidRequest(
             f"the haystack's sentences are too long for {lengths} and leave {lacking} of them empty; take larger chunks"
             " or another haystack"
         )
-    raise InvalidRequest(
+    return InvalidRequest(
         f"{lengths} have no room for the task's {len(pieces)} pieces of text; take a longer context or chunks of"
         " another size"
     )
