@@ -77,7 +77,8 @@ def lay_out(
         layout = Layout(rng, [chunk_tokens] * chunks, count, between=between)
         if not layout.place_all(pieces):
             continue
-        passages = Passages(rng, [text for text in fitting if text not in layout.taken], count)
+        taken = layout.taken
+        passages = Passages(rng, [text for text in fitting if text not in taken], count)
         natural, lacking = _fill(rng, layout.room, context_tokens, chunk_tokens, passages)
         if 0 <= lacking <= context_tokens * _LACKING:
             return layout.finished(natural, passages, chunk_tokens)
