@@ -85,7 +85,9 @@ def environment() -> dict[str, Any]:
 
 @contextmanager
 def temporary_folder(folder: Path | None) -> Iterator[Path]:
-    """Provide a temporary folder on the disk to measure."""
+    """Provide a temporary folder on the disk to measure; make the folder that is to hold it."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvweave-bench-", dir=folder) as place:
         yield Path(place)
 
