@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from subprocess import PIPE
 from types import TracebackType
-from typing import Self
+from typing import IO, Any, Self
 
 PRELOADED = (
     "torch",
@@ -41,27 +42,30 @@ def child_processes() -> multiprocessing.context.ForkServerContext:
 class Program:
     """Runs `python WORDS…`: -m MODULE, -c CODE or a file, and arguments. Like `subprocess.Popen` with three pipes of text.
 
+    `stdin`, `stdout` and `stderr` may be DEVNULL or a binary file, as there; what is no pipe is None here.
     A test of what is imported, or of how long it takes, needs `subprocess` itself.
     """
 
     def __init__(
-        self, words: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        words: Sequence[str | Path],
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: int | IO[bytes] = PIPE,
+        stdout: int | IO[bytes] = PIPE,
+        stderr: int | IO[bytes] = PIPE,
     ) -> None:
-        context = child_processes()
-        theirs_in, ours_in = context.Pipe(duplex=False)
-        ours_out, theirs_out = context.Pipe(duplex=False)
-        ours_err, theirs_err = context.Pipe(duplex=False)
+        theirs_in, self.stdin = _ends(stdin, "w")
+        theirs_out, self.stdout = _ends(stdout, "r")
+        theirs_err, self.stderr = _ends(stderr, "r")
         theirs = theirs_in, theirs_out, theirs_err
-        self._process = context.Process(
+        self._process = child_processes().Process(
             target=_run,
             args=([str(word) for word in words], dict(env or os.environ), str(cwd or Path.cwd()), *theirs),
         )
         self._process.start()
         for pipe in theirs:
             pipe.close()
-        self.stdin = _text(ours_in, "w")
-        self.stdout = _text(ours_out, "r")
-        self.stderr = _text(ours_err, "r")
         self.pid = self._process.pid
 
     def wait(self, timeout: float | None = None) -> int:
@@ -81,16 +85,28 @@ class Program:
         if self._process.exitcode is None:
             os.kill(self.pid, number)
 
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """End the process at once."""
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, text: str = "", timeout: float | None = None) -> tuple[str, str]:
-        """Write `text`, and return all that the process prints until it ends; kills it when the time is over."""
+        """Write `text`, and return all that the process prints until it ends; kills it when the time is over.
+
+        All three must be pipes.
+        """
         found = {}
 
         def read(name: str) -> None:
-            found[name] = getattr(self, name).read()
+            with getattr(self, name) as pipe:
+                found[name] = pipe.read()
 
         readers = [threading.Thread(target=read, args=(name,)) for name in ("stdout", "stderr")]
         for reader in readers:
@@ -116,7 +132,8 @@ class Program:
     ) -> None:
         for pipe in (self.stdout, self.stderr, self.stdin):
             with suppress(BrokenPipeError):
-                pipe.close()
+                if pipe is not None:
+                    pipe.close()
         self._process.join()
 
 
@@ -133,9 +150,21 @@ def run_program(
         return subprocess.CompletedProcess(list(words), program.wait(), out, errors)
 
 
-def _text(pipe: Connection, mode: str) -> io.TextIOWrapper:
-    with pipe:
-        return os.fdopen(os.dup(pipe.fileno()), mode)
+def python_program(command: Sequence[str], env: Mapping[str, str] | None = None, **given: Any) -> Program:
+    """Start a command that begins with `sys.executable`: stands in for `subprocess.Popen` in a module of the lab."""
+    assert command[0] == sys.executable, command
+    return Program(command[1:], env, **{name: given[name] for name in ("stdin", "stdout", "stderr")})
+
+
+def _ends(given: int | IO[bytes], mode: str) -> tuple[Connection, io.TextIOWrapper | None]:
+    """Return the program's end of a pipe and ours, opened in `mode`; its end alone where it is a file."""
+    if given == PIPE:
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        theirs, ours = (writer, reader) if mode == "r" else (reader, writer)
+        with ours:
+            return theirs, os.fdopen(os.dup(ours.fileno()), mode)
+    file = os.open(os.devnull, os.O_RDWR) if isinstance(given, int) else os.dup(given.fileno())
+    return Connection(file), None
 
 
 def _run(words: list[str], environment: dict[str, str], folder: str, *pipes: Connection) -> None:

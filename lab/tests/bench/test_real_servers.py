@@ -2,16 +2,28 @@
 
 import argparse
 import json
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
+from kvweave_lab.bench.serving import first_token, processes
 from kvweave_lab.bench.serving.first_token import bench_first_token
 from kvweave_lab.bench.serving.processes import ServerFailed, kvweave_server
 from kvweave_lab.bench.serving.soak import SoakSettings, bench_soak
 from kvweave_lab.bench.serving.systems import SystemSettings
 from kvweave_lab.bench.serving.traffic import ServedTraffic
+from processes import python_program
 
 SMALL = ("--documents", "6", "--per-request", "2", "--document-tokens", "40", "--max-new-tokens", "4")
+
+
+@pytest.fixture(autouse=True)
+def forked_servers(monkeypatch):
+    """Servers do not import PyTorch and transformers again, which takes most of their time."""
+    forked = SimpleNamespace(**vars(subprocess) | {"Popen": python_program})
+    for module in (first_token, processes):
+        monkeypatch.setattr(module, "subprocess", forked)
 
 
 def test_servers_are_compared_under_the_same_arrivals_and_a_run_resumes(command, tmp_path):
@@ -45,7 +57,7 @@ def test_first_tokens_come_through_http_and_in_process(tmp_path):
 
 def test_a_short_soak_loses_nothing(tmp_path):
     settings = SoakSettings(
-        seconds=12, warm_up_s=12, users=4, kills=1, load_s=2, document_tokens=40, new_tokens=4, seed=3
+        seconds=4, warm_up_s=4, users=4, kills=1, load_s=1.5, document_tokens=40, new_tokens=4, seed=3
     )
     done = bench_soak(settings, tmp_path)
     assert done.problems == []
