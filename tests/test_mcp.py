@@ -4,19 +4,22 @@ import asyncio
 import json
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from subprocess import DEVNULL
 
+import anyio
 import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.stdio import stdio_server
 
 import kvweave
 from kvweave.samples import DOCUMENTS
 from kvweave.server.mcp_transports import is_loopback
+from processes import Program
 from scripted_server import DONE, event, reply, serving, settings, stream
 
 GLORRIC = "What is the password of Glorric?"
@@ -54,15 +57,23 @@ def over_stdio(environment, *words):
     )
 
 
+@asynccontextmanager
+async def forked_over_stdio(environment, *words):
+    """The same to one that is forked, so that it need not import everything again."""
+    with Program(["-m", "kvweave", "mcp", *words], environment, stderr=DEVNULL) as process:
+        async with stdio_server(anyio.wrap_file(process.stdout), anyio.wrap_file(process.stdin)) as streams:
+            try:
+                yield streams
+            finally:
+                process.stdin.close()  # what ends it
+
+
 @contextmanager
 def listening(environment, *words, key=None, errors=""):
     """Run `kvweave mcp --http` on a free port; yield its address."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "kvweave", "mcp", "--http", "--port", "0", *words],
-        env=environment | ({"KVWEAVE_API_KEY": key} if key else {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    with Program(
+        ["-m", "kvweave", "mcp", "--http", "--port", "0", *words],
+        environment | ({"KVWEAVE_API_KEY": key} if key else {}),
     ) as process:
         try:
             line = process.stderr.readline()
@@ -190,10 +201,7 @@ main()
         {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call},
         "no protocol",
     ]
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    with Program(["-c", code], environment) as process:
         for message in messages:
             process.stdin.write((message if isinstance(message, str) else json.dumps(message)) + "\n")
         process.stdin.flush()
@@ -229,7 +237,7 @@ def test_a_running_server_of_the_home_is_used(home, environment):
         assert (await result(client, "answer", question=GLORRIC))["answer"] == "walnut"  # the server is gone
 
     with serving(replies, home) as server:
-        run(over_stdio(environment), work)
+        run(forked_over_stdio(environment), work)
     asked = [body for name, _, body in server.requests if name.endswith("/ask")]
     assert asked == [
         {"question": GLORRIC, "stream": True, "top_k": 2},
