@@ -5,11 +5,10 @@ import math
 import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from subprocess import DEVNULL
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ import pytest
 import kvweave
 from kvweave.samples import DOCUMENTS
 from kvweave.server.discovery import find_server
+from processes import Program
 
 GLORRIC = "What is the password of Glorric?"
 BADGE = "What colour is the badge of the glazier?"
@@ -37,11 +37,12 @@ def server(home):
     address = str(home.parent / "notify")
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
-        subprocess.Popen(
-            [sys.executable, "-m", "kvweave", "serve", "--port", "0", "--no-idle-work", "--home", str(home)],
-            env={**os.environ, "NOTIFY_SOCKET": address},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        Program(
+            ["-m", "kvweave", "serve", "--port", "0", "--no-idle-work", "--home", home],
+            {**os.environ, "NOTIFY_SOCKET": address},
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
         ) as process,
     ):
         try:
