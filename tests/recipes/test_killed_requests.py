@@ -10,7 +10,7 @@ from killed_processes import victims
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
 
-KILLS = 170
+KILLS = 100
 SYSTEM = "Answer."
 AMPLE, SCARCE = 10**9, 400_000  # bytes; the second limit evicts most entries again
 
