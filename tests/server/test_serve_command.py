@@ -11,24 +11,27 @@ import time
 import httpx
 import pytest
 
+from processes import Program, run_program
+
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 200, "stream": True}
 
 
 class Served:
-    def __init__(self, home, *words):
+    """A server; one that `imports` everything itself takes long enough to load for a test to see that it loads."""
+
+    def __init__(self, home, *words, imports=False):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.home = home
         words = ["-m", "kvweave", "serve", "--home", str(home), "--port", str(port), "--no-idle-work", *words]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVWEAVE_")}
-        self.process = subprocess.Popen(
-            [sys.executable, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        if imports:
+            pipe = subprocess.PIPE
+            command = [sys.executable, *words]
+            self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+        else:
+            self.process = Program(words, environment)
 
     def status(self):
         try:
@@ -57,19 +60,14 @@ def home(tmp_path):
 
 
 def test_it_opens_the_port_before_the_model_is_loaded_and_ends_without_losing_a_request(home):
-    with Served(home) as served:
+    with Served(home, imports=True) as served:
         served.wait(503)
         served.wait(200)
         record = json.loads((home / "server.json").read_text())
         assert record["url"] == served.url
         assert record["pid"] == served.process.pid
 
-        second = subprocess.run(
-            [sys.executable, "-m", "kvweave", "serve", "--home", str(home), "--port", "0"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        second = run_program(["-m", "kvweave", "serve", "--home", str(home), "--port", "0"])
         assert second.returncode == 1
         (line,) = second.stderr.splitlines()
         assert served.url in line
@@ -129,9 +127,7 @@ def test_what_cannot_be_served_is_said_in_one_line(home, words, said):
 def test_a_port_that_is_taken_is_said_in_one_line(home):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = ["serve", "--home", str(home), "--port", str(taken.getsockname()[1])]
-        found = subprocess.run(
-            [sys.executable, "-m", "kvweave", *words], capture_output=True, text=True, check=False
-        )
+        found = run_program(["-m", "kvweave", *words])
     assert found.returncode == 1
     assert "port" in found.stderr
     assert len(found.stderr.splitlines()) == 1
