@@ -1,11 +1,10 @@
 """A stranger's first minutes and a request from top to bottom, through the real command."""
 
 import signal
-import subprocess
-import sys
 import time
 
 from kvweave.samples import DOCUMENTS
+from processes import Program
 
 GLORRIC = "What is the password of Glorric?"
 
@@ -60,19 +59,13 @@ def test_ctrl_c_while_indexing_gives_advice_and_loses_nothing(real_command, docu
         (documents / f"{number}.txt").write_text(
             f"Box {number}.\n" + (DOCUMENTS / "boxes.md").read_text().replace("movers", "helpers") * 2
         )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kvweave", "add", str(documents), "--quiet"],
-        env=real_command.environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
     store = tmp_path / "home" / "kb" / "default" / "kv"
-    deadline = time.monotonic() + 60
-    while len(list(store.rglob("*.safetensors"))) < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    deadline = time.monotonic() + 120
+    with Program(["-m", "kvweave", "add", documents, "--quiet"], real_command.environment) as process:
+        while len(list(store.rglob("*.safetensors"))) < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "run the same command again" in errors
     assert "Traceback" not in errors
