@@ -170,6 +170,8 @@ class OffloadedLayer(CacheLayerMixin):
         if accepted:
             keys, values = self.recent.pop_oldest(accepted)
             self.retriever.add(keys, values, budget)
+            del keys, values  # views, which would keep the old buffer
+            self.reserve_memory(self.recent.trim_bytes)
             self.recent.trim()
         if self.sliding_window is None:
             self.retriever.finish_pass(budget)
@@ -230,11 +232,20 @@ class RecentWindow:
         """
         if self._fits(count):
             return 0
-        return 2 * like.shape[0] * _capacity(self.entries + count) * like.shape[2] * like.itemsize
+        sinks = min(self.sinks + count, self.max_sinks)
+        rows = max(_capacity(self.entries + count), sinks)  # sinks are copied first, and the old ones released
+        return 2 * like.shape[0] * rows * like.shape[2] * like.itemsize
+
+    @property
+    def trim_bytes(self) -> int:
+        """Extra memory needed by `trim`, which releases the old buffer only after the copy."""
+        if self._rows is None or self._rows.shape[2] <= 2 * _capacity(self.entries):
+            return 0
+        return self._rows.nbytes // self._rows.shape[2] * _capacity(self.entries)
 
     def trim(self) -> None:
         """Shrink the buffer if the window has become much smaller."""
-        if self._rows is not None and self._rows.shape[2] > 2 * _capacity(self.entries):
+        if self._rows is not None and self.trim_bytes:
             self._reallocate(self._rows, _capacity(self.entries))
 
     def skip(self, count: int) -> None:

@@ -26,14 +26,13 @@ class BufferedEntries:
         """Memory of the entries."""
         return self._entries.nbytes
 
-    def growth_bytes(self, count: int) -> int:
-        """Return the extra memory needed to add `count` entries to each head.
+    def growth_bytes(self, head: int) -> int:
+        """Return the extra memory needed to add one entry to a head.
 
         The old memory is released only after the copy.
         """
         heads, capacity, length = self._entries.shape
-        needed = int(self.count.max()) + count
-        return 0 if needed <= capacity else heads * (capacity + max(_MIN_GROWTH, capacity)) * length
+        return 0 if self.count[head] < capacity else heads * (capacity + max(_MIN_GROWTH, capacity)) * length
 
     def add(self, head: int, owner: int, entry: Tensor) -> None:
         """Buffer a copy of an entry (E,) for a cluster."""

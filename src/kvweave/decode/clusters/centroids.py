@@ -55,20 +55,27 @@ class Centroids:
         """Memory in use, and memory reserved for changed rows and for the largest layer."""
         reserved_rows = (_UNWRITTEN_COLUMNS + 1) * self._heads
         rows = sum(max(len(own.changed), reserved_rows) for own in self._layers)
-        loaded = sum(own.memory.nbytes for own in self._layers if own.memory is not None)
-        largest = max((self._capacity(own.columns)[1] for own in self._layers), default=0)
-        return rows * self._width * 4 + max(loaded, largest)
+        return rows * self._width * 4 + max(self._loaded_bytes, self._largest_bytes)
 
     def growth_bytes(self, layer: int, clusters: int, rows: int) -> int:
-        """Return the extra memory after `clusters` more clusters and `rows` changed rows in a layer."""
+        """Return the extra memory needed to load a layer and to put `clusters` more clusters and `rows` changed rows.
+
+        Memory that is too small is released only after the copy.
+        """
         own = self._layers[layer]
         spare_rows = max(0, (_UNWRITTEN_COLUMNS + 1) * self._heads - len(own.changed))
         changed = max(0, rows - spare_rows) * self._width * 4
         columns = own.columns + clusters
-        later = self._capacity(columns)[1] - max(self._capacity(other.columns)[1] for other in self._layers)
-        capacity = self._capacity(own.columns)[0] if own.memory is None else own.memory.shape[0]
-        now = 0 if columns <= capacity else self._capacity(columns)[1]  # the old memory goes afterwards
-        return changed + max(now, later, 0)
+        loaded = self._loaded_bytes
+        capacity, length = self._capacity(own.columns)
+        if own.memory is None:
+            loaded += length
+        else:
+            capacity = own.memory.shape[0]
+        if columns > capacity:
+            loaded += self._wider_capacity(columns)[1]
+        after = max(loaded, self._largest_bytes, self._capacity(columns)[1])
+        return changed + after - max(self._loaded_bytes, self._largest_bytes)
 
     def prefetch(self, layer: int) -> None:
         """Start reading a layer's centroids without waiting, unless they are loaded or being read."""
@@ -147,12 +154,26 @@ class Centroids:
         """Close the file."""
         self._file.close()
 
+    @property
+    def _loaded_bytes(self) -> int:
+        """Memory of the layers that are loaded."""
+        return sum(len(own.buffer.view) for own in self._layers if own.buffer is not None)
+
+    @property
+    def _largest_bytes(self) -> int:
+        """Memory that the largest layer takes when it is loaded."""
+        return self._capacity(max((own.columns for own in self._layers), default=0))[1]
+
     def _capacity(self, columns: int) -> tuple[int, int]:
         """Return the columns to allocate for `columns`, spare ones included, and their bytes."""
         capacity = columns + SPARE_COLUMNS
         length = capacity * self._heads * self._width * 4
         unit = self._file.page_bytes
         return capacity, -(-length // unit) * unit
+
+    def _wider_capacity(self, columns: int) -> tuple[int, int]:
+        """As `_capacity`, for a layer that outgrows its memory with these columns: it will probably grow further."""
+        return self._capacity(columns + columns // 2)
 
     def _page_count(self, columns: int) -> int:
         return -(-columns * self._heads * self._width * 4 // self._file.page_bytes)
@@ -167,7 +188,7 @@ class Centroids:
         assert own.memory is not None
         if own.columns <= own.memory.shape[0]:
             return
-        capacity, length = self._capacity(own.columns + own.columns // 2)
+        capacity, length = self._wider_capacity(own.columns)
         buffer = AlignedBuffer(length)
         memory = self._rows_of(buffer, capacity)
         memory[: own.memory.shape[0]] = own.memory

@@ -108,12 +108,13 @@ class ClusterRetriever(ABC):
         entries = self.store.entry_format.encode(keys, values)  # (G, n, E)
         points = keys.float().cpu()
         for number in range(keys.shape[1]):
-            self.reserve(clusters=0, rows=keys.shape[0], buffered=1)
+            self.reserve(clusters=0, rows=keys.shape[0])
             self.insert(points[:, number], entries[:, number], budget)
 
     def prefetch_centroids(self) -> None:
         """Start reading the layer's centroids."""
         if not self.empty:
+            self.reserve(clusters=0, rows=0)
             self.shared.centroids.prefetch(self.layer)
 
     def prefetch(self) -> None:
@@ -125,6 +126,7 @@ class ClusterRetriever(ABC):
         attended = self._attend_buffered(attention)
         if self.empty:
             return attended
+        self.prefetch_centroids()
         centroids = self.shared.centroids.get(self.layer)
         sizes = self.table.sizes[:, : centroids.shape[1]]
         scores = score_clusters(attention.query.cpu(), centroids, sizes, attention.softcap)
@@ -164,10 +166,17 @@ class ClusterRetriever(ABC):
         self.shared.centroids.put(self.layer, head, cluster, centroid)
         self.table.set_statistics(head, cluster, keys.shape[0], variance)
 
-    def reserve(self, clusters: int, rows: int, buffered: int = 0) -> None:
-        """Reserve memory for new clusters, changed centroid rows, and `buffered` more entries of each head."""
-        more_bytes = self.shared.centroids.growth_bytes(self.layer, clusters, rows)
-        more_bytes += self.buffer.growth_bytes(buffered)
+    def buffer_entry(self, head: int, owner: int, entry: Tensor) -> None:
+        """Buffer a copy of an entry (E,) for a cluster; all heads may change a centroid before more is reserved."""
+        self.reserve(clusters=0, rows=self.table.heads, buffer_bytes=self.buffer.growth_bytes(head))
+        self.buffer.add(head, owner, entry)
+
+    def reserve(self, clusters: int, rows: int, buffer_bytes: int = 0) -> None:
+        """Reserve memory for new clusters, changed centroid rows, and the growth of the buffer.
+
+        It holds until the next call: what an earlier one reserved, and has not been used, is given up.
+        """
+        more_bytes = self.shared.centroids.growth_bytes(self.layer, clusters, rows) + buffer_bytes
         if more_bytes:
             self.reserve_memory(more_bytes)
 

@@ -31,7 +31,7 @@ class AdaptiveClusters(ClusterRetriever):
                 _join(self, head, cluster, keys[head], entries[head], distance)
                 continue
             self.table.flagged[head, cluster] = True
-            self.buffer.add(head, cluster, entries[head])
+            self.buffer_entry(head, cluster, entries[head])
             immediate = self.shared.settings.clusters.split == "immediate"
             if immediate or self.store.in_memory(self.layer, head, cluster):
                 self._split(head, cluster)
@@ -104,7 +104,7 @@ class LocalClusters(ClusterRetriever):
     def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
         """Buffer one entry per head, and cluster the buffer when it is full."""
         for head in range(keys.shape[0]):
-            self.buffer.add(head, UNGROUPED, entries[head])
+            self.buffer_entry(head, UNGROUPED, entries[head])
         clusters = self.shared.settings.clusters
         free = budget.total - self.shared.settings.sinks - budget.window
         if self.buffer.count[0] >= max(1, min(clusters.local_entries, free // 2)):
