@@ -233,7 +233,8 @@ class RecentWindow:
         if self._fits(count):
             return 0
         sinks = min(self.sinks + count, self.max_sinks)
-        rows = max(_capacity(self.entries + count), sinks)  # sinks are copied first, and the old ones released
+        # Sinks are copied first; their old memory is released before the window is copied.
+        rows = max(_capacity(self.entries + count), sinks)
         return 2 * like.shape[0] * rows * like.shape[2] * like.itemsize
 
     @property

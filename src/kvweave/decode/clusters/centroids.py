@@ -73,7 +73,7 @@ class Centroids:
         else:
             capacity = own.memory.shape[0]
         if columns > capacity:
-            loaded += self._wider_capacity(columns)[1]
+            loaded += self._capacity(columns)[1]
         after = max(loaded, self._largest_bytes, self._capacity(columns)[1])
         return changed + after - max(self._loaded_bytes, self._largest_bytes)
 
@@ -109,13 +109,18 @@ class Centroids:
             own.reads, own.ready = [], True
         return own.memory[: own.columns].transpose(0, 1)
 
+    def make_room(self, layer: int, clusters: int) -> None:
+        """Load a layer with memory for `clusters` more clusters, so that its centroids are not copied for each few."""
+        self.get(layer)
+        self._widen(self._layers[layer], self._layers[layer].columns + clusters)
+
     def put(self, layer: int, head: int, cluster: int, row: Tensor) -> None:
         """Set the centroid (D,) of an old or new cluster."""
         self.get(layer)
         own = self._layers[layer]
         if cluster >= own.columns:
+            self._widen(own, cluster + 1)
             own.columns = cluster + 1
-            self._widen(own)
         assert own.memory is not None
         own.memory[cluster, head] = row
         own.changed[head, cluster] = row.clone()
@@ -171,10 +176,6 @@ class Centroids:
         unit = self._file.page_bytes
         return capacity, -(-length // unit) * unit
 
-    def _wider_capacity(self, columns: int) -> tuple[int, int]:
-        """As `_capacity`, for a layer that outgrows its memory with these columns: it will probably grow further."""
-        return self._capacity(columns + columns // 2)
-
     def _page_count(self, columns: int) -> int:
         return -(-columns * self._heads * self._width * 4 // self._file.page_bytes)
 
@@ -183,12 +184,12 @@ class Centroids:
         numbers = torch.frombuffer(buffer.view, dtype=torch.float32)
         return numbers[: capacity * self._heads * self._width].view(capacity, self._heads, self._width)
 
-    def _widen(self, own: _LayerCentroids) -> None:
-        """Allocate more memory if the new column needs it."""
+    def _widen(self, own: _LayerCentroids, columns: int) -> None:
+        """Allocate more memory if this many columns need it."""
         assert own.memory is not None
-        if own.columns <= own.memory.shape[0]:
+        if columns <= own.memory.shape[0]:
             return
-        capacity, length = self._wider_capacity(own.columns)
+        capacity, length = self._capacity(columns)
         buffer = AlignedBuffer(length)
         memory = self._rows_of(buffer, capacity)
         memory[: own.memory.shape[0]] = own.memory

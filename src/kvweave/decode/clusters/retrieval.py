@@ -89,6 +89,9 @@ class ClusterRetriever(ABC):
         assigned = k_means(points, -(-keys.shape[1] // settings.clusters.mean_entries))
         clusters = [self._clusters(points[head], assigned[head]) for head in range(keys.shape[0])]
         order = self._write_order(points, clusters, queries)
+        more = max(map(len, clusters))
+        self.reserve(clusters=more, rows=0)
+        self.shared.centroids.make_room(self.layer, more)
         for head, own in enumerate(clusters):
             first = int(self.table.count[head])
             entries = self.store.entry_format.encode(keys[head], values[head])  # one head at a time in memory

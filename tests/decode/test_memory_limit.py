@@ -1,0 +1,94 @@
+"""The memory limit holds at every moment: also while something grows, when old and new memory exist at once."""
+
+import pytest
+from synthetic import Text, geometry, settings
+
+from kvweave.decode.clusters.buffers import BufferedEntries
+from kvweave.decode.clusters.centroids import SPARE_COLUMNS, Centroids
+from kvweave.decode.layer import RecentWindow
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.page_cache.frames import FramePool
+from kvweave.decode.settings import PageCacheSettings
+
+LAYERS, LIMIT = 3, 60_000
+
+
+class Watch:
+    """Measures what a cache holds before and after everything that can grow it."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.cache: OffloadedCache | None = None
+        self.most = 0
+        self.grown: set[str] = set()
+        patched = {
+            RecentWindow: {"append": _nothing, "_reallocate": _new_window},
+            BufferedEntries: {"add": _new_buffer},
+            Centroids: {"prefetch": _nothing, "put": _nothing, "_widen": _new_centroids},
+            FramePool: {"allocate": _nothing},
+        }
+        for kind, methods in patched.items():
+            for name, during in methods.items():
+                monkeypatch.setattr(kind, name, self._watched(name, getattr(kind, name), during))
+
+    def _watched(self, name, original, during):
+        def method(own, *args):
+            extra = during(own, *args)
+            if extra:
+                self.grown.add(name)
+            self._measure(extra)
+            found = original(own, *args)
+            self._measure(0)
+            return found
+
+        return method
+
+    def _measure(self, extra: int) -> None:
+        if self.cache is not None:
+            self.most = max(self.most, held(self.cache) + extra)
+
+
+def held(cache: OffloadedCache) -> int:
+    """Return the memory in use now, also where the cache has not measured it yet."""
+    layers = sum(layer.recent.resident_bytes + layer.retriever.resident_bytes for layer in cache.layers)
+    shared, limit = cache.shared, cache.limit
+    buffers = shared.store.pages.buffer_bytes + limit._workspace_bytes
+    return layers + shared.centroids.resident_bytes + buffers + shared.store.page_cache.frames.touched_bytes
+
+
+def _nothing(*args) -> int:
+    return 0
+
+
+def _new_window(window, like, capacity) -> int:
+    return like[:, :, :1].nbytes * capacity
+
+
+def _new_buffer(buffer, head, owner, entry) -> int:
+    heads, capacity, length = buffer._entries.shape
+    return heads * (capacity + max(4, capacity)) * length if buffer.count[head] == capacity else 0
+
+
+def _new_centroids(centroids, own, columns) -> int:
+    return own.memory[:1].nbytes * (columns + SPARE_COLUMNS) if columns > own.memory.shape[0] else 0
+
+
+@pytest.mark.parametrize("representatives", ["paged", "resident"])
+@pytest.mark.parametrize("split", ["delayed", "immediate"])
+@pytest.mark.parametrize("strategy", ["dynakv", "static", "local"])
+def test_memory_stays_within_the_limit_while_it_grows(monkeypatch, strategy, split, representatives):
+    watch = Watch(monkeypatch)
+    chosen = settings(
+        kv_budget=1.0,
+        resident_bytes=LIMIT,
+        strategy=strategy,
+        clusters={"mean_entries": 2, "max_entries": 4, "buffer_entries": 6, "spread": 0.3, "split": split},
+        disk={"page_bytes": 64},
+        residency=PageCacheSettings(representatives=representatives),
+    )
+    with OffloadedCache(geometry(LAYERS), chosen) as watch.cache:
+        text = Text(watch.cache, layers=LAYERS)
+        for rows in [30, 1, 5] * 6:
+            text.step(rows)
+        assert watch.most <= LIMIT
+        assert {"_reallocate", "_widen"} <= watch.grown
+        assert ("add" in watch.grown) == (strategy != "static")
