@@ -22,7 +22,7 @@ _BLOCK_ROWS = 256  # appended to the window before its oldest entries leave
 class OffloadedLayer(CacheLayerMixin):
     """Sinks and window in `recent`, older entries in `retriever`; `budget_for` gives a step's budget for N stored entries.
 
-    `reserve_memory` is called with the bytes by which the layer is about to grow.
+    `reserve_memory` is called with the bytes by which the layer is about to grow; `has_room` says whether they fit.
     """
 
     is_sliding = False
@@ -34,6 +34,7 @@ class OffloadedLayer(CacheLayerMixin):
         self.retriever = retriever
         self.sliding_window: int | None = None
         self.reserve_memory: Callable[[int], None] = lambda more_bytes: None
+        self.has_room: Callable[[int], bool] = lambda more_bytes: True
         self._budget_for = budget_for
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -171,10 +172,16 @@ class OffloadedLayer(CacheLayerMixin):
             keys, values = self.recent.pop_oldest(accepted)
             self.retriever.add(keys, values, budget)
             del keys, values  # views, which would keep the old buffer
-            self.reserve_memory(self.recent.trim_bytes)
-            self.recent.trim()
+            self._trim_buffer()
         if self.sliding_window is None:
             self.retriever.finish_pass(budget)
+
+    def _trim_buffer(self) -> None:
+        """Shrink the window's buffer, unless the copy does not fit now: a later pass tries again."""
+        more_bytes = self.recent.trim_bytes
+        if more_bytes and self.has_room(more_bytes):
+            self.reserve_memory(more_bytes)
+            self.recent.trim()
 
 
 class RecentWindow:

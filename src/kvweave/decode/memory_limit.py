@@ -34,6 +34,10 @@ class MemoryLimit:
         """Record what a layer holds now, without frames and centroids."""
         self._layer_bytes[layer] = resident_bytes
 
+    def has_room(self, more_bytes: int) -> bool:
+        """Return whether `enforce` can make room for `more_bytes` while no cluster must stay in memory."""
+        return self._limit is None or self._bytes_without_frames() + more_bytes <= self._limit
+
     def enforce(self, more_bytes: int = 0) -> None:
         """Withdraw the frames that windows and centroids need, with `more_bytes` that are about to be allocated.
 

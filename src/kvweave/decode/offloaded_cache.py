@@ -181,6 +181,7 @@ class OffloadedCache(AppendableCache):
         for index, layer in enumerate(layers):
             reserve = partial(OffloadedCache._reserve_memory, weak, index)
             layer.reserve_memory = layer.retriever.reserve_memory = reserve
+            layer.has_room = partial(OffloadedCache._has_room, weak, index)
             if self.settings.residency.prefetch:
                 layer.retriever.on_reads_done = partial(OffloadedCache._prefetch_after, weak, index)
 
@@ -222,6 +223,11 @@ class OffloadedCache(AppendableCache):
             with self._usable():
                 self.measure(layer)
                 self.limit.enforce(more_bytes)
+
+    def _has_room(self, layer: int, more_bytes: int) -> bool:
+        """Return whether a layer can grow by `more_bytes`."""
+        self.measure(layer)
+        return self.limit.has_room(more_bytes)
 
     def _prefetch_after(self, layer: int) -> None:
         """Start reading what the next layer that retrieves will probably need, while this one attends."""
