@@ -1,7 +1,9 @@
 """The memory limit holds at every moment: also while something grows, when old and new memory exist at once."""
 
+from collections import Counter
+
 import pytest
-from synthetic import Text, geometry, settings
+from synthetic import HEADS, Text, geometry, settings, stored
 
 from kvweave.decode.clusters.buffers import BufferedEntries
 from kvweave.decode.clusters.centroids import SPARE_COLUMNS, Centroids
@@ -10,7 +12,9 @@ from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.page_cache.frames import FramePool
 from kvweave.decode.settings import PageCacheSettings
 
-LAYERS, LIMIT = 3, 60_000
+LAYERS, LIMIT, PROMPT = 2, 40_000, 80
+"""A limit that every text here outgrows; a prompt with more clusters than a layer has spare columns for."""
+STRATEGIES, SPLITS, REPRESENTATIVES = ("dynakv", "static", "local"), ("delayed", "immediate"), ("paged", "resident")
 
 
 class Watch:
@@ -72,23 +76,43 @@ def _new_centroids(centroids, own, columns) -> int:
     return own.memory[:1].nbytes * (columns + SPARE_COLUMNS) if columns > own.memory.shape[0] else 0
 
 
-@pytest.mark.parametrize("representatives", ["paged", "resident"])
-@pytest.mark.parametrize("split", ["delayed", "immediate"])
-@pytest.mark.parametrize("strategy", ["dynakv", "static", "local"])
-def test_memory_stays_within_the_limit_while_it_grows(monkeypatch, strategy, split, representatives):
+@pytest.mark.parametrize("seed", range(12))  # each a combination of its own
+def test_memory_stays_within_the_limit_while_it_grows(monkeypatch, seed):
     watch = Watch(monkeypatch)
+    strategy = STRATEGIES[seed % 3]
+    clusters = {"mean_entries": 2, "max_entries": 4, "buffer_entries": 6, "spread": 0.3}
     chosen = settings(
         kv_budget=1.0,
         resident_bytes=LIMIT,
         strategy=strategy,
-        clusters={"mean_entries": 2, "max_entries": 4, "buffer_entries": 6, "spread": 0.3, "split": split},
+        clusters={**clusters, "split": SPLITS[seed // 3 % 2]},
         disk={"page_bytes": 64},
-        residency=PageCacheSettings(representatives=representatives),
+        residency=PageCacheSettings(representatives=REPRESENTATIVES[seed // 6]),
     )
     with OffloadedCache(geometry(LAYERS), chosen) as watch.cache:
-        text = Text(watch.cache, layers=LAYERS)
-        for rows in [30, 1, 5] * 6:
+        text = Text(watch.cache, seed, layers=LAYERS)
+        text.begin(PROMPT)
+        for rows in [1, 25, 1, 5, 1]:
             text.step(rows)
-        assert watch.most <= LIMIT
+        for layer in range(LAYERS):
+            assert stored(watch.cache, layer) == [Counter(range(text.length))] * HEADS
+        assert watch.cache.counts.peak_resident_bytes <= watch.most <= LIMIT
+        assert watch.cache.shared.store.page_cache.frames.withdrawn  # the limit was reached
         assert {"_reallocate", "_widen"} <= watch.grown
         assert ("add" in watch.grown) == (strategy != "static")
+
+
+def test_a_window_is_trimmed_once_its_copy_fits(monkeypatch):
+    with OffloadedCache(geometry(), settings(resident_bytes=LIMIT)) as cache:
+        layer, text = cache.layers[0], Text(cache)
+        limit = cache.limit
+        room = LIMIT - limit._bytes_without_frames()
+        assert limit.has_room(room) and not limit.has_room(room + 1)
+        text.begin(PROMPT)
+        with monkeypatch.context() as patch:
+            patch.setattr(layer, "has_room", lambda more_bytes: False)
+            text.step(60)
+            assert layer.recent.trim_bytes
+        text.step()
+        assert not layer.recent.trim_bytes
+        assert stored(cache) == [Counter(range(text.length))] * HEADS
