@@ -133,18 +133,20 @@ class QuestionAttention:
         first, _ = state.context
         votes = state.question_votes(self.layers)
         probe = question_probe(state, votes)
-        run_question(state, votes, probe)
+        state.run_partial(*question_pass(state, votes, probe))
         return probe.weights.mean(dim=0).cpu()[state.stale - first]
 
 
-def run_question(state: PrefillState, votes: LayerVotes, probe: AttentionHook) -> None:
-    """Run the question over the stale KV for what `probe` sees, up to the attention of the last layer that counts.
+def question_pass(
+    state: PrefillState, votes: LayerVotes, probe: AttentionHook
+) -> tuple[Tensor, AttentionHook, StopAtLayer]:
+    """Return rows and hooks of a pass of the question over the stale KV, up to the attention of the last layer that counts.
 
     Fresh chunks are computed on the way. Where a window is lifted, the probe sees far keys at a distance inside it.
     """
     shown = probe if votes.lifted_window is None else _WithinWindow(state, votes.lifted_window, probe)
     rows = state.fresh[state.fresh <= state.question_rows[-1]]
-    state.run_partial(rows, shown, StopAtLayer(votes.layers[-1]))
+    return rows, shown, StopAtLayer(votes.layers[-1])
 
 
 def question_probe(state: PrefillState, votes: LayerVotes) -> AttentionProbe:

@@ -12,7 +12,7 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import QuestionAttention, TopScores, run_question
+from kvweave.recipes.select import QuestionAttention, TopScores, question_pass
 from kvweave.recipes.state import PrefillState
 
 
@@ -85,7 +85,7 @@ class AttentionInEachChunk:
             )
             for columns in chunks
         ]
-        run_question(state, votes, _Together(probes))
+        state.run_partial(*question_pass(state, votes, _Together(probes)))
         return torch.cat([probe.weights.mean(dim=0) for probe in probes]).cpu()
 
 
