@@ -11,9 +11,10 @@ from kvweave.engine.generation import generate as pieces
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.methods import as_recipe
+from kvweave.recipes.methods import as_recipe, in_any_storage
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillResult
+from kvweave.recipes.unfit import warn_if_unknown
 from kvweave.types import Prompt
 
 
@@ -24,7 +25,7 @@ def prefill(
     *,
     recipe: str | Recipe = "weave",
     prepare: str | None = None,
-    storage: str = "exact",
+    storage: str | None = None,
     ratio: float | None = None,
     coverage: float | None = None,
     kv: OffloadSettings | None = None,
@@ -37,21 +38,25 @@ def prefill(
     Args:
         recipe: a recipe or its name.
         prepare: how the chunks were prepared, if not as the named recipe does, such as similar.
-        storage: how their KV was stored: exact, int8 or int4.
+        storage: how their KV was stored: exact, int8 or int4. None takes what is there, in this order of preference.
         ratio: share 0..1 of the stale context tokens to recompute; without a budget the recipe's own is used.
         coverage: instead of a ratio, recompute as few tokens as hold this share 0..1 of the selector's scores.
         kv: write each layer to a file before the next is placed, for `kvweave.generate` alone. The prompt's full KV is then
             never in memory, and under `kv.resident_bytes` nothing that was computed is stored.
 
     A name may spell all three out: similar-int8+prophetkv is prophetkv on chunks prepared as similar and stored in 8 bits.
+    Where chunks are prepared, but none of their KV fits the prompt, a warning says why, once per store.
     Raises UnknownRecipe, InvalidRequest, PromptTooLong; with `kv` StoreError and StoreFull if the file fails.
     """
     sink = None if kv is None else PromptOffloader(adapter.geometry, kv)
     started = time.perf_counter()
     tokens = adapter.template.render(prompt)
     tokenize_s = time.perf_counter() - started
-    chosen = as_recipe(recipe, prepare, storage)
+    chosen = as_recipe(recipe, prepare, storage or "exact")
+    if storage is None and isinstance(recipe, str):
+        chosen = in_any_storage(chosen)
     result = run(chosen, adapter, store, tokens, ratio=ratio, coverage=coverage, sink=sink)
+    warn_if_unknown(result.request, chosen.match, chosen.prepare, result.plan)
     remember(result)
     timing = replace(
         result.timing,

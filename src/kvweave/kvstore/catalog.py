@@ -122,6 +122,26 @@ class Catalog:
             found.setdefault(tokens, []).append(provenance)
         return found
 
+    def other_models(self, namespace: str, model: str, token_digests: Iterable[str]) -> list[str]:
+        """Return the names of other models that have made KV of these chunks; see `ChunkStore.other_models`."""
+        rows = self._database.query(
+            """SELECT DISTINCT model_name FROM entries
+               WHERE token_digest IN (SELECT value FROM json_each(?))
+                 AND namespace = ? AND model <> ? AND content = 'kv' ORDER BY model_name""",
+            (json.dumps(list(token_digests)), namespace, model),
+        )
+        return [name for (name,) in rows]
+
+    def prepared_chunks(self, namespace: str, model: str) -> int:
+        """Return how many chunks have prepared KV; see `ChunkStore.prepared_chunks`. Reads every row."""
+        rows = self._database.query(
+            """SELECT COUNT(DISTINCT token_digest) FROM entries
+               WHERE namespace = ? AND model = ? AND content = 'kv' AND kind NOT LIKE 'observed%'
+                 AND EXISTS (SELECT 1 FROM entry_sources WHERE entry = id)""",
+            (namespace, model),
+        )
+        return int(rows[0][0])
+
     def all_paths(self) -> list[str]:
         """Return the files of all entries."""
         return [path for (path,) in self._database.query("SELECT path FROM entries")]

@@ -100,6 +100,18 @@ class KVStore(Protocol):
         """Begin to load KV that `find` will be asked for, given the digest of each chunk's tokens."""
         ...
 
+    def other_models(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[str]:
+        """Return the names of other models that have made KV of these chunks, given by their token ids."""
+        ...
+
+    def prepared_chunks(self, model: ModelFingerprint) -> int:
+        """Return how many chunks have KV of this model that was prepared, not left by a request."""
+        ...
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning that was not logged since the store was opened."""
+        ...
+
     @property
     def limit_bytes(self) -> int:
         """The cap on the entries' size."""

@@ -1,6 +1,8 @@
 """Caps, statistics, verification and emptying of a store, tier by tier."""
 
+import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -10,19 +12,26 @@ from kvweave.errors import DamagedEntry, InvalidRequest, StoreTooNew
 from kvweave.kvstore import orphans
 from kvweave.kvstore.assembly import StoreComponents
 from kvweave.kvstore.format import verify_content
+from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.reports import TIERS, StoreStats, TierName, TierTotals, VerifyReport
 from kvweave.kvstore.tiers.disk import DiskTier
 from kvweave.kvstore.tiers.memory import DeviceTier
 from kvweave.kvstore.tiers.replication import ReplicatedTier
+from kvweave.types import ModelFingerprint
+
+_LOG = logging.getLogger(__name__)
 
 
 class StoreMaintenance:
     """The part of `ChunkStore` that is about the store as a whole: its caps, sizes and statistics, checks and emptying."""
 
+    namespace: str
+
     def __init__(self, components: StoreComponents) -> None:
         self._components = components
         self._tiers = components.tiers
         self._usage = components.usage
+        self._warnings: set[str] = set()
 
     @property
     def limit_bytes(self) -> int:
@@ -44,6 +53,24 @@ class StoreMaintenance:
         """The size of the files that no look-up has ever found: most of them are evicted first."""
         self._usage.try_flush()
         return self._components.catalog.unused_bytes()
+
+    def other_models(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[str]:
+        """Return the names of other models that have made KV of these chunks, given by their token ids.
+
+        Reads no file and is not counted.
+        """
+        digests = [digest_tokens(ids) for ids in chunks]
+        return self._components.catalog.other_models(self.namespace, model.digest, digests)
+
+    def prepared_chunks(self, model: ModelFingerprint) -> int:
+        """Return how many chunks have KV of this model that was prepared, not left by a request; reads every row."""
+        return self._components.catalog.prepared_chunks(self.namespace, model.digest)
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning that was not logged since the store was opened."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            _LOG.warning(message)
 
     def set_limit(self, limit_bytes: int, tier: TierName = "disk") -> None:
         """Change a tier's cap for good, and evict down to it at once.

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens, quantised
@@ -13,6 +13,8 @@ from kvweave.recipes.context import Corpus, Ids, PrepareContext
 from kvweave.recipes.features import ENTRY_OVERHEAD_BYTES, FeatureExtractor
 from kvweave.recipes.request import PrefillRequest
 from kvweave.types import ChunkKV, KVProvenance, Storage
+
+_BEST_FIRST: Final[tuple[Storage, ...]] = ("exact", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,3 +326,32 @@ class Quantised(Prepare):
     def storage(self) -> Storage:
         """The chosen number of bits."""
         return self.coding
+
+
+@dataclass(frozen=True, slots=True)
+class AnyStorage(Prepare):
+    """The KV of another preparation in whatever storage it is there: exact, else in the most bits.
+
+    What it computes itself is exact. `inner` is exact, and keeps no exact versions.
+    """
+
+    inner: Prepare
+
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+        """Return each provenance of the inner preparation in every storage."""
+        exact = self.inner.provenances(adapter, prefix, chunk_tokens)
+        return tuple(quantised(provenance, storage) for provenance in exact for storage in _BEST_FIRST)
+
+    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
+        """Compute what the inner preparation does."""
+        return self.inner.compute(ctx, chunk)
+
+    @property
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner preparation."""
+        return self.inner.extractors
+
+    @property
+    def entry_count(self) -> int:
+        """As many as the inner preparation stores."""
+        return self.inner.entry_count

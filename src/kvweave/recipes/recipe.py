@@ -33,6 +33,7 @@ from kvweave.recipes.recompute import Recompute, SelectedRows
 from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
 from kvweave.recipes.state import PrefillState, rows_of
+from kvweave.recipes.unfit import warn_if_none_fits
 from kvweave.results import Plan, PlanSpan, Timing
 from kvweave.types import ModelFingerprint, TokenizedPrompt
 
@@ -106,6 +107,7 @@ def run(
             check_cancelled()
             try:
                 matched = recipe.match.find(request, recipe.prepare)
+                warn_if_none_fits(request, recipe.match, recipe.prepare, matched)
                 if prefix_context is not None:  # the sink could not start again in the middle of the pass
                     _verify(matched)
                 clock = _Clock(started, matched=time.perf_counter())

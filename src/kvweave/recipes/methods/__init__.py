@@ -19,6 +19,7 @@ from kvweave.recipes.methods.qcfuse import qcfuse
 from kvweave.recipes.methods.weave import weave
 from kvweave.recipes.names import displayed, parse, split_storage
 from kvweave.recipes.prepare import (
+    AnyStorage,
     Bare,
     Isolated,
     NotPrepared,
@@ -124,6 +125,14 @@ def as_recipe(recipe: str | Recipe, prepare: str | None = None, storage: str = "
             f"recipe {recipe.name!r} is a Recipe, which has its own preparation; leave prepare and storage out"
         )
     return recipe
+
+
+def in_any_storage(recipe: Recipe) -> Recipe:
+    """Return the recipe over prepared KV in whatever storage it is there; one that names a storage is unchanged."""
+    own = recipe.prepare
+    if own.storage != "exact" or own == NotPrepared() or own.max_versions is not None:
+        return recipe
+    return replace(recipe, prepare=AnyStorage(own))
 
 
 def uses_auxiliary(method: str) -> bool:
