@@ -2,6 +2,7 @@
 
 import pytest
 
+import kvweave
 from kvweave.errors import InvalidRequest
 
 QUESTION = "What is the password of Glorric?"
@@ -38,14 +39,24 @@ def test_a_recipe_with_exact_versions_refuses_quantised_storage(open_kb, documen
         base.add(documents)
 
 
-def test_by_default_kv_is_quantised_where_the_recipe_allows_it(open_kb, documents):
-    """The default storage is int8 under the plain recipe name; a recipe with exact versions stores exact KV."""
+def test_by_default_kv_is_quantised_where_the_recipe_allows_it(open_kb, documents, caplog):
+    """The default storage is int8 under the plain recipe name; a recipe with exact versions stores exact KV.
+
+    `kvweave.prefill` finds what `add` prepared, and a question whose recipe fits none of it says so.
+    """
     with open_kb() as base:
         chunks = base.add(documents).chunks
         assert base.store.stats().by_kind["following-1-int8"].entries == chunks
         assert base.ask(QUESTION).plan.recipe == "weave"
+        plan = kvweave.prefill(base.adapter, base.store, base.prompt(QUESTION)).plan
+        assert "fresh" not in {span.origin for span in plan.spans if span.kind == "chunk"}
+        assert caplog.messages == []
     with open_kb(recipe="isolated-exact+prophetkv") as base:
         assert base.missing_kv() == chunks
+    with open_kb() as base:
+        base.ask(QUESTION, recipe="epic", cache="off")
+    (message,) = caplog.messages
+    assert "it was prepared as isolated, not as bare (stored: isolated-int8; looked for: bare-int8" in message
     with open_kb(recipe="cachecraft") as base:
         base.add(documents)
         assert {"isolated", "observed"} <= base.store.stats().by_kind.keys()

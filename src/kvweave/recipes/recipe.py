@@ -107,7 +107,8 @@ def run(
             check_cancelled()
             try:
                 matched = recipe.match.find(request, recipe.prepare)
-                warn_if_none_fits(request, recipe.match, recipe.prepare, matched)
+                if all(found.kv is None for found in matched if found.span.kind == "chunk"):
+                    warn_if_none_fits(request, recipe.match, recipe.prepare, matched)
                 if prefix_context is not None:  # the sink could not start again in the middle of the pass
                     _verify(matched)
                 clock = _Clock(started, matched=time.perf_counter())
