@@ -1,0 +1,160 @@
+"""A chat model in this process, whose prompts reuse stored KV."""
+
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any, Literal
+
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from pydantic import Field
+
+from kvweave.engine.completions import CompletionRequest, Finished
+from kvweave.engine.local import LocalEngine, local_engine
+from kvweave.errors import InvalidRequest
+from kvweave.results import Piece
+from langchain_kvweave.messages import documents_from, facts, message_from, usage
+
+_DECODED = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens"}
+_REUSED = ("kb", "recipe", "ratio", "coverage", "top_k", "cache_use")
+
+
+class ChatKvweave(BaseChatModel):
+    """Answers chats, from the caller's documents or a knowledge base where a call or the model names them.
+
+    With `documents` (LangChain's, or strings), each is a chunk of the prompt whose KV is reused wherever it comes in later
+    prompts: `model.invoke(question, documents=retriever.invoke(question))`. With `kb` the last message is a question to that
+    knowledge base, and its cached answers are used. Everything else reuses exact prefixes.
+
+    `model`, `temperature`, `top_p`, `seed`, `max_tokens`, `kb`, `recipe`, `ratio`, `coverage`, `top_k` and `cache_use` may be given
+    to a call, too. Models with the same settings share what is loaded. Tools, images and structured output are refused.
+    """
+
+    model: str | None = Field(default=None, alias="model_name")
+    """Hub id or folder; None is the knowledge base's model, and without one the model that ships with kvweave."""
+    kb: str | None = None
+    """The knowledge base that answers; None for none."""
+    home: str | None = None
+    """Folder that holds everything; None is kvweave's own choice."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """More settings, as `kvweave.open` takes them."""
+    temperature: float | None = None
+    """0 is greedy; None leaves it to the settings, as with the other numbers."""
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    """Texts before which the answer ends."""
+    recipe: str | None = None
+    ratio: float | None = None
+    coverage: float | None = None
+    top_k: int | None = None
+    cache_use: Literal["use", "refresh", "off"] = "use"
+    """What a question to a knowledge base does with the cached answers."""
+    timeout: float | None = None
+    """Seconds after which a request is given up: it then raises Cancelled."""
+    max_retries: int | None = None
+    """Has no effect: nothing is sent anywhere."""
+
+    model_config = {"populate_by_name": True}
+
+    def _engine(self, given: dict[str, Any]) -> LocalEngine:
+        """Return the engine of a call; one that names another model has that one loaded beside this model."""
+        model = given.pop("model", None) or self.model
+        return local_engine(self.kb, self.home, **{**self.settings, "model": model})
+
+    @property
+    def _llm_type(self) -> str:
+        return "kvweave"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        names = ("model", "kb", "home", "settings", "stop", *_DECODED, *_REUSED[1:])
+        return {name: getattr(self, name) for name in names}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        given = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        return {"ls_model_name": "kvweave", **given, "ls_provider": "kvweave"}
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        engine = self._engine(kwargs)
+        with closing(self._events(engine, messages, stop, kwargs)) as events:
+            finished = next(event for event in events if isinstance(event, Finished))
+        message = AIMessage(
+            content=finished.text,
+            additional_kwargs=_thoughts(finished),
+            response_metadata=facts(finished, engine.model_name),
+            usage_metadata=usage(finished),
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        engine = self._engine(kwargs)
+        with closing(self._events(engine, messages, stop, kwargs)) as events:
+            for event in events:
+                chunk = ChatGenerationChunk(message=_chunk(event, engine))
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    def _events(
+        self, engine: LocalEngine, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Any]
+    ) -> Generator[Piece | Finished, None, None]:
+        """Yield the pieces of an answer and at last the whole; gives up after `timeout`."""
+        request, cancelled = self._request(engine, messages, stop, given), threading.Event()
+        timer = threading.Timer(self.timeout or 0.0, cancelled.set)
+        if self.timeout is not None:
+            timer.start()
+        try:
+            yield from engine.complete(request, cancelled)
+        finally:
+            timer.cancel()
+
+    def _request(
+        self, engine: LocalEngine, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Any]
+    ) -> CompletionRequest:
+        defaults = {name: getattr(self, name) for name in (*_DECODED, *_REUSED)}
+        if unknown := given.keys() - defaults.keys() - {"documents"}:
+            raise InvalidRequest(
+                f"ChatKvweave has no option {sorted(unknown)[0]!r}; there are documents, {', '.join(sorted(defaults))}"
+            )
+        chosen = {**defaults, **given}
+        decoded = {ours: chosen[name] for name, ours in _DECODED.items()}
+        return CompletionRequest(
+            messages=tuple(map(message_from, messages)),
+            documents=documents_from(chosen.get("documents") or ()),
+            sampling=engine.sampling(**decoded, stop=tuple(stop or self.stop or ())),
+            cache=chosen["cache_use"],
+            **{name: chosen[name] for name in _REUSED[:-1]},
+        )
+
+
+def _chunk(event: Piece | Finished, engine: LocalEngine) -> AIMessageChunk:
+    if isinstance(event, Piece):
+        return AIMessageChunk(content=event.text)
+    return AIMessageChunk(
+        content="",
+        additional_kwargs=_thoughts(event),
+        response_metadata=facts(event, engine.model_name),
+        usage_metadata=usage(event),
+        chunk_position="last",
+    )
+
+
+def _thoughts(finished: Finished) -> dict[str, Any]:
+    return {"reasoning_content": finished.answer.reasoning} if finished.answer.reasoning else {}

@@ -1,0 +1,92 @@
+"""The engine in the caller's own process, for packages that connect it to another framework.
+
+It answers chats, and questions to the caller's documents or to a knowledge base, as a server does, without HTTP. Engines of
+one process with the same models and settings share what is loaded.
+"""
+
+import atexit
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvweave.config import Config, read_config
+from kvweave.engine.completions import CompletionRequest, Finished
+from kvweave.engine.passages import passages
+from kvweave.engine.recorded_models import with_recorded_models
+from kvweave.engine.sampling import Sampling
+from kvweave.engine.serving import Serving
+from kvweave.results import Piece, Source
+
+if TYPE_CHECKING:
+    from kvweave.models.snapshot_adapter import LoadedModel
+
+_shared: dict[Config, Serving] = {}
+_guard = threading.Lock()
+
+
+class LocalEngine:
+    """One model, and the knowledge bases of one home. Threads may share it; everything is loaded when first needed."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._tenant = serving.tenant(None)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model that answers; loads it."""
+        return self._model.fingerprint.name
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest prompt and answer together, in tokens; loads the model."""
+        return self._model.geometry.context_tokens
+
+    def sampling(self, **given: Any) -> Sampling:
+        """Return how a request is decoded: what is given and not None, the rest from the settings."""
+        return self._tenant.sampling(**given)
+
+    def complete(
+        self, request: CompletionRequest, cancelled: threading.Event | None = None
+    ) -> Iterator[Piece | Finished]:
+        """Yield the pieces of an answer and at last the whole; see `Tenant.complete`."""
+        for event in self._tenant.complete(request, cancelled):
+            if isinstance(event, Piece | Finished):
+                yield event
+
+    def passages(self, kb: str, question: str, top_k: int | None = None) -> tuple[Source, ...]:
+        """Return the passages of a knowledge base that a question finds, best first; loads no language model.
+
+        Raises KnowledgeBaseNotFound, EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
+        """
+        with self._tenant.bases.using(kb) as base:
+            return passages(base, question, top_k)
+
+    @property
+    def _model(self) -> "LoadedModel":
+        return self._serving.resident.model
+
+
+def local_engine(kb: str | None = None, home: str | Path | None = None, **settings: Any) -> LocalEngine:
+    """Return the engine for some settings; the models are those of the knowledge base where the settings name none.
+
+    `settings` are those of `kvweave.open`. Raises InvalidRequest for an unknown or impossible one.
+    """
+    config = read_config(None if home is None else Path(home), **settings)
+    key = with_recorded_models(config, kb or "default")
+    with _guard:
+        if key not in _shared:
+            _shared[key] = Serving(config, kb=kb or "default")
+        return LocalEngine(_shared[key])
+
+
+def close_local_engines() -> None:
+    """Close every engine of the process: running requests get ten seconds. Nothing that is stored is lost."""
+    with _guard:
+        engines = list(_shared.values())
+        _shared.clear()
+    for serving in engines:
+        serving.close()
+
+
+atexit.register(close_local_engines)
