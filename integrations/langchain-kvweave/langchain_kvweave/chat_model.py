@@ -16,7 +16,7 @@ from kvweave.engine.completions import CompletionRequest, Finished
 from kvweave.engine.local import LocalEngine, local_engine
 from kvweave.errors import InvalidRequest
 from kvweave.results import Piece
-from langchain_kvweave.messages import documents_from, facts, message_from, usage
+from langchain_kvweave.messages import documents_from, message_from, metadata, usage
 
 _DECODED = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens"}
 _REUSED = ("kb", "recipe", "ratio", "coverage", "top_k", "cache_use")
@@ -63,8 +63,8 @@ class ChatKvweave(BaseChatModel):
 
     def _engine(self, given: dict[str, Any]) -> LocalEngine:
         """Return the engine of a call; one that names another model has that one loaded beside this model."""
-        model = given.pop("model", None) or self.model
-        return local_engine(self.kb, self.home, **{**self.settings, "model": model})
+        model, kb = given.pop("model", None) or self.model, given.get("kb") or self.kb
+        return local_engine(kb, self.home, **{**self.settings, "model": model})
 
     @property
     def _llm_type(self) -> str:
@@ -92,7 +92,7 @@ class ChatKvweave(BaseChatModel):
         message = AIMessage(
             content=finished.text,
             additional_kwargs=_thoughts(finished),
-            response_metadata=facts(finished, engine.model_name),
+            response_metadata=metadata(finished, engine.model_name),
             usage_metadata=usage(finished),
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
@@ -150,7 +150,7 @@ def _chunk(event: Piece | Finished, engine: LocalEngine) -> AIMessageChunk:
     return AIMessageChunk(
         content="",
         additional_kwargs=_thoughts(event),
-        response_metadata=facts(event, engine.model_name),
+        response_metadata=metadata(event, engine.model_name),
         usage_metadata=usage(event),
         chunk_position="last",
     )

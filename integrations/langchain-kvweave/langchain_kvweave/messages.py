@@ -9,6 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMe
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
 from kvweave.engine.completions import CallerDocument, Finished
+from kvweave.engine.local import answer_facts
 from kvweave.errors import InvalidRequest
 from kvweave.results import Source
 from kvweave.types import Message
@@ -74,21 +75,11 @@ def usage(finished: Finished) -> UsageMetadata:
     )
 
 
-def facts(finished: Finished, model_name: str) -> dict[str, Any]:
+def metadata(finished: Finished, model_name: str) -> dict[str, Any]:
     """Return what is known about an answer: why it ended, what was reused, and its sources."""
-    answer = finished.answer
     return {
         "model_name": model_name,
         "model_provider": "kvweave",
-        "finish_reason": answer.finish_reason,
-        "kvweave": {
-            "cache": finished.cache,
-            "recipe": answer.plan.recipe,
-            "exact_tokens": answer.plan.exact_tokens,
-            "reused_tokens": answer.plan.reused_tokens,
-            "recomputed_tokens": answer.plan.recomputed_tokens,
-            "fresh_tokens": answer.plan.fresh_tokens,
-            "ttft_s": answer.timing.ttft_s,
-            "sources": [asdict(source) for source in answer.sources],
-        },
+        "finish_reason": finished.answer.finish_reason,
+        "kvweave": answer_facts(finished),
     }

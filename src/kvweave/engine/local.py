@@ -6,16 +6,18 @@ one process with the same models and settings share what is loaded.
 
 import atexit
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvweave.config import Config, read_config
+from kvweave.config import DEFAULT_NEW_TOKENS, Config, read_config
 from kvweave.engine.completions import CompletionRequest, Finished
+from kvweave.engine.facts import facts
 from kvweave.engine.passages import passages
 from kvweave.engine.recorded_models import with_recorded_models
 from kvweave.engine.sampling import Sampling
 from kvweave.engine.serving import Serving
+from kvweave.engine.settings import within_context
 from kvweave.results import Piece, Source
 
 if TYPE_CHECKING:
@@ -42,13 +44,19 @@ class LocalEngine:
         """The longest prompt and answer together, in tokens; loads the model."""
         return self._model.geometry.context_tokens
 
+    @property
+    def new_tokens(self) -> int:
+        """The longest answer in tokens, where a request sets no length; loads the model."""
+        given = self._tenant.config.generation.max_new_tokens
+        return within_context(given, DEFAULT_NEW_TOKENS, self.context_tokens)
+
     def sampling(self, **given: Any) -> Sampling:
         """Return how a request is decoded: what is given and not None, the rest from the settings."""
         return self._tenant.sampling(**given)
 
     def complete(
         self, request: CompletionRequest, cancelled: threading.Event | None = None
-    ) -> Iterator[Piece | Finished]:
+    ) -> Generator[Piece | Finished, None, None]:
         """Yield the pieces of an answer and at last the whole; see `Tenant.complete`."""
         for event in self._tenant.complete(request, cancelled):
             if isinstance(event, Piece | Finished):
@@ -67,9 +75,17 @@ class LocalEngine:
         return self._serving.resident.model
 
 
+def answer_facts(finished: Finished) -> dict[str, Any]:
+    """Return what was reused for an answer (answer, kv or miss), its plan, timing and sources, as plain values."""
+    answer = finished.answer
+    told = {"cache": finished.cache, "plan": answer.plan, "timing": answer.timing, "sources": answer.sources}
+    return {name: facts(value) for name, value in told.items()}
+
+
 def local_engine(kb: str | None = None, home: str | Path | None = None, **settings: Any) -> LocalEngine:
     """Return the engine for some settings; the models are those of the knowledge base where the settings name none.
 
+    Calls that come to the same models and settings get one engine.
     `settings` are those of `kvweave.open`. Raises InvalidRequest for an unknown or impossible one.
     """
     config = read_config(None if home is None else Path(home), **settings)
