@@ -272,6 +272,25 @@ def test_errors_have_their_status_and_code(served, more, status, code, stream):
     assert error["code"] == code
 
 
+def test_a_url_names_the_knowledge_base(served):
+    """For programs such as Open WebUI, which take a URL and send no fields of ours."""
+    with openai.OpenAI(base_url=f"{served.url}/kb/notes/v1", api_key="unused", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        asked = {"model": model, "messages": CHAT, "stream": True, "stream_options": {"include_usage": True}}
+        chunks = list(client.chat.completions.create(**asked))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert "walnut" in text
+        assert "walnut" in client.responses.create(model=model, input=QUESTION).output_text
+        documents = [{"id": "a", "text": "The password of Glorric is salt."}]
+        assert "salt" in ask(client, extra_body={"documents": documents}).choices[0].message.content
+        assert client.completions.create(model=model, prompt="one two", max_tokens=2).usage.prompt_tokens
+    with openai.OpenAI(base_url=f"{served.url}/kb/letters/v1", api_key="unused", max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError, match="letters"):
+            ask(client)
+    for path in ("/kb/notes/v1/settings", "/kb/notes/metrics", "/kb/notes/v1/kb", "/kb/a/b/v1/models"):
+        assert served.http.get(path).status_code == 404
+
+
 def test_langchain_uses_it(served):
     langchain = pytest.importorskip("langchain_openai")
     model = langchain.ChatOpenAI(

@@ -21,6 +21,7 @@ from kvweave.server import (
     upload_route,
 )
 from kvweave.server.binding import split
+from kvweave.server.kb_paths import KnowledgeBasePaths
 from kvweave.server.limits import BodyLimits
 from kvweave.server.page_route import mount_page
 from kvweave.server.readiness import Readiness
@@ -68,6 +69,7 @@ def create_app(services: Services) -> FastAPI:
             expose_headers=[ID_HEADER, CACHE_HEADER, "Retry-After"],
         )
     app.add_middleware(RequestLog, services=services)
+    app.add_middleware(KnowledgeBasePaths)
     return app
 
 

@@ -15,6 +15,7 @@ from kvweave.engine.serving import Serving, Tenant
 from kvweave.results import AnswerCacheUse
 from kvweave.server.errors import ApiError
 from kvweave.server.history import History
+from kvweave.server.kb_paths import with_kb
 from kvweave.server.metrics import Metrics
 from kvweave.server.replies import ChoiceEvent
 from kvweave.server.running import Emit, RequestQueue, RunningRequest
@@ -122,7 +123,7 @@ async def start(
 
     `explain` makes the explanation of each answer in its thread, so that it costs the event loop nothing.
     """
-    parts, of, wanted = services(request), tenant(request), tuple(asked)
+    parts, of, wanted = services(request), tenant(request), tuple(with_kb(request, each) for each in asked)
     if any(each.text is None and all(role == "system" for role, _ in each.messages) for each in wanted):
         raise ApiError(
             400, "no message is a user's; send one at least", code="invalid_value", param="messages"
