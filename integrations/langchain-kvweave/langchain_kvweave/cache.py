@@ -4,7 +4,7 @@ import json
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
@@ -16,7 +16,9 @@ from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, Vector
 from kvweave.config import read_config
 from kvweave.database import Database
-from kvweave.embedding import TextEncoder
+
+if TYPE_CHECKING:
+    from kvweave.embedding import TextEncoder
 
 _KEPT: Final = (Generation, GenerationChunk, ChatGeneration, ChatGenerationChunk, AIMessage, AIMessageChunk)
 _MOST_CHARACTERS: Final = 200
@@ -90,7 +92,9 @@ class KvweaveCache(BaseCache):
         self._database.close()
 
     @cached_property
-    def _encoder(self) -> TextEncoder:
+    def _encoder(self) -> "TextEncoder":
+        from kvweave.embedding import TextEncoder  # imports PyTorch
+
         return TextEncoder(self._config.embedding.embedding_model)
 
     def _vector(self, asked: _Asked) -> Vector:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models.base import LangSmithParams
@@ -12,14 +12,16 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import Field
 
-from kvweave.engine.completions import CompletionRequest, Finished
 from kvweave.engine.local import LocalEngine, local_engine
 from kvweave.errors import InvalidRequest
 from kvweave.results import Piece
 from langchain_kvweave.messages import documents_from, message_from, metadata, usage
 
+if TYPE_CHECKING:
+    from kvweave.engine.completions import Finished
+
 _DECODED = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens"}
-_REUSED = ("kb", "recipe", "ratio", "coverage", "top_k", "cache_use")
+_REUSED = ("kb", "recipe", "ratio", "coverage", "top_k")
 
 
 class ChatKvweave(BaseChatModel):
@@ -88,7 +90,7 @@ class ChatKvweave(BaseChatModel):
     ) -> ChatResult:
         engine = self._engine(kwargs)
         with closing(self._events(engine, messages, stop, kwargs)) as events:
-            finished = next(event for event in events if isinstance(event, Finished))
+            finished = next(event for event in events if not isinstance(event, Piece))
         message = AIMessage(
             content=finished.text,
             additional_kwargs=_thoughts(finished),
@@ -114,37 +116,39 @@ class ChatKvweave(BaseChatModel):
 
     def _events(
         self, engine: LocalEngine, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Any]
-    ) -> Generator[Piece | Finished, None, None]:
+    ) -> "Generator[Piece | Finished, None, None]":
         """Yield the pieces of an answer and at last the whole; gives up after `timeout`."""
-        request, cancelled = self._request(engine, messages, stop, given), threading.Event()
+        chosen = self._options(given)
+        texts = [message_from(message) for message in messages]
+        decoding = {ours: chosen[name] for name, ours in _DECODED.items()}
+        reused = {name: chosen[name] for name in _REUSED}
+        cancelled = threading.Event()
         timer = threading.Timer(self.timeout or 0.0, cancelled.set)
         if self.timeout is not None:
             timer.start()
         try:
-            yield from engine.complete(request, cancelled)
+            yield from engine.complete(
+                texts,
+                documents_from(chosen.get("documents") or ()),
+                decoding={**decoding, "stop": tuple(stop or self.stop or ())},
+                cancelled=cancelled,
+                cache=chosen["cache_use"],
+                **reused,
+            )
         finally:
             timer.cancel()
 
-    def _request(
-        self, engine: LocalEngine, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Any]
-    ) -> CompletionRequest:
-        defaults = {name: getattr(self, name) for name in (*_DECODED, *_REUSED)}
+    def _options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a call, those that it leaves out as the model has them."""
+        defaults = {name: getattr(self, name) for name in (*_DECODED, *_REUSED, "cache_use")}
         if unknown := given.keys() - defaults.keys() - {"documents"}:
             raise InvalidRequest(
                 f"ChatKvweave has no option {sorted(unknown)[0]!r}; there are documents, {', '.join(sorted(defaults))}"
             )
-        chosen = {**defaults, **given}
-        decoded = {ours: chosen[name] for name, ours in _DECODED.items()}
-        return CompletionRequest(
-            messages=tuple(map(message_from, messages)),
-            documents=documents_from(chosen.get("documents") or ()),
-            sampling=engine.sampling(**decoded, stop=tuple(stop or self.stop or ())),
-            cache=chosen["cache_use"],
-            **{name: chosen[name] for name in _REUSED[:-1]},
-        )
+        return {**defaults, **given}
 
 
-def _chunk(event: Piece | Finished, engine: LocalEngine) -> AIMessageChunk:
+def _chunk(event: "Piece | Finished", engine: LocalEngine) -> AIMessageChunk:
     if isinstance(event, Piece):
         return AIMessageChunk(content=event.text)
     return AIMessageChunk(
@@ -156,5 +160,5 @@ def _chunk(event: Piece | Finished, engine: LocalEngine) -> AIMessageChunk:
     )
 
 
-def _thoughts(finished: Finished) -> dict[str, Any]:
+def _thoughts(finished: "Finished") -> dict[str, Any]:
     return {"reasoning_content": finished.answer.reasoning} if finished.answer.reasoning else {}

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
-from kvweave.engine.completions import CallerDocument, Finished
 from kvweave.engine.local import answer_facts
 from kvweave.errors import InvalidRequest
 from kvweave.results import Source
 from kvweave.types import Message
+
+if TYPE_CHECKING:
+    from kvweave.engine.completions import Finished
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -45,14 +47,16 @@ def _text(message: BaseMessage) -> str:
     return "".join(str(part.get("text", "")) for part in parts if part["type"] == "text")
 
 
-def documents_from(given: Sequence[Document | str]) -> tuple[CallerDocument, ...]:
-    """Return retrieved documents as the chunks of a prompt, in their order."""
-    return tuple(
-        CallerDocument(f"document {number}", each)
-        if isinstance(each, str)
-        else CallerDocument(str(each.id or each.metadata.get("source") or f"document {number}"), each.page_content)
-        for number, each in enumerate(given, 1)
-    )
+def documents_from(given: Sequence[Document | str]) -> list[tuple[str, str]]:
+    """Return names and texts of retrieved documents, in their order."""
+    found = []
+    for number, each in enumerate(given, 1):
+        name = f"document {number}"
+        if isinstance(each, str):
+            found.append((name, each))
+        else:
+            found.append((str(each.id or each.metadata.get("source") or name), each.page_content))
+    return found
 
 
 def document_from(source: Source) -> Document:
@@ -65,7 +69,7 @@ def document_from(source: Source) -> Document:
     )
 
 
-def usage(finished: Finished) -> UsageMetadata:
+def usage(finished: "Finished") -> UsageMetadata:
     """Return the tokens of a request; those whose stored KV was used count as read from a cache."""
     return UsageMetadata(
         input_tokens=finished.prompt_tokens,
@@ -75,7 +79,7 @@ def usage(finished: Finished) -> UsageMetadata:
     )
 
 
-def metadata(finished: Finished, model_name: str) -> dict[str, Any]:
+def metadata(finished: "Finished", model_name: str) -> dict[str, Any]:
     """Return what is known about an answer: why it ended, what was reused, and its sources."""
     return {
         "model_name": model_name,

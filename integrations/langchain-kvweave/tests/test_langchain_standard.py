@@ -46,7 +46,7 @@ class Model:
 
     @property
     def chat_model_params(self):
-        return {"home": self._home, "settings": {"max_new_tokens": 8}}
+        return {"home": self._home, "settings": {"max_new_tokens": 3}}
 
     @property
     def has_tool_calling(self):
@@ -76,7 +76,7 @@ class TestChatModelUnit(Model, ChatModelUnitTests):
 class TestChatModel(Model, ChatModelIntegrationTests):
     @property
     def standard_chat_model_params(self):
-        return {"temperature": 0, "max_tokens": 8, "timeout": 60, "stop": [], "max_retries": 2}
+        return {"temperature": 0, "max_tokens": 3, "timeout": 60, "stop": [], "max_retries": 2}
 
 
 class TestRetriever(RetrieversIntegrationTests):

@@ -1,36 +1,34 @@
 """The engine in the caller's own process, for packages that connect it to another framework.
 
-It answers chats, and questions to the caller's documents or to a knowledge base, as a server does, without HTTP. Engines of
-one process with the same models and settings share what is loaded.
+It answers chats, and questions to the caller's documents or to a knowledge base, as a server does, without HTTP. Calls that
+come to the same models and settings share what is loaded. Code that runs models is imported when first needed.
 """
 
 import atexit
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvweave.config import DEFAULT_NEW_TOKENS, Config, read_config
-from kvweave.engine.completions import CompletionRequest, Finished
 from kvweave.engine.facts import facts
-from kvweave.engine.passages import passages
 from kvweave.engine.recorded_models import with_recorded_models
-from kvweave.engine.sampling import Sampling
-from kvweave.engine.serving import Serving
-from kvweave.engine.settings import within_context
 from kvweave.results import Piece, Source
+from kvweave.types import Message
 
 if TYPE_CHECKING:
+    from kvweave.engine.completions import Finished
+    from kvweave.engine.serving import Serving
     from kvweave.models.snapshot_adapter import LoadedModel
 
-_shared: dict[Config, Serving] = {}
+_shared: "dict[Config, Serving]" = {}
 _guard = threading.Lock()
 
 
 class LocalEngine:
     """One model, and the knowledge bases of one home. Threads may share it; everything is loaded when first needed."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: "Serving") -> None:
         self._serving = serving
         self._tenant = serving.tenant(None)
 
@@ -47,17 +45,36 @@ class LocalEngine:
     @property
     def new_tokens(self) -> int:
         """The longest answer in tokens, where a request sets no length; loads the model."""
+        from kvweave.engine.settings import within_context
+
         given = self._tenant.config.generation.max_new_tokens
         return within_context(given, DEFAULT_NEW_TOKENS, self.context_tokens)
 
-    def sampling(self, **given: Any) -> Sampling:
-        """Return how a request is decoded: what is given and not None, the rest from the settings."""
-        return self._tenant.sampling(**given)
-
     def complete(
-        self, request: CompletionRequest, cancelled: threading.Event | None = None
-    ) -> Generator[Piece | Finished, None, None]:
-        """Yield the pieces of an answer and at last the whole; see `Tenant.complete`."""
+        self,
+        messages: Sequence[Message],
+        documents: Sequence[tuple[str, str]] = (),
+        *,
+        decoding: Mapping[str, Any],
+        cancelled: threading.Event | None = None,
+        **options: Any,
+    ) -> "Generator[Piece | Finished, None, None]":
+        """Yield the pieces of an answer and at last the whole.
+
+        Args:
+            messages: of the chat, in order; the last one is answered.
+            documents: names and texts of chunks that the caller has retrieved, in the order of the prompt.
+            decoding: fields of `Sampling`; None leaves one to the settings.
+            cancelled: ends the request once it is set.
+            options: further fields of `CompletionRequest`.
+
+        Raises as `Tenant.complete`.
+        """
+        from kvweave.engine.completions import CallerDocument, CompletionRequest, Finished
+
+        chunks = tuple(CallerDocument(*document) for document in documents)
+        sampling = self._tenant.sampling(**decoding)
+        request = CompletionRequest(tuple(messages), documents=chunks, sampling=sampling, **options)
         for event in self._tenant.complete(request, cancelled):
             if isinstance(event, Piece | Finished):
                 yield event
@@ -67,6 +84,8 @@ class LocalEngine:
 
         Raises KnowledgeBaseNotFound, EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
         """
+        from kvweave.engine.passages import passages
+
         with self._tenant.bases.using(kb) as base:
             return passages(base, question, top_k)
 
@@ -75,7 +94,7 @@ class LocalEngine:
         return self._serving.resident.model
 
 
-def answer_facts(finished: Finished) -> dict[str, Any]:
+def answer_facts(finished: "Finished") -> dict[str, Any]:
     """Return what was reused for an answer (answer, kv or miss), its plan, timing and sources, as plain values."""
     answer = finished.answer
     told = {"cache": finished.cache, "plan": answer.plan, "timing": answer.timing, "sources": answer.sources}
@@ -85,9 +104,10 @@ def answer_facts(finished: Finished) -> dict[str, Any]:
 def local_engine(kb: str | None = None, home: str | Path | None = None, **settings: Any) -> LocalEngine:
     """Return the engine for some settings; the models are those of the knowledge base where the settings name none.
 
-    Calls that come to the same models and settings get one engine.
     `settings` are those of `kvweave.open`. Raises InvalidRequest for an unknown or impossible one.
     """
+    from kvweave.engine.serving import Serving
+
     config = read_config(None if home is None else Path(home), **settings)
     key = with_recorded_models(config, kb or "default")
     with _guard:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -20,11 +20,13 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
-from kvweave.engine.completions import CallerDocument, CompletionRequest, Finished
 from kvweave.engine.local import LocalEngine, answer_facts, local_engine
 from kvweave.errors import InvalidRequest
 from kvweave.results import Piece
 from kvweave.types import Message
+
+if TYPE_CHECKING:
+    from kvweave.engine.completions import Finished
 
 _ROLES: dict[MessageRole, Literal["system", "user", "assistant"]] = {
     MessageRole.SYSTEM: "system",
@@ -121,7 +123,7 @@ class Kvweave(CustomLLM):
         self, engine: LocalEngine, messages: Sequence[ChatMessage], given: dict[str, Any]
     ) -> Generator[ChatResponse, None, None]:
         text = ""
-        with closing(engine.complete(self._request(engine, messages, given))) as events:
+        with closing(self._events(engine, messages, given)) as events:
             for event in events:
                 text, delta = _grown(text, event)
                 yield ChatResponse(
@@ -131,9 +133,10 @@ class Kvweave(CustomLLM):
                     additional_kwargs={} if isinstance(event, Piece) else _usage(event),
                 )
 
-    def _request(
+    def _events(
         self, engine: LocalEngine, messages: Sequence[ChatMessage], given: dict[str, Any]
-    ) -> CompletionRequest:
+    ) -> "Generator[Piece | Finished, None, None]":
+        """Begin a request with the options of a call, those that it leaves out as the model has them."""
         defaults = {name: getattr(self, name) for name in (*_DECODED, *_REUSED)}
         if unknown := given.keys() - defaults.keys() - {"documents", "stop"}:
             raise InvalidRequest(
@@ -141,18 +144,16 @@ class Kvweave(CustomLLM):
             )
         chosen = {**defaults, **given}
         stop = chosen.get("stop") or ()
-        return CompletionRequest(
-            messages=tuple(map(_message, messages)),
-            documents=_documents(chosen.get("documents") or ()),
-            sampling=engine.sampling(
-                **{ours: chosen[name] for name, ours in _DECODED.items()},
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            ),
+        decoding = {ours: chosen[name] for name, ours in _DECODED.items()}
+        return engine.complete(
+            [_message(message) for message in messages],
+            _documents(chosen.get("documents") or ()),
+            decoding={**decoding, "stop": (stop,) if isinstance(stop, str) else tuple(stop)},
             **{name: chosen[name] for name in _REUSED},
         )
 
 
-def _grown(text: str, event: Piece | Finished) -> tuple[str, str]:
+def _grown(text: str, event: "Piece | Finished") -> tuple[str, str]:
     """Return the text after an event, and what the event adds."""
     return (text + event.text, event.text) if isinstance(event, Piece) else (event.text, "")
 
@@ -168,19 +169,19 @@ def _message(message: ChatMessage) -> Message:
     return Message(_ROLES[message.role], "".join(block.text for block in message.blocks if isinstance(block, TextBlock)))
 
 
-def _documents(given: Sequence[NodeWithScore | BaseNode | str]) -> tuple[CallerDocument, ...]:
-    """Return retrieved nodes as the chunks of a prompt: their text as it is, without metadata."""
+def _documents(given: Sequence[NodeWithScore | BaseNode | str]) -> list[tuple[str, str]]:
+    """Return names and texts of retrieved nodes, in their order; their metadata are not part of the text."""
     found = []
     for number, each in enumerate(given, 1):
         node = each.node if isinstance(each, NodeWithScore) else each
         if isinstance(node, str):
-            found.append(CallerDocument(f"document {number}", node))
+            found.append((f"document {number}", node))
         else:
-            found.append(CallerDocument(node.node_id, node.get_content(MetadataMode.NONE)))
-    return tuple(found)
+            found.append((node.node_id, node.get_content(MetadataMode.NONE)))
+    return found
 
 
-def _usage(finished: Finished) -> dict[str, int]:
+def _usage(finished: "Finished") -> dict[str, int]:
     return {
         "prompt_tokens": finished.prompt_tokens,
         "completion_tokens": finished.completion_tokens,
