@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN     := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 READY   := .venv/.installed
+INTEGRATIONS := $(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml))
 TORCH   := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_OFFLINE := 1
@@ -80,7 +81,7 @@ env: $(READY)
 # The stamp is written last, so an interrupted install is done again. PyTorch goes in first and alone:
 # what is resolved later then finds this build in place and keeps it. The build backend and
 # its editables are installed too, for their pinned versions: an isolated build ignores constraints.txt.
-$(READY): pyproject.toml lab/pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml $(INTEGRATIONS:%=%/pyproject.toml) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
 	  "kvweave needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	@rm -f $@
@@ -90,7 +91,7 @@ $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(INSTALL) $(TORCH)
 	@echo "== installing kvweave and what it needs"
 	@$(INSTALL) hatchling editables
-	@$(INSTALL) --no-build-isolation --editable '.[dev]' --editable './lab[bleu]'
+	@$(INSTALL) --no-build-isolation --editable '.[dev]' --editable './lab[bleu]' $(INTEGRATIONS:%=--editable ./%)
 	@touch $@
 
 clean:

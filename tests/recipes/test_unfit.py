@@ -63,7 +63,9 @@ def test_another_instruction_is_named(adapter, store, prompt, caplog):
     kvweave.prefill(adapter, store, prompt)
     (message,) = warnings(caplog)
     assert message.startswith(f"{WARNING}it was computed after another system instruction (stored: ")
-    assert message.endswith("give `prepare`, `storage` and `system` as they were when the chunks were prepared")
+    assert message.endswith(
+        "give `prepare`, `storage` and `system` as they were when the chunks were prepared"
+    )
 
 
 def test_another_model_is_named(adapter, store, prompt, caplog):

@@ -284,9 +284,11 @@ def test_a_url_names_the_knowledge_base(served):
         documents = [{"id": "a", "text": "The password of Glorric is salt."}]
         assert "salt" in ask(client, extra_body={"documents": documents}).choices[0].message.content
         assert client.completions.create(model=model, prompt="one two", max_tokens=2).usage.prompt_tokens
-    with openai.OpenAI(base_url=f"{served.url}/kb/letters/v1", api_key="unused", max_retries=0) as client:
-        with pytest.raises(openai.NotFoundError, match="letters"):
-            ask(client)
+    with (
+        openai.OpenAI(base_url=f"{served.url}/kb/letters/v1", api_key="unused", max_retries=0) as client,
+        pytest.raises(openai.NotFoundError, match="letters"),
+    ):
+        ask(client)
     for path in ("/kb/notes/v1/settings", "/kb/notes/metrics", "/kb/notes/v1/kb", "/kb/a/b/v1/models"):
         assert served.http.get(path).status_code == 404
 

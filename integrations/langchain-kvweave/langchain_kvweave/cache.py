@@ -70,7 +70,9 @@ class KvweaveCache(BaseCache):
         def vector() -> Vector:
             return self._vector(asked)
 
-        found = self._answers.find(asked.question, vector, asked.settings, self._config.answers.answer_threshold)
+        found = self._answers.find(
+            asked.question, vector, asked.settings, self._config.answers.answer_threshold
+        )
         if found is None:
             return None
         self._answers.record_hit(found, asked.question, vector)

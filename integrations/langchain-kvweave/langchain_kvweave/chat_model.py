@@ -10,7 +10,7 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from kvweave.engine.local import LocalEngine, local_engine
 from kvweave.errors import InvalidRequest
@@ -61,7 +61,7 @@ class ChatKvweave(BaseChatModel):
     max_retries: int | None = None
     """Has no effect: nothing is sent anywhere."""
 
-    model_config = {"populate_by_name": True}
+    model_config = ConfigDict(populate_by_name=True)
 
     def _engine(self, given: dict[str, Any]) -> LocalEngine:
         """Return the engine of a call; one that names another model has that one loaded beside this model."""

@@ -43,7 +43,9 @@ def _text(message: BaseMessage) -> str:
     parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in message.content]
     for part in parts:
         if part.get("type") not in ("text", "reasoning"):
-            raise InvalidRequest(f"a message has a part of type {part.get('type')!r}; kvweave reads text alone")
+            raise InvalidRequest(
+                f"a message has a part of type {part.get('type')!r}; kvweave reads text alone"
+            )
     return "".join(str(part.get("text", "")) for part in parts if part["type"] == "text")
 
 

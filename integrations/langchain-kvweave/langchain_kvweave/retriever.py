@@ -29,5 +29,7 @@ class KvweaveRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        found = local_engine(self.kb, self.home, **self.settings).passages(self.kb, query, self.k if k is None else k)
+        found = local_engine(self.kb, self.home, **self.settings).passages(
+            self.kb, query, self.k if k is None else k
+        )
         return [document_from(source) for source in found]

@@ -6,9 +6,9 @@ from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import Generation
-from langchain_kvweave import ChatKvweave, KvweaveCache, KvweaveRetriever
 
 from kvweave.errors import Cancelled, InvalidRequest
+from langchain_kvweave import ChatKvweave, KvweaveCache, KvweaveRetriever
 
 QUESTION = "What is the password of Glorric?"
 SOURCE = "The password of Glorric is walnut. The password of Brilton is pepper."
@@ -42,7 +42,10 @@ def test_documents_are_reused_wherever_they_come_again(model):
     again = model.invoke("When does the ferry leave?", documents=documents)
     read = [each.usage_metadata["input_token_details"]["cache_read"] for each in (first, again)]
     assert read[0] < read[1]
-    assert [each["document"] for each in again.response_metadata["kvweave"]["sources"]] == ["a.md", "document 2"]
+    assert [each["document"] for each in again.response_metadata["kvweave"]["sources"]] == [
+        "a.md",
+        "document 2",
+    ]
 
 
 def test_the_model_answers_from_what_the_retriever_found(home, model):
@@ -55,7 +58,11 @@ def test_the_model_answers_from_what_the_retriever_found(home, model):
     ("messages", "options", "named"),
     [
         ([ToolMessage("x", tool_call_id="1")], {}, "type 'tool'"),
-        ([AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}]), HumanMessage("x")], {}, "calls tools"),
+        (
+            [AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}]), HumanMessage("x")],
+            {},
+            "calls tools",
+        ),
         ([HumanMessage([{"type": "image_url", "image_url": "x"}])], {}, "type 'image_url'"),
         ([HumanMessage("x")], {"temprature": 1}, "no option 'temprature'"),
         ([HumanMessage("x")], {"documents": ["x"], "kb": "notes"}, "both documents and kb"),
@@ -86,7 +93,9 @@ class TestCache:
         assert model.invoke([chat[0], HumanMessage("When is the ferry leaving?")]).content == "At nine."
         # Another question, and the same one after another instruction, are answered by the model.
         assert model.invoke([chat[0], HumanMessage("When does the ferry arrive?")]).content == "At ten."
-        assert model.invoke([SystemMessage("Rhyme."), chat[1]]).content == "At nine."  # the model's next answer
+        assert (
+            model.invoke([SystemMessage("Rhyme."), chat[1]]).content == "At nine."
+        )  # the model's next answer
         assert cache.lookup("When does the ferry leave?", "another model") is None
 
     def test_texts_of_several_lines_are_found_by_every_character(self, cache):

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from langchain_kvweave import ChatKvweave, KvweaveCache, KvweaveRetriever
 from langchain_tests.integration_tests import (
     AsyncCacheTestSuite,
     ChatModelIntegrationTests,
@@ -13,6 +12,7 @@ from langchain_tests.integration_tests import (
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 import kvweave
+from langchain_kvweave import ChatKvweave, KvweaveCache, KvweaveRetriever
 
 pytestmark = pytest.mark.anyio
 

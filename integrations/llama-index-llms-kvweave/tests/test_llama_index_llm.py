@@ -1,13 +1,14 @@
 """The language model in LlamaIndex, with the shipped model in this process."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from llama_index.core.llms import ChatMessage, ImageBlock
 from llama_index.core.schema import NodeWithScore, TextNode
-from llama_index.llms.kvweave import Kvweave
 
 from kvweave.errors import InvalidRequest
+from llama_index.llms.kvweave import Kvweave
 
 QUESTION = "What is the password of Glorric?"
 MESSAGES = [ChatMessage(QUESTION)]
@@ -22,12 +23,18 @@ def llm(home):
 def test_a_knowledge_base_answers_and_tells_its_sources(llm):
     reply = llm.chat(MESSAGES, kb="notes", cache="off")
     assert "walnut" in reply.message.content
-    assert {each["document"].rpartition("/")[2] for each in reply.raw["sources"]} == {"passwords.md", "badges.txt"}
+    assert {each["document"].rpartition("/")[2] for each in reply.raw["sources"]} == {
+        "passwords.md",
+        "badges.txt",
+    }
     assert reply.additional_kwargs["cached_tokens"] > 0
 
 
 def test_nodes_are_reused_wherever_they_come_again(llm):
-    nodes = [TextNode(text=SOURCE), NodeWithScore(node=TextNode(text="The ferry leaves at nine. " * 10), score=1.0)]
+    nodes = [
+        TextNode(text=SOURCE),
+        NodeWithScore(node=TextNode(text="The ferry leaves at nine. " * 10), score=1.0),
+    ]
     first = llm.chat(MESSAGES, documents=nodes)
     assert "walnut" in first.message.content
     again = llm.chat([ChatMessage("When does the ferry leave?")], documents=nodes)
@@ -39,7 +46,7 @@ def test_a_stream_grows_to_the_whole_answer(llm):
     whole = llm.complete(QUESTION)
     pieces = list(llm.stream_complete(QUESTION))
     assert pieces[-1].text == whole.text == "".join(piece.delta for piece in pieces)
-    assert all(one.text.startswith(other.text) for other, one in zip(pieces, pieces[1:], strict=False))
+    assert all(one.text.startswith(other.text) for other, one in pairwise(pieces))
     assert pieces[-1].raw["plan"]["prompt_tokens"] > 0
 
 

@@ -3,11 +3,11 @@
 import pytest
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import MetadataMode
-from llama_index.llms.kvweave import Kvweave
-from llama_index.retrievers.kvweave import KvweaveRetriever
 
 from kvweave.errors import KnowledgeBaseNotFound
 from kvweave.samples import DOCUMENTS
+from llama_index.llms.kvweave import Kvweave
+from llama_index.retrievers.kvweave import KvweaveRetriever
 
 QUESTION = "What is the password of Glorric?"
 

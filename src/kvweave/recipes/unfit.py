@@ -74,9 +74,7 @@ def _is_left_by_request(provenance: KVProvenance) -> bool:
     return provenance.kind == OBSERVED or has_queries(provenance)
 
 
-def _reason(
-    wanted: Sequence[Sequence[KVProvenance]], stored: Sequence[Sequence[KVProvenance]]
-) -> str | None:
+def _reason(wanted: Sequence[Sequence[KVProvenance]], stored: Sequence[Sequence[KVProvenance]]) -> str | None:
     """Say how the stored KV that comes nearest differs; None where it does not, because its file was lost."""
     pairs = [pair for ours, theirs in zip(wanted, stored, strict=True) for pair in product(ours, theirs)]
     if not pairs:

@@ -166,7 +166,9 @@ def _message(message: ChatMessage) -> Message:
     for block in message.blocks:
         if not isinstance(block, TextBlock):
             raise InvalidRequest(f"a message has a {type(block).__name__}; kvweave reads text alone")
-    return Message(_ROLES[message.role], "".join(block.text for block in message.blocks if isinstance(block, TextBlock)))
+    return Message(
+        _ROLES[message.role], "".join(block.text for block in message.blocks if isinstance(block, TextBlock))
+    )
 
 
 def _documents(given: Sequence[NodeWithScore | BaseNode | str]) -> list[tuple[str, str]]:

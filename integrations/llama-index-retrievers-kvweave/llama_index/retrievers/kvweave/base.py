@@ -43,7 +43,9 @@ class KvweaveRetriever(BaseRetriever):
 
 
 def _node(source: Source) -> TextNode:
-    facts = {name: value for name, value in asdict(source).items() if name not in ("document", "text", "score")}
+    facts = {
+        name: value for name, value in asdict(source).items() if name not in ("document", "text", "score")
+    }
     return TextNode(
         id_=f"{source.document}[{source.start}:{source.end}]",
         text=source.text,
