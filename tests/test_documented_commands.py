@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 def shown_commands() -> list[str]:
     """Every command of kvweave's that a page shows, in a block or within a line."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("lab/**/*.md")]
+    pages += ROOT.glob("integrations/**/*.md")
     found = set()
     for page in [*pages, *ROOT.glob("src/kvweave/models/*/README.md")]:
         text = page.read_text()
