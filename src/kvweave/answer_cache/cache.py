@@ -118,6 +118,18 @@ class AnswerCache:
         )
         return [(question, cosine) for question, cosine in cosines if cosine >= threshold]
 
+    def narrower(self, settings: AnswerSettings) -> list[AnswerSettings]:
+        """Return the settings with a smaller `top_k`, alike in all else, that have answers; the greatest `top_k` first.
+
+        Such an answer is of use where the chunks asked for beyond its own do not bear on the question.
+        """
+        return self._entries.narrower(settings)
+
+    def move(self, answer: CachedAnswer, settings: AnswerSettings) -> CachedAnswer:
+        """Store an answer under settings that it was found to be good for too, in place of its own; return it."""
+        self._entries.move(answer.id, settings)
+        return replace(answer, settings=settings)
+
     def record_hit(self, answer: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
         """Count a use of an answer; a question in other words becomes pending, to get an answer of its own."""
         with self._database.transaction():
@@ -166,6 +178,17 @@ class AnswerCache:
                 id_ = self._entries.put(question, settings, vector, None, "predicted")
                 self._eviction.record_prediction(id_)
                 self._eviction.evict()
+
+    def add_asked(self, question: str, vector: Vector, settings: AnswerSettings) -> None:
+        """Add a question that was answered in a conversation, as pending; one that is in the cache is used once more."""
+        if not self.limit_bytes or self.matcher.is_time_sensitive(question):
+            return
+        with self._database.transaction():
+            id_ = self._entries.id_of(question, settings)
+            if id_ is None:
+                id_ = self._entries.put(question, settings, vector, None, "asked")
+            self._eviction.record_use(id_)
+            self._eviction.evict()
 
     def mark_prefilled(self, question: str, settings: AnswerSettings) -> None:
         """Record that a predicted question's KV is computed and only its answer is missing."""

@@ -6,7 +6,7 @@ Holds all statements about single questions. Does not decide when an answer is i
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from kvweave.answer_cache.english.normalize import clean_text
@@ -41,6 +41,10 @@ _COLUMNS: Final = "id, question, vector, circumstances, answer, sources, chunks,
 _MATCHER_VERSION: Final = "readings"
 ROW_BYTES: Final = 512
 """Size of a row beside its texts and vector: counters, and its places in the indexes. A generous estimate."""
+
+_MOST_NARROWER: Final = 32
+"""How many smaller values of `top_k` are looked at: answers to a small knowledge base were once stored under the number of
+its chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,19 @@ class Entries:
         """Record that an answer's chunks are the best ones in this epoch too."""
         self._database.execute("UPDATE banked_questions SET epoch = max(epoch, ?) WHERE id = ?", (epoch, id_))
 
+    def move(self, id_: int, settings: AnswerSettings) -> None:
+        """Put a question under other settings, in place of a question in the same words that has no answer there."""
+        encoded = _encoded(settings)
+        with self._database.transaction():
+            self._database.execute(
+                """DELETE FROM banked_questions WHERE circumstances = ? AND answer IS NULL
+                     AND question = (SELECT question FROM banked_questions WHERE id = ?)""",
+                (encoded, id_),
+            )
+            self._database.execute(
+                "UPDATE OR IGNORE banked_questions SET circumstances = ? WHERE id = ?", (encoded, id_)
+            )
+
     def delete(self, questions: Iterable[str], settings: AnswerSettings | None = None) -> None:
         """Delete questions with their answers, under these settings or under any."""
         self._database.execute(
@@ -172,12 +189,15 @@ class Entries:
 
     def contains(self, question: str, settings: AnswerSettings) -> bool:
         """Return whether the table holds a question in these very words, answered or not."""
-        return bool(
-            self._database.query(
-                "SELECT 1 FROM banked_questions WHERE circumstances = ? AND question = ?",
-                (_encoded(settings), clean_text(question)),
-            )
+        return self.id_of(question, settings) is not None
+
+    def id_of(self, question: str, settings: AnswerSettings) -> int | None:
+        """Return the id of a question in these very words, answered or not; None if there is none."""
+        rows = self._database.query(
+            "SELECT id FROM banked_questions WHERE circumstances = ? AND question = ?",
+            (_encoded(settings), clean_text(question)),
         )
+        return int(rows[0][0]) if rows else None
 
     def get(self, id_: int) -> CachedAnswer | None:
         """Return the answer to a question by its id; None if it has none."""
@@ -206,6 +226,17 @@ class Entries:
             answer = self.get(id_)
             if answer is not None:
                 yield answer
+
+    def narrower(self, settings: AnswerSettings) -> list[AnswerSettings]:
+        """Return the settings that differ in a smaller `top_k` alone and have an answer, the greatest `top_k` first."""
+        smaller = [_encoded(replace(settings, top_k=top_k)) for top_k in _smaller(settings.top_k)]
+        rows = self._database.query(
+            """SELECT value FROM json_each(?) WHERE EXISTS
+                 (SELECT 1 FROM banked_questions WHERE circumstances = value AND answer IS NOT NULL)""",
+            (json.dumps(smaller),),
+        )
+        found = [_decoded(encoded) for (encoded,) in rows]
+        return sorted(found, key=lambda each: -each.top_k)
 
     def pending(self, most: int, reasons: Iterable[PendingReason] | None) -> list[PendingQuestion]:
         """Return questions that are pending for these reasons, or for any; the longest pending first."""
@@ -273,10 +304,17 @@ def _vector(blob: bytes) -> Vector:
     return vector
 
 
+def _smaller(top_k: int) -> range:
+    """Return the smaller values of `top_k` that answers are looked for under: the nearest ones."""
+    return range(max(1, top_k - _MOST_NARROWER), top_k)
+
+
 def _encoded(settings: AnswerSettings) -> str:
     values = asdict(settings)
     if not settings.think:
         del values["think"]  # as it was stored before there was a choice
+    if settings.reranker is None:
+        del values["reranker"]
     return json.dumps(values, sort_keys=True)
 
 

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 else:
     Vector = Any  # listing documents takes half as long without numpy
 
-PendingReason = Literal["matched", "changed", "stale", "predicted", "prefilled"]
+PendingReason = Literal["matched", "changed", "stale", "asked", "predicted", "prefilled"]
 """Why a question has no usable answer.
 
 matched: it was answered with another question's answer; changed: a document behind its answer changed or was removed;
-stale: newer chunks fit it better; predicted: it is expected to be asked; prefilled: predicted, and its KV is computed.
+stale: newer chunks fit it better; asked: it was asked and answered in a conversation, which saw more than the question;
+predicted: it is expected to be asked; prefilled: predicted, and its KV is computed.
 """
 
 
@@ -29,12 +30,13 @@ class AnswerSettings:
         recipe: full name.
         ratio: requested budget; None for the recipe's own.
         coverage: requested budget; None for the recipe's own.
-        top_k: retrieved chunks.
+        top_k: the chunks asked for; a small knowledge base has fewer.
         max_new_tokens: None for the default.
         drop_chunks: whether chunks that do not fit are left out.
         auxiliary: the small model that some recipes select tokens with.
         kv_budget: what decoding attended to; None for everything. The memory it took does not matter.
         think: whether a reasoning model was let think first.
+        reranker: the model that ordered the chunks again; None without one.
     """
 
     recipe: str
@@ -46,6 +48,7 @@ class AnswerSettings:
     auxiliary: str | None
     kv_budget: float | None
     think: bool = False
+    reranker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

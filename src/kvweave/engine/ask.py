@@ -53,7 +53,7 @@ class Asker:
         question, chunks = self._checked(question)
         system = self.metadata.system
         vector = cache(lambda: self.components.encoder.encode([question])[0])
-        answer_settings = self.settings.answer_settings(chunks, **options)
+        answer_settings = self.settings.answer_settings(**options)
         if answer_settings is not None and options["cache"] == "use":
             pieces = self._cached(question, vector, answer_settings)
             if pieces is not None:

@@ -37,7 +37,7 @@ JobKind: TypeAlias = Literal[
 ]
 """See `JobSource.next`."""
 
-_ASKED: Final[tuple[PendingReason, ...]] = ("matched", "changed", "stale")
+_ASKED: Final[tuple[PendingReason, ...]] = ("matched", "changed", "stale", "asked")
 _LIMIT: Final = "kv_limit_bytes"
 
 
@@ -95,7 +95,8 @@ class Precomputer:
         return True
 
     def _options(self, settings: AnswerSettings) -> AskOptions:
-        return self.settings.restore(settings, self.system)
+        chunks = sum(document.chunks for document in self.cached.documents.all_documents())
+        return self.settings.restore(settings, self.system, chunks)
 
     def _vector(self, question: str) -> Callable[[], Vector]:
         return cache(lambda: self.context().encoder.encode([question])[0])
@@ -199,11 +200,11 @@ class JobSource:
         return None
 
     def _refresh(self) -> Job | None:
-        answers = self._cached.answers
-        if next(answers.unchecked(), None) is None:
+        cached = self._cached
+        if next(cached.unchecked(), None) is None:
             return None
-        check = partial(self._cached.refresh, between=self._yield_to_requests)
-        return Job("refresh", "checking answers", ("refresh", answers.epoch), 1, check)
+        check = partial(cached.refresh, between=self._yield_to_requests)
+        return Job("refresh", "checking answers", ("refresh", cached.answers.epoch), 1, check)
 
     def _answers(self) -> Job | None:
         return self._pending("answers", _ASKED, self._answer)
@@ -218,7 +219,12 @@ class JobSource:
         self, kind: JobKind, reasons: tuple[PendingReason, ...], do: Callable[[PendingQuestion], None]
     ) -> Job | None:
         found = self._cached.answers.pending(most=len(self._tried) + 100, reasons=reasons)
-        left = [one for one in found if (kind, one.question, one.settings) not in self._tried]
+        left = [
+            one
+            for one in found
+            if one.settings.reranker == self._cached.reranker  # answers under another one wait for it
+            and (kind, one.question, one.settings) not in self._tried
+        ]
         if not left:
             return None
         first = left[0]

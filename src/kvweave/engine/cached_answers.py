@@ -1,8 +1,9 @@
 """The answer cache beside the documents: decides whether a cached answer is still valid, and stores new ones.
 
 An answer is valid while no document it was made from has changed; the cache's own commit drops it otherwise. When
-documents came in since, it is valid only if a search for its question finds the chunks that it was made from. That
-search runs once per change of the document list. Knows no model but the embedding model.
+documents came in since, it is valid only while its evidence is the same: a search for its question finds the chunks that it
+was made from, or others that do not bear on the question. That search runs once per change of the document list, when
+the answer is asked for or at idle time. Knows no model but the embedding model.
 """
 
 import logging
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.normalize import clean_text
@@ -19,13 +20,20 @@ from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
 from kvweave.predict.store import PredictionStore
-from kvweave.results import Answer, AnswerCacheHit, Plan, Timing
+from kvweave.results import Answer, AnswerCacheHit, Plan, Source, Timing
 
 if TYPE_CHECKING:
     from kvweave.index.search import FoundChunk
     from kvweave.index.vector_index import VectorIndex
 
 _LOG = logging.getLogger(__name__)
+
+_UNRELATED_COSINE: Final = 0.2
+"""A chunk whose cosine to a question is below this says nothing about it, if it also shares no content word with it.
+
+Sentence encoders give texts about other things about 0 to 0.15. One whose cosines are all higher makes more answers invalid,
+never fewer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class CachedAnswers:
         index: opens the index when first called.
         threshold: τ, the least cosine similarity of two questions that may share an answer.
         predictions: records what users ask; None for questions that no user asked.
+        reranker: the model that orders found chunks again; answers made under another one cannot be checked.
     """
 
     answers: AnswerCache
@@ -45,13 +54,26 @@ class CachedAnswers:
     index: "Callable[[], VectorIndex]"
     threshold: float
     predictions: PredictionStore | None = None
+    reranker: str | None = None
 
     def find(
         self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
     ) -> CachedAnswer | None:
-        """Return the valid answer to the same question, or None."""
+        """Return the valid answer to the same question, or None.
+
+        An answer that was made from fewer chunks than are asked for now is valid too if the others do not bear on the
+        question; it is then stored under `answer_settings`.
+        """
         found = self.answers.find(question, vector, answer_settings, self.threshold)
-        return found if found is not None and self._is_valid(found) else None
+        if found is not None:
+            return found if self._is_valid(found) else None
+        for narrower in self.answers.narrower(answer_settings):
+            found = self.answers.find(question, vector, narrower, self.threshold)
+            if found is not None and self._has_same_evidence(found, answer_settings.top_k):
+                with _logged_only():
+                    return self.answers.move(found, answer_settings)
+                return found
+        return None
 
     def draft(self, vector: Vector, answer_settings: AnswerSettings) -> str:
         """Return the answer to the nearest question as a draft for the model to verify; empty if none is near.
@@ -86,7 +108,7 @@ class CachedAnswers:
         question: str,
         vector: Vector,
         answer_settings: AnswerSettings,
-        answer: Answer,
+        answer: "Answer | KeptAnswer",
         origin: AnswerProvenance,
     ) -> None:
         """Store an answer unless a document it was made from has changed meanwhile. A failing store is logged."""
@@ -96,6 +118,17 @@ class CachedAnswers:
             if origin.versions <= self.documents.visible_versions():
                 kept = (question, vector, answer_settings, answer.text, answer.sources, origin)
                 self.answers.put(*kept, asked=self.predictions is not None)
+
+    def queue(self, question: str, vector: Vector, answer_settings: AnswerSettings) -> None:
+        """Queue a question for an answer of its own: it was answered where more was said than the question."""
+        with _logged_only(), self.answers.transaction():
+            if self.predictions is not None:
+                self.predictions.record_question(clean_text(question))
+            self.answers.add_asked(question, vector, answer_settings)
+
+    def unchecked(self) -> Iterator[CachedAnswer]:
+        """Yield the answers that `refresh` would check."""
+        return (found for found in self.answers.unchecked() if found.settings.reranker == self.reranker)
 
     def refresh(
         self,
@@ -107,7 +140,7 @@ class CachedAnswers:
         Those are dropped and their questions queued. Safe to interrupt: each verdict is stored at once. `between` is
         called before each check.
         """
-        unseen = list(self.answers.unchecked())
+        unseen = list(self.unchecked())
         invalid = 0
         for number, found in enumerate(unseen):
             progress("checking answers", number, len(unseen))
@@ -117,19 +150,43 @@ class CachedAnswers:
         return invalid
 
     def _is_valid(self, found: CachedAnswer) -> bool:
-        """Return whether the answer was made from the best chunks for its question, and store the verdict."""
+        """Return whether the answer's evidence is what its question would be answered from, and store the verdict."""
         epoch = self.answers.epoch
         if found.epoch == epoch:
             return True
-        top_k = found.settings.top_k
-        chunks = self.index().search(found.question, found.vector, top_k, self.documents.visible_versions())
-        if not chunks:  # the index is lost: the request itself reports that
-            return False
-        if set(chunk_names(chunks)) <= set(found.chunks):
+        same = self._has_same_evidence(found, found.settings.top_k)
+        if same:
             self.answers.confirm(found, epoch)
-            return True
-        self.answers.invalidate(found)
-        return False
+        elif same is not None:
+            self.answers.invalidate(found)
+        return bool(same)
+
+    def _has_same_evidence(self, found: CachedAnswer, top_k: int) -> bool | None:
+        """Return whether a search for the answer's question finds no evidence but that of the answer.
+
+        None if the index is lost; the request itself reports that.
+        """
+        visible = self.documents.visible_versions()
+        chunks = self.index().search(found.question, found.vector, top_k, visible)
+        if not chunks:
+            return None
+        names = chunk_names(chunks)
+        new = [chunk for chunk, name in zip(chunks, names, strict=True) if name not in found.chunks]
+        return not any(map(_bears_on_question, new))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """What is kept of an answer: its text, and the chunks in its prompt."""
+
+    text: str
+    sources: tuple[Source, ...]
+
+
+def _bears_on_question(chunk: "FoundChunk") -> bool:
+    """Return whether a found chunk shares a content word with the question, or is near to it."""
+    reason = chunk.reason
+    return reason.word_rank is not None or reason.cosine is None or reason.cosine >= _UNRELATED_COSINE
 
 
 def provenance(found: "Sequence[FoundChunk]", epoch: int) -> AnswerProvenance:

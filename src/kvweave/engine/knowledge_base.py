@@ -327,6 +327,7 @@ class KnowledgeBase:
             lambda: self._components.index,
             self.config.answers.answer_threshold,
             self.predictions,
+            self.config.retrieval.reranker,
         )
 
     @once

@@ -102,7 +102,6 @@ class Settings:
             drop_chunks=drop_chunks,
             cache=cache,
             answer_settings=self.answer_settings(
-                chunks,
                 recipe=recipe,
                 prepare=prepare,
                 ratio=ratio,
@@ -117,7 +116,6 @@ class Settings:
 
     def answer_settings(
         self,
-        chunks: int,
         *,
         recipe: str | None,
         prepare: str | None,
@@ -130,10 +128,10 @@ class Settings:
     ) -> AnswerSettings | None:
         """Return what the answer cache keeps an answer under, None if it does not; takes the options of `resolve`.
 
-        Makes no recipe if its name is known without. A budget is not checked: no answer is kept under an impossible one.
+        `top_k` is the number asked for, however few chunks there are: documents that come in leave an answer where it is
+        looked up. Makes no recipe if its name is known without. A budget is not checked: no answer is kept under an impossible one.
         """
         generation = generation or self.config.generation
-        retrieved = min(self.top_k(top_k), chunks)
         # A sampled answer is not the answer, and a cached one has no log probabilities.
         plain = generation.plain if isinstance(generation, Sampling) else generation.temperature == 0
         if cache == "off" or not plain:
@@ -142,16 +140,20 @@ class Settings:
             self._recipe_name(recipe, prepare),
             ratio,
             coverage,
-            retrieved,
+            self.top_k(top_k),
             generation.max_new_tokens,
             drop_chunks,
             self.config.model.auxiliary,
             self.config.decoding.kv_budget,
             generation.think,
+            self.config.retrieval.reranker,
         )
 
-    def restore(self, answer_settings: AnswerSettings, system: str) -> AskOptions:
-        """Return the options that recorded `answer_settings` stand for, to compute a fresh answer under them."""
+    def restore(self, answer_settings: AnswerSettings, system: str, chunks: int) -> AskOptions:
+        """Return the options that recorded `answer_settings` stand for, to compute a fresh answer under them.
+
+        `chunks` is how many chunks the knowledge base holds.
+        """
         from kvweave.recipes.methods import recipe_named
 
         recipe = recipe_named(answer_settings.recipe, None, answer_settings.auxiliary, self._storage)
@@ -159,7 +161,7 @@ class Settings:
             recipe=recipe,
             ratio=answer_settings.ratio,
             coverage=answer_settings.coverage,
-            top_k=answer_settings.top_k,
+            top_k=min(answer_settings.top_k, chunks),
             system=system,
             generation=GenerationConfig(
                 max_new_tokens=answer_settings.max_new_tokens, think=answer_settings.think

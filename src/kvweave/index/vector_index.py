@@ -39,6 +39,8 @@ GRACE_S: Final = 3600.0
 
 RERANKED: Final = 20
 """At least so many chunks are put before a reranking model."""
+_MOST_UNCOUNTED: Final = 1000
+"""A search for more chunks than this asks first how many there are: the index reserves room for all it is asked for."""
 
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
@@ -127,6 +129,8 @@ class VectorIndex:
             k: most results; there are fewer only if fewer chunks are visible.
             visible: the versions whose rows count (`DocumentTable.visible_versions`).
         """
+        if k > _MOST_UNCOUNTED:
+            k = min(k, self._table.count_rows())
         if self._rerank is None:
             return hybrid_search(self._table, question, vector, k, visible)
         found = hybrid_search(self._table, question, vector, max(RERANKED, 2 * k), visible)
