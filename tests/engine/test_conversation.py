@@ -75,6 +75,29 @@ def test_the_whole_budget_gives_the_replies_of_plain_transformers(adapter, tmp_p
     assert logits[start - 1 : len(text) - 1].argmax(-1).tolist() == text[start:]
 
 
+def test_a_turn_whose_answer_is_known_is_continued_as_by_plain_transformers(adapter, tmp_path):
+    with opened(adapter, tmp_path, WHOLE, visible=lambda: {"v1"}) as talk:
+        assert list(talk.send_known(QUESTIONS[0], "In the hall.", ["v1"])) == ["In the hall."]
+        assert "In the hall." in talk.text
+    with opened(adapter, tmp_path, WHOLE, visible=lambda: {"v1"}) as talk:
+        say(talk, QUESTIONS[1:2])
+        given_up = talk.send_known(QUESTIONS[2], "Yes.")
+        next(given_up)
+        given_up.close()
+        text = list(talk.token_ids)
+        assert list(talk.send_known(QUESTIONS[2], "Yes.")) == ["Yes."]
+        assert talk.token_ids[: len(text)] == text
+        say(talk, QUESTIONS[3:])
+    turn = list(adapter.template.render_turn(Prompt(QUESTIONS[1], CHUNKS, "Read.")).token_ids)
+    head = next(at + len(turn) for at in range(len(text)) if text[at : at + len(turn)] == turn)
+    with torch.no_grad():
+        logits = adapter.model(torch.tensor([text])).logits[0]
+    assert logits[head - 1 : -1].argmax(-1).tolist() == text[head:]
+    assert read_state(tmp_path).versions == {"v1"}
+    with opened(adapter, tmp_path, WHOLE, visible=lambda: {"v2"}) as talk:
+        assert talk.text == ""
+
+
 def test_a_conversation_that_was_not_closed_is_recomputed(adapter, tmp_path):
     with opened(adapter, tmp_path / "whole", WHOLE) as talk:
         expected = say(talk, QUESTIONS[:3])

@@ -50,7 +50,9 @@ class Asker:
 
         `said` goes with the question. Raises as `KnowledgeBase.stream` does.
         """
-        question, chunks = self._checked(question)
+        question, chunks = self.checked(question)
+        if not _is_all(question, said):
+            options = {**options, "cache": "off"}
         system = self.metadata.system
         vector = cache(lambda: self.components.encoder.encode([question])[0])
         answer_settings = self.settings.answer_settings(**options)
@@ -72,28 +74,27 @@ class Asker:
         """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""
         from kvweave.engine.kb_question import prompt_for
 
-        question, chunks = self._checked(question)
+        question, chunks = self.checked(question)
         most = min(self.settings.top_k(top_k), chunks)
         return prompt_for(self.components.request_context(), question, most, self.metadata.system)
 
-    def found(self, question: str, top_k: int | None) -> "list[FoundChunk]":
-        """Return the chunks of that prompt with their documents; raises as `KnowledgeBase.prompt`."""
-        from kvweave.engine.kb_question import reading_order
+    def ranked(
+        self, question: str, top_k: int | None, vector: Callable[[], Vector] | None = None
+    ) -> "list[FoundChunk]":
+        """Return the chunks of that prompt, best first; loads the embedding model alone. Raises as `KnowledgeBase.prompt`.
 
-        return reading_order(self.ranked(question, top_k))
-
-    def ranked(self, question: str, top_k: int | None) -> "list[FoundChunk]":
-        """Return those chunks, best first; loads the embedding model alone. Raises as `KnowledgeBase.prompt`."""
+        `vector` gives the question's vector if the caller may have it already.
+        """
         from kvweave.engine.kb_question import best_chunks
 
-        question, chunks = self._checked(question)
+        question, chunks = self.checked(question)
         encoder = self.components.encoder
         self.metadata.check(
             "embedding", encoder.name
         )  # another process may have filled the knowledge base anew
-        vector = encoder.encode([question])[0]
+        searched = encoder.encode([question])[0] if vector is None else vector()
         most = min(self.settings.top_k(top_k), chunks)
-        return best_chunks(self.components.index, self.documents, question, vector, most)
+        return best_chunks(self.components.index, self.documents, question, searched, most)
 
     def _cached(
         self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
@@ -105,7 +106,7 @@ class Asker:
         found = self.cached.find(question, vector, answer_settings)
         return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
 
-    def _checked(self, question: str) -> tuple[str, int]:
+    def checked(self, question: str) -> tuple[str, int]:
         """Return a question as valid text, and how many chunks the knowledge base holds."""
         if not question.strip():
             raise InvalidRequest("the question is empty")
@@ -117,3 +118,13 @@ class Asker:
         # A terminal may hand over broken bytes.
         text = question.encode("utf-8", "replace").decode("utf-8")
         return text, sum(document.chunks for document in documents)
+
+
+def _is_all(question: str, said: Said) -> bool:
+    """Return whether a question means the same without what goes with it, so that the answer cache may be used."""
+    if said.earlier:
+        from kvweave.engine.standalone import stands_alone
+
+        earlier = "\n".join(message.text for message in said.earlier)
+        return not said.instruction and stands_alone(question, earlier)
+    return not said.instruction

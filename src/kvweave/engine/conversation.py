@@ -8,8 +8,7 @@ import logging
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,16 +20,10 @@ from kvweave.decode.handoff import PromptOffloader, TurnAppender, prefill_offloa
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.persistence import persist, reset_files, resume
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.components import Components
 from kvweave.engine.conversation_log import LOCK, ConversationState, empty, read_state, write_state
 from kvweave.engine.generation import Decoded, generate_in_conversation
-from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.pipeline import prefill_turn
-from kvweave.engine.settings import Settings
-from kvweave.engine.state import KnowledgeBaseState, checked_name
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.files import try_lock
-from kvweave.index.search import FoundChunk
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.recipes.request import PrefillResult
@@ -118,7 +111,8 @@ class Conversation:
         """
         if self._outdated:
             self._start_over()
-        turn, logits = self._prefill_turn(question, chunks)
+        turn = self._render(question, chunks)
+        logits = self._prefill_turn(turn)
         assert self._held is not None
         settings, text = self._settings, [*self.token_ids, *turn.token_ids]
         reply = yield from generate_in_conversation(
@@ -137,6 +131,30 @@ class Conversation:
             _LOG.warning(decoded.missing_answer)
         self.token_ids, self._versions = [*text, *reply], self._versions | frozenset(versions)
         self._write_state()
+
+    def send_known(self, question: str, answer: str, versions: Collection[str] = ()) -> Iterator[str]:
+        """Yield an answer that is known as the next turn's; later turns are prefilled behind it, as behind any other.
+
+        `versions` are those of the documents that the answer was made from. The turn counts once the iterator ends.
+
+        Raises:
+            PromptTooLong: no room is left; before the answer.
+            StoreError, StoreFull: the files fail.
+        """
+        if self._outdated:
+            self._start_over()
+        turn = self._render(question, (), answer)
+        yield answer
+        self._prefill_turn(turn)
+        self.last_reply = Decoded(text=answer, ids=self._adapter.template.tokenize(answer))
+        self.token_ids = [*self.token_ids, *turn.token_ids]
+        self._versions |= frozenset(versions)
+        self._write_state()
+
+    @property
+    def text(self) -> str:
+        """Everything said so far, chunks included; empty if the next turn starts over."""
+        return "" if self._outdated else self._adapter.template.decode(self.token_ids)
 
     def close(self) -> None:
         """Store the text for another process; closing twice is fine."""
@@ -160,27 +178,43 @@ class Conversation:
     ) -> None:
         self.close()
 
-    def _prefill_turn(self, question: str, chunks: Sequence[str]) -> tuple[TokenizedPrompt, Tensor]:
-        """Return the turn, now in the KV, and the logits (1, vocab) after it."""
-        template, room = self._adapter.template, self._settings.max_new_tokens
-        system, think = self._settings.system, self._settings.generation.think
+    def _render(self, question: str, chunks: Sequence[str], answer: str = "") -> TokenizedPrompt:
+        """Return the tokens of the next turn, those of its answer included if it is known; raises PromptTooLong."""
+        template, system, think = self._adapter.template, self._settings.system, self._settings.generation.think
         self._drop_unfinished_turn()
+        if not self.token_ids:
+            turn = template.render(Prompt(question, tuple(chunks), system, think))
+        else:
+            new = tuple(text for text in chunks if not self._contains(template.chunk_ids(text)))
+            turn = template.render_turn(Prompt(question, new, system, think))
+        if answer:
+            turn = self._with_answer(turn, answer)
+        self._adapter.check_length(len(self.token_ids) + turn.tokens, self._settings.max_new_tokens)
+        return turn
+
+    def _with_answer(self, turn: TokenizedPrompt, answer: str) -> TokenizedPrompt:
+        """Return a turn whose last span goes on with an answer, as if the model had written it."""
+        template = self._adapter.template
+        spaced = template.decode(turn.token_ids[-1:])[-1:].isspace()
+        ids = (*turn.token_ids, *template.tokenize(answer if spaced else f" {answer}"))
+        *before, last = turn.spans
+        return replace(turn, token_ids=ids, spans=(*before, replace(last, end=len(ids))))
+
+    def _prefill_turn(self, turn: TokenizedPrompt) -> Tensor:
+        """Put the KV of a turn behind the text, and return the logits (1, vocab) after it."""
         if self._held is None:
-            prompt = template.render(Prompt(question, tuple(chunks), system, think))
-            self._adapter.check_length(prompt.tokens, room)
             offloader = PromptOffloader(self._adapter.geometry, self._settings.kv, reset_files(self._folder))
-            logits = self._prefill(prompt, offloader, None).logits
+            logits = self._prefill(turn, offloader, None).logits
             self._held = offloader.cache
-            return prompt, logits
-        new = tuple(text for text in chunks if not self._contains(template.chunk_ids(text)))
-        turn = template.render_turn(Prompt(question, new, system, think))
+            return logits
         text = [*self.token_ids, *turn.token_ids]
-        self._adapter.check_length(len(text), room)
         if self._adapter.needs_rope_rescale(len(text), len(self.token_ids)):
-            return turn, self._recompute(text)[1]
-        prefix = template.prefix_ids(system, think=think)
+            return self._recompute(text)[1]
+        prefix = self._adapter.template.prefix_ids(
+            self._settings.system, think=self._settings.generation.think
+        )
         behind = TurnAppender(self._adapter, self._held, self.token_ids, prefix)
-        return turn, self._prefill(turn, behind, behind).logits
+        return self._prefill(turn, behind, behind).logits
 
     def _contains(self, ids: Sequence[int]) -> bool:
         """Return whether the text contains these tokens in a row."""
@@ -260,39 +294,3 @@ class Conversation:
         write_state(
             self._folder, ConversationState(model.digest, kv.kv_budget, tuple(self.token_ids), self._versions)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Conversations:
-    """Opens the conversations of a knowledge base, each in a folder of its own.
-
-    `found` retrieves the chunks for a turn: question and top_k to chunks in prompt order.
-    """
-
-    state: KnowledgeBaseState
-    components: Components
-    settings: Settings
-    metadata: KBMetadata
-    found: Callable[[str, int | None], Sequence[FoundChunk]]
-
-    def open(self, name: str, *, new: bool) -> Conversation:
-        """Resume a conversation, or start over; raises as `KnowledgeBase.conversation`."""
-        folder = self.state.conversations / checked_name("conversation", name)
-        adapter = self.components.adapter
-        if new:
-            start_over(folder)
-        options = self.settings.resolve(self.metadata.system, chunks=1)
-        settings = ConversationSettings(
-            options.system,
-            options.generation,
-            options.max_new_tokens(adapter.geometry.context_tokens),
-            options.kv or OffloadSettings(1.0),
-        )
-        prefill = partial(prefill_turn, adapter, self.state.store, options.recipe)
-        return Conversation(adapter, folder, settings, prefill, self.state.documents.visible_versions)
-
-    def send(self, conversation: Conversation, question: str, top_k: int | None) -> Iterator[str]:
-        """Yield the answer to a conversation's next turn; raises as `KnowledgeBase.send`."""
-        found = self.found(question, top_k)
-        texts, versions = [chunk.text for chunk in found], {chunk.version for chunk in found}
-        yield from conversation.send(question, texts, Decoded(), versions)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from kvweave.engine.ask import Asker
     from kvweave.engine.background import BackgroundReport, BackgroundRunner
     from kvweave.engine.cached_answers import CachedAnswers
-    from kvweave.engine.conversation import Conversation, Conversations
+    from kvweave.engine.conversation import Conversation
+    from kvweave.engine.kb_conversations import Conversations
     from kvweave.engine.indexing import Indexer
     from kvweave.engine.resident import ResidentModels
     from kvweave.engine.settings import Settings
@@ -213,7 +214,8 @@ class KnowledgeBase:
                 answer again and stores it; "off" does neither, for turns of a conversation and for measurements.
             generation: how this answer is decoded, in place of the settings' way. One that is sampled, stopped, cut or with log
                 probabilities is not kept as the answer.
-            earlier, instruction: what was said before, and what else the model is told; see `Prompt`. They turn the cache off.
+            earlier, instruction: what was said before, and what else the model is told; see `Prompt`. An instruction turns the
+                cache off, and so do earlier messages for a question that leans on them; see `stands_alone`.
 
         Raises:
             EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch: at once.
@@ -231,7 +233,7 @@ class KnowledgeBase:
                     "coverage": coverage,
                     "top_k": top_k,
                     "drop_chunks": drop_chunks,
-                    "cache": "off" if earlier or instruction else cache,
+                    "cache": cache,
                     "generation": generation,
                 },
                 Said(tuple(earlier), instruction),
@@ -272,7 +274,8 @@ class KnowledgeBase:
     def send(self, conversation: "Conversation", question: str, *, top_k: int | None = None) -> Iterator[str]:
         """Yield the answer to a conversation's next turn, from chunks found for it and everything said before.
 
-        Raises EmptyKnowledgeBase and InvalidRequest, and as `Conversation.send`.
+        A question that stands alone is answered from the answer cache if that has it. Raises EmptyKnowledgeBase and
+        InvalidRequest, and as `Conversation.send`.
         """
         with self._requests.start():
             yield from self._conversations.send(conversation, question, top_k)
@@ -345,9 +348,9 @@ class KnowledgeBase:
 
     @once
     def _conversations(self) -> "Conversations":
-        from kvweave.engine.conversation import Conversations
+        from kvweave.engine.kb_conversations import Conversations
 
-        return Conversations(self._state, self._components, self._settings, self._metadata, self._asker.found)
+        return Conversations(self._state, self._asker)
 
     @once
     def _background(self) -> "BackgroundRunner":

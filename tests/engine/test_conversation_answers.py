@@ -1,0 +1,92 @@
+"""Questions of a conversation that stand alone are answered from the answer cache; those that lean on it never are."""
+
+import pytest
+
+from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.types import Message
+
+RECIPE = "reuse"
+GLORRIC = "What is the password of Glorric?"
+SENDBEL = "What is the password of Sendbel?"
+AGAIN = "Please tell me the password of Glorric."
+ORDER = "What did the guest order?"
+FOLLOW_UPS = ["And what is it?", "Who else?", "What is the password?"]
+
+
+@pytest.fixture
+def base(open_kb, documents):
+    """A knowledge base with three documents and an answer cache; conversations attend to everything."""
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any", max_new_tokens=12)
+    kb.add(documents)
+    return kb
+
+
+def say(base, talk, question):
+    return "".join(base.send(talk, question))
+
+
+def stored(base):
+    questions = [question for question, _ in base.answers.most_used()]
+    return sorted(questions + [one.question for one in base.answers.pending()])
+
+
+def test_the_first_question_shares_its_answer_with_ask(base):
+    with base.conversation("one") as talk:
+        said = say(base, talk, GLORRIC)
+    answer = base.ask(GLORRIC)
+    assert answer.plan.cache_hit.question == GLORRIC
+    fresh = base.ask(GLORRIC, cache="off")
+    assert said.strip() == answer.text == fresh.text
+    assert answer.sources == fresh.sources
+    with base.conversation("two") as talk:
+        assert say(base, talk, AGAIN) == answer.text
+        assert "password of Glorric" in talk.text
+    assert base.answers.totals().given == 2
+    assert [(one.question, one.reason) for one in base.answers.pending()] == [(AGAIN, "matched")]
+
+
+def test_a_question_that_stands_alone_is_looked_up_in_later_turns_and_queued_if_it_is_new(base, monkeypatch):
+    monkeypatch.setattr(QuestionPredictor, "reply", lambda *given: "")
+    with base.conversation() as talk:
+        say(base, talk, ORDER)
+        say(base, talk, SENDBEL)
+        assert [(one.question, one.reason) for one in base.answers.pending()] == [(SENDBEL, "asked")]
+        assert base.answers.totals().given == 0
+        base.idle()
+        assert base.answers.pending(reasons=["asked"]) == []
+        own = base.ask(SENDBEL)
+        assert own.plan.cache_hit.question == SENDBEL
+        assert own.text == base.ask(SENDBEL, cache="off").text
+        assert say(base, talk, SENDBEL) == own.text
+
+
+@pytest.mark.parametrize("follow_up", FOLLOW_UPS)
+def test_the_same_follow_up_in_two_conversations_never_shares_an_answer(base, follow_up):
+    for name, opening in (("one", GLORRIC), ("two", ORDER)):
+        with base.conversation(name) as talk:
+            say(base, talk, opening)
+            say(base, talk, follow_up)
+    assert stored(base) == sorted([GLORRIC, ORDER])
+    assert base.predictions.history.recent(9) == [GLORRIC, ORDER]
+    assert base.answers.totals().given == 0
+    base.answers.clear()
+    for opening in (GLORRIC, ORDER):
+        earlier = [Message("user", opening), Message("assistant", "walnut")]
+        stream = base.stream(follow_up, earlier=earlier)
+        assert "".join(stream) is not None
+        assert stream.answer.plan.cache_hit is None
+    assert stored(base) == []
+
+
+def test_a_chat_that_carries_its_messages_uses_the_cache_for_what_stands_alone(base):
+    earlier = [Message("user", ORDER), Message("assistant", "tea")]
+    base.ask(GLORRIC)
+    stream = base.stream(GLORRIC, earlier=earlier)
+    assert "".join(stream) == "walnut"
+    assert stream.answer.plan.cache_hit.question == GLORRIC
+    told = base.stream(GLORRIC, earlier=earlier, instruction="Answer in capitals.")
+    assert "".join(told)
+    assert told.answer.plan.cache_hit is None
+    new = base.stream(SENDBEL, earlier=earlier)
+    assert "".join(new)
+    assert [(one.question, one.reason) for one in base.answers.pending()] == [(SENDBEL, "asked")]
