@@ -46,7 +46,7 @@ def test_the_first_question_shares_its_answer_with_ask(base):
 
 
 def test_a_question_that_stands_alone_is_looked_up_in_later_turns_and_queued_if_it_is_new(base, monkeypatch):
-    monkeypatch.setattr(QuestionPredictor, "reply", lambda *given: "")
+    monkeypatch.setattr(QuestionPredictor, "next_job", lambda predictor: None)
     with base.conversation() as talk:
         say(base, talk, ORDER)
         say(base, talk, SENDBEL)
