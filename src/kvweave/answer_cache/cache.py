@@ -29,6 +29,9 @@ from kvweave.results import Source
 _RECENT_QUESTIONS: Final = 2048
 """How many questions `AnswerCache.nearest` compares: that takes a few milliseconds."""
 
+_MOST_PAIRS: Final = 1000
+"""How many pairs of answers are compared at a time."""
+
 # Numbers in the table `bank_facts`
 _HITS: Final = "given"
 _EPOCH: Final = "epoch"
@@ -214,6 +217,17 @@ class AnswerCache:
     def unchecked(self) -> Iterator[CachedAnswer]:
         """Yield answers not checked since the document list last changed, most used first."""
         return self._entries.answered_before(self.epoch)
+
+    def get(self, id_: int) -> CachedAnswer | None:
+        """Return the answer in a row; None if it has none any more."""
+        return self._entries.get(id_)
+
+    def pairs_of_one_key(self) -> Iterator[tuple[CachedAnswer, CachedAnswer]]:
+        """Yield answers to two questions under the same settings and key that differ, the more used one first."""
+        for ids in self._entries.pairs_of_one_key(_MOST_PAIRS):
+            one, other = map(self.get, ids)
+            if one is not None and other is not None:
+                yield one, other
 
     def confirm(self, answer: CachedAnswer, epoch: int) -> None:
         """Record that an answer is made from the best chunks of an epoch, which was read before the check."""

@@ -216,6 +216,20 @@ class Entries:
         )
         return [_cached_answer(row) for row in rows]
 
+    def pairs_of_one_key(self, most: int) -> list[tuple[int, int]]:
+        """Return the ids of answered questions with the same settings and key whose answers are others, at most `most`.
+
+        The more used one comes first.
+        """
+        rows = self._database.query(
+            """SELECT one.id, other.id FROM banked_questions one JOIN banked_questions other
+                 ON one.circumstances = other.circumstances AND one.reading = other.reading
+               WHERE one.answer <> other.answer AND (one.weight, -one.id) > (other.weight, -other.id)
+               ORDER BY one.id, other.id LIMIT ?""",
+            (most,),
+        )
+        return [(int(one), int(other)) for one, other in rows]
+
     def answered_before(self, epoch: int) -> Iterator[CachedAnswer]:
         """Yield answers whose chunks were last the best ones in an earlier epoch, most used first."""
         ids = self._database.query(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _TITLES = {
     "refresh": "checks of answers after documents came in",
     "answers": "questions answered again",
+    "contradiction": "contradictory answers settled",
     "population": "predicted questions computed ahead",
     "conversion": "answers decoded from stored KV",
     "abstract": "batches of chunks summarised",

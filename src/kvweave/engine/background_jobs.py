@@ -13,6 +13,7 @@ from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, Pendin
 from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.engine.cached_answers import CachedAnswers
 from kvweave.engine.components import Components, ListedCorpus
+from kvweave.engine.contradictions import Contradictions, Pair
 from kvweave.engine.kb_question import RequestContext, tokenized_prompt_for
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.pipeline import answer
@@ -33,7 +34,7 @@ from kvweave.results import Answer
 from kvweave.types import TokenizedPrompt
 
 JobKind: TypeAlias = Literal[
-    "refresh", "answers", "population", "conversion", "abstract", "prediction", "restoration"
+    "refresh", "answers", "contradiction", "population", "conversion", "abstract", "prediction", "restoration"
 ]
 """See `JobSource.next`."""
 
@@ -173,12 +174,14 @@ class JobSource:
         self._yield_to_requests = yield_to_requests
         self._tried: set[Hashable] = set()
         self._to_restore: list[tuple[str, AnswerSettings]] | None = None
+        self._contradictions = Contradictions(self._cached)
+        self._to_settle: list[Pair] | None = None
 
     def next(self) -> Job | None:
         """Return the next job, None if nothing is left that this run has not tried.
 
         First what users wait for: the check of answers after documents came in (refresh), and questions that lack a
-        valid answer (answers). Then predicted questions: their KV and answer (population), or the answer where it was
+        valid answer (answers), and answers that contradict each other (contradiction). Then predicted questions: their KV and answer (population), or the answer where it was
         left out before (conversion, PerCache §4.3.3). Then new predictions (abstract, prediction). Last, evicted KV,
         if the store's limit was raised (restoration).
         """
@@ -187,6 +190,7 @@ class JobSource:
         kinds = (
             self._refresh,
             self._answers,
+            self._contradiction,
             self._population,
             self._conversion,
             self._prediction,
@@ -208,6 +212,21 @@ class JobSource:
 
     def _answers(self) -> Job | None:
         return self._pending("answers", _ASKED, self._answer)
+
+    def _contradiction(self) -> Job | None:
+        if self._to_settle is None:
+            self._to_settle = list(self._contradictions.pairs())
+        if not self._to_settle:
+            return None
+        left, pair = len(self._to_settle), self._to_settle.pop(0)
+        key = ("contradiction", *(each.id for each in pair))
+        return Job("contradiction", pair[0].question, key, left, partial(self._settle, pair))
+
+    def _settle(self, pair: Pair) -> None:
+        """Put both questions of a pair to the model again; then one answer stays."""
+        for each in pair:
+            self._precomputer.answer(each.question, each.settings)
+        self._contradictions.settle(pair)
 
     def _population(self) -> Job | None:
         return self._pending("population", ("predicted",), self._populate)

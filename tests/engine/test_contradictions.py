@@ -1,0 +1,94 @@
+"""Stored answers that contradict each other are put to the model again at idle time, and one stays."""
+
+import pytest
+
+from kvweave.answer_cache.records import AnswerProvenance
+from kvweave.engine.background_jobs import Precomputer
+from kvweave.engine.contradictions import contradict, support
+from kvweave.engine.question_prediction import QuestionPredictor
+
+RECIPE = "reuse"
+GLORRIC = "What is the password of Glorric?"
+AGAIN = "Please tell me the password of Glorric."
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("walnut", "maple"),
+        ("The password is walnut.", "maple"),
+        ("Yes.", "No."),
+        ("It is allowed.", "It is not allowed."),
+        ("It isn't open.", "It is open."),
+        ("Within 30 days.", "Within 14 days."),
+        ("In the year 1902 at Leeds.", "In the year 1920 at Leeds."),
+        ("The boat belongs to Anna Brown.", "The boat belongs to Carl Brown."),
+    ],
+)
+def test_answers_that_differ_in_substance_contradict_each_other(one, other):
+    assert contradict(one, other)
+    assert contradict(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("walnut", "Walnut."),
+        ("walnut", "The password is walnut."),
+        ("30 days", "within 30 days of the invoice"),
+        ("Anna", "It belongs to Anna."),
+        ("", ""),
+        (
+            "The committee met on Monday and decided to renovate the old harbour.",
+            "On Monday the committee decided that the old harbour will be renovated.",
+        ),
+    ],
+)
+def test_answers_that_say_the_same_do_not(one, other):
+    assert not contradict(one, other)
+    assert not contradict(other, one)
+
+
+def test_support_is_the_share_of_words_that_the_documents_contain():
+    texts = ["The password of Glorric is walnut."]
+    assert support("walnut", texts) == 1
+    assert support("walnut maple", texts) == 0.5
+    assert support("maple", texts) == 0
+    assert support("The documents do not say.", texts) == -1
+
+
+@pytest.fixture
+def base(open_kb, documents, monkeypatch):
+    """A knowledge base in which two questions that read the same have contradictory answers."""
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
+    kb.add(documents)
+    monkeypatch.setattr(QuestionPredictor, "next_job", lambda predictor: None)
+    right = kb.ask(GLORRIC)
+    ((_, settings),) = kb.answers.most_used()
+    vector = kb.encoder.encode([AGAIN])[0]
+    (row,) = [kb.answers.find(GLORRIC, lambda: vector, settings, 0.85)]
+    versions = frozenset(name.rpartition(":")[0] for name in row.chunks)
+    origin = AnswerProvenance(versions, row.chunks, row.epoch)
+    kb.answers.put(AGAIN, vector, settings, "maple", right.sources, origin)
+    return kb
+
+
+def texts(base):
+    return {question: base.ask(question).text for question in (GLORRIC, AGAIN)}
+
+
+def test_both_are_put_to_the_model_again(base):
+    assert texts(base) == {GLORRIC: "walnut", AGAIN: "maple"}
+    report = base.idle()
+    assert report.jobs["contradiction"] == 1
+    assert texts(base) == {GLORRIC: "walnut", AGAIN: base.ask(AGAIN, cache="off").text}
+    assert "contradiction" not in base.idle().jobs
+
+
+def test_one_stays_if_the_model_still_contradicts_itself(base, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Precomputer, "answer", lambda own, question, settings: asked.append(question))
+    base.idle()
+    assert sorted(asked) == sorted([GLORRIC, AGAIN])
+    assert texts(base) == {GLORRIC: "walnut", AGAIN: "walnut"}, "the documents contain it"
+    assert "contradiction" not in base.idle().jobs
