@@ -149,12 +149,19 @@ class IdleConfig:
         idle_power: mains to work only on mains power, any to work on battery too.
         idle_seconds_per_day: Daily budget in seconds of work. Default: no limit.
         idle_flops_per_day: Daily budget in floating-point operations. Default: no limit.
+        idle_load: Highest load of other programs per core, averaged over a minute, at which work that nobody has asked for just
+            now goes on: that of a server, of `--watch` and of the service.
+        idle_memory_pressure: Highest share of time in percent that programs may wait for memory, for the same work (Linux).
+        idle_temperature: Highest temperature of the processor in °C for the same work, where the system tells it.
     """
 
     idle_quiet_s: float = 60.0
     idle_power: str = "mains"
     idle_seconds_per_day: float | None = None
     idle_flops_per_day: float | None = None
+    idle_load: float = 0.5
+    idle_memory_pressure: float = 10.0
+    idle_temperature: float = 85.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +396,10 @@ def _idle_bounds(idle: IdleConfig) -> Iterator[Bound]:
         idle.idle_power in ("mains", "any"),
         f"idle_power is {idle.idle_power!r}; choose mains (work ahead on mains power only) or any",
     )
-    for name in ("idle_quiet_s", "idle_seconds_per_day", "idle_flops_per_day"):
+    for name in (
+        *("idle_quiet_s", "idle_seconds_per_day", "idle_flops_per_day"),
+        *("idle_load", "idle_memory_pressure", "idle_temperature"),
+    ):
         value = getattr(idle, name)
         yield value is None or value >= 0, f"{name} is {value}; it cannot be negative"
 

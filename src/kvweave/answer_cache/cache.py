@@ -154,12 +154,13 @@ class AnswerCache:
         sources: Iterable[Source],
         provenance: AnswerProvenance,
         asked: bool = True,
+        ahead_s: float = 0.0,
     ) -> bool:
         """Store an answer in place of an earlier one to the same words; return whether it was worth storing.
 
         Call it in the transaction that has checked that the documents of `provenance` still exist. An empty answer, or
         one to a time-sensitive question, is not stored. `asked` is False for an answer that was computed ahead: it does
-        not count as a use of the question.
+        not count as a use of the question, and `ahead_s` is how long computing it took.
         """
         if not (text and self.limit_bytes) or self.matcher.is_time_sensitive(question):
             return False
@@ -167,6 +168,7 @@ class AnswerCache:
         with self._database.transaction():
             id_ = self._entries.put(question, settings, vector, answer, None)
             self._invalidation.set_versions(id_, provenance.versions)
+            self._entries.set_ahead(id_, None if asked else ahead_s)
             if asked:
                 self._eviction.record_use(id_)
             self._eviction.evict()
@@ -221,6 +223,10 @@ class AnswerCache:
     def get(self, id_: int) -> CachedAnswer | None:
         """Return the answer in a row; None if it has none any more."""
         return self._entries.get(id_)
+
+    def ahead_s(self, answer: CachedAnswer) -> float | None:
+        """Return the seconds that computing an answer ahead took; None for one that a user waited for."""
+        return self._entries.ahead_s(answer.id)
 
     def pairs_of_one_key(self) -> Iterator[tuple[CachedAnswer, CachedAnswer]]:
         """Yield answers to two questions under the same settings and key that differ, the more used one first."""

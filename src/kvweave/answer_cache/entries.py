@@ -33,6 +33,8 @@ _SCHEMA: Final = (
     """CREATE INDEX IF NOT EXISTS banked_questions_by_use ON banked_questions (circumstances, last_used)
          WHERE answer IS NOT NULL""",
     "CREATE INDEX IF NOT EXISTS banked_questions_waiting ON banked_questions (waiting_since) WHERE waiting IS NOT NULL",
+    """CREATE TABLE IF NOT EXISTS answers_ahead (
+        question INTEGER PRIMARY KEY REFERENCES banked_questions (id) ON DELETE CASCADE, seconds REAL NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS bank_facts (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
 )
 # Column names are stored: `circumstances` holds the answer settings, `reading` the matcher's key, `waiting` the reason
@@ -137,6 +139,18 @@ class Entries:
                 (_encoded(settings), text),
             )
         return int(rows[0][0])
+
+    def set_ahead(self, id_: int, seconds: float | None) -> None:
+        """Record how long computing an answer ahead took; None for one that its user waited for."""
+        if seconds is None:
+            self._database.execute("DELETE FROM answers_ahead WHERE question = ?", (id_,))
+        else:
+            self._database.execute("INSERT OR REPLACE INTO answers_ahead VALUES (?, ?)", (id_, seconds))
+
+    def ahead_s(self, id_: int) -> float | None:
+        """Return how long computing an answer ahead took; None for one that its user waited for."""
+        rows = self._database.query("SELECT seconds FROM answers_ahead WHERE question = ?", (id_,))
+        return float(rows[0][0]) if rows else None
 
     def mark_prefilled(self, question: str, settings: AnswerSettings) -> None:
         """Record that a predicted question's KV is computed and only its answer is missing."""

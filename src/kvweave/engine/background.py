@@ -1,4 +1,4 @@
-"""Background work: runs jobs while no user asks anything, on mains power, within a daily budget.
+"""Background work: runs jobs while no user asks anything, on mains power, at low load, within a daily budget.
 
 A request stops it between two layers of a pass. Knows nothing of what the jobs are.
 """
@@ -12,13 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from kvweave.config import IdleConfig
 from kvweave.engine.active_requests import ActiveRequests, ProcessActivity
 from kvweave.engine.background_budget import BackgroundBudget, Spent
-from kvweave.engine.background_jobs import Job, JobSource
-from kvweave.engine.state import Progress, no_progress
+from kvweave.engine.background_jobs import Job, JobSource, job_source
+from kvweave.engine.cached_answers import CachedAnswers
+from kvweave.engine.components import Components
+from kvweave.engine.idle_conditions import (
+    OwnLoad,
+    budget_condition,
+    conditions,
+    first_reason,
+    machine_state,
+    power_condition,
+)
+from kvweave.engine.metadata import KBMetadata
+from kvweave.engine.settings import Settings
+from kvweave.engine.state import KnowledgeBaseState, Progress, no_progress
 from kvweave.errors import KvweaveError
 from kvweave.files import try_lock
 from kvweave.models.adapter import Adapter
@@ -91,7 +101,7 @@ class BackgroundRunner:
     """Runs a knowledge base's background jobs.
 
     Args:
-        jobs: makes the jobs of one run; jobs call the function they are given between parts that run no model.
+        jobs: makes the jobs of one run, which yield to requests as the guard they are given says.
         adapter: gives the model, loaded when the first job needs it.
         requests: the users' requests.
         budget: what was spent so far.
@@ -101,7 +111,7 @@ class BackgroundRunner:
 
     def __init__(
         self,
-        jobs: Callable[[Callable[[], None]], JobSource],
+        jobs: Callable[[RequestGuard], JobSource],
         adapter: Callable[[], Adapter],
         requests: ActiveRequests,
         budget: BackgroundBudget,
@@ -114,27 +124,31 @@ class BackgroundRunner:
         self._budget = budget
         self._lock = lock
         self._config = config
+        self._own_load = OwnLoad()
 
     def run(
         self,
         progress: Progress = no_progress,
         stop: threading.Event | None = None,
         quiet_s: float = 0.0,
+        *,
+        low_load: bool = False,
     ) -> BackgroundReport:
         """Work now, until nothing is left, the day's budget is spent, or `stop` is set; yield to requests throughout.
 
+        With `low_load`, work also ends when the machine is needed for other things; see `idle_conditions`.
         A started job is finished, so one job may overdraw the budget. A job that fails is logged and left for another
         run.
         """
         guard = RequestGuard(self._requests, quiet_s, stop or threading.Event())
         done, began = Counter[str](), time.perf_counter()
         with try_lock(self._lock) as locked, reporting(progress):
-            ended = self._run_jobs(guard, done, progress) if locked else "another process is at it already"
+            ended = self._run_jobs(guard, done, progress, low_load) if locked else "another process is at it already"
         seconds = time.perf_counter() - began - guard.waited_s
         return BackgroundReport(dict(done), seconds, guard.flops, ended)
 
     def watch(self, stop: threading.Event, progress: Progress = no_progress) -> None:
-        """Work whenever no request has run for `idle_quiet_s`, until `stop` is set; for a thread of its own."""
+        """Work at low load when no request has run for `idle_quiet_s`, until `stop` is set; for a thread of its own."""
         quiet_s = self._config.idle_quiet_s
         while not stop.is_set():
             if self._requests.any_active or self._requests.idle_s < quiet_s:
@@ -142,19 +156,21 @@ class BackgroundRunner:
                 continue
             worked = False
             try:
-                worked = any(self.run(progress, stop, quiet_s).jobs.values())
+                worked = any(self.run(progress, stop, quiet_s, low_load=True).jobs.values())
             except KvweaveError as error:
                 _LOG.warning("background work has to wait: %s", error)
             # A job that failed is not tried again every few seconds.
             stop.wait(_IDLE_POLL_S if worked else max(_IDLE_POLL_S, quiet_s))
 
-    def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress) -> str:
+    def _run_jobs(
+        self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool
+    ) -> str:
         """Run job after job, counted in `done` by kind; return why they end."""
-        jobs = self._jobs(guard.yield_to_requests)
+        jobs = self._jobs(guard)
         try:
             while True:
                 guard.yield_to_requests()
-                blocked = self._blocked_reason()
+                blocked = self._blocked_reason(low_load)
                 job = jobs.next() if not blocked else None
                 if job is None:
                     return blocked or "nothing is left to do"
@@ -164,16 +180,11 @@ class BackgroundRunner:
         except BackgroundStopped:
             return "asked to end"
 
-    def _blocked_reason(self) -> str:
+    def _blocked_reason(self, low_load: bool) -> str:
         """Return why no work may be done now; empty if it may."""
-        spent, config = self._budget.today(), self._config
-        if config.idle_power == "mains" and not _on_mains():
-            return "running on battery (idle_power is mains)"
-        if config.idle_seconds_per_day is not None and spent.seconds >= config.idle_seconds_per_day:
-            return f"today's {config.idle_seconds_per_day:g} s are spent (idle_seconds_per_day)"
-        if config.idle_flops_per_day is not None and spent.flops >= config.idle_flops_per_day:
-            return f"today's {config.idle_flops_per_day:.3g} FLOPs are spent (idle_flops_per_day)"
-        return ""
+        config = self._config
+        found = conditions(config, machine_state(self._own_load)) if low_load else [power_condition(config)]
+        return first_reason([*found, budget_condition(config, self._budget.today())])
 
     def _run_job(self, job: Job, guard: RequestGuard) -> int:
         """Run one job; return 1 if it finished, else 0. What it cost counts either way."""
@@ -200,8 +211,30 @@ def _run_to_end(job: Job) -> None:
         return
 
 
-def _on_mains() -> bool:
-    """Return False only if a battery says that it is in use."""
-    sensors = getattr(psutil, "sensors_battery", None)  # not on every platform
-    battery = sensors() if sensors is not None else None
-    return battery is None or battery.power_plugged is not False
+def background_runner(
+    state: KnowledgeBaseState,
+    components: Components,
+    cached: CachedAnswers,
+    settings: Settings,
+    metadata: KBMetadata,
+    budget: BackgroundBudget,
+    requests: ActiveRequests,
+    lock: Path,
+) -> BackgroundRunner:
+    """Return what does the background work of a knowledge base."""
+
+    def jobs(guard: RequestGuard) -> JobSource:
+        return job_source(
+            state,
+            components,
+            cached,
+            settings,
+            metadata,
+            budget,
+            guard.yield_to_requests,
+            lambda: guard.waited_s,
+        )
+
+    return BackgroundRunner(
+        jobs, lambda: components.adapter, requests, budget, lock, settings.config.idle
+    )

@@ -1,4 +1,4 @@
-"""What background work has cost, by day and kind, in the knowledge base's database."""
+"""What background work has cost and what it was worth, by day, in the knowledge base's database."""
 
 import time
 from dataclasses import dataclass
@@ -10,6 +10,9 @@ _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS idle_work (
         day TEXT NOT NULL, kind TEXT NOT NULL, jobs INTEGER NOT NULL, seconds REAL NOT NULL, flops REAL NOT NULL,
         PRIMARY KEY (day, kind)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS idle_worth (
+        day TEXT PRIMARY KEY, entries INTEGER NOT NULL, hits INTEGER NOT NULL, saved_s REAL NOT NULL,
+        kv_bytes REAL NOT NULL) WITHOUT ROWID""",
     "CREATE TABLE IF NOT EXISTS idle_facts (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
 )
 
@@ -23,8 +26,25 @@ class Spent:
     flops: float
 
 
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What background work has made, and what that was of use for.
+
+    Attributes:
+        entries: answers computed ahead.
+        hits: answers given to users that were computed ahead.
+        saved_s: seconds that computing those answers took, which their users did not wait.
+        kv_bytes: bytes of chunk KV by which the store grew.
+    """
+
+    entries: int = 0
+    hits: int = 0
+    saved_s: float = 0.0
+    kv_bytes: float = 0.0
+
+
 class BackgroundBudget:
-    """The tables `idle_work` and `idle_facts` of `database`, created if they are not there."""
+    """The tables `idle_work`, `idle_worth` and `idle_facts` of `database`, created if they are not there."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -53,6 +73,31 @@ class BackgroundBudget:
             "SELECT kind, sum(jobs), sum(seconds), sum(flops) FROM idle_work GROUP BY kind ORDER BY kind"
         )
         return {kind: Spent(*spent) for kind, *spent in rows}
+
+    def today_by_kind(self) -> dict[str, Spent]:
+        """Return today's work by kind."""
+        rows = self._database.query(
+            "SELECT kind, jobs, seconds, flops FROM idle_work WHERE day = ? ORDER BY kind", (_today(),)
+        )
+        return {kind: Spent(*spent) for kind, *spent in rows}
+
+    def add_worth(self, worth: Worth) -> None:
+        """Add what was made, or was of use, to today's."""
+        self._database.execute(
+            """INSERT INTO idle_worth VALUES (?, ?, ?, ?, ?) ON CONFLICT (day) DO UPDATE SET
+                 entries = entries + excluded.entries, hits = hits + excluded.hits,
+                 saved_s = saved_s + excluded.saved_s, kv_bytes = kv_bytes + excluded.kv_bytes""",
+            (_today(), worth.entries, worth.hits, worth.saved_s, worth.kv_bytes),
+        )
+
+    def worth(self, *, today: bool = False) -> Worth:
+        """Return what was made and was of use so far, or today."""
+        rows = self._database.query(
+            """SELECT coalesce(sum(entries), 0), coalesce(sum(hits), 0), coalesce(sum(saved_s), 0),
+                 coalesce(sum(kv_bytes), 0) FROM idle_worth WHERE day = coalesce(?, day)""",
+            (_today() if today else None,),
+        )
+        return Worth(*rows[0])
 
     def fact(self, name: str) -> float | None:
         """Return a recorded number, or None."""

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, PendingReason, Vector
-from kvweave.engine.background_budget import BackgroundBudget
+from kvweave.engine.background_budget import BackgroundBudget, Worth
 from kvweave.engine.cached_answers import CachedAnswers
 from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.contradictions import Contradictions, Pair
@@ -61,18 +61,20 @@ class Precomputer:
     """Computes answers and KV for questions, under the settings that they have in the answer cache.
 
     `context` loads the parts of a request when first called. `cached` records no questions, since no user asks.
+    `waited_s` gives the seconds that this run has yielded to requests so far.
     """
 
     context: Callable[[], RequestContext]
     cached: CachedAnswers
     settings: Settings
     system: str
+    waited_s: Callable[[], float] = lambda: 0.0
 
     def answer(self, question: str, settings: AnswerSettings) -> Answer:
         """Compute a question's answer again; store the answer and its KV as a request's would be."""
-        pieces = answer(
-            self.context(), self.cached, question, self._vector(question), self._options(settings)
-        )
+        before_s = self.waited_s()
+        cached = replace(self.cached, waited_s=lambda: self.waited_s() - before_s)
+        pieces = answer(self.context(), cached, question, self._vector(question), self._options(settings))
         while True:
             try:
                 next(pieces)
@@ -200,8 +202,18 @@ class JobSource:
             job = kind()
             if job is not None and job.key not in self._tried:
                 self._tried.add(job.key)
-                return job
+                return replace(job, do=partial(self._measured, job.do))
         return None
+
+    def _measured(self, do: Callable[[], object]) -> None:
+        """Do a job, and record by how much the stored KV grew."""
+        before = self._store.used_bytes
+        try:
+            do()
+        finally:
+            grown = self._store.used_bytes - before
+            if grown > 0:
+                self._budget.add_worth(Worth(kv_bytes=grown))
 
     def _refresh(self) -> Job | None:
         cached = self._cached
@@ -300,12 +312,13 @@ def job_source(
     metadata: KBMetadata,
     budget: BackgroundBudget,
     yield_to_requests: Callable[[], None],
+    waited_s: Callable[[], float],
 ) -> JobSource:
-    """Return the jobs of one run; no model is loaded before a job needs it."""
+    """Return the jobs of one run; no model is loaded before a job needs it. For `waited_s` see Precomputer."""
     context = cache(components.request_context)
     prediction = settings.config.prediction
     return JobSource(
-        Precomputer(context, replace(cached, predictions=None), settings, metadata.system),
+        Precomputer(context, replace(cached, predictions=None), settings, metadata.system, waited_s),
         _predictor(state, context, cached, settings, metadata),
         state.predictions,
         state.store,

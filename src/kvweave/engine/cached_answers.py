@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
+from kvweave.engine.background_budget import BackgroundBudget, Worth
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
@@ -47,6 +48,8 @@ class CachedAnswers:
         threshold: τ, the least cosine similarity of two questions that may share an answer.
         predictions: records what users ask; None for questions that no user asked.
         reranker: the model that orders found chunks again; answers made under another one cannot be checked.
+        budget: records what background work was worth; None records nothing.
+        waited_s: gives the seconds for which an answer that is computed ahead has yielded to requests.
     """
 
     answers: AnswerCache
@@ -55,6 +58,8 @@ class CachedAnswers:
     threshold: float
     predictions: PredictionStore | None = None
     reranker: str | None = None
+    budget: BackgroundBudget | None = None
+    waited_s: Callable[[], float] = lambda: 0.0
 
     def find(
         self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
@@ -99,6 +104,9 @@ class CachedAnswers:
         """Count a hit; a question in other words is queued for an answer of its own."""
         with _logged_only(), self.answers.transaction():
             self.answers.record_hit(found, question, vector)
+            ahead_s = self.answers.ahead_s(found)
+            if self.budget is not None and ahead_s is not None:
+                self.budget.add_worth(Worth(hits=1, saved_s=ahead_s))
             if self.predictions is not None:
                 self.predictions.predicted.record_hit(found.question)
                 self.predictions.record_question(clean_text(question))
@@ -116,8 +124,12 @@ class CachedAnswers:
             if self.predictions is not None:
                 self.predictions.record_question(clean_text(question))
             if origin.versions <= self.documents.visible_versions():
+                asked = self.predictions is not None
+                ahead_s = max(0.0, answer.timing.total_s - self.waited_s()) if isinstance(answer, Answer) else 0.0
                 kept = (question, vector, answer_settings, answer.text, answer.sources, origin)
-                self.answers.put(*kept, asked=self.predictions is not None)
+                stored = self.answers.put(*kept, asked=asked, ahead_s=ahead_s)
+                if stored and not asked and self.budget is not None:
+                    self.budget.add_worth(Worth(entries=1))
 
     def queue(self, question: str, vector: Vector, answer_settings: AnswerSettings) -> None:
         """Queue a question for an answer of its own: it was answered where more was said than the question."""

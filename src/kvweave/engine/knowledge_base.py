@@ -282,16 +282,16 @@ class KnowledgeBase:
 
     # Background work
 
-    def idle(self, progress: Progress = no_progress) -> "BackgroundReport":
+    def idle(self, progress: Progress = no_progress, *, low_load: bool = False) -> "BackgroundReport":
         """Do the background work now: invalidated answers, predicted questions, conversions.
 
-        Ends when nothing is left to do, the day's budget is spent, or, by the settings, on battery. Yields to requests
-        of this process and others. Safe to interrupt.
+        Ends when nothing is left to do, the day's budget is spent, or, by the settings, on battery; with `low_load` also when
+        other programs need the machine. Yields to requests of this process and others. Safe to interrupt.
         """
-        return self._background.run(progress)
+        return self._background.run(progress, low_load=low_load)
 
     def watch_idle(self, stop: threading.Event, progress: Progress = no_progress) -> None:
-        """Do the background work whenever no request has come for a while, until `stop` is set; for its own thread."""
+        """Do the background work at low load when no request has come for a while, until `stop` is set; for its own thread."""
         self._background.watch(stop, progress)
 
     # Closing
@@ -331,6 +331,7 @@ class KnowledgeBase:
             self.config.answers.answer_threshold,
             self.predictions,
             self.config.retrieval.reranker,
+            self.background_budget,
         )
 
     @once
@@ -354,27 +355,17 @@ class KnowledgeBase:
 
     @once
     def _background(self) -> "BackgroundRunner":
-        from kvweave.engine.background import BackgroundRunner
-        from kvweave.engine.background_jobs import job_source
+        from kvweave.engine.background import background_runner
 
-        def jobs(yield_to_requests: Any) -> Any:
-            return job_source(
-                self._state,
-                self._components,
-                self._cached_answers,
-                self._settings,
-                self._metadata,
-                self.background_budget,
-                yield_to_requests,
-            )
-
-        return BackgroundRunner(
-            jobs,
-            lambda: self.adapter,
-            self._requests,
+        return background_runner(
+            self._state,
+            self._components,
+            self._cached_answers,
+            self._settings,
+            self._metadata,
             self.background_budget,
+            self._requests,
             self.folder / "idle.lock",
-            self.config.idle,
         )
 
 

@@ -1,0 +1,74 @@
+"""What background work did for a knowledge base, what that was worth, and whether it may work now. Loads no model."""
+
+import time
+from dataclasses import dataclass
+
+from kvweave.engine.background_budget import BackgroundBudget, Spent, Worth
+from kvweave.engine.idle_conditions import (
+    Condition,
+    MachineState,
+    OwnLoad,
+    budget_condition,
+    conditions,
+    machine_state,
+)
+from kvweave.engine.knowledge_base import KnowledgeBase
+
+
+@dataclass(frozen=True, slots=True)
+class IdleStatus:
+    """What background work did, what it was worth, and whether it may work now.
+
+    Attributes:
+        day: today by the local calendar, such as 2026-01-31.
+        spent_today: what it cost today, and `spent` in all.
+        seconds_per_day, flops_per_day: the daily budget; None without a limit.
+        jobs_today: finished jobs of today by kind.
+        worth_today: what was made and of use today, and `worth` in all.
+        waiting: questions that wait for an answer.
+        conditions: what must hold for work that nobody has asked for just now.
+    """
+
+    day: str
+    spent_today: Spent
+    spent: Spent
+    seconds_per_day: float | None
+    flops_per_day: float | None
+    jobs_today: dict[str, int]
+    worth_today: Worth
+    worth: Worth
+    waiting: int
+    conditions: tuple[Condition, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why no work is done now; empty if it may be."""
+        return tuple(each.reason for each in self.conditions if each.reason)
+
+
+def idle_status(base: KnowledgeBase, machine: MachineState | None = None) -> IdleStatus:
+    """Return the status of a knowledge base's background work; `machine` is that of this one if it is not given."""
+    budget, config = base.background_budget, base.config.idle
+    state = machine_state(OwnLoad()) if machine is None else machine
+    return IdleStatus(
+        time.strftime("%Y-%m-%d"),
+        budget.today(),
+        _sum(budget),
+        config.idle_seconds_per_day,
+        config.idle_flops_per_day,
+        {kind: spent.jobs for kind, spent in budget.today_by_kind().items()},
+        budget.worth(today=True),
+        budget.worth(),
+        base.answers.totals().waiting,
+        (*conditions(config, state), budget_condition(config, budget.today())),
+    )
+
+
+def _sum(budget: BackgroundBudget) -> Spent:
+    kinds = budget.totals().values()
+    return Spent(
+        sum(kind.jobs for kind in kinds),
+        sum(kind.seconds for kind in kinds),
+        sum(kind.flops for kind in kinds),
+    )
+
