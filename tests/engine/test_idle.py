@@ -350,7 +350,7 @@ def test_on_battery_nothing_runs_unless_allowed(open_kb, documents, predicted, m
     class Battery:
         power_plugged = False
 
-    monkeypatch.setattr("kvweave.engine.background.psutil.sensors_battery", Battery, raising=False)
+    monkeypatch.setattr("kvweave.engine.idle_conditions.psutil.sensors_battery", Battery, raising=False)
     saving = open_kb(answer_limit_bytes=10**7)
     saving.add(documents)
     saving.ask(GLORRIC)
