@@ -26,6 +26,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before anything imports one
 os.environ["KVWEAVE_HOME"] = "/nonexistent/tests-name-their-own-home"
+os.environ |= {  # background work in tests does not wait for the tests beside it
+    "KVWEAVE_IDLE_LOAD": "1000",
+    "KVWEAVE_IDLE_MEMORY_PRESSURE": "100",
+    "KVWEAVE_IDLE_TEMPERATURE": "1000",
+}
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # in a shell's background jobs, and inherited by processes

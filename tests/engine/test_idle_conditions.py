@@ -23,6 +23,7 @@ from kvweave.engine.question_prediction import QuestionPredictor
 
 RECIPE = "reuse"
 GLORRIC = "What is the password of Glorric?"
+LIMITS = {"idle_power": "any", "idle_load": 0.5, "idle_memory_pressure": 10.0, "idle_temperature": 85.0}
 CALM = MachineState(True, 0.1, 0.0, 50.0)
 UNKNOWN = MachineState(True, None, None, None)
 
@@ -99,7 +100,7 @@ def test_the_temperature_is_the_processors(monkeypatch):
 
 def test_what_idle_work_did_and_was_worth_is_told(open_kb, documents, monkeypatch):
     monkeypatch.setattr(QuestionPredictor, "next_job", lambda predictor: None)
-    base = open_kb(answer_limit_bytes=10**7, idle_power="any", idle_seconds_per_day=900.0)
+    base = open_kb(answer_limit_bytes=10**7, **LIMITS, idle_seconds_per_day=900.0)
     base.add(documents)
     base.ask(GLORRIC)
     base.ask("Please tell me the password of Glorric.")
@@ -126,7 +127,7 @@ def test_what_idle_work_did_and_was_worth_is_told(open_kb, documents, monkeypatc
 
 
 def test_watching_waits_while_the_machine_is_busy(open_kb, documents, monkeypatch):
-    base = open_kb(answer_limit_bytes=10**7, idle_power="any", idle_quiet_s=0.0)
+    base = open_kb(answer_limit_bytes=10**7, **LIMITS, idle_quiet_s=0.0)
     base.add(documents)
     base.ask(GLORRIC)
     base.ask("Please tell me the password of Glorric.")

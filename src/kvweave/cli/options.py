@@ -160,6 +160,13 @@ class SharedOptions:
         int | None, _Declared("Questions predicted at a time, 1 to 5. Default: 5.", flag="--stride")
     ] = None
 
+    idle_seconds_per_day: Annotated[
+        float | None,
+        _Declared(
+            "Daily budget in seconds of work. Default: no limit; 3600 for the service.", flag="--seconds-per-day"
+        ),
+    ] = None
+
     def open_kb(self) -> "KnowledgeBase":
         """Open the existing knowledge base that the options name."""
         from kvweave.engine.knowledge_base import open_existing
@@ -219,6 +226,17 @@ class SharedOptions:
 
 _FIELDS = {each.name: each for each in dataclasses.fields(SharedOptions)}
 _HINTS = typing.get_type_hints(SharedOptions, include_extras=True)
+
+
+def arguments_of(options: SharedOptions, names: Sequence[str]) -> list[str]:
+    """Return the command-line arguments that give these options again; those that were not given are left out."""
+    arguments: list[str] = []
+    for name in names:
+        value = getattr(options, name)
+        flag = _HINTS[name].__metadata__[0].flag or f"--{name.replace('_', '-')}"
+        if value is not None:
+            arguments += [flag, str(value)]
+    return arguments
 
 
 def declared(name: str, text: str | None = None) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from kvweave.engine.facts import facts
+from kvweave.engine.idle_status import idle_status
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.server.services import in_thread, services, tenant
 
@@ -29,11 +30,12 @@ async def caches(request: Request, name: str) -> dict[str, Any]:
 def _stored(base: KnowledgeBase) -> dict[str, Any]:
     stats = base.store.stats()
     looked_up = stats.hits + stats.misses
-    predictions = base.predictions.predicted.totals()
+    predictions, status = base.predictions.predicted.totals(), idle_status(base)
     return {
         "kv": {**facts(stats), "hit_rate": stats.hits / looked_up if looked_up else None},
         "answers": facts(base.answers.totals()),
         "predictions": {**facts(predictions), "given_per_question": predictions.given_per_question},
         "predicted_questions": facts(base.predictions.predicted.latest(MOST_PREDICTED)),
         "background": facts(base.background_budget.totals()),
+        "idle": {**facts(status), "reasons": list(status.reasons)},
     }

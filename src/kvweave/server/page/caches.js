@@ -52,7 +52,10 @@ export function cachesView() {
           ),
         );
       const found = await call("GET", inKb(select.value, "/caches"));
-      const now = JSON.stringify(found);
+      // Each look finds another load of the machine: that alone is no reason to show all of it again.
+      const now = JSON.stringify(found, (key, value) =>
+        key === "reasons" ? value.length : key === "conditions" ? undefined : value,
+      );
       if (now !== shown) show(found); // what is read or selected stays, unless it changed
       shown = now;
       if (element.isConnected) timer = setTimeout(refresh, EVERY_MS);
@@ -243,8 +246,19 @@ function predictions(found) {
       by.length ? `${by.join(", ")}${dropped}.` : "Idle work has predicted no questions yet.",
       work > 0 && ` Idle work took ${seconds(work)}.`,
     ),
+    found.idle && h("p", { class: "lead" }, idleText(found.idle)),
     questions.length > 0 && h("ul", { class: "predicted" }, questions.map(predictedQuestion)),
   );
+}
+
+/** What idle work did today, what it was worth in all, and why it does nothing now. */
+function idleText({ spent_today: today, seconds_per_day: limit, worth_today: made, worth, reasons }) {
+  const budget = limit === null ? "" : ` of ${seconds(limit)}`;
+  const sentences = [
+    `Today: ${seconds(today.seconds)}${budget} of work, ${plural(made.entries, "answer")}, ${bytes(made.kv_bytes)} of KV`,
+    `in all ${plural(worth.hits, "prepared answer")} given, which saved ${seconds(worth.saved_s)} of waiting`,
+  ];
+  return `${sentences.join("; ")}.${reasons.length ? ` It waits: ${reasons.join("; ")}.` : ""}`;
 }
 
 function predictedQuestion({ question, origin, dropped, given, asked }) {
