@@ -62,7 +62,10 @@ def test_each_obstacle_is_named_and_its_setting_moves_it(state, reason):
 def test_the_budget_is_a_condition():
     limited = IdleConfig(idle_seconds_per_day=60, idle_flops_per_day=1e12)
     assert budget_condition(limited, Spent(1, 59, 1e11)).reason == ""
-    assert budget_condition(limited, Spent(1, 60, 1e11)).reason == "today's 60 s are spent (idle_seconds_per_day)"
+    assert (
+        budget_condition(limited, Spent(1, 60, 1e11)).reason
+        == "today's 60 s are spent (idle_seconds_per_day)"
+    )
     assert "1e+12 FLOPs" in budget_condition(limited, Spent(1, 1, 2e12)).reason
 
 
@@ -78,7 +81,9 @@ def test_background_work_does_not_count_its_own_load():
 
 def test_the_pressure_is_read_as_linux_writes_it(tmp_path):
     path = tmp_path / "memory"
-    path.write_text("some avg10=12.50 avg60=1.00 avg300=0.10 total=5\nfull avg10=3.00 avg60=0 avg300=0 total=1\n")
+    path.write_text(
+        "some avg10=12.50 avg60=1.00 avg300=0.10 total=5\nfull avg10=3.00 avg60=0 avg300=0 total=1\n"
+    )
     assert memory_pressure(path) == 12.5
     for text in ("", "some", "some avg10=? total=1\n"):
         path.write_text(text)
@@ -109,7 +114,9 @@ def test_what_idle_work_did_and_was_worth_is_told(open_kb, documents, monkeypatc
     busy = MachineState(True, 3.0, 0.0, None)
     monkeypatch.setattr(background, "machine_state", lambda own: busy)
     assert "load of other programs" in base.idle(low_load=True).ended
-    assert idle_status(base, busy).reasons == ("the load of other programs per core is 3, above 0.5 (idle_load)",)
+    assert idle_status(base, busy).reasons == (
+        "the load of other programs per core is 3, above 0.5 (idle_load)",
+    )
     monkeypatch.setattr(background, "machine_state", lambda own: CALM)
     base.idle(low_load=True)
     made = idle_status(base, CALM)

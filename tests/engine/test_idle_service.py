@@ -63,7 +63,11 @@ def test_launchd_gets_a_property_list(tmp_path):
     assert path == tmp_path / "user/Library/LaunchAgents/kvweave.idle.notes.plist"
     read = plistlib.loads(content)
     assert tuple(read["ProgramArguments"]) == COMMAND
-    assert (read["Label"], read["StartInterval"], read["ProcessType"]) == ("kvweave.idle.notes", 900, "Background")
+    assert (read["Label"], read["StartInterval"], read["ProcessType"]) == (
+        "kvweave.idle.notes",
+        900,
+        "Background",
+    )
     assert service.start[0][:2] == ("launchctl", "bootstrap")
     assert service.stop[0][1] == "bootout"
 

@@ -6,9 +6,7 @@ import pytest
 
 from kvweave.engine.standalone import stands_alone
 
-EARLIER = (
-    "What is the password of Glorric? The password of Glorric is walnut. Who paid Anna for the boat? Ben paid her."
-)
+EARLIER = "What is the password of Glorric? The password of Glorric is walnut. Who paid Anna for the boat? Ben paid her."
 
 ALONE = [
     "What is the password of Sendbel?",
@@ -88,7 +86,9 @@ def test_the_first_question_leans_on_nothing(question):
     assert stands_alone(question, "")
 
 
-@pytest.mark.parametrize("pronoun", ["it", "he", "she", "they", "them", "his", "this", "those", "one", "there", "you"])
+@pytest.mark.parametrize(
+    "pronoun", ["it", "he", "she", "they", "them", "his", "this", "those", "one", "there", "you"]
+)
 def test_no_word_that_stands_for_another_stands_alone(pronoun):
     for question in ALONE:
         head, last = question[:-1], question[-1]
@@ -102,7 +102,11 @@ def test_a_question_about_what_was_mentioned_is_not_new():
 
 def test_no_text_makes_it_raise():
     draw = random.Random(0)
-    pieces = [*"what who the of is 's Anna X17 2019 ? . \" “ ” ' ’ - \n \ud800 漢字 ﷽ 🙂 e\u0301".split(" "), " ", ""]
+    pieces = [
+        *"what who the of is 's Anna X17 2019 ? . \" “ ” ' ’ - \n \ud800 漢字 ﷽ 🙂 e\u0301".split(" "),
+        " ",
+        "",
+    ]
     for _ in range(3000):
         text = draw.choice(["", " "]).join(draw.choices(pieces, k=draw.randint(0, 9)))
         assert stands_alone(text, EARLIER) in (True, False)

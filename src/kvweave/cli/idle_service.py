@@ -22,7 +22,9 @@ def service_of(options: opt.SharedOptions, names: Sequence[str]) -> IdleService 
     spent = config.idle.idle_seconds_per_day
     command = [sys.executable, "-m", "kvweave", "idle", "--low-load", "--quiet"]
     command += ["--home", str(config.home), "--kb", options.kb]
-    command += opt.arguments_of(options, [name for name in names if name not in (*opt.KB, "idle_seconds_per_day")])
+    command += opt.arguments_of(
+        options, [name for name in names if name not in (*opt.KB, "idle_seconds_per_day")]
+    )
     command += ["--seconds-per-day", f"{DEFAULT_SECONDS_PER_DAY if spent is None else spent:g}"]
     on_battery = config.idle.idle_power == "any"
     try:
@@ -51,7 +53,9 @@ def install(options: opt.SharedOptions, names: Sequence[str], print_only: bool) 
     if failed:
         _tell("it could not be started; run:", failed)
     else:
-        STDOUT.print(f"background work starts every {EVERY_MINUTES} minutes at low load; kvweave idle --status shows it")
+        STDOUT.print(
+            f"background work starts every {EVERY_MINUTES} minutes at low load; kvweave idle --status shows it"
+        )
     STDOUT.print(f"undo: kvweave idle --uninstall{_kb(options)}", soft_wrap=True)
 
 

@@ -163,7 +163,8 @@ class SharedOptions:
     idle_seconds_per_day: Annotated[
         float | None,
         _Declared(
-            "Daily budget in seconds of work. Default: no limit; 3600 for the service.", flag="--seconds-per-day"
+            "Daily budget in seconds of work. Default: no limit; 3600 for the service.",
+            flag="--seconds-per-day",
         ),
     ] = None
 

@@ -143,7 +143,11 @@ class BackgroundRunner:
         guard = RequestGuard(self._requests, quiet_s, stop or threading.Event())
         done, began = Counter[str](), time.perf_counter()
         with try_lock(self._lock) as locked, reporting(progress):
-            ended = self._run_jobs(guard, done, progress, low_load) if locked else "another process is at it already"
+            ended = (
+                self._run_jobs(guard, done, progress, low_load)
+                if locked
+                else "another process is at it already"
+            )
         seconds = time.perf_counter() - began - guard.waited_s
         return BackgroundReport(dict(done), seconds, guard.flops, ended)
 
@@ -162,9 +166,7 @@ class BackgroundRunner:
             # A job that failed is not tried again every few seconds.
             stop.wait(_IDLE_POLL_S if worked else max(_IDLE_POLL_S, quiet_s))
 
-    def _run_jobs(
-        self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool
-    ) -> str:
+    def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:
         """Run job after job, counted in `done` by kind; return why they end."""
         jobs = self._jobs(guard)
         try:
@@ -235,6 +237,4 @@ def background_runner(
             lambda: guard.waited_s,
         )
 
-    return BackgroundRunner(
-        jobs, lambda: components.adapter, requests, budget, lock, settings.config.idle
-    )
+    return BackgroundRunner(jobs, lambda: components.adapter, requests, budget, lock, settings.config.idle)

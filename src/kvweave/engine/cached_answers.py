@@ -125,7 +125,9 @@ class CachedAnswers:
                 self.predictions.record_question(clean_text(question))
             if origin.versions <= self.documents.visible_versions():
                 asked = self.predictions is not None
-                ahead_s = max(0.0, answer.timing.total_s - self.waited_s()) if isinstance(answer, Answer) else 0.0
+                ahead_s = (
+                    max(0.0, answer.timing.total_s - self.waited_s()) if isinstance(answer, Answer) else 0.0
+                )
                 kept = (question, vector, answer_settings, answer.text, answer.sources, origin)
                 stored = self.answers.put(*kept, asked=asked, ahead_s=ahead_s)
                 if stored and not asked and self.budget is not None:

@@ -17,7 +17,9 @@ from kvweave.predict.filters import is_non_answer
 Pair = tuple[CachedAnswer, CachedAnswer]
 
 _WORD: Final = re.compile(r"\w+(?:[.,:/-]\d+)*")
-_FILLERS: Final = frozenset("a an the is are was were it its that this in on at of to by and so be been".split())
+_FILLERS: Final = frozenset(
+    "a an the is are was were it its that this in on at of to by and so be been".split()
+)
 _NEGATIONS: Final = frozenset("no not never none nobody nothing neither nor cannot without".split())
 _SHORT_WORDS: Final = 4
 """Answers of at most so many content words contradict each other unless one contains the other."""
@@ -111,5 +113,7 @@ def _numbers(text: str) -> set[str]:
 
 def _names(text: str) -> set[str]:
     """Return the words with a capital letter inside a sentence, in lower case."""
-    inside = [found for found in _WORD.finditer(text) if found.start() and text[found.start() - 2] not in ".!?"]
+    inside = [
+        found for found in _WORD.finditer(text) if found.start() and text[found.start() - 2] not in ".!?"
+    ]
     return {found.group().casefold() for found in inside if found.group()[0].isupper()}

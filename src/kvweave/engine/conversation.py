@@ -180,7 +180,11 @@ class Conversation:
 
     def _render(self, question: str, chunks: Sequence[str], answer: str = "") -> TokenizedPrompt:
         """Return the tokens of the next turn, those of its answer included if it is known; raises PromptTooLong."""
-        template, system, think = self._adapter.template, self._settings.system, self._settings.generation.think
+        template, system, think = (
+            self._adapter.template,
+            self._settings.system,
+            self._settings.generation.think,
+        )
         self._drop_unfinished_turn()
         if not self.token_ids:
             turn = template.render(Prompt(question, tuple(chunks), system, think))

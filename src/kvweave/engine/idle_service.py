@@ -103,7 +103,9 @@ def run_command(command: Sequence[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+    return (
+        "" if done.returncode == 0 else (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+    )
 
 
 def _failures(commands: Sequence[Sequence[str]], run: Run) -> list[str]:

@@ -71,4 +71,3 @@ def _sum(budget: BackgroundBudget) -> Spent:
         sum(kind.seconds for kind in kinds),
         sum(kind.flops for kind in kinds),
     )
-

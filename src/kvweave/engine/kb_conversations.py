@@ -73,7 +73,9 @@ class Conversations:
         settings: AnswerSettings | None,
     ) -> Iterator[str]:
         cached, first = self.asker.cached, not conversation.text
-        epoch = cached.answers.epoch  # read before the search: a document that comes in later makes the answer old
+        epoch = (
+            cached.answers.epoch
+        )  # read before the search: a document that comes in later makes the answer old
         ranked = self.asker.ranked(question, top_k, vector)
         found, decoded = reading_order(ranked), Decoded()
         versions = {chunk.version for chunk in found}

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from kvweave.engine.background import BackgroundReport, BackgroundRunner
     from kvweave.engine.cached_answers import CachedAnswers
     from kvweave.engine.conversation import Conversation
-    from kvweave.engine.kb_conversations import Conversations
     from kvweave.engine.indexing import Indexer
+    from kvweave.engine.kb_conversations import Conversations
     from kvweave.engine.resident import ResidentModels
     from kvweave.engine.settings import Settings
     from kvweave.kvstore.chunk_store import ChunkStore

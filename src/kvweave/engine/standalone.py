@@ -114,7 +114,11 @@ def _leans(lower: Sequence[str]) -> bool:
 
 def _asks(lower: Sequence[str]) -> bool:
     first = lower[0]
-    asked = first in _INTERROGATIVE or first in _AUXILIARY or first in ("the", "list", "name", "explain", "describe")
+    asked = (
+        first in _INTERROGATIVE
+        or first in _AUXILIARY
+        or first in ("the", "list", "name", "explain", "describe")
+    )
     return asked or (first in _PREPOSITION and lower[1] in _INTERROGATIVE)
 
 
@@ -127,10 +131,7 @@ def _has_verb(lower: Sequence[str]) -> bool:
 
 def _has_bare_definite(words: _Words) -> bool:
     """Return whether "the N" is neither named nor followed by "of" and a name: it was introduced before."""
-    for at, word in enumerate(words.lower):
-        if word == "the" and not _is_named(words, at + 1):
-            return True
-    return False
+    return any(word == "the" and not _is_named(words, at + 1) for at, word in enumerate(words.lower))
 
 
 def _is_named(words: _Words, start: int) -> bool:
