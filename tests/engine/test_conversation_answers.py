@@ -11,7 +11,7 @@ GLORRIC = "What is the password of Glorric?"
 SENDBEL = "What is the password of Sendbel?"
 AGAIN = "Please tell me the password of Glorric."
 ORDER = "What did the guest order?"
-FOLLOW_UPS = ["And what is it?", "Who else?", "What is the password?"]
+FOLLOW_UPS = ["And what is it?", "What is the password?"]
 
 
 @pytest.fixture
@@ -80,8 +80,6 @@ def test_the_same_follow_up_in_two_conversations_never_shares_an_answer(tiny, tm
                 stream = base.stream(follow_up, earlier=earlier)
                 assert "".join(stream).strip() == stream.answer.text.strip()
                 assert stream.answer.plan.cache_hit is None
-            with base.conversation("one" if opening == GLORRIC else "two") as talk:
-                say(base, talk, FOLLOW_UPS[0])
         assert base.answers.totals() == before
         assert before.given == 0
 
