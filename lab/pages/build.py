@@ -28,6 +28,7 @@ from evaluation_page import (
     written_requests,
 )
 from methods_page import methods_page, tasks_page
+from natural_page import parts as natural_parts
 from real_models_page import FILES as REAL_MODEL_FILES
 from real_models_page import parts as real_model_parts
 from reference import reference_pages
@@ -195,6 +196,7 @@ def main() -> None:
         docs / "real-models.md": with_parts(
             docs / "real-models.md", **real_model_parts({name: _read(name) for name in REAL_MODEL_FILES})
         ),
+        docs / "natural.md": with_parts(docs / "natural.md", **natural_parts(results("natural.json"))),
         docs / "serving.md": with_parts(
             docs / "serving.md", **serving_parts({name: results(name) for name in SERVING_FILES})
         ),

@@ -1,0 +1,150 @@
+"""The generated parts of lab/docs/natural.md: recipes beside full attention on a real model, and what retrieval found."""
+
+from typing import Any
+
+from markdown_parts import NOT_MEASURED, Result, between, table
+
+_OWN, _PREPARATION, _BYTES = "own", "preparation", "bytes"
+_TITLES = {
+    _OWN: "each on its own preparation",
+    _PREPARATION: "at equal preparation",
+    _BYTES: "at equal stored bytes",
+}
+
+
+def parts(found: Result | None) -> dict[str, str]:
+    """Return the page's parts by the names of their markers."""
+    if found is None:
+        return dict.fromkeys(("findings", "recipes", "comparisons", "retrieval"), NOT_MEASURED)
+    return {
+        "findings": findings(found),
+        "recipes": recipes(found),
+        "comparisons": comparisons(found),
+        "retrieval": retrieval(found["retrieval"]),
+    }
+
+
+def findings(found: Result) -> str:
+    """Return what the comparisons say of the method that all others are compared with."""
+    lines = []
+    for by, title in _TITLES.items():
+        rows = [one for one in found["comparisons"] if one["by"] == by]
+        for measure, worse, better in (
+            ("kl", "farther from", "nearer to"),
+            ("nll", "worse than", "better than"),
+        ):
+            lines.append(f"- {measure.upper()}, {title}: {_counted(rows, measure, worse, better)}")
+    return "\n".join(lines)
+
+
+def _counted(rows: list[Result], measure: str, worse: str, better: str) -> str:
+    interval = f"{measure}_interval"
+    above = sum(one[interval][0] > 0 for one in rows)
+    below = [f"`{one['recipe']}`" for one in rows if one[interval][1] < 0]
+    method = rows[0]["against"].rpartition("+")[2]
+    than = f"full attention than `{method}`" if measure == "kl" else f"`{method}`"
+    return (
+        f"of {len(rows)} others, {above} {worse} {than}, {len(below)} {better.split()[0]}"
+        f"{' (' + ', '.join(below) + ')' if below else ''}, {len(rows) - above - len(below)} open."
+    )
+
+
+def recipes(found: Result) -> str:
+    """Return a row per length, recipe and budget, nearest to full attention first."""
+    lines = []
+    for length in dict.fromkeys(row["context_tokens"] for row in found["rows"]):
+        rows = [row for row in found["rows"] if row["context_tokens"] == length]
+        lines += [f"{length:,} tokens of context, {rows[0]['prompts']} prompts:", ""]
+        lines += table(
+            (
+                "recipe",
+                "recomputed",
+                "bytes/token",
+                "passes",
+                "NLL",
+                "KL",
+                "KL recovered",
+                "NLL recovered",
+                "same first",
+            ),
+            [_recipe(row) for row in sorted(rows, key=lambda row: row["kl"])],
+        )
+        lines.append("")
+    about = found["about"]
+    lines += [
+        f"{about['model']}, {about['split']} split, {about['date']}, {about['machine']}.",
+        "",
+        "```",
+        about["command"],
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def _recipe(row: Result) -> list[str]:
+    stored = row["bytes_per_token"]
+    return [
+        f"`{row['recipe']}`",
+        "–" if row["ratio"] is None else f"{row['ratio']:.0%}",
+        "–" if stored is None else f"{stored:,.0f}",
+        "–" if row["offline_passes"] is None else f"{row['offline_passes']:.2f}",
+        _between(row, "nll"),
+        _between(row, "kl", 4),
+        _between(row, "kl_recovery", 2),
+        _between(row, "nll_recovery", 2),
+        _between(row, "same_first", 2),
+    ]
+
+
+def comparisons(found: Result) -> str:
+    """Return the paired differences: with what both have in common, and both differences with their intervals."""
+    rows = [
+        [
+            _TITLES[one["by"]],
+            one["group"],
+            f"`{one['recipe']}` − `{one['against']}`",
+            _between(one, "kl", 4),
+            _between(one, "nll"),
+        ]
+        for one in found["comparisons"]
+    ]
+    return "\n".join(table(("compared", "on", "difference", "KL", "NLL"), rows))
+
+
+def retrieval(figures: Result) -> str:
+    """Return how often evidence is among the best chunks, by ranking, and how often neighbours meet in a context."""
+    columns = ("ranking", *(f"recall@{depth}" for depth in figures["depths"]), "MRR")
+    rows = [
+        [one["name"], *(_estimate(each) for each in one["recall"]), _estimate(one["mrr"])]
+        for one in figures["rankings"]
+    ]
+    met = ("context", *(f"of {count}" for count in figures["neighbours"]), "by chance")
+    shares = [
+        [
+            f"{one['context_tokens']:,}",
+            *(_estimate(share) for share in one["together"]),
+            f"{one['by_chance']:.4f}",
+        ]
+        for one in figures["contexts"]
+    ]
+    return "\n".join(
+        [
+            f"Evidence of {figures['questions']} questions among {figures['library_chunks']:,} chunks:",
+            "",
+            *table(columns, rows),
+            "",
+            "Share of a chunk's nearest neighbours in the same context (FusionRAG fig. 7a):",
+            "",
+            *table(met, shares),
+        ]
+    )
+
+
+def _between(row: Result, name: str, digits: int = 3) -> str:
+    if row[name] is None:
+        return "–"
+    return between(row[name], *row[f"{name}_interval"], digits)
+
+
+def _estimate(value: Any) -> str:
+    return between(value["value"], value["low"], value["high"], 2)
