@@ -68,11 +68,11 @@ def _shares(parts: list[Number]) -> str:
 
 
 def _retrieved_together(results: Results) -> Seen | None:
-    found = results("natural")
+    found = results("natural_retrieval")
     if found is None:
         return None
     retrieved = found["retrieval"]
-    context = retrieved["contexts"][0]
+    context = next(one for one in retrieved["contexts"] if one["context_tokens"] == 2048)
     shares = dict(zip(retrieved["neighbours"], context["any_together"], strict=True))
     one_of_ten, chance = number(shares[10]), context["by_chance"]
     text = f"one of ten {shown(one_of_ten)}, the nearest {shown(number(shares[1]))}; any one chunk by chance {chance:.4f}"

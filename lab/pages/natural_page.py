@@ -12,15 +12,15 @@ _TITLES = {
 }
 
 
-def parts(found: Result | None) -> dict[str, str]:
+def parts(found: Result | None, retrieved: Result | None) -> dict[str, str]:
     """Return the page's parts by the names of their markers."""
-    if found is None:
+    if found is None or retrieved is None:
         return dict.fromkeys(("findings", "recipes", "comparisons", "retrieval"), NOT_MEASURED)
     return {
         "findings": findings(found),
         "recipes": recipes(found),
         "comparisons": comparisons(found),
-        "retrieval": retrieval(found["retrieval"]),
+        "retrieval": retrieval(retrieved),
     }
 
 
@@ -111,18 +111,25 @@ def comparisons(found: Result) -> str:
     return "\n".join(table(("compared", "on", "difference", "KL", "NLL"), rows))
 
 
-def retrieval(figures: Result) -> str:
+def retrieval(found: Result) -> str:
     """Return how often evidence is among the best chunks, by ranking, and how often neighbours meet in a context."""
+    figures = found["retrieval"]
     columns = ("ranking", *(f"recall@{depth}" for depth in figures["depths"]), "MRR")
     rows = [
         [one["name"], *(_estimate(each) for each in one["recall"]), _estimate(one["mrr"])]
         for one in figures["rankings"]
     ]
-    met = ("context", *(f"of {count}" for count in figures["neighbours"]), "by chance")
+    counts = figures["neighbours"]
+    met = (
+        "context",
+        *(f"any of {count}" for count in counts),
+        *(f"of {count}" for count in counts),
+        "by chance",
+    )
     shares = [
         [
             f"{one['context_tokens']:,}",
-            *(_estimate(share) for share in one["together"]),
+            *(f"{share['value']:.3f}" for share in (*one["any_together"], *one["together"])),
             f"{one['by_chance']:.4f}",
         ]
         for one in figures["contexts"]
@@ -133,9 +140,13 @@ def retrieval(figures: Result) -> str:
             "",
             *table(columns, rows),
             "",
-            "Share of a chunk's nearest neighbours in the same context (FusionRAG fig. 7a):",
+            "Chunks with one of their nearest neighbours in the same context, and the share of these neighbours (FusionRAG fig. 7a):",
             "",
             *table(met, shares),
+            "",
+            "```",
+            found["about"]["command"],
+            "```",
         ]
     )
 

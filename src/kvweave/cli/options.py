@@ -183,10 +183,10 @@ class SharedOptions:
         return open_knowledge_base(self.kb, home=self.home, **self._settings())
 
     def config(self, **more: Any) -> "Config":
-        """Return the settings, with `more` that are no shared options."""
+        """Return the settings, with `more` that the command declares itself."""
         from kvweave.config import read_config
 
-        return read_config(self.home, **self._settings(), **more)
+        return read_config(self.home, **{**self._settings(), **more})
 
     def load_model(self, default: str | None = None) -> "Adapter":
         """Load the model that the options name, else `default`, else the shipped reference model."""
