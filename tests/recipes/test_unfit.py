@@ -80,6 +80,7 @@ def test_chunks_cut_in_another_way_are_named_once(adapter, store, prompt, caplog
     for number in range(2):
         other = kvweave.Prompt("?", (f"{number} {prompt.chunks[0]}",), system=prompt.system)
         kvweave.prefill(adapter, store, other)
+        prepare(adapter, store, kvweave.Prompt("?", (f"more {number}",), system=prompt.system))
     (message,) = warnings(caplog)
     assert message.startswith("4 chunks are prepared in this store, but none of this prompt's")
 

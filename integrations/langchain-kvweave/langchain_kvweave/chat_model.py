@@ -12,16 +12,12 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field
 
-from kvweave.engine.local import LocalEngine, local_engine
-from kvweave.errors import InvalidRequest
+from kvweave.engine.local import DECODING, REUSE, LocalEngine, call_options, decoding_of, local_engine
 from kvweave.results import Piece
 from langchain_kvweave.messages import documents_from, message_from, metadata, usage
 
 if TYPE_CHECKING:
     from kvweave.engine.completions import Finished
-
-_DECODED = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens"}
-_REUSED = ("kb", "recipe", "ratio", "coverage", "top_k")
 
 
 class ChatKvweave(BaseChatModel):
@@ -74,7 +70,7 @@ class ChatKvweave(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        names = ("model", "kb", "home", "settings", "stop", *_DECODED, *_REUSED[1:])
+        names = ("model", "kb", "home", "settings", "stop", *DECODING, *REUSE[1:])
         return {name: getattr(self, name) for name in names}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -118,10 +114,8 @@ class ChatKvweave(BaseChatModel):
         self, engine: LocalEngine, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Any]
     ) -> "Generator[Piece | Finished, None, None]":
         """Yield the pieces of an answer and at last the whole; gives up after `timeout`."""
-        chosen = self._options(given)
+        chosen = call_options(self, given, ["cache_use"], ["documents"])
         texts = [message_from(message) for message in messages]
-        decoding = {ours: chosen[name] for name, ours in _DECODED.items()}
-        reused = {name: chosen[name] for name in _REUSED}
         cancelled = threading.Event()
         timer = threading.Timer(self.timeout or 0.0, cancelled.set)
         if self.timeout is not None:
@@ -130,22 +124,13 @@ class ChatKvweave(BaseChatModel):
             yield from engine.complete(
                 texts,
                 documents_from(chosen.get("documents") or ()),
-                decoding={**decoding, "stop": tuple(stop or self.stop or ())},
+                decoding=decoding_of(chosen, stop or self.stop or ()),
                 cancelled=cancelled,
                 cache=chosen["cache_use"],
-                **reused,
+                **{name: chosen[name] for name in REUSE},
             )
         finally:
             timer.cancel()
-
-    def _options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a call, those that it leaves out as the model has them."""
-        defaults = {name: getattr(self, name) for name in (*_DECODED, *_REUSED, "cache_use")}
-        if unknown := given.keys() - defaults.keys() - {"documents"}:
-            raise InvalidRequest(
-                f"ChatKvweave has no option {sorted(unknown)[0]!r}; there are documents, {', '.join(sorted(defaults))}"
-            )
-        return {**defaults, **given}
 
 
 def _chunk(event: "Piece | Finished", engine: LocalEngine) -> AIMessageChunk:

@@ -234,17 +234,21 @@ def arguments_of(options: SharedOptions, names: Sequence[str]) -> list[str]:
     arguments: list[str] = []
     for name in names:
         value = getattr(options, name)
-        flag = _HINTS[name].__metadata__[0].flag or f"--{name.replace('_', '-')}"
         if value is not None:
-            arguments += [flag, str(value)]
+            arguments += [_flag(name), str(value)]
     return arguments
+
+
+def _flag(name: str) -> str:
+    (declaration,) = _HINTS[name].__metadata__
+    return declaration.flag or f"--{name.replace('_', '-')}"
 
 
 def declared(name: str, text: str | None = None) -> Any:
     """Return the Typer option that SharedOptions declares under a name, with another help text if one is given."""
     (declaration,) = _HINTS[name].__metadata__
     return typer.Option(
-        declaration.flag or f"--{name.replace('_', '-')}",
+        _flag(name),
         envvar=environment_variable(name) if declaration.variable else None,
         help=text or declaration.text,
     )

@@ -98,8 +98,7 @@ class Precomputer:
         return True
 
     def _options(self, settings: AnswerSettings) -> AskOptions:
-        chunks = sum(document.chunks for document in self.cached.documents.all_documents())
-        return self.settings.restore(settings, self.system, chunks)
+        return self.settings.restore(settings, self.system, self.cached.documents.chunk_count())
 
     def _vector(self, question: str) -> Callable[[], Vector]:
         return cache(lambda: self.context().encoder.encode([question])[0])
@@ -182,10 +181,10 @@ class JobSource:
     def next(self) -> Job | None:
         """Return the next job, None if nothing is left that this run has not tried.
 
-        First what users wait for: the check of answers after documents came in (refresh), and questions that lack a
-        valid answer (answers), and answers that contradict each other (contradiction). Then predicted questions: their KV and answer (population), or the answer where it was
-        left out before (conversion, PerCache §4.3.3). Then new predictions (abstract, prediction). Last, evicted KV,
-        if the store's limit was raised (restoration).
+        First what users wait for: the check of answers after documents came in (refresh), questions that lack a valid answer
+        (answers), and answers that contradict each other (contradiction). Then predicted questions: their KV and answer
+        (population), or the answer where it was left out before (conversion, PerCache §4.3.3). Then new predictions (abstract,
+        prediction). Last, evicted KV, if the store's limit was raised (restoration).
         """
         if not self._cached.documents.visible_versions():
             return None
@@ -336,8 +335,7 @@ def _predictor(
     metadata: KBMetadata,
 ) -> QuestionPredictor | None:
     """Return what predicts questions as users will ask them by the settings; None if no answer is cached."""
-    chunks = sum(document.chunks for document in state.documents.all_documents())
-    options = settings.resolve(metadata.system, chunks)
+    options = settings.resolve(metadata.system, state.documents.chunk_count())
     if options.answer_settings is None or not state.answers.limit_bytes:
         return None
     return QuestionPredictor(

@@ -4,7 +4,6 @@ Two questions read the same if the answer cache may give either one's answer to 
 answers still contradict each other, the one that the documents support better stays, for both questions.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,11 +11,11 @@ from typing import Final
 from kvweave.answer_cache.matching import similarity
 from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer
 from kvweave.engine.cached_answers import CachedAnswers
-from kvweave.predict.filters import is_non_answer
+from kvweave.index.documents import version_of
+from kvweave.predict.filters import WORD, is_non_answer
 
 Pair = tuple[CachedAnswer, CachedAnswer]
 
-_WORD: Final = re.compile(r"\w+(?:[.,:/-]\d+)*")
 _FILLERS: Final = frozenset(
     "a an the is are was were it its that this in on at of to by and so be been".split()
 )
@@ -83,7 +82,7 @@ class Contradictions:
             stays, goes = (
                 (one, other) if support(one.text, texts) >= support(other.text, texts) else (other, one)
             )
-            versions = frozenset(name.rpartition(":")[0] for name in stays.chunks)
+            versions = frozenset(map(version_of, stays.chunks))
             origin = AnswerProvenance(versions, stays.chunks, stays.epoch)
             if versions <= self.cached.documents.visible_versions():
                 answers.put(
@@ -92,7 +91,7 @@ class Contradictions:
 
 
 def _words(text: str) -> list[str]:
-    return [word.casefold() for word in _WORD.findall(text)]
+    return [word.casefold() for word in WORD.findall(text)]
 
 
 def _content(text: str) -> set[str]:
@@ -114,6 +113,6 @@ def _numbers(text: str) -> set[str]:
 def _names(text: str) -> set[str]:
     """Return the words with a capital letter inside a sentence, in lower case."""
     inside = [
-        found for found in _WORD.finditer(text) if found.start() and text[found.start() - 2] not in ".!?"
+        found for found in WORD.finditer(text) if found.start() and text[found.start() - 2] not in ".!?"
     ]
     return {found.group().casefold() for found in inside if found.group()[0].isupper()}

@@ -152,8 +152,13 @@ class Conversation:
         self._write_state()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was said so far, or the next turn starts over."""
+        return self._outdated or not self.token_ids
+
+    @property
     def text(self) -> str:
-        """Everything said so far, chunks included; empty if the next turn starts over."""
+        """Everything said so far, chunks included; empty if the next turn starts over. Decodes all of it."""
         return "" if self._outdated else self._adapter.template.decode(self.token_ids)
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """What background work did for a knowledge base, what that was worth, and whether it may work now. Loads no model."""
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvweave.engine.background_budget import BackgroundBudget, Spent, Worth
+from kvweave.engine.background_budget import Spent, Worth
 from kvweave.engine.idle_conditions import (
     Condition,
     MachineState,
@@ -49,23 +50,24 @@ class IdleStatus:
 def idle_status(base: KnowledgeBase, machine: MachineState | None = None) -> IdleStatus:
     """Return the status of a knowledge base's background work; `machine` is that of this one if it is not given."""
     budget, config = base.background_budget, base.config.idle
+    kinds = budget.today_by_kind()
+    today = _sum(kinds.values())
     state = machine_state(OwnLoad()) if machine is None else machine
     return IdleStatus(
         time.strftime("%Y-%m-%d"),
-        budget.today(),
-        _sum(budget),
+        today,
+        _sum(budget.totals().values()),
         config.idle_seconds_per_day,
         config.idle_flops_per_day,
-        {kind: spent.jobs for kind, spent in budget.today_by_kind().items()},
+        {kind: spent.jobs for kind, spent in kinds.items()},
         budget.worth(today=True),
         budget.worth(),
         base.answers.totals().waiting,
-        (*conditions(config, state), budget_condition(config, budget.today())),
+        (*conditions(config, state), budget_condition(config, today)),
     )
 
 
-def _sum(budget: BackgroundBudget) -> Spent:
-    kinds = budget.totals().values()
+def _sum(kinds: Collection[Spent]) -> Spent:
     return Spent(
         sum(kind.jobs for kind in kinds),
         sum(kind.seconds for kind in kinds),

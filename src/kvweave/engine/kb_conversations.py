@@ -19,6 +19,7 @@ from kvweave.engine.kb_question import reading_order, sources_of
 from kvweave.engine.pipeline import prefill_turn
 from kvweave.engine.standalone import stands_alone
 from kvweave.engine.state import KnowledgeBaseState, checked_name
+from kvweave.index.documents import version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Conversations:
         encoder = self.asker.components.encoder
         vector = cache(lambda: encoder.encode([question])[0])
         alone = stands_alone(question, conversation.text)
-        settings = self._answer_settings(top_k) if alone else None
+        # Those that `KnowledgeBase.ask` would look the question up under.
+        settings = self.asker.settings.answer_settings(top_k=top_k) if alone else None
         found = None if settings is None else self.asker.cached.find(question, vector, settings)
         if found is not None:
             yield from self._known(conversation, question, vector, found)
@@ -60,7 +62,7 @@ class Conversations:
     def _known(
         self, conversation: Conversation, question: str, vector: Callable[[], Vector], found: CachedAnswer
     ) -> Iterator[str]:
-        versions = {name.rpartition(":")[0] for name in found.chunks}
+        versions = set(map(version_of, found.chunks))
         yield from conversation.send_known(question, found.text, versions)
         self.asker.cached.record_hit(found, question, vector)
 
@@ -72,10 +74,8 @@ class Conversations:
         top_k: int | None,
         settings: AnswerSettings | None,
     ) -> Iterator[str]:
-        cached, first = self.asker.cached, not conversation.text
-        epoch = (
-            cached.answers.epoch
-        )  # read before the search: a document that comes in later makes the answer old
+        cached, first = self.asker.cached, conversation.is_empty
+        epoch = cached.answers.epoch  # before the search: a document that comes in later makes the answer old
         ranked = self.asker.ranked(question, top_k, vector)
         found, decoded = reading_order(ranked), Decoded()
         versions = {chunk.version for chunk in found}
@@ -87,16 +87,3 @@ class Conversations:
             cached.keep(question, vector(), settings, kept, provenance(ranked, epoch))
         else:
             cached.queue(question, vector(), settings)
-
-    def _answer_settings(self, top_k: int | None) -> AnswerSettings | None:
-        """Return the settings that `KnowledgeBase.ask` would look the question up under."""
-        return self.asker.settings.answer_settings(
-            recipe=None,
-            prepare=None,
-            ratio=None,
-            coverage=None,
-            top_k=top_k,
-            drop_chunks=False,
-            cache="use",
-            generation=None,
-        )

@@ -8,11 +8,12 @@ import atexit
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvweave.config import DEFAULT_NEW_TOKENS, Config, read_config
 from kvweave.engine.facts import facts
 from kvweave.engine.recorded_models import with_recorded_models
+from kvweave.errors import InvalidRequest
 from kvweave.results import Piece, Source
 from kvweave.types import Message
 
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from kvweave.engine.completions import Finished
     from kvweave.engine.serving import Serving
     from kvweave.models.snapshot_adapter import LoadedModel
+
+DECODING: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "seed": "seed",
+    "max_tokens": "max_new_tokens",
+}
+"""Options of a call that say how it is decoded, by other frameworks' names for them, and kvweave's names."""
+REUSE: Final = ("kb", "recipe", "ratio", "coverage", "top_k")
+"""Options of a call that say what it is answered from, and what is reused."""
 
 _shared: "dict[Config, Serving]" = {}
 _guard = threading.Lock()
@@ -92,6 +103,26 @@ class LocalEngine:
     @property
     def _model(self) -> "LoadedModel":
         return self._serving.resident.model
+
+
+def call_options(
+    model: object, given: Mapping[str, Any], more: Sequence[str], beside: Sequence[str]
+) -> dict[str, Any]:
+    """Return the options of a call, those that it leaves out as the attributes of `model` have them.
+
+    They are DECODING, REUSE and `more`; a call may also give those in `beside`. Raises InvalidRequest for any other.
+    """
+    defaults = {name: getattr(model, name) for name in (*DECODING, *REUSE, *more)}
+    if unknown := given.keys() - defaults.keys() - set(beside):
+        raise InvalidRequest(
+            f"{type(model).__name__} has no option {sorted(unknown)[0]!r}; there are {', '.join([*beside, *sorted(defaults)])}"
+        )
+    return {**defaults, **given}
+
+
+def decoding_of(options: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of `Sampling` that options of a call set, and the texts before which the answer ends."""
+    return {**{ours: options[name] for name, ours in DECODING.items()}, "stop": tuple(stop)}
 
 
 def answer_facts(finished: "Finished") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig
 from kvweave.engine.generation import Decoded, generate
 from kvweave.engine.kb_question import RequestContext
 from kvweave.engine.settings import within_context
-from kvweave.index.documents import DocumentTable
+from kvweave.index.documents import DocumentTable, version_of
 from kvweave.predict.filters import NEAR_DUPLICATE_COSINE, is_answerable, is_near_duplicate, parse_questions
 from kvweave.predict.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.predict.prompts import PromptSet, prompts_for
@@ -159,7 +159,7 @@ class QuestionPredictor:
 
     def _listed(self) -> list[ChunkRef]:
         rows = self._documents.all_chunks()
-        return [ChunkRef(row.row_id, row.row_id.rpartition(":")[0], row.kv_tokens) for row in rows]
+        return [ChunkRef(row.row_id, version_of(row.row_id), row.kv_tokens) for row in rows]
 
     def _that_fit(self, parts: Sequence[SummaryPart]) -> list[SummaryPart]:
         """Return as many of the first parts as fit in front of a request, one at least."""

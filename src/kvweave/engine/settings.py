@@ -117,14 +117,14 @@ class Settings:
     def answer_settings(
         self,
         *,
-        recipe: str | None,
-        prepare: str | None,
-        ratio: float | None,
-        coverage: float | None,
-        top_k: int | None,
-        drop_chunks: bool,
-        cache: AnswerCacheUse,
-        generation: GenerationConfig | None,
+        recipe: str | None = None,
+        prepare: str | None = None,
+        ratio: float | None = None,
+        coverage: float | None = None,
+        top_k: int | None = None,
+        drop_chunks: bool = False,
+        cache: AnswerCacheUse = "use",
+        generation: GenerationConfig | None = None,
     ) -> AnswerSettings | None:
         """Return what the answer cache keeps an answer under, None if it does not; takes the options of `resolve`.
 

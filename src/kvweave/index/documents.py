@@ -114,6 +114,10 @@ class DocumentTable:
             documents.append(listed if original == listed.source else replace(listed, same_as=original))
         return documents
 
+    def chunk_count(self) -> int:
+        """Return how many chunks the listed documents have."""
+        return int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
+
     def visible_versions(self) -> frozenset[str]:
         """Return the version of each listed document: rows of other versions in the vector index do not count."""
         return frozenset(version for (version,) in self._database.query("SELECT version FROM documents"))
@@ -219,3 +223,8 @@ def document_version(source: str, digest: str) -> str:
 def row_id(version: str, position: int) -> str:
     """Return the name of the chunk at a position (from 0) of a document's version; unique in a knowledge base."""
     return f"{version}:{position}"
+
+
+def version_of(row: str) -> str:
+    """Return the version in a chunk's name; see `row_id`."""
+    return row.rpartition(":")[0]

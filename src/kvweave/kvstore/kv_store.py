@@ -3,7 +3,7 @@
 `ChunkStore` (files, with a cap and tiers) and `MemoryStore` (one process' memory) satisfy it without inheriting from it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvweave.kvstore.tiers.leases import Lease
@@ -108,8 +108,8 @@ class KVStore(Protocol):
         """Return how many chunks have KV of this model that was prepared, not left by a request."""
         ...
 
-    def warn_once(self, message: str) -> None:
-        """Log a warning that was not logged since the store was opened."""
+    def warn_once(self, topic: str, message: Callable[[], str]) -> None:
+        """Log a warning, unless the topic was warned of since the store was opened; an empty message is none."""
         ...
 
     @property

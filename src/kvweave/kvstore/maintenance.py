@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from kvweave.kvstore.reports import TIERS, StoreStats, TierName, TierTotals, Ver
 from kvweave.kvstore.tiers.disk import DiskTier
 from kvweave.kvstore.tiers.memory import DeviceTier
 from kvweave.kvstore.tiers.replication import ReplicatedTier
+from kvweave.kvstore.warned import WarnedTopics
 from kvweave.types import ModelFingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class StoreMaintenance:
         self._components = components
         self._tiers = components.tiers
         self._usage = components.usage
-        self._warnings: set[str] = set()
+        self._warned = WarnedTopics(_LOG)
 
     @property
     def limit_bytes(self) -> int:
@@ -66,11 +67,9 @@ class StoreMaintenance:
         """Return how many chunks have KV of this model that was prepared, not left by a request; reads every row."""
         return self._components.catalog.prepared_chunks(self.namespace, model.digest)
 
-    def warn_once(self, message: str) -> None:
-        """Log a warning that was not logged since the store was opened."""
-        if message not in self._warnings:
-            self._warnings.add(message)
-            _LOG.warning(message)
+    def warn_once(self, topic: str, message: Callable[[], str]) -> None:
+        """Log a warning, unless the topic was warned of since the store was opened; an empty message is none."""
+        self._warned.warn(topic, message)
 
     def set_limit(self, limit_bytes: int, tier: TierName = "disk") -> None:
         """Change a tier's cap for good, and evict down to it at once.

@@ -6,13 +6,14 @@ documents and limits.
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_tokens
 from kvweave.kvstore.tiers.leases import Lease, Pins
+from kvweave.kvstore.warned import WarnedTopics
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class MemoryStore:
         self._kv: dict[str, tuple[EntryKey, ChunkKV]] = dict(base._kv) if base else {}  # oldest first
         self._features: dict[str, ChunkFeature] = dict(base._features) if base else {}
         self._prepared: set[tuple[str, str]] = set(base._prepared) if base else set()  # model, tokens
-        self._warnings: set[str] = set()
+        self._warned = WarnedTopics(_LOG)
 
     # Looking up
 
@@ -141,11 +142,9 @@ class MemoryStore:
         """Return how many chunks have had prepared KV of this model."""
         return sum(made_by == model.digest for made_by, _ in self._prepared)
 
-    def warn_once(self, message: str) -> None:
-        """Log a warning that was not logged since the store was made."""
-        if message not in self._warnings:
-            self._warnings.add(message)
-            _LOG.warning(message)
+    def warn_once(self, topic: str, message: Callable[[], str]) -> None:
+        """Log a warning, unless the topic was warned of since the store was made; an empty message is none."""
+        self._warned.warn(topic, message)
 
     limit_bytes = sys.maxsize
     """There is no cap."""

@@ -10,7 +10,9 @@ from typing import Final
 NEAR_DUPLICATE_COSINE: Final = 0.97
 """Least cosine of questions that differ in a word or two only, provided they contain the same names and numbers."""
 
-_WORD: Final = re.compile(r"\w+(?:[.,:/-]\d+)*")
+WORD: Final = re.compile(r"\w+(?:[.,:/-]\d+)*")
+"""A word, or a number with what is inside it, such as 1,200 or 14:30."""
+
 _BULLET: Final = re.compile(r"^\s*(?:[-*•–]+|\(?\d{1,2}[.):]|[Qq](?:uestion)?\s*\d{0,2}\s*[.:)])\s*")
 _AROUND: Final = " \t\"'*_`“”‘’"
 _MIN_WORDS, _MAX_WORDS = 3, 40  # of a question
@@ -41,7 +43,7 @@ def parse_questions(reply: str, most: int) -> list[str]:
         text = _BULLET.sub("", line, count=1).strip(_AROUND)
         end = text.find("?")
         question = " ".join(text[: end + 1].split())
-        if end >= 0 and _MIN_WORDS <= len(_WORD.findall(question)) <= _MAX_WORDS:
+        if end >= 0 and _MIN_WORDS <= len(WORD.findall(question)) <= _MAX_WORDS:
             found.setdefault(question.casefold(), question)
     return list(found.values())[:most]
 
@@ -53,9 +55,9 @@ def is_near_duplicate(one: str, other: str, cosine: float) -> bool:
 
 def is_answerable(question: str, chunks: Iterable[str]) -> bool:
     """Return whether the chunks contain every name and number of the question, and one of its other content words."""
-    words = {word.casefold() for chunk in chunks for word in _WORD.findall(chunk)}
+    words = {word.casefold() for chunk in chunks for word in WORD.findall(chunk)}
     names = _names(question)
-    content = {word.casefold() for word in _WORD.findall(question)} - _STOP_WORDS - _NEGATIONS - names
+    content = {word.casefold() for word in WORD.findall(question)} - _STOP_WORDS - _NEGATIONS - names
     if not content:
         return bool(names) and names <= words
     return names <= words and bool(set(map(_stem, content)) & set(map(_stem, words)))
@@ -73,12 +75,12 @@ def _stem(word: str) -> str:
 
 def _decisive_words(question: str) -> tuple[frozenset[str], bool]:
     """Return the names and numbers of a question, and whether it is negative."""
-    negated = any(word.casefold() in _NEGATIONS for word in _WORD.findall(question))
+    negated = any(word.casefold() in _NEGATIONS for word in WORD.findall(question))
     return frozenset(_names(question)), negated or "n't" in question.replace("’", "'")
 
 
 def _names(question: str) -> set[str]:
     """Return words with a digit or with a capital inside the sentence, in lower case; "I" is not one."""
-    words = _WORD.findall(question)
+    words = WORD.findall(question)
     capitals = {word for word in words[1:] if word[0].isupper() and word != "I"}
     return {word.casefold() for word in capitals | {word for word in words if any(map(str.isdigit, word))}}

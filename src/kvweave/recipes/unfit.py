@@ -34,13 +34,17 @@ def warn_if_none_fits(
     if not any(wanted):
         return
     if any(stored):
-        if reason := _reason(wanted, stored):
-            store.warn_once(f"no stored KV fits this prompt's chunks, so all are computed: {reason}")
+        reason = _reason(wanted, stored)
     elif others := store.other_models(model, chunks):
-        store.warn_once(
-            f"no stored KV fits this prompt's chunks, so all are computed: it was made by {' and '.join(others)}, and the "
-            f"model is {model.name}; weights, dtype, configuration and tokenizer must be the same"
+        reason = (
+            f"it was made by {' and '.join(others)}, and the model is {model.name}; weights, dtype, configuration and "
+            "tokenizer must be the same"
         )
+    else:
+        return
+    if reason:
+        message = f"no stored KV fits this prompt's chunks, so all are computed: {reason}"
+        store.warn_once(message, lambda: message)
 
 
 def warn_if_unknown(request: PrefillRequest, match: Match, prepare: Prepare, plan: Plan) -> None:
@@ -55,11 +59,18 @@ def warn_if_unknown(request: PrefillRequest, match: Match, prepare: Prepare, pla
     chunks = [request.prompt.ids(request.prompt.spans[number]) for number in numbers]
     if any(store.versions(model, chunks)) or store.other_models(model, chunks):
         return
-    if prepared := store.prepared_chunks(model):
-        store.warn_once(
-            f"{prepared} chunks are prepared in this store, but none of this prompt's, so all are computed: a chunk is found "
-            "by its exact text, white space included; give `prepare` the same texts"
-        )
+    # Counting reads every row of the store, and is of use for one warning.
+    store.warn_once("unknown chunks", lambda: _unknown(store.prepared_chunks(model)))
+
+
+def _unknown(prepared: int) -> str:
+    """Return the warning where so many chunks are prepared, none of them in the prompt; empty where none is."""
+    if not prepared:
+        return ""
+    return (
+        f"{prepared} chunks are prepared in this store, but none of this prompt's, so all are computed: a chunk is found "
+        "by its exact text, white space included; give `prepare` the same texts"
+    )
 
 
 def _uncovered(match: Match, spans: Sequence[tuple[Span | PlanSpan, SpanOrigin]]) -> list[int]:

@@ -28,6 +28,7 @@ from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.loading import IsWanted, Loader
 from kvweave.kvstore.tiers.tier import ListedEntry
+from kvweave.kvstore.warned import WarnedTopics
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class DiskTier:
         self._owners = owners
         self._usage = usage
         self._reads = reads
-        self._warned: set[str] = set()
+        self._warned = WarnedTopics(_LOG, "chunk KV not stored, computing instead: %s")
         self._unusable: set[str] = set()  # damaged, but perhaps still listed if the disk accepts no writes
 
     # Reading
@@ -242,9 +243,7 @@ class DiskTier:
         return accepted
 
     def _warn_once(self, topic: str, message: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
-            _LOG.warning("chunk KV not stored, computing instead: %s", message)
+        self._warned.warn(topic, lambda: message)
 
     # Dropping
 

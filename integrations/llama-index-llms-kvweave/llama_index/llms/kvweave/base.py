@@ -20,7 +20,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
-from kvweave.engine.local import LocalEngine, answer_facts, local_engine
+from kvweave.engine.local import REUSE, LocalEngine, answer_facts, call_options, decoding_of, local_engine
 from kvweave.errors import InvalidRequest
 from kvweave.results import Piece
 from kvweave.types import Message
@@ -36,8 +36,6 @@ _ROLES: dict[MessageRole, Literal["system", "user", "assistant"]] = {
     MessageRole.MODEL: "assistant",
     MessageRole.CHATBOT: "assistant",
 }
-_DECODED = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens"}
-_REUSED = ("kb", "recipe", "ratio", "coverage", "top_k", "cache")
 
 
 class Kvweave(CustomLLM):
@@ -137,19 +135,14 @@ class Kvweave(CustomLLM):
         self, engine: LocalEngine, messages: Sequence[ChatMessage], given: dict[str, Any]
     ) -> "Generator[Piece | Finished, None, None]":
         """Begin a request with the options of a call, those that it leaves out as the model has them."""
-        defaults = {name: getattr(self, name) for name in (*_DECODED, *_REUSED)}
-        if unknown := given.keys() - defaults.keys() - {"documents", "stop"}:
-            raise InvalidRequest(
-                f"Kvweave has no option {sorted(unknown)[0]!r}; there are documents, stop, {', '.join(sorted(defaults))}"
-            )
-        chosen = {**defaults, **given}
+        chosen = call_options(self, given, ["cache"], ["documents", "stop"])
         stop = chosen.get("stop") or ()
-        decoding = {ours: chosen[name] for name, ours in _DECODED.items()}
         return engine.complete(
             [_message(message) for message in messages],
             _documents(chosen.get("documents") or ()),
-            decoding={**decoding, "stop": (stop,) if isinstance(stop, str) else tuple(stop)},
-            **{name: chosen[name] for name in _REUSED},
+            decoding=decoding_of(chosen, (stop,) if isinstance(stop, str) else stop),
+            cache=chosen["cache"],
+            **{name: chosen[name] for name in REUSE},
         )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
 from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.index.documents import version_of
 from kvweave.predict.filters import is_non_answer
 from kvweave.predict.planning import (
     ROUNDS_PER_PART,
@@ -150,7 +151,7 @@ class BackgroundRunner:
             if not batches or row.kv_tokens > room:
                 batches.append([])
                 room = most
-            batches[-1].append(ChunkRef(row.row_id, row.row_id.rpartition(":")[0], row.kv_tokens))
+            batches[-1].append(ChunkRef(row.row_id, version_of(row.row_id), row.kv_tokens))
             room -= row.kv_tokens
         return [tuple(batch) for batch in batches]
 
