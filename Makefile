@@ -31,11 +31,11 @@ demo: $(READY)
 	@$(BIN)/kvweave demo
 
 # pytest comes last: its closing line is the last line of the output. Each of its processes has PyTorch on one thread,
-# since threads that wait for each other's cores are slower than one; a file's tests share what they make, and slow files
-# come first (conftest.py), so that no process is left with one at the end.
+# since threads that wait for each other's cores are slower than one; a file's tests share what they make. conftest.py says
+# how many processes there are, and lets slow files begin, so that no process is left with one at the end.
 test: lint
 	@echo "== pytest"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # The tests that need real weights skip without it. The packages are of the lab alone; nothing of them is shipped.
 real: $(READY)

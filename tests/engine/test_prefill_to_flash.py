@@ -196,10 +196,10 @@ def deep_adapter() -> Adapter:
 @contextmanager
 def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """Yield a function that returns the peak of live KV bytes, beyond those at the start and without mapped files."""
-    before, found = set(storages()), [0]
+    before, found = storages(), [0]  # held, so that nothing new comes to lie at their addresses
 
     def look() -> None:
-        found.append(sum(size for at, size in storages().items() if at not in before))
+        found.append(sum(memory.nbytes() for at, memory in storages().items() if at not in before))
 
     materialize, encode = SharedLayerState.materialize, EntryFormat.encode
 
@@ -224,9 +224,9 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
             gc.unfreeze()
 
 
-def storages() -> dict[int, int]:
-    """Return the bytes of every tensor as wide as a head, an entry or a page, by address; without mapped files."""
-    found: dict[int, int] = {}
+def storages() -> dict[int, torch.UntypedStorage]:
+    """Return the memory of every tensor as wide as a head, an entry or a page, by address; without mapped files."""
+    found: dict[int, torch.UntypedStorage] = {}
     mapped: set[int] = set()
     for thing in gc.get_objects():
         if type(thing) is VerifiedLayers:
@@ -236,5 +236,5 @@ def storages() -> dict[int, int]:
             if not thing.dim() or thing.shape[-1] not in WIDTHS:
                 continue
             memory = thing.untyped_storage()
-            found[memory.data_ptr()] = memory.nbytes()
-    return {at: size for at, size in found.items() if at not in mapped}
+            found[memory.data_ptr()] = memory
+    return {at: memory for at, memory in found.items() if at not in mapped}

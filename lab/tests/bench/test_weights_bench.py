@@ -56,19 +56,23 @@ def test_held_bytes_count_shared_weights_once():
     assert held_bytes(adapter) == weights + buffers
 
 
-def test_packed_weights_take_the_memory_that_is_counted():
+@pytest.mark.parametrize("inputs", [512, 640])
+def test_packed_weights_take_the_memory_that_is_counted(inputs):
     if not torch.backends.quantized.supported_engines.count("fbgemm"):
         pytest.skip("this build of PyTorch has no FBGEMM")
     from kvweave.ops.quantised_linear import pack_int8
     from kvweave_lab.bench.measurement import resident_bytes, trim_heap
 
-    codes, scales = torch.ones(65536, 640, dtype=torch.int8), torch.ones(65536)
+    codes, scales = torch.ones(65536, inputs, dtype=torch.int8), torch.ones(65536)
     pack_int8(codes[:64], scales[:64])
     trim_heap()
     before = resident_bytes()
     packed = pack_int8(codes, scales)
     trim_heap()
-    assert resident_bytes() - before == pytest.approx(packed.bytes, rel=0.1)
+    taken = resident_bytes() - before
+    assert taken < 1.1 * packed.bytes
+    # With AVX512, most of what fills 640 inputs up to 1,024 lies in pages that are never touched.
+    assert taken > 0.9 * (packed.bytes if inputs == 512 else codes.nbytes)
 
 
 @pytest.fixture

@@ -58,14 +58,6 @@ class TestEveryTask:
         assert not {sample.chunks for sample in one} & {sample.chunks for sample in other}
         assert not {sample.name for sample in one} & {sample.name for sample in other}
 
-    @pytest.mark.parametrize("tokens", [512, 2048, 8192])
-    @pytest.mark.parametrize("chunk", [64, 96, 128, 512])
-    def test_chunks_keep_to_their_size_and_add_up_to_the_context(self, task, split, tokens, chunk):
-        for sample in samples(task, split, tokens=tokens, chunk=chunk):
-            sizes = [count(text) for text in sample.chunks]
-            assert 0 < min(sizes) <= max(sizes) <= chunk
-            assert 0.93 * tokens <= sum(sizes) <= 1.01 * tokens
-
     def test_natural_text_has_no_names_and_values_of_the_documents(self, task, split):
         (sample,) = samples(task, split, of=1)
         world = World(random.Random(sample.name.rpartition("-")[0]), split)
@@ -100,6 +92,22 @@ class TestEveryTask:
         assert all(
             sample.max_new_tokens >= count(", ".join(sample.answers)) for sample in samples(task, split)
         )
+
+
+# Every length with every chunk size; splits take turns, since sizes do not depend on them.
+LENGTHS = [(tokens, chunk) for tokens in (512, 2048, 8192) for chunk in (64, 96, 128, 512)]
+
+
+@EVERY_TASK
+@pytest.mark.parametrize(
+    ("split", "tokens", "chunk"),
+    [(SPLITS[(turn + turn // 4) % 4], *lengths) for turn, lengths in enumerate(LENGTHS)],
+)
+def test_chunks_keep_to_their_size_and_add_up_to_the_context(task, split, tokens, chunk):
+    for sample in samples(task, split, tokens=tokens, chunk=chunk):
+        sizes = [count(text) for text in sample.chunks]
+        assert 0 < min(sizes) <= max(sizes) <= chunk
+        assert 0.93 * tokens <= sum(sizes) <= 1.01 * tokens
 
 
 @EVERY_TASK

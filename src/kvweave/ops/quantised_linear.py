@@ -137,7 +137,10 @@ def has_integer_kernel() -> bool:
 
 
 def packed_bytes(outputs: int, inputs: int) -> int:
-    """Return what a weight in 8 bits takes in FBGEMM's layout, which fills inputs up to a multiple of 512 (measured on AVX2)."""
+    """Return what a weight in 8 bits takes in FBGEMM's layout, which fills inputs up to a multiple of 512.
+
+    With AVX512, the filling is allocated and mostly not touched.
+    """
     return outputs * (-(-inputs // 512) * 512 + 12)
 
 

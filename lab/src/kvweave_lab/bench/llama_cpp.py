@@ -30,7 +30,11 @@ class LlamaCpp:
         params.model.path = str(path)
         params.n_ctx, params.n_parallel, params.verbosity = tokens, 1, 0
         params.cache_prompt, params.warmup = False, True
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        for threads_of in (params.cpuparams, params.cpuparams_batch):
+            threads_of.n_threads, threads_of.poll = (
+                threads,
+                0,
+            )  # idle threads would spin beside what is measured next
         params.port = 0
         before = resident_bytes()
         try:

@@ -3,6 +3,7 @@
 Knows neither tasks nor models; token counts come from the caller.
 """
 
+import functools
 import math
 import random
 import re
@@ -100,6 +101,7 @@ def _no_room(pieces: Sequence[Piece], context_tokens: int, chunk_tokens: int, la
     )
 
 
+@functools.cache  # a haystack's sentences come again with every sample
 def names_people(sentence: str) -> bool:
     """Return whether a sentence mentions a person, or has a name after its first word."""
     return bool(_PERSON.search(sentence) or _NAME.search(sentence))

@@ -24,6 +24,7 @@ export function tokenMap(tokens, groups) {
   });
   const elements = new Array(tokens.length);
   let active = null;
+  let byKey = false; // until the pointer moves: when a key scrolls the map, other tokens come under a resting pointer
   build(map, tokens, groups, steps, elements);
 
   function point(index, speak) {
@@ -44,8 +45,13 @@ export function tokenMap(tokens, groups) {
     point(index, true);
   }
 
-  map.addEventListener("pointerover", (event) => point(indexOf(event.target), false));
-  map.addEventListener("pointerleave", () => point(null, false));
+  map.addEventListener("pointerover", (event) => byKey || point(indexOf(event.target), false));
+  map.addEventListener("pointermove", (event) => {
+    if (!byKey || (event.movementX === 0 && event.movementY === 0)) return;
+    byKey = false;
+    point(indexOf(event.target), false);
+  });
+  map.addEventListener("pointerleave", () => byKey || point(null, false));
   map.addEventListener("focus", () => map.matches(":focus-visible") && move(active ?? 0));
   map.addEventListener("blur", () => point(null, false));
   map.addEventListener(
@@ -56,6 +62,7 @@ export function tokenMap(tokens, groups) {
     const jump = jumps(tokens, active ?? 0)[event.key];
     if (jump === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
+    byKey = true;
     move(jump());
   });
   return h(
