@@ -24,6 +24,13 @@ def test_parts_of_a_command_are_its_processor_time(tmp_path, others):
     assert run.parts[CONTROL] > 0  # the modules that it loads are not charged to the command
 
 
+def test_a_server_is_timed_until_it_is_ready(tmp_path):
+    run = start._served(tmp_path, tmp_path / "home", None)
+    assert run.wall_s > 1  # torch alone takes longer to import
+    assert run.cpu_s > 1
+    assert run.parts == {}
+
+
 def test_a_command_that_fails_is_named_with_what_it_printed(tmp_path, others):
     with pytest.raises(KvweaveError, match=r"ask question` failed: .*no knowledge base"):
         start._traced(["ask", "question"], tmp_path, others)

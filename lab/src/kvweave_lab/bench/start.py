@@ -20,6 +20,7 @@ from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import KvweaveError
 from kvweave.models.loading import model_files
 from kvweave_lab.bench.measurement import MedianRange
+from kvweave_lab.bench.serving.processes import kvweave_server
 from kvweave_lab.bench.start_trace import CONTROL, LOADER, PASSES, WEIGHTS
 
 NOT_OURS = (CONTROL, LOADER, WEIGHTS, PASSES)
@@ -32,6 +33,8 @@ _LIST_MODULES = "import json, sys; json.dump(sorted(sys.modules), open"
 _LOADED_CLASSES = ("AutoTokenizer", "AutoModelForCausalLM")
 LOADED = "transformers alone, model loaded"
 """The name of a program that loads the model and its tokenizer by transformers' calls."""
+SERVED = "kvweave serve, ready"
+"""The name of a server that runs until `/health` says that it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +118,11 @@ def bench_start(settings: StartSettings, folder: Path, progress: Progress = no_p
     for command in commands.values():
         _traced(command, home, others)  # the first question of a home stores what the next ones find
     programs = {CONTROL: CONTROL, LOADED: loads}
-    runs: dict[str, list[_Run]] = {name: [] for name in (*programs, *commands)}
+    runs: dict[str, list[_Run]] = {name: [] for name in (*programs, SERVED, *commands)}
     for number in range(settings.rounds):
         for name, code in programs.items():
             runs[name].append(_process([sys.executable, "-c", code], home))
+        runs[SERVED].append(_served(folder, home, settings.model))
         for name, command in commands.items():
             runs[name].append(_traced(command, home, others))
         progress("starts", number + 1, settings.rounds)
@@ -163,6 +167,16 @@ def _process(command: Sequence[str], home: Path) -> _Run:
     wall_s = time.perf_counter() - began
     if done.returncode:
         raise KvweaveError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-500:]}")
+    return _Run(_children_cpu_s() - before, wall_s, {})
+
+
+def _served(folder: Path, home: Path, model: str | None) -> _Run:
+    """Start a server and end it once it is ready. Processor time includes its end, time on the clock does not."""
+    before, began = _children_cpu_s(), time.perf_counter()
+    with kvweave_server("ready", folder, model=model, flags=["--no-idle-work"], home=home) as server:
+        server.start()
+        wall_s = time.perf_counter() - began
+        server.terminate()
     return _Run(_children_cpu_s() - before, wall_s, {})
 
 
