@@ -84,7 +84,7 @@ def measured(home: Path, pages: Path, options: argparse.Namespace) -> dict[str, 
     add_s = time.perf_counter() - began
     try:
         first_s, answer_s = _ask([*kvweave, "ask", options.question], variables)
-        listed = json.loads(_output([*kvweave, "cache", "stats", "--json"], variables))["preparation"]
+        after = json.loads(_output([*kvweave, "cache", "stats", "--json"], variables))["preparation"]
     finally:
         if process := added.get("preparation", {}).get("process"):
             with suppress(ProcessLookupError):
@@ -97,8 +97,9 @@ def measured(home: Path, pages: Path, options: argparse.Namespace) -> dict[str, 
         "answer_s": answer_s,
         "together_s": add_s + first_s,
         "target_s": TARGET_S,
-        "waiting_s": added["waiting_s"],
-        "left_after_answer": listed["left"],
+        "left_s": added["preparation"]["status"]["left_s"],
+        "left_s_after_answer": after["left_s"],
+        "without_kv_after_answer": after["left_without_kv"],
         "background": added.get("preparation", {}).get("by", ""),
     }
 

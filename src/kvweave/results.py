@@ -307,8 +307,8 @@ class CopiedDocument:
 class AddReport:
     """The result of one `add`: sources by what happened to them, chunks, and chunk KV computed or left out by the limit.
 
-    `notes` and `copies` are about the added and changed documents. `chunk_kv_waiting` chunks are still to be prepared, which takes
-    about `waiting_s` seconds; questions about them are answered all the same.
+    `notes` and `copies` are about the added and changed documents. `chunk_kv_waiting` chunks are still to be prepared; questions about
+    them are answered all the same.
     """
 
     added: tuple[str, ...] = ()
@@ -323,7 +323,6 @@ class AddReport:
     notes: tuple[DocumentNote, ...] = ()
     copies: tuple[CopiedDocument, ...] = ()
     chunk_kv_waiting: int = 0
-    waiting_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,9 @@ def test_add_returns_and_a_process_prepares_the_chunks(command, documents, start
     added = command.json("add", documents)
     assert added["chunk_kv_waiting"] == added["chunks"] > 3
     assert (added["chunk_kv_computed"], added["preparation"]["by"]) == (0, "process")
-    assert added["waiting_s"] > 0
+    left = added["preparation"]["status"]
+    assert left["left_s"] > 0
+    assert not left["measured"]  # but for a short pass
     (process,) = started
     assert added["preparation"]["process"] == process.pid
     assert command.json("ask", GLORRIC)["text"] == "walnut"
@@ -74,7 +76,7 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
     detach(refuse)
     added = command("add", documents).stdout
     assert "they can be asked about now" in added
-    assert "are still to be prepared, about" in added
+    assert "are still to be prepared, at least" in added
     assert "nobody does it (no process could be started: no more processes)" in added
     lock = tmp_path / "home" / "kb" / "default" / "prepare.lock"
     for words, pipe in ((("ls",), "stderr"), (("cache", "stats"), "stdout"), (("doctor",), "stdout")):
@@ -83,7 +85,7 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
     with try_lock(lock):
         lock.write_text("4711")
         assert "process 4711 works on it" in command("ls").stderr
-        assert "process 4711 does it" in command("add", documents).stdout  # none is started beside it
+        assert "process 4711 does it," in command("add", documents).stdout  # none is started beside it
     assert "KV computed for 0" not in command("add", documents, "--wait").stdout
     assert command("ls").stderr == ""
 

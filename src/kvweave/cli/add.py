@@ -83,7 +83,6 @@ def _prepare(
             chunk_kv_computed=prepared.computed,
             chunk_kv_left_out=prepared.left_out,
             chunk_kv_waiting=0,
-            waiting_s=None,
             seconds=done.seconds + prepared.seconds,
         ), None
     from kvweave.cli.preparation import hand_over
@@ -127,10 +126,8 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
     computed = "" if worker else f", KV computed for {done.chunk_kv_computed}"
     STDOUT.print(f"{said}; {done.chunks} chunks indexed{computed}, in {seconds(done.seconds)}")
     if worker is not None:
-        from kvweave.cli.preparation import rest
-
         STDOUT.print("they can be asked about now: kvweave ask 'QUESTION'")
-        STDOUT.print(f"{rest(done.chunk_kv_waiting, done.waiting_s)}; {worker}", soft_wrap=True)
+        STDOUT.print(f"{worker}", soft_wrap=True)
     if done.chunk_kv_left_out:
         STDOUT.print(
             f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit, so they are computed when asked "

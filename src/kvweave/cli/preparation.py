@@ -26,6 +26,7 @@ class Worker:
     """Who prepares the chunks that an `add` has left.
 
     Attributes:
+        status: what is left.
         by: the running server of the same home, a process of its own, or nobody.
         address: of the server.
         process: its id.
@@ -33,6 +34,7 @@ class Worker:
         why: why nobody does.
     """
 
+    status: "PreparationStatus"
     by: Literal["server", "process", "nobody"]
     address: str = ""
     process: int | None = None
@@ -40,33 +42,31 @@ class Worker:
     why: str = ""
 
     def __str__(self) -> str:
+        left = rest(self.status)
         if self.by == "server":
-            return f"the server at {self.address} does it between requests; kvweave ls shows how far it is"
+            return f"{left}; the server at {self.address} does it between requests, kvweave ls shows how far it is"
         if self.by == "process":
-            return (
-                f"process {self.process} does it; kvweave ls shows how far it is, {self.log} what went wrong"
-            )
-        return f"nobody does it ({self.why}); kvweave add --wait with the same paths does"
+            return f"{left}; process {self.process} does it, kvweave ls shows how far it is ({self.log})"
+        return f"{left}; nobody does it ({self.why}), kvweave add --wait with the same paths does"
 
 
 def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     """Let the process that is at it, the running server or a new process prepare the chunks; return who does."""
-    log = base.preparation.log
-    at_it = base.preparation.worker()  # it looks again before it ends: documents are marked by now
-    if at_it is not None:
-        return Worker("process", process=at_it, log=log)
+    log, status = base.preparation.log, base.preparation.status()
+    if status.process is not None:  # it looks again before it ends: documents are marked by now
+        return Worker(status, "process", process=status.process, log=log)
     from kvweave.server.choice import preparing_server
 
     address = preparing_server(base.config, options.kb)
     if address:
-        return Worker("server", address)
+        return Worker(status, "server", address)
     command = [sys.executable, "-m", "kvweave", "idle", "--chunks-only"]
     command += ["--home", str(base.config.home), "--kb", options.kb]
     command += opt.arguments_of(options, (*opt.MODEL, *opt.REUSE))
     try:
-        return Worker("process", process=start_detached(command, log), log=log)
+        return Worker(status, "process", process=start_detached(command, log), log=log)
     except OSError as error:
-        return Worker("nobody", why=f"no process could be started: {error}")
+        return Worker(status, "nobody", why=f"no process could be started: {error}")
 
 
 def start_detached(command: list[str], log: "Path") -> int:
@@ -130,13 +130,13 @@ def sentence(status: "PreparationStatus") -> str:
         who = f"process {status.process or 'of an unknown id'} works on it"
     else:
         who = "no process works on it now; kvweave idle --chunks-only does"
-    return f"{rest(status.left, status.left_s)}{without}; {who}"
+    return f"{rest(status)}{without}; {who}"
 
 
-def rest(chunks: int, seconds: float | None) -> str:
+def rest(status: "PreparationStatus") -> str:
     """Say how many chunks are left and how long they take."""
-    takes = f", about {duration(seconds)}" if seconds is not None else ""
-    return f"{chunks} chunk{' is' if chunks == 1 else 's are'} still to be prepared{takes}"
+    chunks = "1 chunk is" if status.left == 1 else f"{status.left} chunks are"
+    return f"{chunks} still to be prepared, {'about' if status.measured else 'at least'} {duration(status.left_s)}"
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ Chunks that requests have retrieved come first, the most often retrieved ones be
 soon as it is stored, and stays when the work is interrupted.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import nullcontext, suppress
@@ -16,6 +17,7 @@ from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.preparation import Preparation, PreparationStatus
 from kvweave.engine.settings import Settings
 from kvweave.engine.state import KnowledgeBaseState, Progress
+from kvweave.errors import InvalidRequest, StoreError
 from kvweave.index.documents import ListedChunk
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
@@ -24,6 +26,7 @@ from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.offline import PreparationStep, missing_bytes, preparation_steps
 from kvweave.results import PrepareReport
 
+_LOG = logging.getLogger(__name__)
 _BATCH_CHUNKS: Final = 8
 _TOGETHER_CHUNKS: Final = 64
 """Chunks that are prepared at once where a result depends on which ones are."""
@@ -98,7 +101,8 @@ class ChunkPreparer:
         if work is None or not work.batches:
             self._preparation.unmark(newest_s)
             return self._preparation.status(), len(passed_over)
-        self._preparation.mark()
+        with suppress(StoreError):  # a full disk
+            self._preparation.mark()
         model = work.ctx.adapter.fingerprint.digest
         if all(self._preparation.rate(kind, model) is None for kind in (_PASS, work.batches[0].kind)):
             self._measure_pass(work)
@@ -140,8 +144,8 @@ class ChunkPreparer:
                     return run.report(len(passed_over))
                 continue
             until = time.monotonic() + max(_LIST_S, 20 * (time.monotonic() - began))
+            run.total_tokens = run.done_tokens + sum(batch.tokens for batch in work.batches)
             for number, batch in enumerate(work.batches):
-                run.total_tokens = run.done_tokens + sum(each.tokens for each in work.batches[number:])
                 run.do(work.ctx, batch, self._ids(work.ctx, batch.rows))
                 if run.record_due():
                     self._record_left(work.ctx, work.batches[number + 1 :])
@@ -262,15 +266,18 @@ class ChunkPreparer:
     def _record_left(self, ctx: PrepareContext, batches: Sequence[_Batch]) -> None:
         model = ctx.adapter.fingerprint.digest
         first = preparation_steps(self._settings.recipe())[0]
-        seconds: float | None = 0.0
+        seconds, measured = 0.0, True
         for kind in dict.fromkeys(batch.kind for batch in batches):
             tokens = sum(batch.tokens for batch in batches if batch.kind == kind)
-            rate = self._preparation.rate(kind, model) or self._preparation.rate(_PASS, model)
-            seconds = None if rate is None or seconds is None else seconds + tokens / rate
+            rate = self._preparation.rate(kind, model)
+            measured = measured and rate is not None
+            rate = rate or self._preparation.rate(_PASS, model)  # the least that it costs
+            seconds += tokens / rate if rate is not None else 0.0
         self._preparation.record_left(
             len({row.kv_digest for batch in batches for row in batch.rows}),
             sum(len(batch.rows) for batch in batches if batch.step == first),
             seconds,
+            measured=measured,
         )
 
 
@@ -293,7 +300,12 @@ class _Run:
         if self._guard is not None:
             self._guard.yield_to_requests()
         began, waited = time.perf_counter(), self._waited_s
-        self.computed |= {digest_tokens(ids) for ids in self._to_end(ctx, batch, chunks)}
+        try:
+            self.computed |= {digest_tokens(ids) for ids in self._to_end(ctx, batch, chunks)}
+        except InvalidRequest as error:  # of this KV: numbers that cannot be quantised
+            if self._guard is None:
+                raise
+            _LOG.warning("%d chunks are not prepared as %s: %s", len(chunks), batch.kind, error)
         seconds = time.perf_counter() - began - (self._waited_s - waited)
         self.tried |= {(batch.kind, row.kv_digest) for row in batch.rows}
         self.done_tokens += batch.tokens

@@ -76,7 +76,6 @@ class Indexer:
                     report,
                     chunk_kv_left_out=left_out,
                     chunk_kv_waiting=left.left,
-                    waiting_s=left.left_s,
                 )
         return replace(report, seconds=time.perf_counter() - began)
 

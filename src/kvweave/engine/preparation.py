@@ -4,23 +4,30 @@
 store's limit is prepared, so work that was interrupted is found again. The process that works holds the lock on `lock`.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvweave.database import Database
 from kvweave.engine.background_budget import BackgroundBudget
+from kvweave.errors import StoreError
 from kvweave.files import is_locked, try_lock
 
+_LOG = logging.getLogger(__name__)
 _SINCE: Final = "prepare_since"
 _LEFT: Final = "prepare_left"
 _LEFT_WITHOUT_KV: Final = "prepare_left_without_kv"
 _LEFT_S: Final = "prepare_left_s"
-_LOCK_TRIES: Final = 5  # a command that looks whether a process works holds the lock for an instant
+_MEASURED: Final = "prepare_left_measured"
+_LOCK_TRIES, _LOCK_TRY_S = (
+    5,
+    0.02,
+)  # a command that looks whether a process works holds the lock for an instant
 _RATE: Final = "prepare_rate {} {}"
 
 
@@ -32,14 +39,16 @@ class PreparationStatus:
         chunks: chunks of all documents.
         left: chunks for which KV or something beside it is still to be computed, as far as it fits the store's limit.
         left_without_kv: those of them that have no KV yet; a question computes them.
-        left_s: estimated seconds of work for the rest, from what was measured; None before that.
+        left_s: estimated seconds of work for the rest.
+        measured: whether all of it is estimated from what the same work has taken. Otherwise it takes at least so long.
         process: the id of the process that works on it now, None if there is none.
     """
 
     chunks: int
     left: int
     left_without_kv: int
-    left_s: float | None
+    left_s: float
+    measured: bool
     process: int | None
 
 
@@ -74,10 +83,10 @@ class Preparation:
 
     def unmark(self, newest_s: float) -> bool:
         """Note that all is prepared; return False, and do nothing, if a document has come after that of `newest_s`."""
-        with self._database.transaction():
+        with _if_possible(), self._database.transaction():
             if self.newest_s() > newest_s:
                 return False
-            self.record_left(0, 0, None)
+            self.record_left(0, 0, 0.0, measured=True)
             self._facts.record_fact(_SINCE, 0.0)
         return True
 
@@ -89,16 +98,17 @@ class Preparation:
         left, without_kv = (
             min(chunks, int(self._facts.fact(name) or 0)) for name in (_LEFT, _LEFT_WITHOUT_KV)
         )
-        left_s = self._facts.fact(_LEFT_S) if left else None
-        known = left_s is not None and left_s >= 0
-        return PreparationStatus(chunks, left, without_kv, left_s if known else None, self.worker())
+        left_s = self._facts.fact(_LEFT_S) or 0.0 if left else 0.0
+        measured = bool(self._facts.fact(_MEASURED)) or not left
+        return PreparationStatus(chunks, left, without_kv, left_s, measured, self.worker())
 
-    def record_left(self, chunks: int, without_kv: int, seconds: float | None) -> None:
-        """Record what is left."""
-        with self._database.transaction():
+    def record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
+        """Record what is left; see PreparationStatus."""
+        with _if_possible(), self._database.transaction():
             self._facts.record_fact(_LEFT, chunks)
             self._facts.record_fact(_LEFT_WITHOUT_KV, without_kv)
-            self._facts.record_fact(_LEFT_S, -1.0 if seconds is None else seconds)
+            self._facts.record_fact(_LEFT_S, seconds)
+            self._facts.record_fact(_MEASURED, measured)
 
     def chunks_with_kv(self) -> dict[str, int]:
         """Return how many chunks of each document have prepared KV, by source; documents without any are left out."""
@@ -117,7 +127,8 @@ class Preparation:
 
     def record_rate(self, kind: str, model: str, tokens_per_s: float) -> None:
         """Record it. `model` is the digest of the model."""
-        self._facts.record_fact(_RATE.format(kind, model[:16]), tokens_per_s)
+        with _if_possible():
+            self._facts.record_fact(_RATE.format(kind, model[:16]), tokens_per_s)
 
     # Who works
 
@@ -132,11 +143,28 @@ class Preparation:
     @contextmanager
     def working(self) -> Iterator[bool]:
         """Be the only process at work until the context ends; yield False at once if another one is."""
-        for _ in range(_LOCK_TRIES):
-            with try_lock(self.lock) as alone:
+        with ExitStack() as held:
+            alone = False
+            for _ in range(_LOCK_TRIES):
+                try:
+                    alone = held.enter_context(try_lock(self.lock))
+                except OSError as error:  # a file system without locks: others may work too
+                    _LOG.debug("%s cannot be locked: %s", self.lock, error)
+                    alone = True
                 if alone:
+                    break
+                held.pop_all().close()
+                time.sleep(_LOCK_TRY_S)
+            if alone:
+                with suppress(OSError):  # a full disk
                     self.lock.write_text(f"{os.getpid()}")
-                    yield True
-                    return
-            time.sleep(0.02)
-        yield False
+            yield alone
+
+
+@contextmanager
+def _if_possible() -> Iterator[None]:
+    """Leave out what cannot be recorded, as on a full disk: only what is shown of the work is wrong then."""
+    try:
+        yield
+    except StoreError as error:
+        _LOG.debug("not recorded: %s", error)
