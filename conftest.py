@@ -29,6 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before anything imports one
 os.environ["KVWEAVE_HOME"] = "/nonexistent/tests-name-their-own-home"
+os.environ["KVWEAVE_WAIT"] = "1"  # no test leaves a process behind that prepares chunks
 os.environ |= {  # background work in tests does not wait for the tests beside it
     "KVWEAVE_IDLE_LOAD": "1000",
     "KVWEAVE_IDLE_MEMORY_PRESSURE": "100",

@@ -213,6 +213,7 @@ class Config:
         prepare: How chunk KV is prepared ahead. Default: as the recipe does it.
         system: The instruction that every prompt starts with. Default: that of the prompt template.
         use_server: Let `ask`, `chat` and `mcp` use a running server of the same home.
+        wait: Let `kvweave add` and uploads to a server return only when all chunk KV is computed too.
     """
 
     home: Path
@@ -220,6 +221,7 @@ class Config:
     prepare: str | None = None
     system: str | None = None
     use_server: bool = True
+    wait: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)

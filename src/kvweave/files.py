@@ -91,6 +91,23 @@ def try_lock(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of `try_lock` on a file that may be missing; creates nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: others may look at the same time
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)

@@ -307,7 +307,8 @@ class CopiedDocument:
 class AddReport:
     """The result of one `add`: sources by what happened to them, chunks, and chunk KV computed or left out by the limit.
 
-    `notes` and `copies` are about the added and changed documents.
+    `notes` and `copies` are about the added and changed documents. `chunk_kv_waiting` chunks are still to be prepared; questions about
+    them are answered all the same.
     """
 
     added: tuple[str, ...] = ()
@@ -321,3 +322,13 @@ class AddReport:
     seconds: float = 0.0
     notes: tuple[DocumentNote, ...] = ()
     copies: tuple[CopiedDocument, ...] = ()
+    chunk_kv_waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReport:
+    """The result of one `prepare`: for how many chunks something was stored, and how many exceed the store's limit."""
+
+    computed: int = 0
+    left_out: int = 0
+    seconds: float = 0.0

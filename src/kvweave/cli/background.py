@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvweave.engine.background import BackgroundReport
 
 TITLES = {
+    "preparation": "chunks prepared",
     "refresh": "checks of answers after documents came in",
     "answers": "questions answered again",
     "contradiction": "contradictory answers settled",
@@ -44,14 +45,24 @@ def idle(
         bool, typer.Option("--install", help="Let the system start it: write a service of this user.")
     ] = False,
     uninstall: Annotated[bool, typer.Option("--uninstall", help="Take that service away.")] = False,
+    chunks_only: Annotated[
+        bool,
+        typer.Option("--chunks-only", help="Only prepare the chunks that an add left to the background."),
+    ] = False,
     print_only: Annotated[
         bool, typer.Option("--print", help="With --install: show what would be written, and write nothing.")
     ] = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Predict questions, precompute their answers, refresh cached answers. Yields to every request."""
-    actions = {"--watch": watch, "--status": status, "--install": install, "--uninstall": uninstall}
+    """Prepare chunks, predict questions, precompute their answers, refresh cached answers. Yields to every request."""
+    actions = {
+        "--watch": watch,
+        "--status": status,
+        "--install": install,
+        "--uninstall": uninstall,
+        "--chunks-only": chunks_only,
+    }
     _check([flag for flag, given in actions.items() if given], print_only)
     if status:
         from kvweave.cli.idle_status import show
@@ -64,6 +75,10 @@ def idle(
             idle_service.uninstall(options)
         else:
             idle_service.install(options, OPTIONS, print_only)
+    elif chunks_only:
+        from kvweave.cli.preparation import prepare
+
+        prepare(options, quiet=json or quiet)
     else:
         _work(options, watch, low_load, json, quiet)
 

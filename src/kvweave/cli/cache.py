@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.preparation import sentence
 from kvweave.models.gguf.conversions import Conversions
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
 
     with options.open_kb() as base:
         found = base.store.stats()
-        saved = savings(base)
+        saved, status = savings(base), base.preparation.status()
         converted = Conversions(base.config.home).all()
     if json:
-        print_json({**facts(found), **saved, "converted_models": converted})
+        print_json({**facts(found), **saved, "preparation": status, "converted_models": converted})
         return
     STDOUT.print(_kinds(found))
     STDOUT.print()
@@ -41,6 +42,8 @@ def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
         f"found {rate} of {looked_up:,} look-ups; evicted {found.evicted:,}, damaged {found.damaged:,}"
     )
     print_savings(saved)
+    if status.left:
+        STDOUT.print(sentence(status), soft_wrap=True)
     _print_converted(converted)
 
 

@@ -12,7 +12,7 @@ from kvweave.plugins import LAB, lab_missing, plugins
 GROUP = "kvweave.commands"
 
 OWN: Final[Mapping[str, tuple[str, str]]] = {
-    "add": ("documents:add", "Index files and folders."),
+    "add": ("add:add", "Index files and folders."),
     "ask": ("ask:ask", "Answer a question from the documents, with sources."),
     "search": ("search:search", "Show the passages for a question, with scores and why."),
     "chat": ("chat:chat", "Ask turn by turn, in a conversation that is kept."),

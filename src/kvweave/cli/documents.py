@@ -1,4 +1,4 @@
-"""add, ls, rm: documents in a knowledge base."""
+"""ls, rm: documents in a knowledge base."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -6,77 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.preparation import sentence
 
 if TYPE_CHECKING:
     from kvweave.index.documents import ListedDocument
-    from kvweave.results import AddReport, SkippedFile
-
-
-@opt.with_options(
-    *opt.KB, *opt.MODEL, "embedding_model", "chunk_tokens", "overlap_tokens", "system", *opt.REUSE
-)
-def add(
-    paths: Annotated[list[str], typer.Argument(help="Files and folders.", show_default=False)],
-    *,
-    options: opt.SharedOptions,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Index files and folders: chunks, vectors, chunk KV. A second run does only what changed."""
-    from kvweave.cli.output import print_json, progress_bar
-
-    opt.quiet_libraries()
-    with options.make_kb() as base, progress_bar(quiet or json) as report:
-        done = base.add(*paths, progress=report)
-    if json:
-        print_json(done)
-        return
-    _tell(done)
-
-
-def _tell(done: "AddReport") -> None:
-    from rich.text import Text
-
-    from kvweave.cli.output import STDERR, STDOUT, seconds
-
-    for skipped in done.skipped:
-        STDERR.print(Text.assemble(("skipped ", "yellow"), _naming(skipped)), soft_wrap=True)
-    for noted in done.notes:
-        STDERR.print(Text.assemble(("note ", "yellow"), f"{noted.path}: {noted.note}"), soft_wrap=True)
-    for copy in done.copies:
-        STDERR.print(
-            Text.assemble(
-                ("note ", "yellow"), f"{copy.path}: the same as {copy.same_as}; it counts once in a search"
-            ),
-            soft_wrap=True,
-        )
-    counts = [
-        ("added", done.added),
-        ("changed", done.changed),
-        ("removed", done.removed),
-        ("unchanged", done.unchanged),
-    ]
-    said = ", ".join(f"{len(found)} {what}" for what, found in counts if found) or "nothing to index"
-    STDOUT.print(
-        f"{said}; {done.chunks} chunks indexed, KV computed for {done.chunk_kv_computed}, in {seconds(done.seconds)}"
-    )
-    if done.chunk_kv_left_out:
-        STDOUT.print(
-            f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit, so they are computed when asked "
-            "about; raise it with `kvweave cache limit` and add again"
-        )
-
-
-def _naming(skipped: "SkippedFile") -> str:
-    path, reason = str(skipped.path), skipped.reason
-    return reason if path in reason else f"{path}: {reason}"
 
 
 @opt.with_options(*opt.KB)
 def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
-    """List the documents in a knowledge base."""
+    """List the documents in a knowledge base, and how far their chunks are prepared."""
     with options.open_kb() as base:
-        documents = base.documents()
+        documents, with_kv = base.documents(), base.preparation.chunks_with_kv()
+        left = sentence(base.preparation.status())
     if not documents and not json:
         print(f"knowledge base {options.kb!r} holds no documents; add some with `kvweave add PATH`")
         return
@@ -84,23 +25,30 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
         for document in documents:
             doubts = [doubt] if (doubt := _doubts(document)) else []
             print(document.source, document.title, document.chunks, document.tokens, *doubts, sep="\t")
+        if left:
+            print(left, file=sys.stderr)
         return
     from rich.table import Table
     from rich.text import Text
 
     from kvweave.cli.output import STDOUT, print_json
+    from kvweave.engine.facts import facts
 
     if json:
-        print_json(documents)
+        print_json([{**facts(each), "chunks_with_kv": with_kv.get(each.source, 0)} for each in documents])
         return
     doubts = [_doubts(document) for document in documents]
-    columns = ["source", "title", "chunks", "tokens", *(["notes"] if any(doubts) else [])]
+    columns = ["source", "title", "chunks", *(["with KV"] if left else []), "tokens"]
+    columns += ["notes"] if any(doubts) else []
     table = Table(*columns, box=None, header_style="bold")
     for document, doubt in zip(documents, doubts, strict=True):
-        facts = str(document.chunks), f"{document.tokens:,}"
+        prepared = [f"{with_kv.get(document.source, 0)}"] if left else []
+        numbers = f"{document.chunks}", *prepared, f"{document.tokens:,}"
         noted = [Text(doubt)] if any(doubts) else []
-        table.add_row(Text(document.source), Text(document.title), *facts, *noted)
+        table.add_row(Text(document.source), Text(document.title), *numbers, *noted)
     STDOUT.print(table)
+    if left:
+        STDOUT.print(f"\n{left}", soft_wrap=True)
 
 
 def _doubts(document: "ListedDocument") -> str:

@@ -156,6 +156,10 @@ class SharedOptions:
         bool | None,
         _Declared("Use a running server of the same home. Default: yes.", flag="--server/--no-server"),
     ] = None
+    wait: Annotated[
+        bool | None,
+        _Declared("Return only when all chunk KV is computed too. Default: no.", flag="--wait/--no-wait"),
+    ] = None
     prediction_stride: Annotated[
         int | None, _Declared("Questions predicted at a time, 1 to 5. Default: 5.", flag="--stride")
     ] = None

@@ -8,9 +8,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvweave.config import IdleConfig
 from kvweave.engine.active_requests import ActiveRequests, ProcessActivity
@@ -35,10 +36,16 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.gguf.reporting import reporting
 from kvweave.models.preemption import Preempted
 
+if TYPE_CHECKING:
+    from kvweave.engine.chunk_preparation import ChunkPreparer
+
 _LOG = logging.getLogger(__name__)
 _POLL_S: Final = 0.02
 _IDLE_POLL_S: Final = 5.0
 """How often `watch` looks for jobs when there were none."""
+_PREPARE_POLL_S: Final = 1.0
+"""How often it looks whether documents were added that are to be prepared."""
+_PREPARATION: Final = "preparation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,11 @@ class RequestGuard:
         if self.stop_requested():
             self.wait_for_requests()
 
+    def pause(self, seconds: float) -> None:
+        """Wait for something else; raises BackgroundStopped if the work is to end."""
+        if self._stop.wait(seconds):
+            raise BackgroundStopped
+
     def record_flops(self, flops: int) -> None:
         """Count the floating-point operations of a pass."""
         self.flops += flops
@@ -107,6 +119,7 @@ class BackgroundRunner:
         budget: what was spent so far.
         lock: a file that lets one process at a time do the work.
         config: when to work, and how much.
+        preparer: prepares what was added. Its work comes first and is not part of the budget: somebody waits for it.
     """
 
     def __init__(
@@ -117,7 +130,9 @@ class BackgroundRunner:
         budget: BackgroundBudget,
         lock: Path,
         config: IdleConfig,
+        preparer: "ChunkPreparer",
     ) -> None:
+        self._preparer = preparer
         self._jobs = jobs
         self._adapter = adapter
         self._requests = requests
@@ -142,6 +157,10 @@ class BackgroundRunner:
         """
         guard = RequestGuard(self._requests, quiet_s, stop or threading.Event())
         done, began = Counter[str](), time.perf_counter()
+        if self._preparer.due and not self._unfit(low_load):
+            with suppress(BackgroundStopped):  # the jobs end likewise
+                if prepared := self._preparer.work(guard, progress, wait=False).computed:
+                    done[_PREPARATION] = prepared
         with try_lock(self._lock) as locked, reporting(progress):
             ended = (
                 self._run_jobs(guard, done, progress, low_load)
@@ -152,19 +171,29 @@ class BackgroundRunner:
         return BackgroundReport(dict(done), seconds, guard.flops, ended)
 
     def watch(self, stop: threading.Event, progress: Progress = no_progress) -> None:
-        """Work at low load when no request has run for `idle_quiet_s`, until `stop` is set; for a thread of its own."""
-        quiet_s = self._config.idle_quiet_s
+        """Work at low load when no request has run for `idle_quiet_s`, until `stop` is set; for a thread of its own.
+
+        Documents that were added are prepared at once, between the requests.
+        """
+        quiet_s, jobs_at_s = self._config.idle_quiet_s, 0.0
         while not stop.is_set():
-            if self._requests.any_active or self._requests.idle_s < quiet_s:
-                stop.wait(min(1.0, max(_POLL_S, quiet_s - self._requests.idle_s)))
-                continue
-            worked = False
+            pause_s = _PREPARE_POLL_S
             try:
-                worked = any(self.run(progress, stop, quiet_s, low_load=True).jobs.values())
+                if self._preparer.due:
+                    self._preparer.work(RequestGuard(self._requests, 0.0, stop), progress, wait=False)
+                if self._requests.any_active or self._requests.idle_s < quiet_s:
+                    pause_s = min(pause_s, max(_POLL_S, quiet_s - self._requests.idle_s))
+                elif time.monotonic() >= jobs_at_s:
+                    # A job that failed is not tried again every few seconds.
+                    jobs_at_s = time.monotonic() + max(_IDLE_POLL_S, quiet_s)
+                    if any(self.run(progress, stop, quiet_s, low_load=True).jobs.values()):
+                        jobs_at_s = time.monotonic() + _IDLE_POLL_S
+            except BackgroundStopped:
+                return
             except KvweaveError as error:
                 _LOG.warning("background work has to wait: %s", error)
-            # A job that failed is not tried again every few seconds.
-            stop.wait(_IDLE_POLL_S if worked else max(_IDLE_POLL_S, quiet_s))
+                pause_s = max(_IDLE_POLL_S, quiet_s)
+            stop.wait(pause_s)
 
     def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:
         """Run job after job, counted in `done` by kind; return why they end."""
@@ -184,9 +213,15 @@ class BackgroundRunner:
 
     def _blocked_reason(self, low_load: bool) -> str:
         """Return why no work may be done now; empty if it may."""
+        budget = budget_condition(self._config, self._budget.today())
+        return self._unfit(low_load) or first_reason([budget])
+
+    def _unfit(self, low_load: bool) -> str:
+        """Return why this is no time to work, whatever was spent; empty if it is one."""
         config = self._config
-        found = conditions(config, machine_state(self._own_load)) if low_load else [power_condition(config)]
-        return first_reason([*found, budget_condition(config, self._budget.today())])
+        return first_reason(
+            conditions(config, machine_state(self._own_load)) if low_load else [power_condition(config)]
+        )
 
     def _run_job(self, job: Job, guard: RequestGuard) -> int:
         """Run one job; return 1 if it finished, else 0. What it cost counts either way."""
@@ -222,6 +257,7 @@ def background_runner(
     budget: BackgroundBudget,
     requests: ActiveRequests,
     lock: Path,
+    preparer: "ChunkPreparer",
 ) -> BackgroundRunner:
     """Return what does the background work of a knowledge base."""
 
@@ -237,4 +273,6 @@ def background_runner(
             lambda: guard.waited_s,
         )
 
-    return BackgroundRunner(jobs, lambda: components.adapter, requests, budget, lock, settings.config.idle)
+    return BackgroundRunner(
+        jobs, lambda: components.adapter, requests, budget, lock, settings.config.idle, preparer
+    )

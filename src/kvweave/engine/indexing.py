@@ -1,42 +1,40 @@
 """Documents into a knowledge base: only what changed, and safe to interrupt at any moment.
 
 A document becomes visible in one commit, once its chunks and vectors are written; the same commit drops its earlier
-version. Chunk KV follows: every `add` computes what listed chunks lack, which also repairs an interrupted run and
-follows a raised limit or another recipe.
+version. From then on it can be asked about. Chunk KV follows (`chunk_preparation.py`): every `add` looks what listed chunks
+lack, which also repairs an interrupted run and follows a raised limit or another recipe.
 """
 
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from kvweave.config import DEFAULT_CHUNK_TOKENS
-from kvweave.engine.components import Components, ListedCorpus
+from kvweave.engine.chunk_preparation import ChunkPreparer
+from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.settings import Settings, within_context
+from kvweave.engine.preparation import Preparation
+from kvweave.engine.settings import within_context
 from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
 from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
 from kvweave.index.chunking import Chunker
-from kvweave.index.documents import ListedChunk, ListedDocument, document_version
+from kvweave.index.documents import ListedDocument, document_version
 from kvweave.index.file_finder import find_files
 from kvweave.index.file_types import MAILS, content_suffix
 from kvweave.index.formats.mail import message_ids
 from kvweave.index.reader_process import FileReader
 from kvweave.index.readers import ReadFile, digest_file
-from kvweave.models.adapter import Adapter
 from kvweave.models.gguf.reporting import reporting
-from kvweave.models.snapshot_adapter import fused
-from kvweave.recipes.context import PrepareContext
-from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.types import Chunk, Document
 
 BATCH_CHUNKS: Final = 64
-"""Chunks that are embedded and committed, or looked up and computed, at once."""
+"""Chunks that are embedded and committed at once."""
 
 Pending = list[tuple[Document, list[Chunk]]]
 
@@ -47,25 +45,39 @@ class Indexer:
 
     state: KnowledgeBaseState
     components: Components
-    settings: Settings
     metadata: KBMetadata
+    preparation: Preparation
+    preparer: ChunkPreparer
     own_folder: Path
 
-    def add(self, paths: Sequence[Path], progress: Progress) -> AddReport:
+    def add(
+        self, paths: Sequence[Path], progress: Progress, *, wait: bool, only: Set[Path] | None = None
+    ) -> AddReport:
         """Bring the knowledge base up to date with these files and folders; files that cannot be read are reported.
+
+        With `wait` chunk KV is computed too; else it is left to others, and the report says how much that is. `only` are the
+        files that may have changed; None if any may.
 
         Raises as `KnowledgeBase.add` does, before anything is changed.
         """
+        began = time.perf_counter()
         self.state.database.check_writable()
+        self.preparer.check()
         with reporting(progress):
-            report = IndexRun(self, progress).add(paths)
-        if report.changed or report.removed:
-            self.state.empty_conversations()
-        return report
-
-    def missing_kv(self) -> int:
-        """Return how many listed chunks, one per content, lack KV or features that the recipe prepares."""
-        return len(IndexRun(self, lambda stage, done, total: None).missing(frozenset()))
+            report = IndexRun(self, progress).add(paths, only)
+            if report.changed or report.removed:
+                self.state.empty_conversations()
+            if wait:
+                done = self.preparer.run(progress)
+                report = replace(report, chunk_kv_computed=done.computed, chunk_kv_left_out=done.left_out)
+            else:
+                left, left_out = self.preparer.left()
+                report = replace(
+                    report,
+                    chunk_kv_left_out=left_out,
+                    chunk_kv_waiting=left.left,
+                )
+        return replace(report, seconds=time.perf_counter() - began)
 
 
 @dataclass(slots=True)
@@ -90,8 +102,8 @@ class IndexRun:
     def __init__(self, indexer: Indexer, progress: Progress) -> None:
         components = indexer.components
         self._state, self._metadata = indexer.state, indexer.metadata
+        self._preparation = indexer.preparation
         self._own_folder, self._progress = indexer.own_folder, progress
-        self._recipe = indexer.settings.recipe()
         self._model, self._system = components.model, indexer.metadata.system
         self._chunker = self._make_chunker()
         self._index, self._encoder = components.index, components.encoder
@@ -112,19 +124,18 @@ class IndexRun:
             )
         return Chunker(model.tokenizer, chunk_tokens, overlap_tokens)
 
-    def add(self, paths: Sequence[Path]) -> AddReport:
-        """Read, commit, then compute chunk KV."""
-        began, tally = time.perf_counter(), self._tally
+    def add(self, paths: Sequence[Path], only: Set[Path] | None = None) -> AddReport:
+        """Read and commit what has changed, among the files `only` if they are given."""
+        tally = self._tally
         found, skipped = find_files(paths)
         files = [path for path in found if not path.is_relative_to(self._own_folder)]
         tally.skipped = [file for file in skipped if not file.path.is_relative_to(self._own_folder)]
         tally.removed = self._remove_vanished(paths, files)
         indexed = self._index.rows_by_version()
-        self._read_and_commit(files, indexed)
+        self._read_and_commit(files, indexed, only)
         visible = self._state.documents.visible_versions()
         if tally.chunks or indexed.keys() - visible:
             self._index.sweep(visible, SWEEP_GRACE_S)
-        computed, left_out = self._compute_kv({*tally.added, *tally.changed})
         return AddReport(
             added=tuple(tally.added),
             changed=tuple(tally.changed),
@@ -132,9 +143,6 @@ class IndexRun:
             removed=tuple(tally.removed),
             skipped=tuple(tally.skipped),
             chunks=tally.chunks,
-            chunk_kv_computed=computed,
-            chunk_kv_left_out=left_out,
-            seconds=time.perf_counter() - began,
             notes=tuple(tally.notes),
             copies=self._copies({*tally.added, *tally.changed}),
         )
@@ -170,10 +178,13 @@ class IndexRun:
             self._state.remove(source)
         return sorted(gone)
 
-    def _read_and_commit(self, files: Sequence[Path], indexed: dict[str, int]) -> None:
-        """Read files and commit them in batches of about BATCH_CHUNKS chunks."""
+    def _read_and_commit(
+        self, files: Sequence[Path], indexed: dict[str, int], only: Set[Path] | None
+    ) -> None:
+        """Read files, or those in `only`, and commit them in batches of about BATCH_CHUNKS chunks."""
         pending: Pending = []
         mails = [path for path in files if content_suffix(path.name) in MAILS]
+        files = [path for path in files if only is None or path in only]
         with FileReader(message_ids(mails)) as reader:
             for number, path in enumerate(files):
                 self._progress("reading", number, len(files))
@@ -246,6 +257,7 @@ class IndexRun:
         with self._state.database.transaction():
             self._check_written(pending)
             self._metadata.record(self._model.fingerprint, self._facts)
+            self._preparation.mark()
             for document, chunks in pending:
                 kv_ids = [self._model.template.with_separator(chunk.token_ids) for chunk in chunks]
                 self._state.put(document, chunks, kv_ids)
@@ -271,67 +283,6 @@ class IndexRun:
             raise StoreError(
                 "another process has emptied the knowledge base just now; add the documents again"
             )
-
-    # Chunk KV
-
-    def _compute_kv(self, new: set[str]) -> tuple[int, int]:
-        """Compute the KV that listed chunks lack; return how many were computed, and how many exceed the limit."""
-        missing = self.missing(new)
-        if not missing:
-            return 0, 0
-        wanted = list(self._fitting(missing, new))
-        total = sum(row.kv_tokens for row in wanted)
-        done = computed = 0
-
-        def advance(tokens: int) -> None:
-            nonlocal done
-            done += tokens
-            self._progress("computing KV", done, total)
-
-        ctx, template = replace(self._prepare_context, progress=advance), self._model.template
-        for start in range(0, len(wanted), BATCH_CHUNKS):
-            batch = wanted[start : start + BATCH_CHUNKS]
-            texts = self._index.texts([row.row_id for row in batch])
-            chunks = [template.chunk_ids(text) for text in texts.values()]
-            computed += prepare_chunks(ctx, chunks, self._recipe)
-        return computed, len(missing) - len(wanted)
-
-    def missing(self, first: Set[str]) -> list[tuple[ListedChunk, int]]:
-        """Return chunks that lack something, with the bytes that it takes; those of the sources `first` come first.
-
-        None lacks anything for a model that stored KV cannot be placed in: nothing is prepared for it.
-        """
-        if not isinstance(self._model, Adapter):
-            return []
-        rows = list({row.kv_digest: row for row in self._state.documents.all_chunks()}.values())
-        asked = [(row.kv_digest, row.kv_tokens) for row in rows]
-        sizes = missing_bytes(self._prepare_context, asked, self._recipe)
-        missing = [(rows[number], size) for number, size in sizes.items()]
-        return sorted(
-            missing, key=lambda each: (each[0].source not in first, each[0].source, each[0].position)
-        )
-
-    def _fitting(self, missing: list[tuple[ListedChunk, int]], new: set[str]) -> Iterator[ListedChunk]:
-        """Yield the chunks that the limit has room for.
-
-        New documents may evict what was never asked for; others only take free room. More would evict what was just
-        computed.
-        """
-        store = self._state.store
-        free = store.limit_bytes - store.used_bytes
-        for_new = free + store.unused_bytes
-        for row, size in missing:
-            if size <= (for_new if row.source in new else free):
-                free, for_new = free - size, for_new - size
-                yield row
-
-    @cached_property
-    def _prepare_context(self) -> PrepareContext:
-        template = self._model.template
-        corpus = ListedCorpus(self._state.documents, self._index, self._encoder, template)
-        return PrepareContext(
-            fused(self._model), self._state.store, template.prefix_ids(self._system), corpus
-        )
 
 
 def _is_gone(source: str) -> bool:

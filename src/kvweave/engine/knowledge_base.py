@@ -6,7 +6,7 @@ imported when first needed, so that listing and removing documents stays light.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,11 @@ from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.once import once
 from kvweave.engine.paths import existing_paths, sources_from
+from kvweave.engine.preparation import Preparation
 from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress, kb_folder, no_progress
 from kvweave.errors import EmptyKnowledgeBase
 from kvweave.index.documents import ListedDocument
-from kvweave.results import AddReport, Answer, AnswerCacheUse
+from kvweave.results import AddReport, Answer, AnswerCacheUse, PrepareReport
 from kvweave.types import Message, Prompt, Said
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from kvweave.engine.ask import Asker
     from kvweave.engine.background import BackgroundReport, BackgroundRunner
     from kvweave.engine.cached_answers import CachedAnswers
+    from kvweave.engine.chunk_preparation import ChunkPreparer
     from kvweave.engine.conversation import Conversation
     from kvweave.engine.indexing import Indexer
     from kvweave.engine.kb_conversations import Conversations
@@ -67,6 +69,7 @@ class KnowledgeBase:
         with ExitStack() as undo:
             undo.callback(self._state.close)
             self.background_budget = BackgroundBudget(self._state.database)
+            self.preparation = Preparation(self._state.database, self.background_budget, self.folder)
             self._metadata = KBMetadata(self._state.database, name, config)
             undo.pop_all()
         activity = None if resident is None else resident.activity
@@ -84,6 +87,11 @@ class KnowledgeBase:
         return self._components.model
 
     @property
+    def has_recorded_model(self) -> bool:
+        """Whether the settings' model is the one that the knowledge base was made with, if any was; loads none to know it."""
+        return self._components.loads_recorded_model
+
+    @property
     def adapter(self) -> "Adapter":
         """The model; raises as `model`, and UnsupportedModel if stored KV cannot be placed in it."""
         return self._components.adapter
@@ -95,15 +103,40 @@ class KnowledgeBase:
 
     # Documents
 
-    def add(self, *paths: str | Path, progress: Progress = no_progress) -> AddReport:
+    def add(
+        self,
+        *paths: str | Path,
+        progress: Progress = no_progress,
+        wait: bool = True,
+        only: Set[Path] | None = None,
+    ) -> AddReport:
         """Index files and folders: read, chunk, embed, compute chunk KV. A second call does only what changed.
 
         A file that vanished from a folder given again is removed. Safe to interrupt: finished work is kept, and the
-        next `add` continues. Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
+        next `add` continues.
+
+        Args:
+            paths: files and folders.
+            progress: see `Progress`.
+            wait: return when chunk KV is computed too. Otherwise return once the documents can be asked about, and leave the
+                rest to `prepare`, a server's idle time or `kvweave add`.
+            only: absolute paths of the files that may have changed; None if any may.
+
+        Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
         """
         existing = existing_paths(paths)
         with self._requests.start():
-            return self._indexer.add(existing, progress)
+            return self._indexer.add(existing, progress, wait=wait, only=only)
+
+    def prepare(self, progress: Progress = no_progress, *, wait: bool = True) -> PrepareReport:
+        """Compute the chunk KV that is missing, yielding to requests.
+
+        With `wait`, wait for another process that is at it, else leave the work to that one. Safe to interrupt.
+        """
+        from kvweave.engine.background import RequestGuard
+
+        guard = RequestGuard(self._requests, 0.0, threading.Event())
+        return self._preparer.work(guard, progress, wait=wait)
 
     def documents(self) -> list[ListedDocument]:
         """Return what is indexed, by source."""
@@ -111,7 +144,7 @@ class KnowledgeBase:
 
     def missing_kv(self) -> int:
         """Return how many chunks lack KV or features of the recipe: not computed, over the limit, evicted or dropped."""
-        return self._indexer.missing_kv() if self._state.documents.visible_versions() else 0
+        return self._preparer.missing() if self._state.documents.visible_versions() else 0
 
     def lost_documents(self) -> list[str]:
         """Return listed documents whose chunks the index no longer holds, since a folder was deleted or a disk failed."""
@@ -318,7 +351,20 @@ class KnowledgeBase:
     def _indexer(self) -> "Indexer":
         from kvweave.engine.indexing import Indexer
 
-        return Indexer(self._state, self._components, self._settings, self._metadata, self.folder.parent)
+        return Indexer(
+            self._state,
+            self._components,
+            self._metadata,
+            self.preparation,
+            self._preparer,
+            self.folder.parent,
+        )
+
+    @once
+    def _preparer(self) -> "ChunkPreparer":
+        from kvweave.engine.chunk_preparation import ChunkPreparer
+
+        return ChunkPreparer(self._state, self._components, self._settings, self._metadata, self.preparation)
 
     @once
     def _cached_answers(self) -> "CachedAnswers":
@@ -366,6 +412,7 @@ class KnowledgeBase:
             self.background_budget,
             self._requests,
             self.folder / "idle.lock",
+            self._preparer,
         )
 
 

@@ -51,6 +51,7 @@ _SCHEMA = (
     "CREATE INDEX IF NOT EXISTS entry_sources_by_entry ON entry_sources (entry)",
     *counting_triggers("entries", "disk", kind="kind", uses="uses"),
     # The latest time this catalogue has seen: for ageing, time never goes back, whatever the clock does.
+    "CREATE TABLE IF NOT EXISTS retrieved_chunks (chunk TEXT PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS store_clock (one INTEGER PRIMARY KEY CHECK (one = 1), latest_s REAL NOT NULL)",
 )
 
@@ -239,6 +240,10 @@ class Catalog:
                 (namespace, json.dumps(chunks)),
             )
             self._shared.queue_deletions(namespace, chunks)
+            self._database.execute(
+                "DELETE FROM retrieved_chunks WHERE chunk IN (SELECT value FROM json_each(?))",
+                (json.dumps(chunks),),
+            )
             return self.drop(key for (key,) in rows)
 
     # Usage and eviction
@@ -253,6 +258,19 @@ class Catalog:
                 [(uses[key], now, score, key) for key, score in scores.items()],
             )
             self._shared.count_uses(uses, now)
+
+    def count_retrieved(self, chunks: Mapping[tuple[str, str], int]) -> None:
+        """Add look-ups of documents' chunks for prompts, found or not, given by namespace and token digest."""
+        self._database.execute_many(
+            """INSERT INTO retrieved_chunks (chunk, times)
+               SELECT ?2, ?3 WHERE EXISTS (SELECT 1 FROM chunk_owners WHERE namespace = ?1 AND chunk = ?2)
+               ON CONFLICT (chunk) DO UPDATE SET times = times + excluded.times""",
+            [(*chunk, times) for chunk, times in chunks.items()],
+        )
+
+    def retrieved(self) -> dict[str, int]:
+        """Return how often each chunk was looked up for a prompt, by its token digest."""
+        return dict(self._database.query("SELECT chunk, times FROM retrieved_chunks"))
 
     def scores(self, keys: Iterable[str]) -> dict[str, float]:
         """Return the eviction score of each key that is listed, by one query for all."""
@@ -324,6 +342,7 @@ class UsageCounters:
         self._database = database
         self._catalog = catalog
         self._uses: Counter[str] = Counter()
+        self._chunks: Counter[tuple[str, str]] = Counter()
         self._counts: Counter[str] = Counter()
         self._guard = threading.Lock()
         database.script(_COUNTERS_SCHEMA)
@@ -341,6 +360,11 @@ class UsageCounters:
                 self._counts["hits"] += 1
                 self._counts[f"hits_{tier}"] += 1
 
+    def record_retrieved(self, chunks: Iterable[tuple[str, str]]) -> None:
+        """Count spans of prompts whose KV was looked up, found or not, given by namespace and token digest."""
+        with self._guard:
+            self._chunks.update(chunks)
+
     def add(self, name: str, count: int = 1) -> None:
         """Raise a counter: misses, damaged, evicted."""
         assert name in _NAMES
@@ -350,9 +374,9 @@ class UsageCounters:
     def flush(self) -> None:
         """Write what has gathered, in one transaction; if that fails, keep it for the next time."""
         with self._guard:
-            uses, counts = self._uses, self._counts
-            self._uses, self._counts = Counter(), Counter()
-        if not uses and not counts:
+            uses, chunks, counts = self._uses, self._chunks, self._counts
+            self._uses, self._chunks, self._counts = Counter(), Counter(), Counter()
+        if not uses and not chunks and not counts:
             return
         try:
             with self._database.transaction():
@@ -362,9 +386,11 @@ class UsageCounters:
                        ON CONFLICT (name) DO UPDATE SET value = value + excluded.value""",
                     list(counts.items()),
                 )
+                self._catalog.count_retrieved(chunks)
         except BaseException:
             with self._guard:
                 self._uses.update(uses)
+                self._chunks.update(chunks)
                 self._counts.update(counts)
             raise
 

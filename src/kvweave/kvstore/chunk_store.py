@@ -339,6 +339,9 @@ class ChunkStore(StoreMaintenance):
         self._usage.record_hits((one.key.digest, one.tier) for one in found if one is not None)
         tried = (one for one, each in zip(found, look_ups, strict=True) if each.candidates)
         self._usage.add("misses", sum(one is None for one in tried))
+        if content == "kv" and not whole:  # for a prompt
+            first = (each.candidates[0] for each in look_ups if each.candidates)
+            self._usage.record_retrieved((key.namespace, key.tokens) for key in first)
         if self._usage.is_flush_due:
             self._usage.try_flush()
         return found

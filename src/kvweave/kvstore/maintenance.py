@@ -67,6 +67,11 @@ class StoreMaintenance:
         """Return how many chunks have KV of this model that was prepared, not left by a request; reads every row."""
         return self._components.catalog.prepared_chunks(self.namespace, model.digest)
 
+    def retrieved_chunks(self) -> dict[str, int]:
+        """Return how often the KV of each chunk was looked up for a prompt, found or not, by its token digest."""
+        self._usage.try_flush()
+        return self._components.catalog.retrieved()
+
     def warn_once(self, topic: str, message: Callable[[], str]) -> None:
         """Log a warning, unless the topic was warned of since the store was opened; an empty message is none."""
         self._warned.warn(topic, message)

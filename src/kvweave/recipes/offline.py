@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvweave.embedding import TextEncoder
 from kvweave.kvstore.keys import digest_tokens
@@ -11,8 +11,9 @@ from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import ChunkList, Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, placeholder
 from kvweave.recipes.methods import as_recipe
+from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe
-from kvweave.types import ChunkFeature
+from kvweave.types import ChunkFeature, Storage
 
 
 def prepare(
@@ -58,19 +59,72 @@ def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe:
     of them together. Each entry is stored before the next is computed, so that an interrupted run keeps what it did.
     Return the number of chunks for which something was computed and stored.
     """
-    ctx = replace(ctx, storage=recipe.prepare.storage)  # also for KV that extractors store on the way
     wanted = list(dict.fromkeys(map(tuple, chunks)))  # equal texts are computed once
-    named = [(digest_tokens(ids), len(ids)) for ids in wanted]
-    missing = set(_missing_kv(ctx, named, recipe))
-    computed = set()
-    for number, ids in enumerate(wanted):
-        if number in missing and _compute_kv(ctx, ids, recipe):
-            computed.add(ids)
-        ctx.progress(len(ids))
-    for extractor in _extractors(recipe):
-        without = [wanted[number] for number in _missing_features(ctx, named, extractor)]
-        computed |= _extract(ctx, _not_imported(ctx, without, extractor), extractor)
+    computed = set[Ids]()
+    for step in preparation_steps(recipe):
+        if step.prepare in (None, recipe.prepare):  # plainer KV comes along
+            computed |= step.compute(ctx, wanted)
     return len(computed)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationStep:
+    """One kind of entry that a recipe prepares of every chunk: KV, or the feature of an extractor.
+
+    Attributes:
+        storage: how KV is stored that is computed on the way.
+        prepare: computes the KV; None for a feature.
+        extractor: extracts the feature; None for KV.
+    """
+
+    storage: Storage
+    prepare: Prepare | None = None
+    extractor: FeatureExtractor | None = None
+
+    @property
+    def across_chunks(self) -> bool:
+        """Whether the result depends on which chunks are prepared together."""
+        return self.extractor is not None and self.extractor.across_chunks
+
+    def kind(self, ctx: PrepareContext) -> str:
+        """Return the kind of entry that is made; empty if nothing is prepared."""
+        if self.extractor is not None:
+            return self.extractor.provenance(ctx.adapter, ctx.prefix, 1).kind
+        assert self.prepare is not None
+        return next((each.kind for each in self.prepare.provenances(ctx.adapter, ctx.prefix, 1)), "")
+
+    def missing(self, ctx: PrepareContext, chunks: Sequence[tuple[str, int]]) -> list[int]:
+        """Return the places of chunks, given by digest and number of tokens, that lack the entry; ascending."""
+        if self.extractor is not None:
+            return _missing_features(ctx, chunks, self.extractor)
+        assert self.prepare is not None
+        return _missing_kv(ctx, chunks, self.prepare)
+
+    def compute(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> set[Ids]:
+        """Compute and store the entry of each chunk that lacks it; return those that got one. Of KV, report progress."""
+        ctx = replace(ctx, storage=self.storage)
+        named = [(digest_tokens(ids), len(ids)) for ids in chunks]
+        missing = set(self.missing(ctx, named))
+        if self.extractor is not None:
+            without = [chunks[number] for number in sorted(missing)]
+            return _extract(ctx, _not_imported(ctx, without, self.extractor), self.extractor)
+        assert self.prepare is not None
+        computed = set()
+        for number, ids in enumerate(chunks):
+            if number in missing and _compute_kv(ctx, ids, self.prepare):
+                computed.add(ids)
+            ctx.progress(len(ids))
+        return computed
+
+
+def preparation_steps(recipe: Recipe) -> list[PreparationStep]:
+    """Return what the recipe prepares, the plainest first: requests can use the entries of each step at once."""
+    kv = dict.fromkeys((recipe.prepare.plain, recipe.prepare))
+    storage = recipe.prepare.storage
+    return [
+        *(PreparationStep(storage, prepare=prepare) for prepare in kv),
+        *(PreparationStep(storage, extractor=extractor) for extractor in _extractors(recipe)),
+    ]
 
 
 def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe) -> dict[int, int]:
@@ -79,9 +133,13 @@ def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe
     `chunks` are digests and numbers of tokens; the keys of the result are places in them, ascending. KV of the recipe's
     first choice counts, not what else may be used instead.
     """
+    prepare, plain = recipe.prepare, recipe.prepare.plain
     missing: dict[int, int] = defaultdict(int)
-    for number in _missing_kv(ctx, chunks, recipe):
-        missing[number] += recipe.prepare.bytes(ctx.adapter, chunks[number][1])
+    without = _missing_kv(ctx, chunks, prepare)
+    without_plain = set(_missing_kv(ctx, chunks, plain)) if plain != prepare else set(without)
+    for number in without:
+        stored = 0 if number in without_plain else plain.bytes(ctx.adapter, chunks[number][1])
+        missing[number] += prepare.bytes(ctx.adapter, chunks[number][1]) - stored
     for extractor in _extractors(recipe):
         for number in _missing_features(ctx, chunks, extractor):
             missing[number] += extractor.bytes(ctx.adapter, chunks[number][1])
@@ -93,8 +151,8 @@ def _extractors(recipe: Recipe) -> list[FeatureExtractor]:
     return list(dict.fromkeys((*recipe.prepare.extractors, *recipe.select.extractors)))
 
 
-def _missing_kv(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe) -> list[int]:
-    provenances = [recipe.prepare.provenances(ctx.adapter, ctx.prefix, tokens) for _, tokens in chunks]
+def _missing_kv(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], prepare: Prepare) -> list[int]:
+    provenances = [prepare.provenances(ctx.adapter, ctx.prefix, tokens) for _, tokens in chunks]
     wanted = [(number, chunks[number][0], each[0]) for number, each in enumerate(provenances) if each]
     stored = ctx.store.has_many(
         ctx.adapter.fingerprint, [(digest, provenance) for _, digest, provenance in wanted]
@@ -116,11 +174,11 @@ def _missing_features(
     return [number for number, is_impossible in zip(missing, impossible, strict=True) if not is_impossible]
 
 
-def _compute_kv(ctx: PrepareContext, chunk: Ids, recipe: Recipe) -> bool:
-    provenance = recipe.prepare.provenances(ctx.adapter, ctx.prefix, len(chunk))[0]
+def _compute_kv(ctx: PrepareContext, chunk: Ids, prepare: Prepare) -> bool:
+    provenance = prepare.provenances(ctx.adapter, ctx.prefix, len(chunk))[0]
     if ctx.store.import_entries(ctx.adapter.fingerprint, [(chunk, provenance)])[0]:
         return False  # another machine has computed it
-    prepared = recipe.prepare.compute(ctx, chunk)
+    prepared = prepare.compute(ctx, chunk)
     return ctx.store.put(ctx.adapter.fingerprint, prepared.kv, provenance, prepared.sources)
 
 

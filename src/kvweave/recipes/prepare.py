@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kvweave.errors import InvalidRequest
+from kvweave.kvstore.format import storage_of
 from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import BITS, quantise, quantised_bytes
@@ -53,6 +54,14 @@ class Prepare(Protocol):
             self.provenances(request.adapter, request.prefix, request.prompt.spans[number].tokens)
             for number in spans
         ]
+
+    @property
+    def plain(self) -> "Prepare":
+        """The preparation of the plainest KV that serves in place of this one; by default this one itself.
+
+        Where it is another one, `compute` stores its KV too.
+        """
+        return self
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
@@ -150,6 +159,11 @@ class WithNeighbours(Prepare):
         ...
 
     @property
+    def plain(self) -> Prepare:
+        """Isolated KV."""
+        return Isolated()
+
+    @property
     def entry_count(self) -> int:
         """Two: the chunk's own KV, and the `isolated` KV that other chunks are prepared after."""
         return 2
@@ -165,15 +179,13 @@ class WithNeighbours(Prepare):
         """Run one pass over the chunk after the stored KV of as many neighbours as fit the model's context.
 
         Also store the chunk's isolated KV. It is exact where the chunk comes first in a prompt, replaces this KV where that
-        is missing, and serves to prepare other chunks. Without neighbours one pass gives both.
+        is missing, and serves to prepare other chunks. Without neighbours it is both.
         """
         neighbours = self.fitting_neighbours(ctx, chunk)
+        isolated = isolated_kv(ctx, chunk)
         if neighbours:
-            isolated_kv(ctx, chunk)
             return encode_after(ctx, neighbours, chunk)
-        isolated = Isolated().compute(ctx, chunk)
-        _store_isolated(ctx, isolated)
-        return isolated
+        return PreparedChunk(isolated, (digest_tokens(chunk),))
 
     def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return the first neighbours, as many as fit the model's context before the chunk."""
@@ -267,8 +279,10 @@ def _isolated_provenance(ctx: PrepareContext, chunk: Ids) -> KVProvenance:
 
 
 def quantise_kv(kv: ChunkKV, storage: Storage) -> ChunkKV:
-    """Return KV as it is stored: quantised, or unchanged if the storage is exact."""
-    return kv if storage == "exact" else ChunkKV(kv.token_ids, quantise(kv.kv, storage))
+    """Return KV as it is stored: quantised, or unchanged if the storage is exact or it is quantised so already."""
+    if storage in ("exact", storage_of(kv)):
+        return kv
+    return ChunkKV(kv.token_ids, quantise(kv.kv, storage))
 
 
 def kv_bytes(adapter: Adapter, tokens: int, storage: Storage = "exact") -> int:
@@ -313,6 +327,11 @@ class Quantised(Prepare):
         return PreparedChunk(quantise_kv(prepared.kv, self.coding), prepared.sources)
 
     @property
+    def plain(self) -> Prepare:
+        """That of the inner preparation, quantised."""
+        return self if self.inner.plain == self.inner else Quantised(self.inner.plain, self.coding)
+
+    @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
         """Those of the inner preparation."""
         return self.inner.extractors
@@ -345,6 +364,11 @@ class AnyStorage(Prepare):
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Compute what the inner preparation does."""
         return self.inner.compute(ctx, chunk)
+
+    @property
+    def plain(self) -> Prepare:
+        """That of the inner preparation, in any storage."""
+        return self if self.inner.plain == self.inner else AnyStorage(self.inner.plain)
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:

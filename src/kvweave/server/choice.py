@@ -77,6 +77,25 @@ def choose_server(config: "Config", in_request: tuple[str, ...]) -> ServerChoice
     return choice
 
 
+def preparing_server(config: "Config", kb: str) -> str:
+    """Let the running server of the settings' home prepare a knowledge base's chunks; return its address.
+
+    Returns an empty text if there is none, or if it does not: it does no idle work, has another model, or prepares chunks in
+    another way.
+    """
+    from kvweave.server.settings_match import IN_REQUEST
+
+    choice = choose_server(config, IN_REQUEST)
+    if choice.client is None:
+        return ""
+    with choice.client as client:
+        try:
+            same = not {"recipe", "prepare"} & choice.options.keys()
+            return choice.url if same and client.prepares(kb) else ""
+        except ServerError:
+            return ""
+
+
 def api_keys(settings: Mapping[str, Any]) -> list[str]:
     """Return the API keys of the setting, which may name several, separated by commas."""
     keys = str(settings["api_key"] or "").split(",")

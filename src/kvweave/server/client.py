@@ -52,6 +52,11 @@ class ServerClient:
         listed: list[dict[str, Any]] = self._call("GET", _kb_path(kb))["documents"]
         return listed
 
+    def prepares(self, kb: str) -> bool:
+        """Return whether the server prepares the chunks of a knowledge base that are not prepared yet; it begins now."""
+        found = self._call("GET", _kb_path(kb)).get("preparation")
+        return isinstance(found, dict) and found.get("by_server") is True
+
     def search(self, kb: str, question: str, top_k: int | None) -> list[dict[str, Any]]:
         """Return the passages found for a question, best first: document, start, end, text, score."""
         found: list[dict[str, Any]] = self._call(

@@ -4,7 +4,6 @@ The server holds the lock on `server.lock` as long as it lives; the operating sy
 process. So a file that a killed server left behind is never believed. Light to import: no command waits for it.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kvweave.errors import InvalidRequest
-from kvweave.files import try_lock, write_atomically
+from kvweave.files import is_locked, try_lock, write_atomically
 
 _FILE: Final = "server.json"
 _LOCK: Final = "server.lock"
@@ -58,26 +57,9 @@ def record(home: Path, url: str) -> None:
 
 def find_server(home: Path) -> RunningServer | None:
     """Return the living server of a home, None if there is none or its file cannot be read. Creates nothing."""
-    if not _is_locked(home / _LOCK):
+    if not is_locked(home / _LOCK):
         return None
     with suppress(OSError, ValueError, TypeError, KeyError):
         stored = json.loads((home / _FILE).read_bytes())
         return RunningServer(str(stored["url"]), int(stored["pid"]), float(stored["started_s"]))
     return None
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether a process holds the exclusive lock on a file that may be missing."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: others may look at the same time
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(descriptor)
-    return False

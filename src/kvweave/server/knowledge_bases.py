@@ -99,13 +99,16 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/{name}")
 async def describe(request: Request, name: str) -> dict[str, Any]:
-    """List the documents of a knowledge base."""
+    """List the documents of a knowledge base, and how far their chunks are prepared."""
 
-    def documents() -> list[dict[str, Any]]:
+    def described() -> dict[str, Any]:
         with tenant(request).bases.using(name) as base:
-            return [_listed(each) for each in base.documents()]
+            preparation = facts(base.preparation.status())
+            preparation["by_server"] = base.config.server.idle_work and base.has_recorded_model
+            documents = [_listed(each) for each in base.documents()]
+            return {"name": name, "documents": documents, "preparation": preparation}
 
-    return {"name": name, "documents": await in_thread(documents)}
+    return await in_thread(described)
 
 
 @router.delete("/{name}/documents")

@@ -54,8 +54,12 @@ def clean_name(given: str) -> str:
 
 
 def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled: Event) -> AddReport:
-    """Store files and index them; `emit` gets (stage, done, total). Files that hold no usable text are not kept."""
+    """Store files and index them; `emit` gets (stage, done, total). Files that hold no usable text are not kept.
+
+    Chunk KV follows in the server's idle time, unless the settings say otherwise.
+    """
     folder = upload_folder(base)
+    wait = base.config.wait or not base.config.server.idle_work
     paths: list[Path] = []
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -68,7 +72,7 @@ def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled:
                 progress("storing", number, len(uploads))
                 paths.append(folder / _free_name(clean_name(upload.name), paths))
                 write_atomically(paths[-1], _parts(upload.file))
-            return _shown_report(base.add(*paths, progress=progress))
+            return _shown_report(base.add(*paths, progress=progress, wait=wait))
     finally:
         listed = {document.source for document in base.documents()}
         for path in paths:

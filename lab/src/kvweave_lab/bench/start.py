@@ -107,7 +107,7 @@ def bench_start(settings: StartSettings, folder: Path, progress: Progress = no_p
         [CONTROL, *(f"transformers.{name}.from_pretrained({source!r})" for name in _LOADED_CLASSES)]
     )
     others = _modules_of_others(folder, loads)
-    _traced(["add", str(settings.documents), "--quiet", *model], home, others)
+    _traced(["add", str(settings.documents), "--wait", "--quiet", *model], home, others)
     asked = ["ask", "--max-new-tokens", str(settings.new_tokens)]
     commands = {
         "kvweave --help": ["--help"],

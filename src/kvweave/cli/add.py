@@ -1,0 +1,140 @@
+"""add: index files and folders; chunk KV follows in the background."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from kvweave.cli.preparation import Worker
+    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.engine.state import Progress
+    from kvweave.results import AddReport, SkippedFile
+
+
+@opt.with_options(
+    *opt.KB,
+    *opt.MODEL,
+    "embedding_model",
+    "chunk_tokens",
+    "overlap_tokens",
+    "system",
+    *opt.REUSE,
+    "wait",
+)
+def add(
+    paths: Annotated[list[str], typer.Argument(help="Files and folders.", show_default=False)],
+    *,
+    options: opt.SharedOptions,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow changes in the folders until Ctrl-C.")
+    ] = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Index files and folders, which can then be asked about; chunk KV follows in the background.
+
+    A second run does only what changed.
+    """
+    from kvweave.cli.output import progress_bar
+
+    opt.quiet_libraries()
+    with options.make_kb() as base:
+        if watch:
+            _watch(paths, base, options, json, quiet)
+            return
+        with progress_bar(quiet or json) as report:
+            done = base.add(*paths, progress=report, wait=False)
+            done, worker = _prepare(done, base, options, report)
+    _print(done, worker, json)
+
+
+def _watch(
+    paths: list[str], base: "KnowledgeBase", options: opt.SharedOptions, json: bool, quiet: bool
+) -> None:
+    """Print a report of the folders, and then of each change."""
+    from kvweave.cli.output import STDERR
+    from kvweave.engine.file_watch import follow
+    from kvweave.engine.state import no_progress
+
+    try:
+        for number, found in enumerate(follow(base, paths)):
+            done, worker = _prepare(found, base, options, no_progress)
+            if not number or done.added or done.changed or done.removed:
+                _print(done, worker, json)
+            if not number and not quiet:
+                STDERR.print("watching for changes; Ctrl-C ends it")
+    except KeyboardInterrupt:
+        STDERR.print("no longer watching")
+
+
+def _prepare(
+    done: "AddReport", base: "KnowledgeBase", options: opt.SharedOptions, report: "Progress"
+) -> "tuple[AddReport, Worker | None]":
+    """Prepare the chunks, or let somebody else do it; return the report, and who does."""
+    if not done.chunk_kv_waiting:
+        return done, None
+    if base.config.wait:
+        prepared = base.prepare(report)
+        return replace(
+            done,
+            chunk_kv_computed=prepared.computed,
+            chunk_kv_left_out=prepared.left_out,
+            chunk_kv_waiting=0,
+            seconds=done.seconds + prepared.seconds,
+        ), None
+    from kvweave.cli.preparation import hand_over
+
+    return done, hand_over(options, base)
+
+
+def _print(done: "AddReport", worker: "Worker | None", json: bool) -> None:
+    from kvweave.cli.output import print_json
+    from kvweave.engine.facts import facts
+
+    if json:
+        print_json(done if worker is None else {**facts(done), "preparation": facts(worker)})
+    else:
+        _tell(done, worker)
+
+
+def _tell(done: "AddReport", worker: "Worker | None") -> None:
+    from rich.text import Text
+
+    from kvweave.cli.output import STDERR, STDOUT, seconds
+
+    for skipped in done.skipped:
+        STDERR.print(Text.assemble(("skipped ", "yellow"), _naming(skipped)), soft_wrap=True)
+    for noted in done.notes:
+        STDERR.print(Text.assemble(("note ", "yellow"), f"{noted.path}: {noted.note}"), soft_wrap=True)
+    for copy in done.copies:
+        STDERR.print(
+            Text.assemble(
+                ("note ", "yellow"), f"{copy.path}: the same as {copy.same_as}; it counts once in a search"
+            ),
+            soft_wrap=True,
+        )
+    counts = [
+        ("added", done.added),
+        ("changed", done.changed),
+        ("removed", done.removed),
+        ("unchanged", done.unchanged),
+    ]
+    said = ", ".join(f"{len(found)} {what}" for what, found in counts if found) or "nothing to index"
+    computed = "" if worker else f", KV computed for {done.chunk_kv_computed}"
+    STDOUT.print(f"{said}; {done.chunks} chunks indexed{computed}, in {seconds(done.seconds)}")
+    if worker is not None:
+        STDOUT.print("they can be asked about now: kvweave ask 'QUESTION'")
+        STDOUT.print(f"{worker}", soft_wrap=True)
+    if done.chunk_kv_left_out:
+        STDOUT.print(
+            f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit, so they are computed when asked "
+            "about; raise it with `kvweave cache limit` and add again"
+        )
+
+
+def _naming(skipped: "SkippedFile") -> str:
+    path, reason = str(skipped.path), skipped.reason
+    return reason if path in reason else f"{path}: {reason}"

@@ -1,0 +1,146 @@
+"""What follows an `add`: who prepares the chunks, how far that is, and the background process that does it."""
+
+import os
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.engine.preparation import PreparationStatus
+
+_LOG_BYTES: Final = 1_000_000
+"""A log that is longer is begun anew by the next process."""
+_LOG_EVERY_S: Final = 30.0
+_NICENESS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Who prepares the chunks that an `add` has left.
+
+    Attributes:
+        status: what is left.
+        by: the running server of the same home, a process of its own, or nobody.
+        address: of the server.
+        process: its id.
+        log: what the process writes.
+        why: why nobody does.
+    """
+
+    status: "PreparationStatus"
+    by: Literal["server", "process", "nobody"]
+    address: str = ""
+    process: int | None = None
+    log: "Path | None" = None
+    why: str = ""
+
+    def __str__(self) -> str:
+        left = rest(self.status)
+        if self.by == "server":
+            return f"{left}; the server at {self.address} does it between requests, kvweave ls shows how far it is"
+        if self.by == "process":
+            return f"{left}; process {self.process} does it, kvweave ls shows how far it is ({self.log})"
+        return f"{left}; nobody does it ({self.why}), kvweave add --wait with the same paths does"
+
+
+def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
+    """Let the process that is at it, the running server or a new process prepare the chunks; return who does."""
+    log, status = base.preparation.log, base.preparation.status()
+    if status.process is not None:  # it looks again before it ends: documents are marked by now
+        return Worker(status, "process", process=status.process, log=log)
+    from kvweave.server.choice import preparing_server
+
+    address = preparing_server(base.config, options.kb)
+    if address:
+        return Worker(status, "server", address)
+    command = [sys.executable, "-m", "kvweave", "idle", "--chunks-only"]
+    command += ["--home", str(base.config.home), "--kb", options.kb]
+    command += opt.arguments_of(options, (*opt.MODEL, *opt.REUSE))
+    try:
+        return Worker(status, "process", process=start_detached(command, log), log=log)
+    except OSError as error:
+        return Worker(status, "nobody", why=f"no process could be started: {error}")
+
+
+def start_detached(command: list[str], log: "Path") -> int:
+    """Start a process that outlives this one and its terminal, and writes to `log`; return its id."""
+    import subprocess
+
+    with log.open("ab") as output:
+        if output.tell() > _LOG_BYTES:
+            output.truncate(0)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+    return process.pid
+
+
+def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
+    """Prepare what is left, unless another process is at it. To a terminal with a progress bar, else as a log."""
+    from kvweave.cli.output import STDERR, progress_bar
+
+    opt.quiet_libraries()
+    terminal = STDERR.is_terminal
+    with options.open_kb() as base:
+        if terminal:
+            with progress_bar(quiet) as report:
+                done = base.prepare(report, wait=False)
+        else:
+            log = _Log(base)
+            log.write(f"process {os.getpid()} prepares chunks")
+            done = base.prepare(log, wait=False)
+    said = f"{done.computed} chunks prepared in {done.seconds:.1f} s"
+    if terminal:
+        STDERR.print(said)
+    else:
+        log.write(said)
+
+
+class _Log:
+    """Writes now and then how far the work is."""
+
+    def __init__(self, base: "KnowledgeBase") -> None:
+        self._base = base
+        self._written_s = time.monotonic()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if time.monotonic() > self._written_s + _LOG_EVERY_S:
+            self._written_s = time.monotonic()
+            self.write(sentence(self._base.preparation.status()))
+
+    def write(self, line: str) -> None:
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
+
+
+def sentence(status: "PreparationStatus") -> str:
+    """Say how much is left and who works on it; empty if nothing is left."""
+    if not status.left:
+        return ""
+    without = f" ({status.left_without_kv} have no KV yet)" if status.left_without_kv else ""
+    if status.process is not None:
+        who = f"process {status.process or 'of an unknown id'} works on it"
+    else:
+        who = "no process works on it now; kvweave idle --chunks-only does"
+    return f"{rest(status)}{without}; {who}"
+
+
+def rest(status: "PreparationStatus") -> str:
+    """Say how many chunks are left and how long they take."""
+    chunks = "1 chunk is" if status.left == 1 else f"{status.left} chunks are"
+    return f"{chunks} still to be prepared, {'about' if status.measured else 'at least'} {duration(status.left_s)}"
+
+
+def duration(seconds: float) -> str:
+    """Format an estimate: 40 s, 3 min, 2.5 h."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

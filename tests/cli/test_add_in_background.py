@@ -1,0 +1,98 @@
+"""`kvweave add` returns once documents can be asked about; a process of its own prepares their chunks."""
+
+import subprocess
+
+import pytest
+
+from kvweave.files import try_lock
+from processes import python_program
+
+GLORRIC = "What is the password of Glorric?"
+
+
+@pytest.fixture
+def detach(monkeypatch):
+    """Replaces how detached processes are started; the one that reads files starts as ever."""
+
+    def replace(start):
+        class Popen(subprocess.Popen):
+            def __new__(cls, words, **given):
+                return start(words, given) if given.pop("start_new_session", False) else super().__new__(cls)
+
+        monkeypatch.setattr(subprocess, "Popen", Popen)
+
+    return replace
+
+
+@pytest.fixture
+def started(detach):
+    """The background processes that commands have started, forked instead of new interpreters."""
+    programs = []
+
+    def start(words, given):
+        programs.append(python_program(words, **given))
+        return programs[-1]
+
+    detach(start)
+    yield programs
+    for program in programs:
+        program.kill()
+
+
+@pytest.fixture
+def command(command):
+    command.environment["KVWEAVE_WAIT"] = "no"
+    return command
+
+
+def test_add_returns_and_a_process_prepares_the_chunks(command, documents, started, tmp_path):
+    added = command.json("add", documents)
+    assert added["chunk_kv_waiting"] == added["chunks"] > 3
+    assert (added["chunk_kv_computed"], added["preparation"]["by"]) == (0, "process")
+    left = added["preparation"]["status"]
+    assert left["left_s"] > 0
+    assert not left["measured"]  # but for a short pass
+    (process,) = started
+    assert added["preparation"]["process"] == process.pid
+    assert command.json("ask", GLORRIC)["text"] == "walnut"
+    assert process.wait(timeout=120) == 0
+    log = (tmp_path / "home" / "kb" / "default" / "prepare.log").read_text()
+    assert f"process {process.pid} prepares chunks" in log
+    assert "Traceback" not in log
+    assert f"{added['chunks']} chunks prepared in" in log
+    listed = command.json("ls")
+    assert all(document["chunks_with_kv"] == document["chunks"] for document in listed)
+    stats = command.json("cache", "stats")
+    assert stats["preparation"]["left"] == 0
+    assert stats["by_kind"]["following-1-int8"]["entries"] == added["chunks"]
+    assert "preparation" not in command.json("add", documents)  # nothing is left to do
+    assert started == [process]
+
+
+def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tmp_path):
+    def refuse(words, given):
+        raise OSError("no more processes")
+
+    detach(refuse)
+    added = command("add", documents).stdout
+    assert "they can be asked about now" in added
+    assert "are still to be prepared, at least" in added
+    assert "nobody does it (no process could be started: no more processes)" in added
+    lock = tmp_path / "home" / "kb" / "default" / "prepare.lock"
+    for words, pipe in ((("ls",), "stderr"), (("cache", "stats"), "stdout"), (("doctor",), "stdout")):
+        told = getattr(command(*words), pipe)
+        assert "have no KV yet); no process works on it now; kvweave idle --chunks-only does" in told
+    with try_lock(lock):
+        lock.write_text("4711")
+        assert "process 4711 works on it" in command("ls").stderr
+        assert "process 4711 does it," in command("add", documents).stdout  # none is started beside it
+    assert "KV computed for 0" not in command("add", documents, "--wait").stdout
+    assert command("ls").stderr == ""
+
+
+def test_a_process_that_finds_nothing_to_do_ends(command, documents):
+    command("add", documents, "--wait")
+    told = command("idle", "--chunks-only").stderr
+    assert "0 chunks prepared" in told
+    refused = command("idle", "--chunks-only", "--watch", code=1).stderr
+    assert "--watch and --chunks-only do not go together" in refused

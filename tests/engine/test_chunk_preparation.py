@@ -1,0 +1,209 @@
+"""Chunks that are prepared after `add` has returned: in which order, beside whom, and what an interruption leaves."""
+
+import threading
+import time
+
+import pytest
+import tiny_kb
+
+from killed_processes import victims
+from kvweave.engine import chunk_preparation, indexing
+
+QUESTION = "what about the river"
+
+
+def open_tiny(home, **settings):
+    """Each part of a text is one chunk."""
+    return tiny_kb.open_tiny(home, chunk_tokens=60, **settings)
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """Six documents of three chunks each."""
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.txt").write_text(tiny_kb.text(number))
+    return folder
+
+
+@pytest.fixture
+def base(tiny, tmp_path):
+    with open_tiny(tmp_path / "home") as found:
+        yield found
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(reports):
+    """A progress callback that interrupts the work with its so many-th report."""
+    left = [reports]
+
+    def report(stage, done, total):
+        left[0] -= stage == "computing KV"
+        if left[0] <= 0:
+            raise Stop
+
+    return report
+
+
+def origins(answer):
+    return {span.origin for span in answer.plan.spans if span.kind == "chunk"}
+
+
+def test_documents_are_answered_from_before_their_chunks_are_prepared(base, documents):
+    report = base.add(documents, wait=False)
+    assert report.chunks == report.chunk_kv_waiting == 18
+    assert report.chunk_kv_computed == 0
+    status = base.preparation.status()
+    assert (status.chunks, status.left, status.left_without_kv, status.process) == (18, 18, 18, None)
+    assert status.left_s > 0
+    assert not status.measured
+    before = base.ask(QUESTION)
+    assert origins(before) == {"fresh"}
+    assert before.text == base.ask(QUESTION, recipe="full").text
+
+    assert base.prepare().computed == 18
+    assert base.missing_kv() == 0
+    assert (base.preparation.status().left, base.preparation.status().left_s) == (0, 0)
+    assert set(base.preparation.chunks_with_kv().values()) == {3}
+    assert origins(base.ask(QUESTION, cache="off")) <= {"exact", "reused"}
+    again = base.add(documents, wait=False)
+    assert again.chunk_kv_waiting == 0
+    (documents / "0.txt").write_text(tiny_kb.text(8))
+    assert base.add(documents, wait=False).chunk_kv_waiting == 3
+    assert base.preparation.status().measured
+
+
+def test_the_plainest_kv_of_every_chunk_comes_first_and_is_used_at_once(tiny, tmp_path, documents):
+    with open_tiny(tmp_path / "home", recipe="weave", answer_limit_bytes=0) as base:
+        base.add(documents, wait=False)
+        kinds = []
+        base.prepare(lambda *_: kinds.append(base.store.stats().by_kind))
+        plain = [found["isolated-int8"].entries for found in kinds]
+        dear = [found["following-1-int8"].entries if "following-1-int8" in found else 0 for found in kinds]
+        assert 0 < plain[0] < 18  # entry by entry
+        assert all(done == 18 for done, dearer in zip(plain, dear, strict=True) if dearer)
+        assert plain[-1] == dear[-1] == 18
+        assert sum(found.entries for found in kinds[-1].values()) == base.store.stats().entries
+        assert base.missing_kv() == 0
+        base.store.clear()
+        base.add(documents, wait=False)
+        with pytest.raises(Stop):
+            base.prepare(stop_after(18))  # as soon as all plain KV is there
+        assert set(base.preparation.chunks_with_kv().values()) == {3}
+        assert base.missing_kv() == 18
+        assert origins(base.ask(QUESTION)) <= {"reused", "exact"}
+
+
+def test_chunks_that_were_retrieved_come_first(base, documents, monkeypatch):
+    monkeypatch.setattr(chunk_preparation, "_BATCH_CHUNKS", 1)
+    base.add(documents, wait=False)
+    for question in ("Note 3, part 2", "Note 4, part 1", "Note 4, part 1"):
+        (source,) = base.ask(question, top_k=1, cache="off").sources
+    assert source.document != str(documents / "0.txt")  # the first document would come first anyway
+    with pytest.raises(Stop):
+        base.prepare(stop_after(1))
+    assert base.preparation.chunks_with_kv() == {source.document: 1}
+
+
+def test_a_question_stops_the_work_until_it_is_answered(base, documents, tmp_path):
+    base.add(documents, wait=False)
+    with open_tiny(tmp_path / "home") as other:
+        stream = other.stream(QUESTION, cache="off")
+        work = threading.Thread(target=base.prepare)
+        work.start()
+        deadline = time.monotonic() + 60
+        while other.preparation.worker() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert other.preparation.worker() is not None  # it works, and waits
+        before = other.store.stats().entries
+        pieces = iter(stream)
+        next(pieces)
+        (documents / "more.txt").write_text(tiny_kb.text(7))
+        assert other.add(documents / "more.txt", wait=False).chunks == 3  # no lock is held
+        assert other.store.stats().entries == before
+        assert other.prepare(wait=False).computed == 0  # one at a time
+        for _ in pieces:
+            pass
+        work.join(60)
+        assert not work.is_alive()
+        assert other.missing_kv() == 0  # what came meanwhile is prepared too
+
+
+def test_nothing_is_left_where_the_limit_has_no_room(base, documents):
+    base.store.set_limit(0)
+    report = base.add(documents, wait=False)
+    assert report.chunk_kv_waiting == 0
+    assert base.prepare().left_out == 18
+    assert base.preparation.since_s == 0
+
+
+def test_a_knowledge_base_that_was_emptied_meanwhile_ends_the_work(base, documents):
+    base.add(documents, wait=False)
+    base.remove_all()
+    assert base.prepare().computed == 0
+    assert base.preparation.status().left == 0
+
+
+# Killed
+
+
+def add_and_count(loaded, acknowledge, home, documents):
+    """Add, and acknowledge each embedded text and each computed chunk."""
+    indexing.BATCH_CHUNKS = BATCH
+    with open_tiny(home) as base:
+        counted(base, acknowledge)
+        base.add(documents)
+        time.sleep(1000)
+
+
+def counted(base, count):
+    """Count the texts that are embedded and the chunks whose KV is computed, once each is done."""
+    encoder, adapter = base.encoder, base.adapter
+    encode, compute = encoder.encode, adapter.encode
+
+    def encode_counted(texts):
+        found = encode(texts)
+        for _ in texts:
+            count("embedded")
+        return found
+
+    def compute_counted(ids, *before):
+        found = compute(ids, *before)
+        if before:  # behind the system prefix: a chunk
+            count("computed")
+        return found
+
+    encoder.encode = encode_counted
+    adapter.encode = compute_counted
+
+
+KILLS, CHUNKS, BATCH = 3, 72, 6
+
+
+@pytest.mark.timeout(600)
+def test_an_add_that_is_killed_again_and_again_does_its_work_about_once(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
+    home, documents = tmp_path / "home", tmp_path / "documents"
+    documents.mkdir()
+    for number in range(CHUNKS // 3):
+        (documents / f"{number}.txt").write_text(tiny_kb.text(number))
+    done = []
+    with victims(tmp_path, tiny_kb.load, add_and_count, seed=40) as processes:
+        for _ in range(KILLS):
+            done += processes.killed_within(45, str(home), str(documents))
+    with open_tiny(home) as base:
+        adapter = base.adapter
+        try:
+            counted(base, done.append)
+            base.add(documents)
+        finally:
+            del adapter.encode
+        assert base.missing_kv() == 0
+        assert len(base.documents()) == CHUNKS // 3
+        assert base.store.verify().sound
+    assert CHUNKS <= done.count("embedded") <= CHUNKS + KILLS * (BATCH + 3)  # a batch that was not committed
+    assert CHUNKS - KILLS <= done.count("computed") <= CHUNKS + KILLS  # not counted yet, or not stored yet

@@ -1,0 +1,31 @@
+"""A running server prepares, between requests, what `kvweave add` and uploads have made answerable."""
+
+from pathlib import Path
+
+from running_server import server
+
+from kvweave.server.discovery import record, sole_server
+
+KB = "/v1/kb/default"
+
+
+def test_a_server_prepares_what_was_added_beside_it_and_uploaded(command, documents):
+    command.environment |= {"KVWEAVE_WAIT": "no", "KVWEAVE_RECIPE": "reuse"}
+    home = Path(command.environment["KVWEAVE_HOME"])
+    with sole_server(home), server(home, idle_work=True, recipe="reuse", chunk_tokens=48) as running:
+        record(home, running.url)
+
+        def left():
+            return running.http.get(KB).json()["preparation"]["left"]
+
+        added = command.json("add", documents)
+        assert (added["preparation"]["by"], added["preparation"]["address"]) == ("server", running.url)
+        assert added["chunk_kv_waiting"] == added["chunks"]
+        running.wait(lambda: left() == 0, 60)
+
+        files = [("files", ("ferry.txt", b"The ferry leaves at nine."))]
+        uploaded = running.http.post(f"{KB}/documents", files=files).json()
+        assert (uploaded["chunk_kv_waiting"], uploaded["chunk_kv_computed"]) == (1, 0)
+        running.wait(lambda: left() == 0, 60)
+        assert all(each["chunks_with_kv"] == each["chunks"] for each in command.json("ls"))
+        assert len(command.json("ls")) == 4
