@@ -67,7 +67,7 @@ def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe:
         if number in missing and _compute_kv(ctx, ids, recipe):
             computed.add(ids)
         ctx.progress(len(ids))
-    for extractor in _extractors(recipe):
+    for extractor in extractors_of(recipe):
         without = [wanted[number] for number in _missing_features(ctx, named, extractor)]
         computed |= _extract(ctx, _not_imported(ctx, without, extractor), extractor)
     return len(computed)
@@ -82,13 +82,13 @@ def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe
     missing: dict[int, int] = defaultdict(int)
     for number in _missing_kv(ctx, chunks, recipe):
         missing[number] += recipe.prepare.bytes(ctx.adapter, chunks[number][1])
-    for extractor in _extractors(recipe):
+    for extractor in extractors_of(recipe):
         for number in _missing_features(ctx, chunks, extractor):
             missing[number] += extractor.bytes(ctx.adapter, chunks[number][1])
     return dict(sorted(missing.items()))
 
 
-def _extractors(recipe: Recipe) -> list[FeatureExtractor]:
+def extractors_of(recipe: Recipe) -> list[FeatureExtractor]:
     """Return the preparation's extractors before the selector's: they may store the feature that the selector reads."""
     return list(dict.fromkeys((*recipe.prepare.extractors, *recipe.select.extractors)))
 

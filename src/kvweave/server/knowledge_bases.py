@@ -99,13 +99,14 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/{name}")
 async def describe(request: Request, name: str) -> dict[str, Any]:
-    """List the documents of a knowledge base."""
+    """List the documents of a knowledge base, and what recipe `auto` stands for there."""
 
-    def documents() -> list[dict[str, Any]]:
+    def described() -> dict[str, Any]:
         with tenant(request).bases.using(name) as base:
-            return [_listed(each) for each in base.documents()]
+            documents = [_listed(each) for each in base.documents()]
+            return {"documents": documents, "auto": facts(base.calibration())}
 
-    return {"name": name, "documents": await in_thread(documents)}
+    return {"name": name, **await in_thread(described)}
 
 
 @router.delete("/{name}/documents")
