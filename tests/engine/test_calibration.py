@@ -222,8 +222,11 @@ def test_changed_documents_void_what_is_measured(open_kb, tmp_path):
     table, conditions = base._state.verdicts, base._auto.conditions()
     table.add_measured(conditions, "When?", verdicts.MeasuredQuestion({}, 1.0, 1.0))
     assert table.measured(conditions)
+    left = base.folder / "calibration"  # by a killed process
+    left.mkdir()
     base.remove(tmp_path / "notes" / "0.txt")
     assert not table.measured(conditions)
+    assert not left.exists()
 
 
 # At idle time

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @opt.with_options(
     *opt.KB,
     *opt.MODEL,
-    *("prepare", "storage", "top_k"),
+    *("prepare", "storage"),
     *("calibrate_first_tokens", "calibrate_answers"),
 )
 def calibrate(

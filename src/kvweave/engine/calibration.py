@@ -6,22 +6,19 @@ interrupted calibration continues. A change of the documents makes it start over
 """
 
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
-
-from torch import Tensor
+from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.records import AnswerSettings
 from kvweave.config import GenerationConfig
 from kvweave.engine.components import Components, ListedCorpus
-from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.greedy_reply import Reply, counted_rows
 from kvweave.engine.kb_question import RequestContext, tokenized_prompt_for
 from kvweave.engine.settings import AskOptions, Settings
-from kvweave.engine.state import CALIBRATION_FOLDER, KnowledgeBaseState
+from kvweave.engine.state import CALIBRATION_FOLDER, IDLE_LOCK, KnowledgeBaseState, Progress
 from kvweave.engine.verdicts import (
     MIN_QUESTIONS,
     AutoRecipe,
@@ -34,18 +31,16 @@ from kvweave.engine.verdicts import (
     summarised,
 )
 from kvweave.errors import InvalidRequest
+from kvweave.files import try_lock
 from kvweave.index.documents import ListedChunk
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.models.adapter import Adapter
-from kvweave.models.attention import attention_modules
 from kvweave.predict.store import HISTORY_LIMIT
 from kvweave.recipes.candidates import Candidate, candidates
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
-from kvweave.recipes.recipe import Recipe, run
-from kvweave.results import Plan
+from kvweave.recipes.recipe import Recipe
 from kvweave.types import TokenizedPrompt
 
 MOST_QUESTIONS: Final = HISTORY_LIMIT
@@ -139,7 +134,7 @@ class Calibrator:
             )
         return self._finish(questions, trials, [measured[each] for each in questions if each in measured])
 
-    def run(self, progress: Callable[[str, int, int], None]) -> Verdict:
+    def run(self, progress: Progress) -> Verdict:
         """Take all steps; raises InvalidRequest if too few questions are known."""
         while (step := self.next()) is not None:
             progress(step.stage, step.done, step.total)
@@ -169,8 +164,8 @@ class Calibrator:
         context, options = self._components.request_context(), self._options()
         vector = context.encoder.encode([question])[0]
         prompt = tokenized_prompt_for(context, question, vector, options)
-        with _counted_rows(context.adapter) as counted:
-            full = _Reply.of(context.adapter, self._store, recipe_named(_FULL), prompt, options)
+        with counted_rows(context.adapter) as counted:
+            full = Reply.of(context.adapter, self._store, recipe_named(_FULL), prompt, options)
             found = {each.key: self._compare(context, each, prompt, options, full) for each in alive}
         passes = counted[0] / (context.adapter.geometry.layers * prompt.tokens)
         measured = MeasuredQuestion(found, time.perf_counter() - began, passes)
@@ -184,14 +179,14 @@ class Calibrator:
         candidate: Candidate,
         prompt: TokenizedPrompt,
         options: AskOptions,
-        full: "_Reply",
+        full: Reply,
     ) -> Measured:
         adapter, spans = context.adapter, [each for each in prompt.spans if each.kind == "chunk"]
         chunks = [prompt.ids(span) for span in spans if span.tokens]
         corpus = ListedCorpus(context.documents, context.index, context.encoder, adapter.template)
         ctx = PrepareContext(adapter, self._store, prompt.ids(prompt.spans[0]), corpus)
         prepare_chunks(ctx, chunks, candidate.recipe)
-        reply = _Reply.of(adapter, self._store, candidate.recipe, prompt, options, [full.ids])
+        reply = Reply.of(adapter, self._store, candidate.recipe, prompt, options, [full.ids])
         # KV that the store has no room for would be computed, as by full attention: that shows nothing.
         reused = all(each.origin != "fresh" for each in reply.plan.spans if each.kind == "chunk")
         stored = sum(candidate.stored_bytes(adapter, len(ids)) for ids in chunks)
@@ -340,69 +335,19 @@ class Calibrator:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """A greedy reply, and the tokens that ran through the model for its prompt, as a share of the prompt's."""
-
-    plan: Plan
-    first_token: int
-    ids: tuple[int, ...]
-    text: tuple[str, str]
-    passes: float
-
-    @staticmethod
-    def of(
-        adapter: Adapter,
-        store: ChunkStore,
-        recipe: Recipe,
-        prompt: TokenizedPrompt,
-        options: AskOptions,
-        drafts: Sequence[tuple[int, ...]] = (),
-    ) -> "_Reply":
-        """Prefill and decode as a request does; `drafts` are verified in few passes and change nothing."""
-        with _counted_rows(adapter) as counted:
-            result = run(recipe, adapter, store, prompt)
-        most = min(
-            options.max_new_tokens(adapter.geometry.context_tokens),
-            max(1, adapter.geometry.context_tokens - prompt.tokens),
-        )
-        decoded = Decoded()
-        for _ in generate(
-            adapter,
-            result.kv_cache,
-            prompt.token_ids,
-            result.logits,
-            options.generation,
-            most,
-            decoded,
-            drafts=drafts,
-            form=prompt.reply,
-        ):
-            pass
-        rows = counted[0] / (adapter.geometry.layers * prompt.tokens)
-        text = decoded.reasoning, decoded.text.strip()
-        return _Reply(result.plan, int(result.logits.argmax()), tuple(decoded.ids), text, rows)
-
-
-@contextmanager
-def _counted_rows(adapter: Adapter) -> Iterator[list[int]]:
-    """Count the rows that go through each attention layer in this context and thread, in a list of one number.
-
-    A layer that a selecting pass stops in, after its keys and values, does not count.
-    """
-    counted, thread = [0], threading.get_ident()
-
-    def count(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if threading.get_ident() == thread:
-            hidden = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-            counted[0] += hidden.shape[-2]
-
-    handles = [
-        module.register_forward_hook(count, with_kwargs=True)
-        for module in attention_modules(adapter.model).values()
-    ]
-    try:
-        yield counted
-    finally:
-        for handle in handles:
-            handle.remove()
+def calibrate(
+    state: KnowledgeBaseState,
+    components: Components,
+    settings: Settings,
+    questions: Sequence[str] | None,
+    progress: Progress,
+) -> Verdict:
+    """Make the verdict now; raises as `KnowledgeBase.calibrate`, but for an empty knowledge base."""
+    state.database.check_writable()
+    with try_lock(state.database.path.parent / IDLE_LOCK) as free:
+        if not free:
+            raise InvalidRequest(
+                "background work goes on for this knowledge base, and calibrates by itself; or try again later"
+            )
+        with closing(Calibrator(state, components, settings, questions)) as calibrator:
+            return calibrator.run(progress)

@@ -7,7 +7,7 @@ imported when first needed, so that listing and removing documents stays light.
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -27,8 +27,7 @@ from kvweave.engine.state import (
     kb_folder,
     no_progress,
 )
-from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
-from kvweave.files import try_lock
+from kvweave.errors import EmptyKnowledgeBase
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AddReport, Answer, AnswerCacheUse
 from kvweave.types import Message, Prompt, Said
@@ -317,17 +316,11 @@ class KnowledgeBase:
         Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
         questions, or another process is at background work.
         """
-        self._state.database.check_writable()
-        self._asker.checked("?")
-        with self._requests.start(), try_lock(self.folder / IDLE_LOCK) as free:
-            if not free:
-                raise InvalidRequest(
-                    f"background work goes on for knowledge base {self.name!r}; it calibrates by itself, or try again later"
-                )
-            from kvweave.engine.calibration import Calibrator
+        from kvweave.engine.calibration import calibrate
 
-            with closing(Calibrator(self._state, self._components, self._settings, questions)) as calibrator:
-                return calibrator.run(progress)
+        self._asker.checked("?")
+        with self._requests.start():
+            return calibrate(self._state, self._components, self._settings, questions, progress)
 
     def calibration(self) -> "Calibration":
         """Return what recipe `auto` stands for now, and by which verdict; loads no model."""
