@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.records import AnswerSettings
@@ -91,9 +92,9 @@ class Calibrator:
         self._given = given
         self._folder = state.database.path.parent / CALIBRATION_FOLDER
         self._scratch: ChunkStore | None = None
-        self._scratch_epoch = 0
         self._unprepared: list[ListedChunk] | None = None
         self._prepared = 0
+        self._epoch = state.answers.epoch
         config = settings.config
         self._candidates = candidates(config.prepare, config.store.storage, config.model.auxiliary)
 
@@ -116,6 +117,9 @@ class Calibrator:
 
     def next(self) -> Step | None:
         """Return the next step; None if too few questions are known. Loads no model to measure another question."""
+        if self._epoch != self._state.answers.epoch:
+            self.close()  # nothing of a removed document may stay there
+            self._unprepared, self._prepared, self._epoch = None, 0, self._state.answers.epoch
         questions = self.questions()
         if len(questions) < MIN_QUESTIONS:
             return None
@@ -130,18 +134,19 @@ class Calibrator:
                 todo[0],
                 total - len(todo),
                 total,
-                lambda: self._measure(todo[0], alive, conditions),
+                partial(self._measure, todo[0], alive, conditions),
             )
         return self._finish(questions, trials, [measured[each] for each in questions if each in measured])
 
     def run(self, progress: Progress) -> Verdict:
         """Take all steps; raises InvalidRequest if too few questions are known."""
+        began_s = time.time()
         while (step := self.next()) is not None:
             progress(step.stage, step.done, step.total)
             step.do()
             progress(step.stage, step.done + 1, step.total)
             verdict = self._auto.now().verdict
-            if step.stage == "verdict" and verdict is not None:
+            if verdict is not None and verdict.made_at_s >= began_s:
                 return verdict
         known, source = len(self.questions()), "given" if self._given is not None else "known"
         raise InvalidRequest(
@@ -212,7 +217,7 @@ class Calibrator:
                     winner.recipe.name,
                     done,
                     done + len(left),
-                    lambda: self._prepare(batch, winner.recipe),
+                    partial(self._prepare, batch, winner.recipe),
                 )
         origins = list(questions.values())
         minimum = self._settings.config.calibration
@@ -231,39 +236,45 @@ class Calibrator:
             sum(each.passes for each in measured) / max(1, len(measured)),
             tuple(trials),
         )
-        return Step("verdict", verdict.recipe, 0, 1, lambda: self._decide(verdict))
+        return Step("verdict", verdict.recipe, 0, 1, partial(self._decide, verdict, self._epoch))
 
-    def _decide(self, verdict: Verdict) -> None:
-        """Store the verdict; predicted questions that wait for an answer wait for one by it."""
+    def _decide(self, verdict: Verdict, epoch: int) -> None:
+        """Store the verdict, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
         before = self._settings.answer_settings()
         with self._state.database.transaction():
+            if self._state.answers.epoch != epoch:
+                return
             self._auto.table.put(self._auto.conditions(), verdict)
         after = self._settings.answer_settings()
         if before is not None and after is not None and before != after:
-            self._requeue(before, after)
+            self._queue(before, after)
 
-    def _requeue(self, before: AnswerSettings, after: AnswerSettings) -> None:
+    def _queue(self, before: AnswerSettings, after: AnswerSettings) -> None:
+        """Queue predicted questions, and the most used of those that have an answer, for one under other settings."""
         answers = self._state.answers
         waiting = answers.pending(most=10_000, reasons=("predicted", "prefilled"))
-        mine = [each.question for each in waiting if each.settings == before]
-        if not mine:
+        predicted = [each.question for each in waiting if each.settings == before]
+        asked = [question for question, settings in answers.most_used() if settings == before]
+        asked = asked[:MOST_QUESTIONS]
+        if not predicted and not asked:
             return
-        vectors = self._components.encoder.encode(mine)
+        vectors = dict(
+            zip((*predicted, *asked), self._components.encoder.encode([*predicted, *asked]), strict=True)
+        )
         with answers.transaction():
-            for question, vector in zip(mine, vectors, strict=True):
+            for question in predicted:
                 answers.delete([question], before)
-                answers.add_predicted(question, vector, after)
+                answers.add_predicted(question, vectors[question], after)
+            for question in asked:
+                answers.add_asked(question, vectors[question], after)
 
     # What steps need
 
     @property
     def _store(self) -> ChunkStore:
-        """The store of trials, empty when first needed and after the documents have changed."""
-        if self._scratch is not None and self._scratch_epoch != self._state.answers.epoch:
-            self.close()
+        """The store of trials, empty when first needed."""
         if self._scratch is None:
             shutil.rmtree(self._folder, ignore_errors=True)  # a killed process may have left it
-            self._scratch_epoch = self._state.answers.epoch
             self._scratch = ChunkStore(self._folder, limit_bytes=self._state.store.limit_bytes)
         return self._scratch
 
