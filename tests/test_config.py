@@ -22,7 +22,7 @@ def test_arguments_win_over_environment_over_file_over_defaults(tmp_path):
     assert config.chunking.overlap_tokens == 7
     assert config.generation.temperature == 0.5
     assert config.model.model is None
-    assert config.recipe == "weave"
+    assert config.recipe == "auto"
 
 
 def test_every_setting_of_the_store_has_its_variable():

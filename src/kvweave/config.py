@@ -141,6 +141,19 @@ class PredictionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CalibrationConfig:
+    """What a recipe must keep of full attention's answers to be chosen by calibration.
+
+    Attributes:
+        calibrate_first_tokens: Least share of questions whose first token is the same, 0..1.
+        calibrate_answers: Least share of questions whose answer is the same, 0..1.
+    """
+
+    calibrate_first_tokens: float = 0.98
+    calibrate_answers: float = 0.98
+
+
+@dataclass(frozen=True, slots=True)
 class IdleConfig:
     """When background work runs, and how much of it.
 
@@ -209,7 +222,8 @@ class Config:
 
     Attributes:
         home: Folder that holds everything. Default: KVWEAVE_HOME, else the platform's data folder.
-        recipe: How stored KV is reused and, unless `prepare` names another way, prepared.
+        recipe: How stored KV is reused and, unless `prepare` names another way, prepared. auto is what `kvweave calibrate` has
+            chosen, before that weave.
         prepare: How chunk KV is prepared ahead. Default: as the recipe does it.
         system: The instruction that every prompt starts with. Default: that of the prompt template.
         use_server: Let `ask`, `chat` and `mcp` use a running server of the same home.
@@ -217,7 +231,7 @@ class Config:
     """
 
     home: Path
-    recipe: str = "weave"
+    recipe: str = "auto"
     prepare: str | None = None
     system: str | None = None
     use_server: bool = True
@@ -229,6 +243,7 @@ class Config:
     store: StoreConfig = field(default_factory=StoreConfig)
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     idle: IdleConfig = field(default_factory=IdleConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
@@ -342,6 +357,7 @@ def _check(config: Config) -> None:
         _prompt_bounds(config.chunking, config.retrieval),
         generation_bounds(config.generation),
         _answer_bounds(config.answers, config.prediction),
+        _calibration_bounds(config.calibration),
         _idle_bounds(config.idle),
         _kv_bounds(config.store, config.decoding),
         server_bounds(config.server),
@@ -391,6 +407,12 @@ def _answer_bounds(answers: AnswersConfig, prediction: PredictionConfig) -> Iter
     )
     yield 1 <= stride <= 5, f"prediction_stride is {stride}; it lies between 1 and 5"
     yield 0 <= cutoff <= 1, f"decode_cutoff is {cutoff}; it lies between 0 and 1"
+
+
+def _calibration_bounds(calibration: CalibrationConfig) -> Iterator[Bound]:
+    for name in ("calibrate_first_tokens", "calibrate_answers"):
+        value = getattr(calibration, name)
+        yield 0 <= value <= 1, f"{name} is {value}; it lies between 0 and 1"
 
 
 def _idle_bounds(idle: IdleConfig) -> Iterator[Bound]:

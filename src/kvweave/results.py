@@ -67,6 +67,7 @@ class Plan:
         spans: of the prompt, in order; none for a cached answer.
         coverage: the budget, or None if it was a ratio.
         cache_hit: set if the answer came from the answer cache: then there was no prompt.
+        auto: why `auto` stands for this recipe; empty where a recipe was named.
     """
 
     recipe: str
@@ -74,6 +75,7 @@ class Plan:
     spans: tuple[PlanSpan, ...]
     coverage: float | None = None
     cache_hit: AnswerCacheHit | None = None
+    auto: str = ""
 
     @property
     def prompt_tokens(self) -> int:

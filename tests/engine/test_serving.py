@@ -150,6 +150,7 @@ def test_a_chat_refuses_a_recipe_that_reuses_chunks(serve):
         complete(tenant, "Hello.", recipe="weave")
     complete(tenant, LONG)
     assert complete(tenant, LONG, recipe="full").cached_tokens == 0
+    assert complete(tenant, LONG, recipe="auto").answer.plan.recipe == "prefix"
 
 
 # Documents

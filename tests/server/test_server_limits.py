@@ -282,8 +282,9 @@ def test_uploads_with_path_tricks_stay_inside(served):
     assert found.json()["added"] == ["outside.txt"]
     new = {path for path in served.parts.config.home.parent.rglob("*") if path.is_file()} - before
     assert [path.parent.parent.name for path in new if path.name == "outside.txt"] == ["uploads"]
-    listed = served.http.get("/v1/kb/notes").json()["documents"]
-    assert "outside.txt" in [each["source"] for each in listed]
+    found = served.http.get("/v1/kb/notes").json()
+    assert "outside.txt" in [each["source"] for each in found["documents"]]
+    assert found["auto"]["verdict"] is None
     assert served.http.delete("/v1/kb/notes/documents", params={"source": "outside.txt"}).json() == {
         "removed": ["outside.txt"]
     }

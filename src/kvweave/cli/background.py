@@ -15,6 +15,7 @@ TITLES = {
     "refresh": "checks of answers after documents came in",
     "answers": "questions answered again",
     "contradiction": "contradictory answers settled",
+    "calibration": "steps of calibration",
     "population": "predicted questions computed ahead",
     "conversion": "answers decoded from stored KV",
     "abstract": "batches of chunks summarised",

@@ -20,6 +20,7 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
     "ls": ("documents:ls", "List the documents."),
     "rm": ("documents:rm", "Remove documents and what was stored for them."),
     "idle": ("background:idle", "Predict questions and prepare their answers."),
+    "calibrate": ("calibrate:calibrate", "Find the cheapest recipe that keeps full attention's answers."),
     "cache": ("cache:app", "Show, verify, limit or clear what is stored."),
     "mcp": ("mcp:mcp", "Give agents the knowledge bases by the Model Context Protocol."),
     "doctor": ("doctor:doctor", "Check the machine, the model and the store."),

@@ -89,6 +89,8 @@ def _print_plan(answer: Answer) -> None:
     plan = answer.plan
     budget = f"ratio {plan.ratio:g}" if plan.coverage is None else f"coverage {plan.coverage:g}"
     STDOUT.print(f"recipe {plan.recipe}, {budget}")
+    if plan.auto:
+        STDOUT.print(f"auto is {plan.auto}", markup=False, soft_wrap=True)
     table = Table("span", "tokens", "from", "recomputed", "why", box=None, header_style="bold")
     for span in plan.spans:
         name = f"chunk {span.chunk + 1}" if span.kind == "chunk" else span.kind

@@ -164,6 +164,17 @@ class SharedOptions:
         int | None, _Declared("Questions predicted at a time, 1 to 5. Default: 5.", flag="--stride")
     ] = None
 
+    calibrate_first_tokens: Annotated[
+        float | None,
+        _Declared(
+            "Least share of first tokens that a recipe must keep, 0 to 1. Default: 0.98.",
+            flag="--first-tokens",
+        ),
+    ] = None
+    calibrate_answers: Annotated[
+        float | None,
+        _Declared("Least share of answers that a recipe must keep, 0 to 1. Default: 0.98.", flag="--answers"),
+    ] = None
     idle_seconds_per_day: Annotated[
         float | None,
         _Declared(

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -197,19 +197,19 @@ class BackgroundRunner:
 
     def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:
         """Run job after job, counted in `done` by kind; return why they end."""
-        jobs = self._jobs(guard)
-        try:
-            while True:
-                guard.yield_to_requests()
-                blocked = self._blocked_reason(low_load)
-                job = jobs.next() if not blocked else None
-                if job is None:
-                    return blocked or "nothing is left to do"
-                progress(job.kind, done[job.kind], done[job.kind] + job.left)
-                done[job.kind] += self._run_job(job, guard)
-                progress(job.kind, done[job.kind], done[job.kind] + job.left - 1)
-        except BackgroundStopped:
-            return "asked to end"
+        with closing(self._jobs(guard)) as jobs:
+            try:
+                while True:
+                    guard.yield_to_requests()
+                    blocked = self._blocked_reason(low_load)
+                    job = jobs.next() if not blocked else None
+                    if job is None:
+                        return blocked or "nothing is left to do"
+                    progress(job.kind, done[job.kind], done[job.kind] + job.left)
+                    done[job.kind] += self._run_job(job, guard)
+                    progress(job.kind, done[job.kind], done[job.kind] + job.left - 1)
+            except BackgroundStopped:
+                return "asked to end"
 
     def _blocked_reason(self, low_load: bool) -> str:
         """Return why no work may be done now; empty if it may."""

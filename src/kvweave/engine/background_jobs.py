@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, PendingReason, Vector
 from kvweave.engine.background_budget import BackgroundBudget, Worth
 from kvweave.engine.cached_answers import CachedAnswers
+from kvweave.engine.calibration import Calibrator, Step
 from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.contradictions import Contradictions, Pair
 from kvweave.engine.kb_question import RequestContext, tokenized_prompt_for
@@ -27,6 +28,7 @@ from kvweave.predict.planning import PrecomputeExtent, Summarise, precompute_ext
 from kvweave.predict.store import PredictionStore
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.match import missing_chunks
+from kvweave.recipes.names import AUTO
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillRequest
@@ -34,7 +36,15 @@ from kvweave.results import Answer
 from kvweave.types import TokenizedPrompt
 
 JobKind: TypeAlias = Literal[
-    "refresh", "answers", "contradiction", "population", "conversion", "abstract", "prediction", "restoration"
+    "refresh",
+    "answers",
+    "contradiction",
+    "calibration",
+    "population",
+    "conversion",
+    "abstract",
+    "prediction",
+    "restoration",
 ]
 """See `JobSource.next`."""
 
@@ -147,27 +157,31 @@ class JobSource:
 
     Args:
         precomputer: computes answers and KV for questions.
-        predictor: predicts questions; None where no answer is cached, so that none is worth predicting.
+        predictor: returns what predicts questions; None where no answer is cached, so that none is worth predicting.
         predictions: what was predicted so far.
         store: the chunk KV.
         budget: records the store's limit.
         extent: how much of a predicted question is computed.
         yield_to_requests: called between parts of a job that run no model.
+        calibrator: makes the verdict; None where it is not asked for.
     """
 
     def __init__(
         self,
         precomputer: Precomputer,
-        predictor: QuestionPredictor | None,
+        predictor: Callable[[], QuestionPredictor | None],
         predictions: PredictionStore,
         store: ChunkStore,
         budget: BackgroundBudget,
         extent: PrecomputeExtent,
         yield_to_requests: Callable[[], None],
+        calibrator: Calibrator | None = None,
     ) -> None:
         self._precomputer = precomputer
         self._cached = precomputer.cached
-        self._predictor = predictor
+        self._new_predictor = predictor
+        self._predictor = predictor()
+        self._calibrator = calibrator
         self._predictions = predictions
         self._store = store
         self._budget = budget
@@ -182,7 +196,8 @@ class JobSource:
         """Return the next job, None if nothing is left that this run has not tried.
 
         First what users wait for: the check of answers after documents came in (refresh), questions that lack a valid answer
-        (answers), and answers that contradict each other (contradiction). Then predicted questions: their KV and answer
+        (answers), and answers that contradict each other (contradiction). Then what `auto` stands for, by which all others are
+        computed (calibration). Then predicted questions: their KV and answer
         (population), or the answer where it was left out before (conversion, PerCache §4.3.3). Then new predictions (abstract,
         prediction). Last, evicted KV, if the store's limit was raised (restoration).
         """
@@ -192,6 +207,7 @@ class JobSource:
             self._refresh,
             self._answers,
             self._contradiction,
+            self._calibration,
             self._population,
             self._conversion,
             self._prediction,
@@ -238,6 +254,22 @@ class JobSource:
         for each in pair:
             self._precomputer.answer(each.question, each.settings)
         self._contradictions.settle(pair)
+
+    def _calibration(self) -> Job | None:
+        step = None if self._calibrator is None else self._calibrator.next_if_due()
+        if step is None:
+            return None
+        key = ("calibration", step.stage, step.done)
+        return Job("calibration", step.about, key, step.total - step.done, partial(self._calibrate, step))
+
+    def _calibrate(self, step: Step) -> None:
+        step.do()
+        self._predictor = self._new_predictor()  # questions are predicted for the recipe that answers them
+
+    def close(self) -> None:
+        """Delete what a calibration has stored for its trials."""
+        if self._calibrator is not None:
+            self._calibrator.close()
 
     def _population(self) -> Job | None:
         return self._pending("population", ("predicted",), self._populate)
@@ -318,12 +350,13 @@ def job_source(
     prediction = settings.config.prediction
     return JobSource(
         Precomputer(context, replace(cached, predictions=None), settings, metadata.system, waited_s),
-        _predictor(state, context, cached, settings, metadata),
+        partial(_predictor, state, context, cached, settings, metadata),
         state.predictions,
         state.store,
         budget,
         precompute_extent(cached.threshold, prediction.decode_cutoff),
         yield_to_requests,
+        Calibrator(state, components, settings) if settings.config.recipe == AUTO else None,
     )
 
 

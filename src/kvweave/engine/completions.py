@@ -16,6 +16,7 @@ from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.plain_prompt import chat_in_blocks, text_in_blocks
 from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.recipes.match import MatchNothing
+from kvweave.recipes.names import AUTO
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.snapshots import uses_exact_prefixes_alone
 from kvweave.results import Answer, AnswerCacheUse, ExplainedToken, Source
@@ -182,11 +183,12 @@ def plain_options(settings: Settings, request: CompletionRequest, sampling: Samp
 
     Raises InvalidRequest if it names a recipe that reuses other KV than exact prefixes.
     """
-    if request.recipe is not None and not _plain(settings.recipe(request.recipe)):
+    given = None if request.recipe == AUTO else request.recipe
+    if given is not None and not _plain(settings.recipe(given)):
         raise InvalidRequest(
-            f"recipe {request.recipe} reuses chunks, and the request has neither documents nor kb; leave it out"
+            f"recipe {given} reuses chunks, and the request has neither documents nor kb; leave it out"
         )
-    named = request.recipe or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
+    named = given or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
     return settings.resolve("", 1, recipe=named, cache="off", generation=sampling)
 
 

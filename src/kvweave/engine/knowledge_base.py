@@ -20,7 +20,14 @@ from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.once import once
 from kvweave.engine.paths import existing_paths, sources_from
 from kvweave.engine.preparation import Preparation
-from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress, kb_folder, no_progress
+from kvweave.engine.state import (
+    IDLE_LOCK,
+    SWEEP_GRACE_S,
+    KnowledgeBaseState,
+    Progress,
+    kb_folder,
+    no_progress,
+)
 from kvweave.errors import EmptyKnowledgeBase
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AddReport, Answer, AnswerCacheUse, PrepareReport
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from kvweave.engine.kb_conversations import Conversations
     from kvweave.engine.resident import ResidentModels
     from kvweave.engine.settings import Settings
+    from kvweave.engine.verdicts import AutoRecipe, Calibration, Verdict
     from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
@@ -183,6 +191,7 @@ class KnowledgeBase:
                 self._state.remove(source)
             self.answers.clear()
             self.predictions.clear()
+            self._state.verdicts.clear()
             self._metadata.clear()
             store.clear()
         self._components.forget()
@@ -327,6 +336,29 @@ class KnowledgeBase:
         """Do the background work at low load when no request has come for a while, until `stop` is set; for its own thread."""
         self._background.watch(stop, progress)
 
+    # Calibration
+
+    def calibrate(
+        self, questions: Sequence[str] | None = None, progress: Progress = no_progress
+    ) -> "Verdict":
+        """Measure which budgets keep what full attention answers; the cheapest becomes what recipe `auto` stands for.
+
+        `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
+        computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
+
+        Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
+        questions, or another process is at background work.
+        """
+        from kvweave.engine.calibration import calibrate
+
+        self._asker.checked("?")
+        with self._requests.start():
+            return calibrate(self._state, self._components, self._settings, questions, progress)
+
+    def calibration(self) -> "Calibration":
+        """Return what recipe `auto` stands for now, and by which verdict; loads no model."""
+        return self._auto.now()
+
     # Closing
 
     def close(self) -> None:
@@ -345,7 +377,13 @@ class KnowledgeBase:
     def _settings(self) -> "Settings":
         from kvweave.engine.settings import Settings
 
-        return Settings(self.config, self.folder)
+        return Settings(self.config, self.folder, self._auto)
+
+    @once
+    def _auto(self) -> "AutoRecipe":
+        from kvweave.engine.verdicts import AutoRecipe
+
+        return AutoRecipe(self._state.verdicts, self.config, self._metadata, lambda: self.answers.epoch)
 
     @once
     def _indexer(self) -> "Indexer":
@@ -411,7 +449,7 @@ class KnowledgeBase:
             self._metadata,
             self.background_budget,
             self._requests,
-            self.folder / "idle.lock",
+            self.folder / IDLE_LOCK,
             self._preparer,
         )
 

@@ -127,7 +127,7 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOption
     whole = Answer(
         decoded.text.strip(),
         sources,
-        result.plan,
+        replace(result.plan, auto=options.auto),
         timing,
         decoded.decoding,
         decoded.reasoning,

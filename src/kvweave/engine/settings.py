@@ -3,7 +3,7 @@
 Recipes run models; their code is imported when a recipe is made.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,9 @@ from kvweave.config import (
 )
 from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.sampling import Sampling, check_sampling
+from kvweave.engine.verdicts import AutoRecipe
 from kvweave.errors import InvalidRequest
-from kvweave.recipes.names import OWN_PREPARATIONS, full_name
+from kvweave.recipes.names import AUTO, OWN_PREPARATIONS, UNCALIBRATED, displayed, full_name, parse
 from kvweave.results import AnswerCacheUse
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class AskOptions:
         cache: what to do with the answer cache.
         answer_settings: the settings under which the cache keeps the answer; None if it does not.
         keep_cut: whether the cache also keeps an answer that its greatest length cut.
+        auto: why `auto` stands for the recipe; empty where a recipe was named.
     """
 
     recipe: "Recipe"
@@ -52,6 +54,7 @@ class AskOptions:
     cache: AnswerCacheUse
     answer_settings: AnswerSettings | None
     keep_cut: bool = True
+    auto: str = ""
 
     def max_new_tokens(self, context_tokens: int) -> int:
         """Return the longest answer in tokens by a model with a context of `context_tokens`."""
@@ -61,10 +64,14 @@ class AskOptions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Completes the options of a call with the settings of the knowledge base in `folder`."""
+    """Completes the options of a call with the settings of the knowledge base in `folder`.
+
+    `auto` says what the recipe of that name stands for there; None where nothing is calibrated.
+    """
 
     config: Config
     folder: Path
+    auto: AutoRecipe | None = None
 
     def resolve(
         self,
@@ -87,7 +94,8 @@ class Settings:
         Raises:
             UnknownRecipe, InvalidRequest: an option that cannot be honoured.
         """
-        chosen = self.recipe(recipe, prepare)
+        named = self._named(recipe, prepare, own_budget=ratio is not None or coverage is not None)
+        chosen = self._made(named, prepare)
         chosen.budget(ratio, coverage)  # an impossible budget is refused before a model is loaded
         if isinstance(generation, Sampling):
             check_sampling(generation)
@@ -112,6 +120,7 @@ class Settings:
                 generation=generation,
             ),
             keep_cut=generation is None,  # a caller that limits one answer must be told that it was cut
+            auto=named.told,
         )
 
     def answer_settings(
@@ -136,9 +145,10 @@ class Settings:
         plain = generation.plain if isinstance(generation, Sampling) else generation.temperature == 0
         if cache == "off" or not plain:
             return None
+        named = self._named(recipe, prepare, own_budget=ratio is not None or coverage is not None)
         return AnswerSettings(
-            self._recipe_name(recipe, prepare),
-            ratio,
+            self._recipe_name(named.recipe, prepare),
+            named.ratio if ratio is None else ratio,
             coverage,
             self.top_k(top_k),
             generation.max_new_tokens,
@@ -180,15 +190,41 @@ class Settings:
         Raises:
             UnknownRecipe, InvalidRequest: see `recipe_named`.
         """
+        return self._made(self._named(named, prepare), prepare)
+
+    def _named(self, recipe: str | None, prepare: str | None, *, own_budget: bool = False) -> "_Named":
+        """Return what a call or the settings name, with the verdict's choice in place of AUTO.
+
+        A call's own budget goes to that choice, or to UNCALIBRATED if the choice spends none; its own preparation always goes
+        to UNCALIBRATED: no verdict is about it.
+        """
+        name = self.config.recipe if recipe is None else recipe
+        if name.rpartition("+")[2] != AUTO:
+            return _Named(recipe)
+        if name != AUTO or prepare is not None or self.auto is None:
+            return _Named(recipe, told=f"{UNCALIBRATED}, which no verdict is about")
+        calibration = self.auto.now()
+        verdict = calibration.verdict
+        if verdict is None:
+            return _Named(recipe, told=calibration.told)
+        if own_budget and not verdict.budget:
+            stored = parse(verdict.recipe).storage
+            name = displayed(UNCALIBRATED, None, stored)
+            return _Named(name, told=f"{UNCALIBRATED} for this budget, else {calibration.told}")
+        return _Named(verdict.recipe, None if own_budget else verdict.ratio, calibration.told)
+
+    def _made(self, named: "_Named", prepare: str | None) -> "Recipe":
         from kvweave.recipes.methods import recipe_named
         from kvweave.recipes.prepare import NotPrepared
 
         auxiliary = self.config.model.auxiliary
-        if named is None:
+        if named.recipe is None:
             return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, self._storage)
-        chosen = recipe_named(named, prepare, auxiliary, self._storage)
-        complete = prepare is not None or "+" in named or chosen.prepare == NotPrepared()
-        return chosen if complete else recipe_named(named, self.config.prepare, auxiliary, self._storage)
+        chosen = recipe_named(named.recipe, prepare, auxiliary, self._storage)
+        complete = prepare is not None or "+" in named.recipe or chosen.prepare == NotPrepared()
+        if not complete:
+            chosen = recipe_named(named.recipe, self.config.prepare, auxiliary, self._storage)
+        return chosen if named.ratio is None else replace(chosen, ratio=named.ratio)
 
     def top_k(self, named: int | None = None) -> int:
         """Return the number of chunks to retrieve; raises InvalidRequest below one."""
@@ -219,6 +255,15 @@ class Settings:
     def _storage(self) -> str | None:
         storage = self.config.store.storage
         return None if storage == "auto" else storage
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A recipe's name, None for the settings' own; the ratio that goes with it, None for its own; and why, for people."""
+
+    recipe: str | None
+    ratio: float | None = None
+    told: str = ""
 
 
 def within_context(given: int | None, default: int, context_tokens: int) -> int:

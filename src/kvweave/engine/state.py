@@ -1,6 +1,7 @@
 """What a knowledge base consists of, in one SQLite database. Light to import: `ls` and `rm` need no more."""
 
 import re
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,9 @@ from kvweave.answer_cache.cache import AnswerCache
 from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.conversation_log import empty_outdated
+from kvweave.engine.verdicts import VerdictTable
 from kvweave.errors import InvalidRequest
+from kvweave.files import try_lock
 from kvweave.index.documents import DocumentTable
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.predict.store import PredictionStore
@@ -28,6 +31,10 @@ def no_progress(stage: str, done: int, total: int) -> None:
     """Ignore progress."""
 
 
+CALIBRATION_FOLDER: Final = "calibration"
+"""Where calibration stores KV while it tries budgets, in a knowledge base's folder."""
+IDLE_LOCK: Final = "idle.lock"
+"""The file that background work and calibration lock, in a knowledge base's folder."""
 SWEEP_GRACE_S: Final = 60.0
 """Index rows younger than this may belong to an `add` that runs in another process."""
 
@@ -69,6 +76,7 @@ class KnowledgeBaseState:
             self.documents = DocumentTable(self.database)
             self.answers = AnswerCache(self.database, config.answers.answer_limit_bytes)
             self.predictions = PredictionStore(self.database)
+            self.verdicts = VerdictTable(self.database)
             self.conversations = folder / "conversations"
             if config.store.shared is not None:
                 self._store = self._open_store()  # a wrong address is refused now
@@ -100,6 +108,7 @@ class KnowledgeBaseState:
             for version in gone:
                 store.disown(version)
             self._forget(gone)
+        self._drop_trials()
 
     def remove(self, source: str) -> str | None:
         """Remove a document with its chunks, KV, cached answers and predictions, in one commit.
@@ -114,6 +123,7 @@ class KnowledgeBaseState:
                 return None
             store.disown(listed.version)
             self._forget([listed.version])
+        self._drop_trials()
         return listed.version
 
     def empty_conversations(self) -> None:
@@ -134,6 +144,15 @@ class KnowledgeBaseState:
         """Drop the answers and predictions made from document versions."""
         self.answers.documents_changed(versions)
         self.answers.delete(self.predictions.documents_changed(versions))
+        self.verdicts.documents_changed()
+
+    def _drop_trials(self) -> None:
+        """Delete KV that a killed calibration has left; a running one does so itself when the documents change."""
+        folder = self._folder / CALIBRATION_FOLDER
+        if folder.exists():
+            with try_lock(self._folder / IDLE_LOCK) as free:
+                if free:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _open_store(self) -> "ChunkStore":
         from kvweave.kvstore.chunk_store import ChunkStore

@@ -32,6 +32,13 @@ Methods that are not here, such as those of other packages, are asked themselves
 RENAMED: Final[Mapping[str, str]] = {"cacheclip-refill": "cacheclip"}
 """Earlier names of methods, which `parse` still accepts."""
 
+AUTO: Final = "auto"
+"""What stands for the recipe that calibration has chosen for a knowledge base, and elsewhere for UNCALIBRATED."""
+
+UNCALIBRATED: Final = "weave"
+EXACT: Final = "prefix"
+"""The recipe of calibration where no budget keeps what full attention says: its answers are full attention's."""
+
 _EXACT_PREPARATION: Final = "observed"
 _PREPARATIONS: Final = frozenset(("bare", "isolated", "similar", "following", "woven", _EXACT_PREPARATION))
 
@@ -47,7 +54,7 @@ class NamedRecipe(NamedTuple):
 def parse(name: str, prepare: str | None = None, storage: str | None = None) -> NamedRecipe:
     """Return what a recipe's name says, and `prepare` and `storage` where the name leaves them open.
 
-    An earlier name of a method gives the present one.
+    An earlier name of a method gives the present one, and AUTO gives UNCALIBRATED.
 
     Raises InvalidRequest if `prepare` is given twice, and for a storage that there is not.
     """
@@ -60,7 +67,8 @@ def parse(name: str, prepare: str | None = None, storage: str | None = None) -> 
         storage = named or storage
     if storage is not None and storage not in STORAGES:
         raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
-    return NamedRecipe(RENAMED.get(name, name), prepare, None if storage is None else STORAGES[storage])
+    name = UNCALIBRATED if name == AUTO else RENAMED.get(name, name)
+    return NamedRecipe(name, prepare, None if storage is None else STORAGES[storage])
 
 
 def displayed(method: str, preparation: str | None, storage: Storage | None) -> str:

@@ -123,7 +123,7 @@ def preparation_steps(recipe: Recipe) -> list[PreparationStep]:
     storage = recipe.prepare.storage
     return [
         *(PreparationStep(storage, prepare=prepare) for prepare in kv),
-        *(PreparationStep(storage, extractor=extractor) for extractor in _extractors(recipe)),
+        *(PreparationStep(storage, extractor=extractor) for extractor in extractors_of(recipe)),
     ]
 
 
@@ -140,13 +140,13 @@ def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe
     for number in without:
         stored = 0 if number in without_plain else plain.bytes(ctx.adapter, chunks[number][1])
         missing[number] += prepare.bytes(ctx.adapter, chunks[number][1]) - stored
-    for extractor in _extractors(recipe):
+    for extractor in extractors_of(recipe):
         for number in _missing_features(ctx, chunks, extractor):
             missing[number] += extractor.bytes(ctx.adapter, chunks[number][1])
     return dict(sorted(missing.items()))
 
 
-def _extractors(recipe: Recipe) -> list[FeatureExtractor]:
+def extractors_of(recipe: Recipe) -> list[FeatureExtractor]:
     """Return the preparation's extractors before the selector's: they may store the feature that the selector reads."""
     return list(dict.fromkeys((*recipe.prepare.extractors, *recipe.select.extractors)))
 

@@ -99,14 +99,15 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/{name}")
 async def describe(request: Request, name: str) -> dict[str, Any]:
-    """List the documents of a knowledge base, and how far their chunks are prepared."""
+    """List a knowledge base's documents, how far their chunks are prepared, and what recipe `auto` stands for there."""
 
     def described() -> dict[str, Any]:
         with tenant(request).bases.using(name) as base:
             preparation = facts(base.preparation.status())
             preparation["by_server"] = base.config.server.idle_work and base.has_recorded_model
             documents = [_listed(each) for each in base.documents()]
-            return {"name": name, "documents": documents, "preparation": preparation}
+            found = {"documents": documents, "preparation": preparation, "auto": facts(base.calibration())}
+            return {"name": name, **found}
 
     return await in_thread(described)
 

@@ -11,8 +11,8 @@ import typer
 from kvweave import __version__
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing, keeps_output
-from kvweave.config import Config
 from kvweave.errors import InvalidRequest
+from kvweave.recipes.names import UNCALIBRATED
 from kvweave_lab.cli import bench_options as bench
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class PersonasOptions:
         from kvweave_lab.eval.personas.run import Request
 
         users, about = _users(self)
-        recipe = self.recipe or Config(home=Path()).recipe
+        recipe = self.recipe or UNCALIBRATED
         return Request(users, about | {"shape": self.shape}, self.further, recipe, self.output, self.repeats)
 
     def timed_model(self, device: str | None) -> "Adapter":

@@ -17,7 +17,7 @@ from kvweave.recipes.methods.kvshare import kvshare
 from kvweave.recipes.methods.prophetkv import prophetkv
 from kvweave.recipes.methods.qcfuse import qcfuse
 from kvweave.recipes.methods.weave import weave
-from kvweave.recipes.names import displayed, parse, split_storage
+from kvweave.recipes.names import AUTO, displayed, parse, split_storage
 from kvweave.recipes.prepare import (
     AnyStorage,
     Bare,
@@ -103,7 +103,7 @@ def recipe_named(
     if name not in METHODS:
         if name in LAB["kvweave.recipes"]:
             raise lab_missing(f"recipe {name!r}")
-        raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join(METHODS)}")
+        raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join((AUTO, *METHODS))}")
     recipe = METHODS[name](auxiliary) if uses_auxiliary(name) else METHODS[name]()
     recipe = _with_preparation(recipe, preparation)
     if stored is not None:

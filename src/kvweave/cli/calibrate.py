@@ -1,0 +1,107 @@
+"""calibrate: find the cheapest recipe that keeps what full attention answers; it becomes what recipe auto stands for."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvweave.cli import options as opt
+
+if TYPE_CHECKING:
+    from kvweave.engine.verdicts import Verdict
+
+
+@opt.with_options(
+    *opt.KB,
+    *opt.MODEL,
+    *("prepare", "storage"),
+    *("calibrate_first_tokens", "calibrate_answers"),
+)
+def calibrate(
+    *,
+    options: opt.SharedOptions,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            "--questions",
+            help='Take these instead of asked and predicted ones: a file of lines {"question": "…"}.',
+        ),
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show what holds now, and measure nothing.")] = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Find the cheapest recipe that keeps what full attention answers; recipe auto then stands for it."""
+    from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
+
+    opt.quiet_libraries()
+    given = None if questions is None else _read(questions)
+    with options.open_kb() as base, progress_bar(quiet or json or show) as report:
+        if not show:
+            base.calibrate(given, report)
+        found = base.calibration()
+    if json:
+        print_json({"told": found.told, "verdict": found.verdict, "note": found.note})
+        return
+    if found.verdict is not None:
+        _print_trials(found.verdict)
+        verdict = found.verdict
+        STDOUT.print(
+            f"{verdict.questions} questions: {verdict.asked} asked, {verdict.predicted} predicted, {verdict.given} given; "
+            f"{verdict.model}, {seconds(verdict.seconds)}, {verdict.passes:.1f} passes each"
+        )
+    STDOUT.print(f"auto is {found.told}", markup=False, soft_wrap=True)
+
+
+def _print_trials(verdict: "Verdict") -> None:
+    from rich.table import Table
+
+    from kvweave.cli.output import STDOUT
+
+    columns = (
+        "recipe",
+        "ratio",
+        "questions",
+        "first tokens",
+        "answers",
+        "passes",
+        "B/token",
+        "offline passes",
+        "",
+    )
+    table = Table(*columns, box=None, header_style="bold")
+    for trial in verdict.trials:
+        table.add_row(
+            trial.recipe,
+            f"{trial.budget:g}",
+            f"{trial.questions}",
+            f"{trial.first_tokens}",
+            f"{trial.answers}",
+            f"{trial.passes:.2f}",
+            f"{trial.bytes_per_token:,.0f}",
+            f"{trial.offline_passes}",
+            "keeps" if trial.keeps else "",
+        )
+    STDOUT.print(table)
+
+
+def _read(path: Path) -> list[str]:
+    """Return the questions of a file of JSON lines; raises InvalidRequest for a line that is none."""
+    import json
+
+    from kvweave.errors import InvalidRequest
+
+    found: dict[str, None] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            question = json.loads(line)["question"]
+        except (ValueError, KeyError, TypeError):
+            question = None
+        if not isinstance(question, str) or not question.strip():
+            raise InvalidRequest(
+                f'line {number} of {path} is no JSON object like {{"question": "When is it?"}}'
+            )
+        found[question] = None
+    return list(found)

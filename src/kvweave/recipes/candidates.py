@@ -1,0 +1,80 @@
+"""The budgets that calibration compares with full attention, and what each costs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.adapter import Adapter
+from kvweave.recipes.methods import DEFAULT_STORAGE, recipe_named
+from kvweave.recipes.offline import extractors_of
+from kvweave.recipes.recipe import Recipe
+
+_BUDGETS: Final = (
+    ("reuse", None, "int4", 0.0),
+    ("reuse", None, "int8", 0.0),
+    ("reuse", "following", "int4", 0.0),
+    ("reuse", "following", "int8", 0.0),
+    ("weave", None, "int8", 0.05),
+    ("weave", None, "int4", 0.1),
+    ("weave", None, "int8", 0.1),
+    ("cacheblend", "following", "int8", 0.1),
+    ("weave", None, "int8", 0.3),
+    ("weave", None, "int8", 0.5),
+)
+"""Method, preparation where it is not the method's own, storage and ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A budget that may keep what full attention says.
+
+    Attributes:
+        recipe: with the budget as its own ratio.
+        ratio: the budget; None where it is the ratio that the named recipe has anyway.
+    """
+
+    recipe: Recipe
+    ratio: float | None
+
+    @property
+    def key(self) -> str:
+        """Names it: recipe and budget."""
+        return f"{self.recipe.name} {self.recipe.ratio:g}"
+
+    @property
+    def offline_passes(self) -> int:
+        """Passes of the model over a chunk when it is prepared, at most: one per KV entry, and those of features.
+
+        A feature of quantised KV takes two, since the isolated KV is computed again to compare with.
+        """
+        own = self.recipe.prepare
+        return own.entry_count + len(extractors_of(self.recipe)) * (1 if own.storage == "exact" else 2)
+
+    def stored_bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+        """Return about how many bytes of the store a prepared chunk of this length takes."""
+        features = sum(each.bytes(adapter, chunk_tokens) for each in extractors_of(self.recipe))
+        return self.recipe.prepare.bytes(adapter, chunk_tokens) + features
+
+
+def candidates(prepare: str | None, storage: str, auxiliary: str | None) -> tuple[Candidate, ...]:
+    """Return what calibration tries: all of it, or what is left under a preparation and a storage that settings name.
+
+    `storage` is auto, exact, int8 or int4. Raises UnknownRecipe for a preparation that there is not.
+    """
+    found: dict[str, Candidate] = {}
+    for method, own, stored, ratio in _BUDGETS:
+        default = None if stored == DEFAULT_STORAGE else stored  # a default is not part of a recipe's name
+        for recipe in _made(method, prepare or own, auxiliary, default if storage == "auto" else storage):
+            budget = None if ratio == recipe.ratio else ratio
+            candidate = Candidate(replace(recipe, ratio=ratio), budget)
+            found.setdefault(candidate.key, candidate)
+    return tuple(found.values())
+
+
+def _made(method: str, prepare: str | None, auxiliary: str | None, storage: str | None) -> Iterator[Recipe]:
+    """Yield the recipe; nothing where its preparation keeps exact versions, which have no other storage."""
+    try:
+        yield recipe_named(method, prepare, auxiliary, storage)
+    except InvalidRequest:
+        return
