@@ -19,6 +19,7 @@ def matched_questions(result: Result | None, figure: str = "") -> str:
             f"`{about['command']}`, {about['date']}, {about['commit']}. Bold: a matcher's default threshold.",
             "\n".join([*header("matcher", "threshold", "hit rate", "false-hit rate"), *map(_rates, rows)]),
             "\n".join(_kinds(result["kinds"])),
+            *(["\n".join(_checked(result["checked"]))] if "checked" in result else []),
             *(
                 [f"![Share of paraphrases that hit against share of look-alikes that hit]({figure})"]
                 if figure
@@ -45,6 +46,15 @@ def _kinds(rows: Sequence[Result]) -> list[str]:
         own = [each for each in rows if each["kind"] == kind]
         shares = (f"{each['accepted'] / each['pairs']:.1%}" for each in own)
         lines.append(row(kind, f"{own[0]['pairs']:,}", *shares))
+    return lines
+
+
+def _checked(rows: Sequence[Result]) -> list[str]:
+    lines = header("error bound", "hits added", "false hits added", "error", "hit rate", "false-hit rate")
+    for each in rows:
+        bound = "all that is near" if each["bound"] == 1 else f"{each['bound']:.2f}"
+        rates = f"{each['error']:.1%}", f"{each['hit_rate']:.1%}", f"{each['false_hit_rate']:.2%}"
+        lines.append(row(bound, f"{each['hits']:,}", f"{each['false_hits']:,}", *rates))
     return lines
 
 
