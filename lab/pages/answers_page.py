@@ -50,11 +50,10 @@ def _kinds(rows: Sequence[Result]) -> list[str]:
 
 
 def _checked(rows: Sequence[Result]) -> list[str]:
-    lines = header("error bound", "hits added", "false hits added", "error", "hit rate", "false-hit rate")
+    lines = header("near pairs", "hits", "false hits", "error", "hit rate", "false-hit rate")
     for each in rows:
-        bound = "all that is near" if each["bound"] == 1 else f"{each['bound']:.2f}"
         rates = f"{each['error']:.1%}", f"{each['hit_rate']:.1%}", f"{each['false_hit_rate']:.2%}"
-        lines.append(row(bound, f"{each['hits']:,}", f"{each['false_hits']:,}", *rates))
+        lines.append(row(each["rule"], f"{each['hits']:,}", f"{each['false_hits']:,}", *rates))
     return lines
 
 

@@ -132,7 +132,7 @@ def test_a_difference_that_changes_the_answer_is_found(one, other, differs):
 @pytest.mark.parametrize(
     ("stored", "asked", "kind"),
     [
-        ("What do the pullets weigh?", "How heavy are the young hens?", "wording"),
+        ("Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?", "wording"),
         ("Which goalkeeper has the larger pads?", "goalkeeper with larger pads", "keywords"),
     ],
 )

@@ -11,7 +11,7 @@ from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
 
 SETTINGS = AnswerSettings("reuse", None, None, 4, None, False, None, None)
-STORED, ASKED = "What do the pullets weigh?", "How heavy are the young hens?"
+STORED, ASKED = "Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?"
 EAST = np.array([1.0, 0.0, 0.0], dtype=np.float32)
 NEAR = np.array([0.8, 0.6, 0.0], dtype=np.float32)
 

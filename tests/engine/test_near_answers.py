@@ -13,7 +13,7 @@ from kvweave.engine.cached_answers import CachedAnswers, KeptAnswer, chunk_names
 from kvweave.index.search import FoundChunk, SearchReason
 
 SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)
-STORED, ASKED = "What do the pullets weigh?", "How heavy are the young hens?"
+STORED, ASKED = "Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?"
 EAST, NEAR = np.array([[1, 0], [0.8, 0.6]], dtype=np.float32)
 
 
@@ -38,7 +38,7 @@ def chunk(name, text):
     return FoundChunk(name, f"{name}.txt", 0, 0, len(text), text, 1.0, SearchReason(1, None, 1, 0.5))
 
 
-OWN, OTHER = chunk("a", "The pullets weigh 2 kg each."), chunk("b", "The shed is open.")
+OWN, OTHER = chunk("a", "The amplifier comes from Ben, 2 kg of it."), chunk("b", "The shed is open.")
 
 
 @pytest.fixture
@@ -85,11 +85,11 @@ def test_a_wrong_answer_is_not_given_again(cached):
     assert find(cached) == "2 kg"
     keep(cached, ASKED, "3 kg", NEAR)
     assert counts(cached) == (0, 60, 1)
-    assert find(cached, "How heavy are those young birds?", NEAR) is None
+    assert find(cached, "Who has given the players a loan of this amp?", NEAR) is None
 
 
 def test_what_the_question_retrieves_must_hold_the_answer(cached, index):
-    for chunks in ([OTHER], [chunk("a", "The pullets are brown."), OTHER], [chunk("b", OWN.text)]):
+    for chunks in ([OTHER], [chunk("a", "The amplifier is brown."), OTHER], [chunk("b", OWN.text)]):
         index.chunks = chunks
         assert find(cached) is None
     assert counts(cached)[0] == 1, "it is remembered all the same"
@@ -105,15 +105,15 @@ def test_without_a_bound_nothing_is_given_but_all_is_judged(tmp_path, index):
 
 
 def test_an_answer_that_newer_documents_made_invalid_is_not_given(cached, index):
-    index.chunks = [chunk("b", "The pullets weigh 3 kg.")]
+    index.chunks = [chunk("b", "The amplifier comes from Carl, 3 kg of it.")]
     cached.answers.documents_changed()
     assert find(cached) is None
 
 
 def test_a_typing_error_that_is_a_word_of_the_documents_is_none(cached, index):
-    typed = "What do the pulltes weigh?"
+    typed = "Who lends the amplifeir to the band?"
     assert find(cached, typed, EAST) == "2 kg"
-    index.chunks = [OWN, chunk("b", "Pulltes are eaten raw.")]
+    index.chunks = [OWN, chunk("b", "An amplifeir is a fruit.")]
     assert find(cached, typed, EAST) is None
 
 

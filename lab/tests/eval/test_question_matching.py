@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.checked_matching import ALL_NEAR, BOUNDS, checked_rows
+from kvweave_lab.eval.checked_matching import BOUNDS, COSINES, checked_rows
 from kvweave_lab.eval.question_matching import (
     MATCHERS,
     REJECTED,
@@ -181,7 +181,7 @@ def test_tables_json_and_figure_have_every_matcher(done, tmp_path):
     assert {row["kind"] for row in plain["kinds"]} == {PARAPHRASE, *LOOKALIKES}
     assert threshold_table(done).row_count >= 9
     assert kind_table(done).row_count == 9
-    assert checked_table(done).row_count == len(plain["checked"]) == len(BOUNDS) + 1
+    assert checked_table(done).row_count == len(plain["checked"]) == len(BOUNDS) + len(COSINES)
     assert matcher_curves(done).startswith(b"\x89PNG")
     assert {path.name for path in write(tmp_path / "out", done, {"command": "command"})} == {
         "lookalikes.json",
@@ -194,8 +194,8 @@ def _near(count, paraphrase, cosine):
     pairs = [
         Pair(
             "any",
-            f"What do the pullets of farm {n} weigh?",
-            f"How heavy are the young hens of farm {n}?",
+            f"Who lends the amplifier to band {n}?",
+            f"Who is giving the musicians of group {n} a loan of the amp?",
             paraphrase,
         )
         for n in range(count)
@@ -205,20 +205,22 @@ def _near(count, paraphrase, cosine):
 
 def test_checked_answers_keep_the_bound_that_the_other_parts_teach():
     right, wrong = _near(600, True, 0.9), _near(300, False, 0.6)
-    rows = {row.bound: row for row in checked_rows(right[0] + wrong[0], np.concatenate([right[1], wrong[1]]))}
-    assert (rows[0.01].hits, rows[0.01].false_hits) == (600, 0)
-    assert rows[0.01].hit_rate == 1
-    assert (rows[ALL_NEAR].hits, rows[ALL_NEAR].false_hits, rows[ALL_NEAR].error) == (600, 300, 1 / 3)
-    mixed = {row.bound: row for row in checked_rows(right[0] + wrong[0], np.full(900, 0.8))}
-    assert mixed[0.3].hits == 0, "a third of them is wrong at any similarity"
+    cosines = np.concatenate([right[1], wrong[1]])
+    rows = {row.rule: row for row in checked_rows(right[0] + wrong[0], cosines)}
+    assert (rows["bound 0.02"].hits, rows["bound 0.02"].false_hits) == (600, 0)
+    assert rows["bound 0.02"].hit_rate == 1
+    everything = rows["cosine 0.60"]
+    assert (everything.hits, everything.false_hits, everything.error) == (600, 300, 1 / 3)
+    mixed = {row.rule: row for row in checked_rows(right[0] + wrong[0], np.full(900, 0.8))}
+    assert mixed["bound 0.30"].hits == 0, "a third of them is wrong at any similarity"
 
 
 def test_too_few_verdicts_add_nothing():
     pairs, cosines = _near(40, True, 0.9)
     pairs = [*pairs, Pair("role", "Who paid Anna?", "Who did Anna pay?", False)]
-    rows = checked_rows(pairs, np.append(cosines, 0.9))
-    assert [row.hits for row in rows if row.bound <= 0.05] == [0, 0, 0]
-    assert rows[-1].hits == 40
+    rows = {row.rule: row for row in checked_rows(pairs, np.append(cosines, 0.9))}
+    assert [rows[f"bound {bound:.2f}"].hits for bound in (0.02, 0.05)] == [0, 0]
+    assert rows["cosine 0.90"].hits == 40
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(done, tmp_path):

@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 Sameness = Literal["same", "near", "different"]
 """same: they ask the same. near: they may ask the same. different: they ask for something else, or nothing tells."""
 
-NEAR_COSINE: Final = 0.55
+NEAR_COSINE: Final = 0.6
 """Questions that are less similar are not near, whatever their words."""
 
 _MOST_CHARACTERS: Final = 400

@@ -22,7 +22,7 @@ from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.checked_matching import ALL_NEAR, CheckedRow, checked_rows, near_pairs
+from kvweave_lab.eval.checked_matching import CheckedRow, checked_rows, near_pairs
 from kvweave_lab.eval.question_pairs import Pair
 from kvweave_lab.report import flatten, interval_text, json_bytes, text_table, write_files
 from kvweave_lab.report.figures import (
@@ -85,7 +85,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class MatchingResult:
-    """Results of an evaluation: its settings, rows by threshold, rows by kind at each default threshold, and rows by bound.
+    """Results of an evaluation: its settings, rows by threshold, rows by kind at each default threshold, and what checks add.
 
     `pool` is where the pairs come from: a split, or a file.
     """
@@ -273,14 +273,11 @@ def kind_table(done: MatchingResult) -> Table:
 
 
 def checked_table(done: MatchingResult) -> Table:
-    """Return what kvweave would add after a check, by the bound on the errors."""
-    table = text_table(
-        ("error bound", "hits added", "false hits added", "error", "hit_rate", "false_hit_rate")
-    )
+    """Return what kvweave would add after a check, by the least cosine and by the bound on errors."""
+    table = text_table(("near pairs", "hits", "false hits", "error", "hit_rate", "false_hit_rate"))
     for row in done.checked:
-        bound = "all near" if row.bound == ALL_NEAR else f"{row.bound:.2f}"
         rates = f"{row.error:.1%}", f"{row.hit_rate:.1%}", f"{row.false_hit_rate:.2%}"
-        table.add_row(bound, f"{row.hits:,}", f"{row.false_hits:,}", *rates)
+        table.add_row(row.rule, f"{row.hits:,}", f"{row.false_hits:,}", *rates)
     return table
 
 

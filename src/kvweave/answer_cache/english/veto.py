@@ -27,14 +27,14 @@ def _classes(text: str) -> Mapping[str, str]:
 
 _ORDER: Final = _classes("""
 1: first earliest initial initially
-last: last final finally latest lastly
+last: last final latest lastly
 """)
 _SCOPE: Final = _classes("""
-all: all every whole entire total altogether together everybody everyone everything full
-each: each apiece
+all: all whole entire total altogether together everybody everyone everything full
+each: each every apiece per
 only: only just solely alone
-some: some any several few
-half: half part partly
+some: some any few
+half: half partly
 """)
 _DIRECTION: Final = _classes(
     """
@@ -67,21 +67,34 @@ shape: shape
 material: material fabric made
 name: name called
 """)
+_UNIT_NAMES: Final = _classes("""
+millimetre: mm
+centimetre: cm
+metre: m meter
+km: km kilometre kilometer
+gram: g
+milligram: mg
+millilitre: ml
+litre: l liter
+kilowatt: kw
+degree: °c
+""")
 _UNITS: Final = frozenset(
-    "mm cm m km metre meter kilometre millimetre centimetre inch mile hectare g kg mg gram kilo kilogram milligram tonne litre millilitre "
-    "ml l second minute hour day week month quarter year term night percent degree bar watt kilowatt kw kwh mbit gb mb euro pound dollar "
-    "page line row word spoonful tablet drop dose pack packet box time visit lap piece".split()
+    "millimetre centimetre metre km inch mile hectare gram kg milligram tonne litre millilitre second minute hour day week month quarter year "
+    "term night percent degree bar watt kilowatt kwh mbit gb mb euro pound dollar page line row word spoonful tablet drop dose pack packet box "
+    "time visit lap piece".split()
 )
 _OPPOSED: Final = tuple(
     tuple(pair.split("/"))
     for pair in (
-        "before/after before/once until/after until/once until/since if/unless when/unless in/out into/from up/down on/off next/last next/previous first/next to/from with/without "
+        "before/after before/once until/after until/once until/since if/unless when/unless next/last next/previous first/next to/from with/without "
         "over/under above/below above/beneath front/behind left/right inside/outside for/against lend/borrow buy/sell bring/take start/stop "
         "start/end begin/end open/close arrive/leave come/go give/get accept/refuse like/dislike win/lose rise/fall add/cut add/remove "
         "deposit/withdrawal entrance/exit full/empty easy/hard early/late safe/dangerous upload/download and/or may/must can/must old/new "
         "who/when who/where who/why who/how when/where when/why when/how where/why"
     ).split()
 )
+_OPPOSED_PARTICLES: Final = (("in", "out"), ("into", "from"), ("up", "down"), ("on", "off"))
 _NEGATIONS: Final = frozenset(
     "not no never none nobody nothing without neither nor hardly unless except excluding apart".split()
 )
@@ -91,6 +104,8 @@ _GENERIC: Final = frozenset(
 )
 _TITLES: Final = frozenset("mr mrs ms miss dr prof professor uncle aunt auntie kw kwh ok".split())
 _SENTENCE_START: Final = re.compile(r"(?:^|(?<=[.?!:] ))[^\W\d_]+")
+_ONE: Final = re.compile(r"(?<![\d.,:/-])1(?![\d.,:/-])")
+_COUNTED: Final = frozenset("many much number amount count quantity".split())
 _ASKING: Final = ("who", "whom", "whose", "what", "which", "when", "where", "why", "how")
 _NOUNS_ASKED: Final = _classes("""
 time: time date day month year moment hour deadline point when weekday
@@ -135,9 +150,9 @@ def read(text: str) -> Question:
     joined = join_expressions(spoken)
     known = lexicon()
     fillers = known.function_words | function_words()[ENGLISH] | set(_ASKING)
-    words = tuple(word.base for word in joined)
+    words = tuple(_UNIT_NAMES.get(word.base, word.base) for word in joined)
     content = tuple(
-        word.base for word in joined if word.named or not (word.text in fillers or word.base in fillers)
+        _one_form(word) for word in joined if word.named or not (word.text in fillers or word.base in fillers)
     )
     starts = {match[0].lower() for match in _SENTENCE_START.finditer(text)}
     names = frozenset(
@@ -147,14 +162,16 @@ def read(text: str) -> Question:
         and word.base[:1] not in ("#", "@")
         and not (word.text in fillers or word.text in _TITLES or (word.text in starts and is_word(word.text)))
     )
-    numbers = tuple(
+    ones = tuple("#1" for _ in _ONE.finditer(text))  # "one" itself is often no number
+    numbers = ones + tuple(
         sorted(
             word.base.removesuffix("th")
             for word in spoken
-            if word.base[:1] in ("#", "@") and word.text not in ("one", "ones") and word.base != "#1th"
+            if word.base[:1] in ("#", "@") and word.base not in ("#1", "#1th")
         )
     )
-    order = frozenset(
+    first = {"1"} if any(word.base == "#1th" for word in spoken) else set()
+    order = first | frozenset(
         _ORDER[word.text]
         for word, after in zip(spoken, [*spoken[1:], None], strict=False)
         if word.text in _ORDER and not (after and after.base in known.units_of_time and word.text == "last")
@@ -164,6 +181,13 @@ def read(text: str) -> Question:
     return Question(
         words, frozenset(texts), content, names, numbers, order, _asked(spoken), negated, _tense(spoken)
     )
+
+
+def _one_form(word: Word) -> str:
+    """Return the base of a word; "high" and "height", "mm" and "millimetre" have one form."""
+    if word.named:
+        return word.base
+    return _MEASURED.get(word.base, _UNIT_NAMES.get(word.base, word.base))
 
 
 def veto(one: str, other: str) -> str | None:
@@ -201,7 +225,10 @@ def _asked(words: Sequence[Word]) -> frozenset[str]:
     near = {_NOUNS_ASKED[word] for word in beside if word in _NOUNS_ASKED}
     is_noun = bool(after) and after[0] not in lexicon().helpers
     amount = {"amount"} if asked & {"price", "volume", "weight", "count"} or "total" in every else set()
-    counted = {f"of {word.base}" for word in words}
+    counted = {f"of {_UNIT_NAMES.get(word.base, word.base)}" for word in words}
+    does = ("i", "we", "you", "one", "they", "staff")
+    if any(here in does and there == "do" for here, there in pairwise(word.text for word in words)):
+        near.add("manner")
     return frozenset(
         {"thing", *near, *asked, *amount, *counted} | ({"person"} if is_noun and not near else set())
     )
@@ -232,6 +259,12 @@ def _tense(words: Sequence[Word]) -> str:
 def _differing(one: Question, other: Question) -> tuple[set[str], set[str]]:
     first, second = set(one.words), set(other.words)
     return first - second, second - first
+
+
+def _alike(one: Question, other: Question) -> float:
+    """Return which share of the content words both questions have, 0..1."""
+    first, second = set(one.content), set(other.content)
+    return 2 * len(first & second) / max(1, len(first) + len(second))
 
 
 def _by_class(words: Sequence[str], classes: Mapping[str, str]) -> set[str]:
@@ -283,6 +316,11 @@ def _opposites(one: Question, other: Question) -> bool:
             if here in first and there in second:
                 return True
     known = general_words()
+    if _alike(one, other) > _MOSTLY_SHARED and any(
+        {*pair} <= {*first, *second} and not {*pair} <= first and not {*pair} <= second
+        for pair in _OPPOSED_PARTICLES
+    ):
+        return True
     return any(
         known.are_antonyms(here, there) or _is_negated_form(here, there) or _is_negated_form(there, here)
         for here in first
@@ -328,9 +366,8 @@ def _roles_differ(one: Question, other: Question) -> bool:
     if len(shared) < 2 or not (one.asks and other.asks):
         return False
     places = {word: other.content.index(word) for word in shared}
-    alike = 2 * len(shared) / (len(one.content) + len(other.content))
     moved = any(places[here] > places[there] for here, there in combinations(shared, 2))
-    return moved and alike > _MOSTLY_SHARED
+    return moved and _alike(one, other) > _MOSTLY_SHARED
 
 
 def _phrases(question: Question) -> list[tuple[str, str]]:
@@ -347,13 +384,14 @@ def _dropped(one: Question, other: Question) -> bool:
     """Return whether one question says something more, and all that the other says: it is about a part, or narrower."""
     if not (one.asks and other.asks):
         return False
-    first, second = set(one.content) - _GENERIC, set(other.content) - _GENERIC
+    first, second = (set(each.content) - _GENERIC - _COUNTED for each in (one, other))
     return first < second or second < first
 
 
 def _exchanged(one: Question, other: Question) -> bool:
     """Return whether the questions are equal but for a word or two, which are no synonyms."""
-    first, second = set(one.content) - set(other.content), set(other.content) - set(one.content)
+    first = set(one.content) - set(other.content) - _GENERIC - _COUNTED
+    second = set(other.content) - set(one.content) - _GENERIC - _COUNTED
     shared = len(set(one.content) & set(other.content))
     return bool(first and second) and max(len(first), len(second)) <= max(2, shared // 2)
 
