@@ -76,6 +76,21 @@ def preemption(result: Result | None) -> str:
     )
 
 
+def lookups(result: Result | None) -> str:
+    """Return what looking a question up costs, by the number of stored answers; from `lab/experiments/answer_lookup.py`."""
+    if result is None:
+        return NOT_MEASURED
+    lines = header("stored answers", "a stored question", "with a typing error", "another question", "the first in a process")
+    for each in result["rows"]:
+        shown = (
+            f"{each[name]['median_ms']:.1f} ms ({each[name]['p95_ms']:.1f})"
+            for name in ("stored", "mistyped", "other")
+        )
+        lines.append(row(f"{each['entries']:,}", *shown, f"{each['first_ms']:.0f} ms"))
+    about = f"Median and 95th percentile, without embedding the question. `{result['command']}`, {result['date']}."
+    return "\n\n".join(("\n".join(lines), about))
+
+
 def whole_systems(result: Result | None) -> str:
     """Return both tables, pairs of systems, the further experiments, the scheduler, operations and items.
 

@@ -31,7 +31,7 @@ from kvweave.results import Source
 _RECENT_QUESTIONS: Final = 2048
 """How many questions `AnswerCache.nearest` compares: that takes a few milliseconds."""
 
-_CANDIDATES: Final = 16
+_CANDIDATES: Final = 8
 """How many of the nearest questions are compared with one word by word."""
 
 _LEAST_COSINE: Final = 0.4

@@ -6,6 +6,7 @@ than two paraphrases. So they only propose, and the words decide. Knows nothing 
 
 import logging
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, Protocol
 
 from kvweave.answer_cache.english.context import questions_in
@@ -31,6 +32,9 @@ Sameness = Literal["same", "near", "different"]
 
 NEAR_COSINE: Final = 0.6
 """Questions that are less similar are not near, whatever their words."""
+
+_REMEMBERED: Final = 4096
+"""For how many questions what is found out about their words is kept: the same stored ones are compared again and again."""
 
 _MOST_CHARACTERS: Final = 400
 """Longer questions are not searched for typing errors or context."""
@@ -109,10 +113,7 @@ class EnglishMatcher:
         if unlike is None and cosine >= threshold:
             return Comparison("same", "reading")
         first, second = clean_text(question), clean_text(other)
-        known = lexicon()
-        if max(len(first), len(second)) <= _MOST_CHARACTERS and all(
-            is_english(text, known) for text in (first, second)
-        ):
+        if max(len(first), len(second)) <= _MOST_CHARACTERS and _is_english(first) and _is_english(second):
             try:
                 return _compared(first, second, cosine, threshold)
             except (LookupError, ValueError):
@@ -170,6 +171,12 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     return tuple(errors) if first.asks != EXACT and difference(first, second) is None else None
 
 
+@lru_cache(maxsize=_REMEMBERED)
+def _is_english(text: str) -> bool:
+    return is_english(text, lexicon())
+
+
+@lru_cache(maxsize=_REMEMBERED)
 def _plain(text: str) -> tuple[str, ...]:
     """Return what two texts have in common that differ in case and punctuation alone."""
     if has_symbols(text):

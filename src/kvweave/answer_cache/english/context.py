@@ -6,6 +6,7 @@ is no context.
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from kvweave.answer_cache.english.lexicon import lexicon
@@ -46,13 +47,11 @@ _POINTS_BACK: Final = frozenset(
 )
 
 
-def questions_in(text: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def questions_in(text: str) -> tuple[str, ...]:
     """Return a cleaned text, and the question in it without the context that it is asked in, if there is such."""
-    found = [text]
     core = _without_context(text)
-    if core and core != text:
-        found.append(core)
-    return found
+    return (text, core) if core and core != text else (text,)
 
 
 def _without_context(text: str) -> str:
