@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode on disk every process that the tests start compiles kvweave again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test real lint docs reference auxiliary longer env clean
+.PHONY: help demo test questions real lint docs reference auxiliary longer env clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test    lint, types, import contracts and the whole test suite"
 	@echo "make real    prepare a real pretrained model (Gemma 3 270M, Gemma Terms of Use) that tests then use too"
 	@echo "make lint    the same without the test suite"
+	@echo "make questions   read and compare 100,000 generated strings as questions: none may fail (make questions STRINGS=… SEED=…)"
 	@echo "make docs    write the generated parts of the documentation"
 	@echo "make reference, make auxiliary, make longer    train the shipped models again, and one for longer texts (lab/training/README.md)"
 	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
@@ -36,6 +37,12 @@ demo: $(READY)
 test: lint
 	@echo "== pytest"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# The same test as in the suite, with many more strings.
+STRINGS ?= 100000
+
+questions: $(READY)
+	@KVWEAVE_TEST_STRINGS=$(STRINGS) KVWEAVE_TEST_SEED=$(SEED) $(BIN)/pytest tests/answer_cache/test_never_fails.py
 
 # The tests that need real weights skip without it. The packages are of the lab alone; nothing of them is shipped.
 real: $(READY)

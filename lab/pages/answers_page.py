@@ -19,6 +19,7 @@ def matched_questions(result: Result | None, figure: str = "") -> str:
             f"`{about['command']}`, {about['date']}, {about['commit']}. Bold: a matcher's default threshold.",
             "\n".join([*header("matcher", "threshold", "hit rate", "false-hit rate"), *map(_rates, rows)]),
             "\n".join(_kinds(result["kinds"])),
+            *(["\n".join(_checked(result["checked"]))] if "checked" in result else []),
             *(
                 [f"![Share of paraphrases that hit against share of look-alikes that hit]({figure})"]
                 if figure
@@ -48,6 +49,14 @@ def _kinds(rows: Sequence[Result]) -> list[str]:
     return lines
 
 
+def _checked(rows: Sequence[Result]) -> list[str]:
+    lines = header("near pairs", "hits", "false hits", "error", "hit rate", "false-hit rate")
+    for each in rows:
+        rates = f"{each['error']:.1%}", f"{each['hit_rate']:.1%}", f"{each['false_hit_rate']:.2%}"
+        lines.append(row(each["rule"], f"{each['hits']:,}", f"{each['false_hits']:,}", *rates))
+    return lines
+
+
 def _share(rates: Result, name: str, digits: int) -> str:
     low, high = (f"{bound:.{digits}%}" for bound in rates[f"{name}_interval"])
     return f"{rates[name]:.{digits}%} ({low}–{high})"
@@ -65,6 +74,21 @@ def preemption(result: Result | None) -> str:
         f"{result['block_tokens']} takes {result['blocks_over_at_once']:.2f} times ({low:.2f}–{high:.2f}) as long as one at once. "
         f"`{result['command']}`, {result['date']}."
     )
+
+
+def lookups(result: Result | None) -> str:
+    """Return what looking a question up costs, by the number of stored answers; from `lab/experiments/answer_lookup.py`."""
+    if result is None:
+        return NOT_MEASURED
+    lines = header("stored answers", "a stored question", "with a typing error", "another question", "the first in a process")
+    for each in result["rows"]:
+        shown = (
+            f"{each[name]['median_ms']:.1f} ms ({each[name]['p95_ms']:.1f})"
+            for name in ("stored", "mistyped", "other")
+        )
+        lines.append(row(f"{each['entries']:,}", *shown, f"{each['first_ms']:.0f} ms"))
+    about = f"Median and 95th percentile, without embedding the question. `{result['command']}`, {result['date']}."
+    return "\n\n".join(("\n".join(lines), about))
 
 
 def whole_systems(result: Result | None) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from answers_page import matched_questions, preemption, whole_systems
+from answers_page import lookups, matched_questions, preemption, whole_systems
 from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
@@ -182,6 +182,7 @@ def main() -> None:
             answers,
             lookalikes=matched_questions(results("lookalikes.json"), "images/lookalikes.png"),
             people=matched_questions(results("lookalikes_people.json")),
+            lookups=lookups(results("answer_lookup.json")),
             **{"preemption-delay": preemption(results("preemption_delay.json"))},
         ),
         docs / "ttft.md": with_parts(

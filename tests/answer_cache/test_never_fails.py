@@ -8,6 +8,7 @@ import pytest
 
 from kvweave.answer_cache.english.lexicon import lexicon
 from kvweave.answer_cache.english.normalize import EXACT, difference, normalize
+from kvweave.answer_cache.matching import ENGLISH
 
 SPOKEN = (
     "Whose is the boat by the pier? | Isn't? | Who owns Anna's boat? | What does the baker of the village sell on Monday? | "
@@ -31,7 +32,10 @@ WORDS = [
     *CONTROL.split(" "),
 ]
 COUNT = int(os.environ.get("KVWEAVE_TEST_STRINGS", "3000"))
-"""How many strings are generated; 100,000 and more for a whole search, which takes a minute."""
+"""How many strings are generated; 100,000 and more for a whole search (`make questions`)."""
+
+COMPARED = 5
+"""One of so many strings is also compared with another one, which takes longer than reading it."""
 
 SEED = int(os.environ.get("KVWEAVE_TEST_SEED", "1"))
 
@@ -63,6 +67,8 @@ def nothing_is_caught(caplog):
 )
 def test_short_and_broken_questions(question):
     assert normalize(question).key
+    assert ENGLISH.compare(question, "Who owns the boat?", 1.0, 0.5).sameness == "different"
+    assert ENGLISH.compare(question, question, 1.0, 0.5).sameness == "same"
 
 
 @pytest.mark.parametrize("question", ["Whose is the boat by the pier?", "Isn't?", "is", "Whose", "By whose"])
@@ -106,8 +112,18 @@ def test_generated_questions():
         + [word for word in SPOKEN.split() if word != "|"] * 5
     )
     chosen = random.Random(SEED)
-    for _ in range(COUNT):
+    before = "Who owns the boat?"
+    for number in range(COUNT):
         question = _generated(chosen, known)
+        if not number % COMPARED:
+            compared = ENGLISH.compare(question, before, 0.9, 0.85)
+            assert compared.sameness == ENGLISH.compare(before, question, 0.9, 0.85).sameness, (
+                question,
+                before,
+            )
+            before = chosen.choice(
+                [question, question.replace("e", "ee", 1), f"Sorry, a question. {question}?"]
+            )
         normalized = normalize(question)
         assert len(normalized.key) == 32, question
         assert difference(normalized, normalize(question)) is None

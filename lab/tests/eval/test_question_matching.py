@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from kvweave.errors import InvalidRequest
+from kvweave_lab.eval.checked_matching import BOUNDS, COSINES, checked_rows
 from kvweave_lab.eval.question_matching import (
     MATCHERS,
     REJECTED,
     THRESHOLDS,
+    checked_table,
     content,
     evaluate_matchers,
     kind_table,
@@ -24,6 +26,7 @@ from kvweave_lab.eval.question_pairs import (
     LOOKALIKES,
     PARAPHRASE,
     POOLS,
+    Pair,
     draw_value,
     families,
     make_pairs,
@@ -71,7 +74,9 @@ def test_no_test_phrasing_occurs_where_question_normalization_is_developed():
         *(ROOT / "tests" / "answer_cache").glob("*.py"),
     ]
     texts = {
-        path.name: path.read_text("utf-8") for path in places if path.is_file() and path.suffix != ".pyc"
+        path.name: path.read_text("utf-8")
+        for path in places
+        if path.is_file() and path.suffix not in (".pyc", ".xz")
     }
     assert {"lexicon.toml", "normalize.py", "test_normalize.py"} <= set(texts)
     strings = {bare(text) for content in texts.values() for text in re.findall(r'"([^"\n]+)"', content)}
@@ -146,7 +151,7 @@ def test_kvweave_accepts_what_cosine_accepts_except_differing_questions():
     pairs = make_pairs(DEV, 50, 80, seed=2)
     cosines = np.linspace(0.5, 1, len(pairs))
     ours, cosine, _ = (matcher.score(pairs, cosines) for matcher in MATCHERS)
-    assert np.all((ours == cosine) | (ours == REJECTED))
+    assert np.all((ours == cosine) | (ours == REJECTED) | (ours == 1))
     same = np.array([pair.is_paraphrase for pair in pairs])
     assert (ours[same] != REJECTED).mean() > 0.5
     assert (ours[~same] != REJECTED).sum() == 0
@@ -176,11 +181,46 @@ def test_tables_json_and_figure_have_every_matcher(done, tmp_path):
     assert {row["kind"] for row in plain["kinds"]} == {PARAPHRASE, *LOOKALIKES}
     assert threshold_table(done).row_count >= 9
     assert kind_table(done).row_count == 9
+    assert checked_table(done).row_count == len(plain["checked"]) == len(BOUNDS) + len(COSINES)
     assert matcher_curves(done).startswith(b"\x89PNG")
     assert {path.name for path in write(tmp_path / "out", done, {"command": "command"})} == {
         "lookalikes.json",
         "lookalikes.png",
     }
+
+
+def _near(count, paraphrase, cosine):
+    """Pairs that kvweave finds near: other words, with the same or another answer."""
+    pairs = [
+        Pair(
+            "any",
+            f"Who lends the amplifier to band {n}?",
+            f"Who is giving the musicians of group {n} a loan of the amp?",
+            paraphrase,
+        )
+        for n in range(count)
+    ]
+    return pairs, np.full(count, cosine)
+
+
+def test_checked_answers_keep_the_bound_that_the_other_parts_teach():
+    right, wrong = _near(600, True, 0.9), _near(300, False, 0.6)
+    cosines = np.concatenate([right[1], wrong[1]])
+    rows = {row.rule: row for row in checked_rows(right[0] + wrong[0], cosines)}
+    assert (rows["bound 0.02"].hits, rows["bound 0.02"].false_hits) == (600, 0)
+    assert rows["bound 0.02"].hit_rate == 1
+    everything = rows["cosine 0.60"]
+    assert (everything.hits, everything.false_hits, everything.error) == (600, 300, 1 / 3)
+    mixed = {row.rule: row for row in checked_rows(right[0] + wrong[0], np.full(900, 0.8))}
+    assert mixed["bound 0.30"].hits == 0, "a third of them is wrong at any similarity"
+
+
+def test_too_few_verdicts_add_nothing():
+    pairs, cosines = _near(40, True, 0.9)
+    pairs = [*pairs, Pair("role", "Who paid Anna?", "Who did Anna pay?", False)]
+    rows = {row.rule: row for row in checked_rows(pairs, np.append(cosines, 0.9))}
+    assert [rows[f"bound {bound:.2f}"].hits for bound in (0.02, 0.05)] == [0, 0]
+    assert rows["cosine 0.90"].hits == 40
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(done, tmp_path):

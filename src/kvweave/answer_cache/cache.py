@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 from kvweave.answer_cache.english.normalize import clean_text
-from kvweave.answer_cache.entries import Entries, NewAnswer
+from kvweave.answer_cache.entries import Entries, NewAnswer, encoded
+from kvweave.answer_cache.invalidation import Invalidation
 from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
+from kvweave.answer_cache.near_misses import NearMiss, NearMisses
 from kvweave.answer_cache.records import (
     AnswerCacheTotals,
     AnswerProvenance,
@@ -29,12 +31,17 @@ from kvweave.results import Source
 _RECENT_QUESTIONS: Final = 2048
 """How many questions `AnswerCache.nearest` compares: that takes a few milliseconds."""
 
+_CANDIDATES: Final = 8
+"""How many of the nearest questions are compared with one word by word."""
+
+_LEAST_COSINE: Final = 0.4
+"""Questions below are not compared: typing errors and what is said around a question leave more in common."""
+
 _MOST_PAIRS: Final = 1000
 """How many pairs of answers are compared at a time."""
 
 # Numbers in the table `bank_facts`
 _HITS: Final = "given"
-_EPOCH: Final = "epoch"
 _AGE: Final = "age"
 
 
@@ -51,6 +58,7 @@ class AnswerCache:
         self.matcher = matcher
         self._database = database
         self._entries = Entries(database, matcher)
+        self._near = NearMisses(database)
         self._invalidation = Invalidation(database, self._entries)
         self._eviction = Eviction(database, self._entries, limit_bytes)
 
@@ -83,18 +91,56 @@ class AnswerCache:
             settings: of the request.
             threshold: τ, 0..1; not applied to a question in the very same words.
         """
+        return self.look_up(question, vector, settings, threshold)[0]
+
+    def look_up(
+        self, question: str, vector: Callable[[], Vector], settings: AnswerSettings, threshold: float
+    ) -> tuple[CachedAnswer | None, list[NearMiss]]:
+        """Return what `find` returns; where that is None, also the answers to questions that may be the same, nearest first."""
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
-            return None
+            return None, []
         candidates = self._entries.candidates(question, settings)
         if candidates and candidates[0].question == clean_text(question):
-            return candidates[0]
-        best: CachedAnswer | None = None
-        for candidate in candidates:
-            cosine = similarity(vector(), candidate.vector)
-            nearer = best is None or cosine > best.similarity
-            if nearer and self.matcher.same(question, candidate.question, cosine, threshold):
-                best = replace(candidate, similarity=cosine)
-        return best
+            return candidates[0], []
+        alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
+        alike.sort(key=lambda each: -each[1])
+        found, near = self._compared(question, alike, threshold)
+        if found is None and self._entries.has_answers(settings):
+            alike = self._entries.neighbours(vector(), settings, _CANDIDATES, _LEAST_COSINE)
+            found, near = self._compared(question, alike, threshold)
+        return found, near
+
+    def _compared(
+        self, question: str, alike: list[tuple[CachedAnswer, float]], threshold: float
+    ) -> tuple[CachedAnswer | None, list[NearMiss]]:
+        """Return the first of some answers with their cosines whose question is the same, and those that are near."""
+        near = []
+        for candidate, cosine in alike:
+            compared = self.matcher.compare(question, candidate.question, cosine, threshold)
+            found = replace(candidate, similarity=cosine, errors=compared.errors)
+            if compared.sameness == "same":
+                return found, []
+            if compared.sameness == "near":
+                near.append(NearMiss(found, compared.kind, cosine))
+        return None, near
+
+    def remember(self, question: str, settings: AnswerSettings, miss: NearMiss) -> None:
+        """Remember a near miss of a question until `judge` is called for it."""
+        self._near.remember(clean_text(question), encoded(settings), miss)
+
+    def judge(self, question: str, settings: AnswerSettings, agrees: Callable[[str], bool]) -> None:
+        """Record about each near miss of a question whether the stored answer agrees with the question's own.
+
+        Call it in the transaction that stores the own answer. `agrees` tells it from the text of the stored one.
+        """
+        for id_, kind, score, made_at in self._near.take(clean_text(question), encoded(settings)):
+            stored = self._entries.get(id_)
+            if stored is not None and stored.made_at_s == made_at:
+                self._near.judge(id_, kind, score, agrees(stored.text))
+
+    def may_serve(self, miss: NearMiss, bound: float) -> bool:
+        """Return whether the verdicts allow to give a near miss's answer, with at most the share `bound` of such answers wrong."""
+        return self._near.may_serve(miss, bound)
 
     def nearest(self, vector: Vector, settings: AnswerSettings, threshold: float) -> CachedAnswer | None:
         """Return the answer to the question nearest to a vector (dimensions,), be it the same question or not.
@@ -261,51 +307,6 @@ class AnswerCache:
         return AnswerCacheTotals(
             counts.questions, counts.answered, counts.waiting, hits, counts.bytes, self.limit_bytes
         )
-
-
-class Invalidation:
-    """The table `answer_versions` of `database`: the document versions that each answer was made from."""
-
-    _SCHEMA: Final = (
-        """CREATE TABLE IF NOT EXISTS answer_versions (
-            version TEXT NOT NULL, question INTEGER NOT NULL REFERENCES banked_questions (id) ON DELETE CASCADE,
-            PRIMARY KEY (version, question)) WITHOUT ROWID""",
-        "CREATE INDEX IF NOT EXISTS answer_versions_by_question ON answer_versions (question)",
-    )
-
-    def __init__(self, database: Database, entries: Entries) -> None:
-        self._database = database
-        self._entries = entries
-        database.script(self._SCHEMA)
-
-    @property
-    def epoch(self) -> int:
-        """Number of changes to the document list."""
-        return int(self._entries.counter(_EPOCH))
-
-    def set_versions(self, question: int, versions: Iterable[str]) -> None:
-        """Store what a question's answer was made from, in place of what was stored for its earlier answer."""
-        with self._database.transaction():
-            self._database.execute("DELETE FROM answer_versions WHERE question = ?", (question,))
-            self._database.execute_many(
-                "INSERT INTO answer_versions VALUES (?, ?)",
-                [(version, question) for version in set(versions)],
-            )
-
-    def documents_changed(self, gone: Iterable[str]) -> int:
-        """Start the next epoch and drop the answers made from versions that are gone; return how many."""
-        versions = json.dumps(list(gone))
-        with self._database.transaction():
-            self._entries.increase(_EPOCH)
-            rows = self._database.query(
-                "SELECT DISTINCT question FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))",
-                (versions,),
-            )
-            dropped = self._entries.drop_answers([id_ for (id_,) in rows], "changed")
-            self._database.execute(
-                "DELETE FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))", (versions,)
-            )
-        return dropped
 
 
 class Eviction:

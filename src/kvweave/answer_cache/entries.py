@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.matching import Matcher
+from kvweave.answer_cache.neighbours import Neighbours
 from kvweave.answer_cache.records import (
     AnswerSettings,
     CachedAnswer,
@@ -31,6 +32,8 @@ _SCHEMA: Final = (
     "CREATE INDEX IF NOT EXISTS banked_questions_by_reading ON banked_questions (circumstances, reading)",
     "CREATE INDEX IF NOT EXISTS banked_questions_by_weight ON banked_questions (weight, last_used, id, bytes)",
     """CREATE INDEX IF NOT EXISTS banked_questions_by_use ON banked_questions (circumstances, last_used)
+         WHERE answer IS NOT NULL""",
+    """CREATE INDEX IF NOT EXISTS banked_questions_by_making ON banked_questions (circumstances, made_at)
          WHERE answer IS NOT NULL""",
     "CREATE INDEX IF NOT EXISTS banked_questions_waiting ON banked_questions (waiting_since) WHERE waiting IS NOT NULL",
     """CREATE TABLE IF NOT EXISTS answers_ahead (
@@ -74,6 +77,7 @@ class Entries:
     def __init__(self, database: Database, matcher: Matcher) -> None:
         self._database = database
         self._matcher = matcher
+        self._neighbours = Neighbours(database)
         database.script(_SCHEMA)
         if self.counter(_MATCHER_VERSION) != matcher.version:
             self._recompute_keys()
@@ -130,13 +134,13 @@ class Entries:
                      chunks = excluded.chunks, epoch = excluded.epoch, made_at = excluded.made_at,
                      waiting = excluded.waiting, waiting_since = excluded.waiting_since, bytes = excluded.bytes""",
                 (
-                    *(_encoded(settings), text, key, blob, answer_text, sources, chunks),
+                    *(encoded(settings), text, key, blob, answer_text, sources, chunks),
                     *(answer.epoch if answer else 0, now, reason, now if reason else None, now, size),
                 ),
             )
             rows = self._database.query(
                 "SELECT id FROM banked_questions WHERE circumstances = ? AND question = ?",
-                (_encoded(settings), text),
+                (encoded(settings), text),
             )
         return int(rows[0][0])
 
@@ -157,7 +161,7 @@ class Entries:
         self._database.execute(
             """UPDATE banked_questions SET waiting = 'prefilled'
                WHERE circumstances = ? AND question = ? AND waiting = 'predicted'""",
-            (_encoded(settings), clean_text(question)),
+            (encoded(settings), clean_text(question)),
         )
 
     def drop_answers(self, ids: Iterable[int], reason: PendingReason) -> int:
@@ -176,15 +180,15 @@ class Entries:
 
     def move(self, id_: int, settings: AnswerSettings) -> None:
         """Put a question under other settings, in place of a question in the same words that has no answer there."""
-        encoded = _encoded(settings)
+        moved_to = encoded(settings)
         with self._database.transaction():
             self._database.execute(
                 """DELETE FROM banked_questions WHERE circumstances = ? AND answer IS NULL
                      AND question = (SELECT question FROM banked_questions WHERE id = ?)""",
-                (encoded, id_),
+                (moved_to, id_),
             )
             self._database.execute(
-                "UPDATE OR IGNORE banked_questions SET circumstances = ? WHERE id = ?", (encoded, id_)
+                "UPDATE OR IGNORE banked_questions SET circumstances = ? WHERE id = ?", (moved_to, id_)
             )
 
     def delete(self, questions: Iterable[str], settings: AnswerSettings | None = None) -> None:
@@ -192,7 +196,7 @@ class Entries:
         self._database.execute(
             """DELETE FROM banked_questions WHERE question IN (SELECT value FROM json_each(?))
                  AND circumstances = coalesce(?, circumstances)""",
-            (json.dumps(list(questions)), settings and _encoded(settings)),
+            (json.dumps(list(questions)), settings and encoded(settings)),
         )
 
     def clear(self) -> None:
@@ -209,7 +213,7 @@ class Entries:
         """Return the id of a question in these very words, answered or not; None if there is none."""
         rows = self._database.query(
             "SELECT id FROM banked_questions WHERE circumstances = ? AND question = ?",
-            (_encoded(settings), clean_text(question)),
+            (encoded(settings), clean_text(question)),
         )
         return int(rows[0][0]) if rows else None
 
@@ -226,9 +230,26 @@ class Entries:
         rows = self._database.query(
             f"""SELECT {_COLUMNS} FROM banked_questions
                 WHERE circumstances = ? AND reading = ? AND answer IS NOT NULL ORDER BY question <> ?, id""",
-            (_encoded(settings), self._matcher.key(text), text),
+            (encoded(settings), self._matcher.key(text), text),
         )
         return [_cached_answer(row) for row in rows]
+
+    def has_answers(self, settings: AnswerSettings) -> bool:
+        """Return whether any question under these settings has an answer."""
+        return bool(
+            self._database.query(
+                "SELECT 1 FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL LIMIT 1",
+                (encoded(settings),),
+            )
+        )
+
+    def neighbours(
+        self, vector: Vector, settings: AnswerSettings, most: int, at_least: float
+    ) -> list[tuple[CachedAnswer, float]]:
+        """Return the answers to the questions nearest to a vector (dimensions,), each with its cosine; the nearest first."""
+        near = self._neighbours.nearest(vector, encoded(settings), most, at_least)
+        answers = ((self.get(id_), cosine) for id_, cosine in near)
+        return [(answer, cosine) for answer, cosine in answers if answer is not None]
 
     def pairs_of_one_key(self, most: int) -> list[tuple[int, int]]:
         """Return the ids of answered questions with the same settings and key whose answers are others, at most `most`.
@@ -257,7 +278,7 @@ class Entries:
 
     def narrower(self, settings: AnswerSettings) -> list[AnswerSettings]:
         """Return the settings that differ in a smaller `top_k` alone and have an answer, the greatest `top_k` first."""
-        smaller = [_encoded(replace(settings, top_k=top_k)) for top_k in _smaller(settings.top_k)]
+        smaller = [encoded(replace(settings, top_k=top_k)) for top_k in _smaller(settings.top_k)]
         rows = self._database.query(
             """SELECT value FROM json_each(?) WHERE EXISTS
                  (SELECT 1 FROM banked_questions WHERE circumstances = value AND answer IS NOT NULL)""",
@@ -290,7 +311,7 @@ class Entries:
     def vectors(self, settings: AnswerSettings) -> Iterator[tuple[str, Vector]]:
         """Yield every question under these settings, answered or not, with its vector."""
         rows = self._database.query(
-            "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (_encoded(settings),)
+            "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (encoded(settings),)
         )
         for question, blob in rows:
             yield question, _vector(blob)
@@ -301,7 +322,7 @@ class Entries:
             """SELECT id, vector FROM banked_questions WHERE id IN (
                  SELECT id FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL
                  ORDER BY last_used DESC LIMIT ?)""",
-            (_encoded(settings), most),
+            (encoded(settings), most),
         )
         vectors = _numpy().frombuffer(b"".join(blob for _, blob in rows), dtype="<f4")
         return [int(id_) for id_, _ in rows], vectors.reshape(len(rows), -1 if rows else 0)
@@ -337,7 +358,8 @@ def _smaller(top_k: int) -> range:
     return range(max(1, top_k - _MOST_NARROWER), top_k)
 
 
-def _encoded(settings: AnswerSettings) -> str:
+def encoded(settings: AnswerSettings) -> str:
+    """Return settings as they are stored."""
     values = asdict(settings)
     if not settings.think:
         del values["think"]  # as it was stored before there was a choice

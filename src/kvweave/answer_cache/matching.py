@@ -1,13 +1,59 @@
-"""Decides whether two questions may share an answer: similar vectors, and the same question when normalized.
+"""Decides whether two questions may share an answer.
 
-Vectors alone cannot tell. A question and its negation, or two questions that differ in a name, are often more similar
-than two paraphrases. Knows nothing about answers, documents or storage.
+Vectors alone cannot tell: a question and its negation, or two questions that differ in a name, are often more similar
+than two paraphrases. So they only propose, and the words decide. Knows nothing about answers, documents or storage.
 """
 
-from typing import Final, Protocol
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal, Protocol
 
-from kvweave.answer_cache.english.normalize import difference, normalization_version, normalize
+from kvweave.answer_cache.english.context import questions_in
+from kvweave.answer_cache.english.dates import fold_dates
+from kvweave.answer_cache.english.lexicon import lexicon
+from kvweave.answer_cache.english.normalize import (
+    EXACT,
+    clean_text,
+    difference,
+    normalization_version,
+    normalize,
+)
+from kvweave.answer_cache.english.spelling import corrected
+from kvweave.answer_cache.english.veto import kind_of_pair, veto
+from kvweave.answer_cache.english.words import has_symbols, split_words
+from kvweave.answer_cache.other_languages import is_english
 from kvweave.answer_cache.records import Vector
+
+_LOG = logging.getLogger(__name__)
+
+Sameness = Literal["same", "near", "different"]
+"""same: they ask the same. near: they may ask the same. different: they ask for something else, or nothing tells."""
+
+NEAR_COSINE: Final = 0.6
+"""Questions that are less similar are not near, whatever their words."""
+
+_REMEMBERED: Final = 4096
+"""For how many questions what is found out about their words is kept: the same stored ones are compared again and again."""
+
+_MOST_CHARACTERS: Final = 400
+"""Longer questions are not searched for typing errors or context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What comparing two questions gave.
+
+    Attributes:
+        sameness: the verdict.
+        kind: what it rests on: "words", "reading", "spelling", "context"; "keywords" or "wording" if they are near; else the
+            difference.
+        errors: words in lower case that were taken for typing errors of others.
+    """
+
+    sameness: Sameness
+    kind: str
+    errors: tuple[str, ...] = ()
 
 
 class Matcher(Protocol):
@@ -19,27 +65,31 @@ class Matcher(Protocol):
         ...
 
     def key(self, question: str) -> str:
-        """Return the key that candidates are looked up by: questions that may share an answer have equal ones."""
+        """Return the key that candidates are looked up by; questions that are read alike have equal ones."""
         ...
 
     def is_time_sensitive(self, question: str) -> bool:
         """Return whether the answer depends on when the question is asked."""
         ...
 
-    def same(self, question: str, other: str, cosine: float, threshold: float) -> bool:
+    def compare(self, question: str, other: str, cosine: float, threshold: float) -> Comparison:
         """Return whether two questions may share an answer; symmetric.
 
         Args:
             question: any text.
             other: another one.
             cosine: between their vectors, -1..1.
-            threshold: τ, the least cosine of questions that may share an answer (PerCache §4.2.1), 0..1.
+            threshold: τ, the least cosine of questions in other words that may share an answer (PerCache §4.2.1), 0..1.
         """
+        ...
+
+    def same(self, question: str, other: str, cosine: float, threshold: float) -> bool:
+        """Return whether `compare` is certain that two questions ask the same."""
         ...
 
 
 class EnglishMatcher:
-    """Compares the normalized form of English questions."""
+    """Compares the words and the normalized form of English questions."""
 
     @property
     def version(self) -> int:
@@ -51,15 +101,44 @@ class EnglishMatcher:
         return normalize(question).key
 
     def is_time_sensitive(self, question: str) -> bool:
-        """Return whether it holds words such as "today"."""
+        """Return whether it holds words such as "today", be it in the question or in what is said around it."""
         return normalize(question).time_sensitive
 
-    def same(self, question: str, other: str, cosine: float, threshold: float) -> bool:
-        """Return whether the cosine reaches the threshold and the normalized questions agree."""
-        if cosine < threshold:
-            return False
+    def compare(self, question: str, other: str, cosine: float, threshold: float) -> Comparison:
+        """Compare as `Matcher.compare`: words first, then readings, then without typing errors and context."""
         one, two = normalize(question), normalize(other)
-        return not (one.time_sensitive or two.time_sensitive) and difference(one, two) is None
+        if one.time_sensitive or two.time_sensitive:
+            return Comparison("different", "time")
+        unlike = difference(one, two)
+        if unlike is None and cosine >= threshold:
+            return Comparison("same", "reading")
+        first, second = clean_text(question), clean_text(other)
+        if max(len(first), len(second)) <= _MOST_CHARACTERS and _is_english(first) and _is_english(second):
+            try:
+                return _compared(first, second, cosine, threshold)
+            except (LookupError, ValueError):
+                # No known text comes here. If one does, its request must not fail.
+                _LOG.warning("two questions could not be compared and count as different", exc_info=True)
+        return Comparison("different", unlike or "distance")
+
+    def same(self, question: str, other: str, cosine: float, threshold: float) -> bool:
+        """Return whether they ask the same for certain."""
+        return self.compare(question, other, cosine, threshold).sameness == "same"
+
+
+def _compared(first: str, second: str, cosine: float, threshold: float) -> Comparison:
+    """Compare two cleaned English questions that are not read alike as they are."""
+    for core in questions_in(first):
+        for other_core in questions_in(second):
+            errors = _same_words(core, other_core, cosine >= threshold)
+            if errors is not None:
+                moved = (core, other_core) != (first, second)
+                kind = "spelling" if errors else "context" if moved else "words"
+                return Comparison("same", kind, errors)
+    differs = veto(questions_in(first)[-1], questions_in(second)[-1])
+    if differs is None and cosine >= NEAR_COSINE:
+        return Comparison("near", kind_of_pair(first, second))
+    return Comparison("different", differs or "distance")
 
 
 ENGLISH: Final[Matcher] = EnglishMatcher()
@@ -68,3 +147,38 @@ ENGLISH: Final[Matcher] = EnglishMatcher()
 def similarity(one: Vector, other: Vector) -> float:
     """Return the cosine of two vectors (dimensions,) of length 1."""
     return float(one @ other)
+
+
+def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
+    """Return the typing errors that two texts differ by; None if they differ by more.
+
+    Texts that are `near` may also be read alike without their errors.
+    """
+    if _plain(one) == _plain(other):
+        return ()
+    errors: list[str] = []
+    fixed = corrected(one, other)
+    if fixed is not None:
+        one, errors = fixed.text, [*fixed.errors]
+    fixed = corrected(other, one)
+    if fixed is not None:
+        other, errors = fixed.text, [*errors, *fixed.errors]
+    if errors and _plain(one) == _plain(other):
+        return tuple(errors)
+    if not near:
+        return None
+    first, second = normalize(one), normalize(other)
+    return tuple(errors) if first.asks != EXACT and difference(first, second) is None else None
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _is_english(text: str) -> bool:
+    return is_english(text, lexicon())
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _plain(text: str) -> tuple[str, ...]:
+    """Return what two texts have in common that differ in case and punctuation alone."""
+    if has_symbols(text):
+        return (text.casefold().rstrip(" .?!"),)
+    return tuple(word.text for word in fold_dates(split_words(text))) or (text,)

@@ -81,6 +81,7 @@ class CachedAnswer:
         chunks: names of the retrieved chunks.
         epoch: latest epoch of the document list in which these chunks were the best ones.
         made_at_s: seconds since 1970.
+        errors: words of either question, in lower case, that were taken for typing errors of the other's.
     """
 
     id: int
@@ -93,6 +94,7 @@ class CachedAnswer:
     chunks: tuple[str, ...]
     epoch: int
     made_at_s: float
+    errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.normalize import clean_text
+from kvweave.answer_cache.near_misses import NearMiss
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
+from kvweave.engine.agreement import agree, support
 from kvweave.engine.background_budget import BackgroundBudget, Worth
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
+from kvweave.predict.filters import WORD
 from kvweave.predict.store import PredictionStore
 from kvweave.results import Answer, AnswerCacheHit, Plan, Source, Timing
 
@@ -36,6 +40,15 @@ Sentence encoders give texts about other things about 0 to 0.15. One whose cosin
 never fewer.
 """
 
+_MOST_NEAR: Final = 4
+"""How many near misses are looked at, to find one that is still valid."""
+
+_LEAST_SUPPORT: Final = 0.9
+"""The share of an answer's content words that the chunks hold which another question retrieves too."""
+
+_SEARCHED: Final = 5
+"""In how many chunks a word is looked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswers:
@@ -50,6 +63,7 @@ class CachedAnswers:
         reranker: the model that orders found chunks again; answers made under another one cannot be checked.
         budget: records what background work was worth; None records nothing.
         waited_s: gives the seconds for which an answer that is computed ahead has yielded to requests.
+        error_bound: the share of answers to questions that are near but not certainly the same that may be wrong; 0 gives none.
     """
 
     answers: AnswerCache
@@ -60,6 +74,7 @@ class CachedAnswers:
     reranker: str | None = None
     budget: BackgroundBudget | None = None
     waited_s: Callable[[], float] = lambda: 0.0
+    error_bound: float = 0.0
 
     def find(
         self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
@@ -69,16 +84,57 @@ class CachedAnswers:
         An answer that was made from fewer chunks than are asked for now is valid too if the others do not bear on the
         question; it is then stored under `answer_settings`.
         """
-        found = self.answers.find(question, vector, answer_settings, self.threshold)
+        found, near = self.answers.look_up(question, vector, answer_settings, self.threshold)
         if found is not None:
-            return found if self._is_valid(found) else None
+            return found if self._is_valid(found) and not self._are_words(found) else None
         for narrower in self.answers.narrower(answer_settings):
             found = self.answers.find(question, vector, narrower, self.threshold)
             if found is not None and self._has_same_evidence(found, answer_settings.top_k):
                 with _logged_only():
                     return self.answers.move(found, answer_settings)
                 return found
+        return self._checked(question, vector, answer_settings, near)
+
+    def _checked(
+        self,
+        question: str,
+        vector: Callable[[], Vector],
+        answer_settings: AnswerSettings,
+        near: Sequence[NearMiss],
+    ) -> CachedAnswer | None:
+        """Return the nearest valid answer that may be the question's, if it passes both checks; remember it to be judged.
+
+        The checks: enough earlier answers of its kind were right, and what the question retrieves holds the answer.
+        """
+        for miss in near[:_MOST_NEAR]:
+            if self._is_valid(miss.answer):
+                served = self.answers.may_serve(miss, self.error_bound) and self._is_held(
+                    miss.answer, question, vector()
+                )
+                with _logged_only():
+                    self.answers.remember(question, answer_settings, miss)
+                return miss.answer if served else None
         return None
+
+    def _is_held(self, found: CachedAnswer, question: str, vector: Vector) -> bool:
+        """Return whether another question retrieves chunks that the answer was made from, and these hold the answer."""
+        visible = self.documents.visible_versions()
+        chunks = self.index().search(question, vector, found.settings.top_k, visible)
+        texts = [
+            chunk.text
+            for chunk, name in zip(chunks, chunk_names(chunks), strict=True)
+            if name in found.chunks
+        ]
+        return support(found.text, texts) >= _LEAST_SUPPORT
+
+    def _are_words(self, found: CachedAnswer) -> bool:
+        """Return whether what was taken for a typing error is a word of the documents."""
+        visible = self.documents.visible_versions()
+        return any(
+            error in {word.casefold() for word in WORD.findall(chunk.text)}
+            for error in found.errors
+            for chunk in self.index().search(error, found.vector, _SEARCHED, visible)
+        )
 
     def draft(self, vector: Vector, answer_settings: AnswerSettings) -> str:
         """Return the answer to the nearest question as a draft for the model to verify; empty if none is near.
@@ -130,6 +186,7 @@ class CachedAnswers:
                 )
                 kept = (question, vector, answer_settings, answer.text, answer.sources, origin)
                 stored = self.answers.put(*kept, asked=asked, ahead_s=ahead_s)
+                self.answers.judge(question, answer_settings, partial(agree, answer.text))
                 if stored and not asked and self.budget is not None:
                     self.budget.add_worth(Worth(entries=1))
 

@@ -19,7 +19,7 @@ _OF_KNOWLEDGE_BASE: Final = ("model", "dtype", "weights", "embedding_model", "sy
 """Settings whose default is what the knowledge base was made with: the server refuses a knowledge base of another."""
 
 _OF_PROCESS: Final = (
-    "auxiliary", "reranker", "storage", "kv_budget", "resident_bytes", "answer_threshold", "answer_limit_bytes",
+    "auxiliary", "reranker", "storage", "kv_budget", "resident_bytes", "answer_threshold", "answer_limit_bytes", "answer_error_bound",
 )  # fmt: skip
 _OF_MACHINE: Final = ("device", "shared")
 """Settings that say where something is computed or stored: without one, the server's will do."""

@@ -22,6 +22,7 @@ from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
+from kvweave_lab.eval.checked_matching import CheckedRow, checked_rows, near_pairs
 from kvweave_lab.eval.question_pairs import Pair
 from kvweave_lab.report import flatten, interval_text, json_bytes, text_table, write_files
 from kvweave_lab.report.figures import (
@@ -37,6 +38,9 @@ from kvweave_lab.statistics import Estimate
 THRESHOLDS: Final = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
 REJECTED: Final = -1.0
 """The score of a pair that every threshold rejects."""
+OURS: Final = "kvweave"
+NEAR: Final = "kvweave, near too"
+"""What would be accepted with all that is near, though kvweave gives that only after a check."""
 _Z: Final = 1.959964  # of a 95 % interval
 _BATCH: Final = 512
 
@@ -81,7 +85,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class MatchingResult:
-    """Results of an evaluation: its settings, rows by threshold, and rows by kind at each default threshold.
+    """Results of an evaluation: its settings, rows by threshold, rows by kind at each default threshold, and what checks add.
 
     `pool` is where the pairs come from: a split, or a file.
     """
@@ -93,6 +97,7 @@ class MatchingResult:
     lookalikes: int
     rows: tuple[MatcherRow, ...]
     kinds: tuple[KindRow, ...]
+    checked: tuple[CheckedRow, ...]
 
     def default(self, matcher: str) -> MatcherRow:
         """Return a matcher's row at its default threshold."""
@@ -123,8 +128,13 @@ def evaluate_matchers(
     for matcher in MATCHERS:
         scores = matcher.score(pairs, cosines)
         rows += _rows(matcher, pairs, scores)
-        kinds += _kinds(matcher, pairs, scores)
-    return MatchingResult(pool, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds))
+        kinds += _kinds(matcher.name, pairs, scores >= matcher.threshold)
+        if matcher.name == OURS:
+            kinds += _kinds(NEAR, pairs, near_pairs(pairs, cosines))
+    checked = tuple(checked_rows(pairs, cosines))
+    return MatchingResult(
+        pool, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds), checked
+    )
 
 
 def _cosines(pairs: Sequence[Pair], encoder: TextEncoder, progress: Progress) -> Scores:
@@ -159,11 +169,10 @@ def _rows(matcher: Matcher, pairs: Sequence[Pair], scores: Scores) -> list[Match
     return rows
 
 
-def _kinds(matcher: Matcher, pairs: Sequence[Pair], scores: Scores) -> list[KindRow]:
-    hits = scores >= matcher.threshold
+def _kinds(name: str, pairs: Sequence[Pair], hits: NDArray[np.bool_]) -> list[KindRow]:
     named = np.array([pair.kind for pair in pairs])
     return [
-        KindRow(matcher.name, str(kind), int((named == kind).sum()), int(hits[named == kind].sum()))
+        KindRow(name, str(kind), int((named == kind).sum()), int(hits[named == kind].sum()))
         for kind in dict.fromkeys(pair.kind for pair in pairs)
     ]
 
@@ -177,9 +186,14 @@ def wilson_interval(accepted: int, of: int) -> Estimate:
 
 
 def _kvweave(pairs: Sequence[Pair], cosines: Scores) -> Scores:
-    """Return the cosine of pairs whose normalized questions agree, REJECTED for others."""
-    agree = [ENGLISH.same(pair.cached, pair.asked, 1.0, 1.0) for pair in pairs]
-    return np.where(agree, cosines, REJECTED)
+    """Return 1 for pairs whose words agree, the cosine of pairs that are read alike, REJECTED for others."""
+
+    def score(pair: Pair, cosine: float) -> float:
+        if ENGLISH.same(pair.asked, pair.cached, 0.0, 1.0):
+            return 1.0
+        return cosine if ENGLISH.same(pair.asked, pair.cached, 1.0, 1.0) else REJECTED
+
+    return np.array([score(pair, float(cosine)) for pair, cosine in zip(pairs, cosines, strict=True)])
 
 
 def _cosine(pairs: Sequence[Pair], cosines: Scores) -> Scores:
@@ -192,7 +206,7 @@ def _gptcache(pairs: Sequence[Pair], cosines: Scores) -> Scores:
 
 
 MATCHERS: Final = (
-    Matcher("kvweave", AnswersConfig().answer_threshold, _kvweave),
+    Matcher(OURS, AnswersConfig().answer_threshold, _kvweave),
     Matcher("cosine", AnswersConfig().answer_threshold, _cosine),
     Matcher("gptcache", 0.8, _gptcache),
 )
@@ -223,6 +237,7 @@ def content(done: MatchingResult, environment: dict[str, Any]) -> dict[str, Any]
         },
         "rows": [flatten(row) for row in done.rows],
         "kinds": [asdict(row) for row in done.kinds],
+        "checked": [asdict(row) for row in done.checked],
     }
 
 
@@ -254,6 +269,15 @@ def kind_table(done: MatchingResult) -> Table:
         rows = [row for row in done.kinds if row.kind == kind]
         shares = [f"{row.accepted / row.pairs:.1%}" for row in rows]
         table.add_row(kind, f"{rows[0].pairs:,}", *shares)
+    return table
+
+
+def checked_table(done: MatchingResult) -> Table:
+    """Return what kvweave would add after a check, by the least cosine and by the bound on errors."""
+    table = text_table(("near pairs", "hits", "false hits", "error", "hit_rate", "false_hit_rate"))
+    for row in done.checked:
+        rates = f"{row.error:.1%}", f"{row.hit_rate:.1%}", f"{row.false_hit_rate:.2%}"
+        table.add_row(row.rule, f"{row.hits:,}", f"{row.false_hits:,}", *rates)
     return table
 
 

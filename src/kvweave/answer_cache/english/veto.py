@@ -1,0 +1,420 @@
+"""Tells in what two questions differ that are near but not certainly the same: the differences that change an answer.
+
+Each check goes by words and finds a difference in case of doubt. What passes them all may still be another question.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, pairwise
+from typing import Final
+
+from kvweave.answer_cache.english.dates import fold_dates
+from kvweave.answer_cache.english.general_words import general_words
+from kvweave.answer_cache.english.lexicon import lexicon
+from kvweave.answer_cache.english.spelling import is_word
+from kvweave.answer_cache.english.words import Word, join_expressions, split_words
+from kvweave.languages import ENGLISH, function_words
+
+
+def _classes(text: str) -> Mapping[str, str]:
+    """Return each word of lines "class: word word" with its class."""
+    lines = (line.partition(":") for line in text.strip().splitlines())
+    return {word: name.strip() for name, _, words in lines for word in words.split()}
+
+
+_ORDER: Final = _classes("""
+1: first earliest initial initially
+last: last final latest lastly
+""")
+_SCOPE: Final = _classes("""
+all: all whole entire total altogether together everybody everyone everything full
+each: each every apiece per
+only: only just solely alone
+some: some any few
+half: half partly
+""")
+_DIRECTION: Final = _classes(
+    """
+more: more most highest high higher greatest greater largest larger large biggest bigger big longest longer long heaviest heavier best
+    better fastest faster tallest taller deepest steepest thickest oldest older loudest strongest warmest hottest many much max maximum
+less: less least fewest fewer lowest low lower smallest smaller small shortest shorter short lightest lighter worst worse slowest slower
+    thinnest youngest younger quietest weakest coldest coolest little few min minimum cheapest cheaper
+""".replace("\n    ", " ")
+)
+_MEASURED: Final = _classes("""
+price: price cost fee fare rent rate charge charged expensive cheap pay paid sum amount money owe owed salary euros pounds dollars bill
+weight: weight weigh weighs heavy
+length: length long
+height: height high tall
+width: width wide broad
+depth: depth deep
+thickness: thickness thick diameter
+size: size large big
+age: age old
+colour: colour color shade hue
+speed: speed fast quick pace
+temperature: temperature hot warm cold
+duration: duration minutes hours days weeks
+frequency: often frequency
+count: number count many quantity
+distance: distance far
+pressure: pressure bar
+volume: volume loud litres capacity
+shape: shape
+material: material fabric made
+name: name called
+""")
+_UNIT_NAMES: Final = _classes("""
+millimetre: mm
+centimetre: cm
+metre: m meter
+km: km kilometre kilometer
+gram: g
+milligram: mg
+millilitre: ml
+litre: l liter
+kilowatt: kw
+degree: °c
+""")
+_UNITS: Final = frozenset(
+    "millimetre centimetre metre km inch mile hectare gram kg milligram tonne litre millilitre second minute hour day week month quarter year "
+    "term night percent degree bar watt kilowatt kwh mbit gb mb euro pound dollar page line row word spoonful tablet drop dose pack packet box "
+    "time visit lap piece".split()
+)
+_OPPOSED: Final = tuple(
+    tuple(pair.split("/"))
+    for pair in (
+        "before/after before/once until/after until/once until/since if/unless when/unless next/last next/previous first/next to/from with/without "
+        "over/under above/below above/beneath front/behind left/right inside/outside for/against lend/borrow buy/sell bring/take start/stop "
+        "start/end begin/end open/close arrive/leave come/go give/get accept/refuse like/dislike win/lose rise/fall add/cut add/remove "
+        "deposit/withdrawal entrance/exit full/empty easy/hard early/late safe/dangerous upload/download and/or may/must can/must old/new "
+        "who/when who/where who/why who/how when/where when/why when/how where/why"
+    ).split()
+)
+_OPPOSED_PARTICLES: Final = (("in", "out"), ("into", "from"), ("up", "down"), ("on", "off"))
+_NEGATIONS: Final = frozenset(
+    "not no never none nobody nothing without neither nor hardly unless except excluding apart".split()
+)
+_GENERIC: Final = frozenset(
+    "do have get make take give put go come be say tell know find use need want kind sort type thing way name please exactly current "
+    "currently actually now there then also part our my we i you it one person people somebody someone".split()
+)
+_TITLES: Final = frozenset("mr mrs ms miss dr prof professor uncle aunt auntie kw kwh ok".split())
+_SENTENCE_START: Final = re.compile(r"(?:^|(?<=[.?!:] ))[^\W\d_]+")
+_ONE: Final = re.compile(r"(?<![\d.,:/-])1(?![\d.,:/-])")
+_COUNTED: Final = frozenset("many much number amount count quantity".split())
+_ASKING: Final = ("who", "whom", "whose", "what", "which", "when", "where", "why", "how")
+_NOUNS_ASKED: Final = _classes("""
+time: time date day month year moment hour deadline point when weekday
+place: place spot location whereabouts address where
+reason: reason cause purpose why
+manner: way means method manner procedure
+""")
+_HOW: Final = {"many": "count", "much": "amount", "often": "frequency", "long": "long", "come": "reason"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The words of a question and what the checks go by.
+
+    Attributes:
+        words: all, in base form.
+        texts: all, as they are written, in lower case.
+        content: those that are no function words, in order.
+        names: in lower case.
+        numbers: numbers and dates, in a standard form.
+        order: whether it says first or last.
+        asks: classes of answers that it may ask for; empty for a question without a question word.
+        negated: whether an odd number of words negates.
+        tense: past, future, present, or empty where no helping verb tells.
+    """
+
+    words: tuple[str, ...]
+    texts: frozenset[str]
+    content: tuple[str, ...]
+    names: frozenset[str]
+    numbers: tuple[str, ...]
+    order: frozenset[str]
+    asks: frozenset[str]
+    negated: bool
+    tense: str
+
+
+@lru_cache(maxsize=4096)
+def read(text: str) -> Question:
+    """Return the words of a cleaned question."""
+    spoken = fold_dates(split_words(text))
+    joined = join_expressions(spoken)
+    known = lexicon()
+    fillers = known.function_words | function_words()[ENGLISH] | set(_ASKING)
+    words = tuple(_UNIT_NAMES.get(word.base, word.base) for word in joined)
+    content = tuple(
+        _one_form(word) for word in joined if word.named or not (word.text in fillers or word.base in fillers)
+    )
+    starts = {match[0].lower() for match in _SENTENCE_START.finditer(text)}
+    names = frozenset(
+        word.text
+        for word in spoken
+        if word.named
+        and word.base[:1] not in ("#", "@")
+        and not (word.text in fillers or word.text in _TITLES or (word.text in starts and is_word(word.text)))
+    )
+    ones = tuple("#1" for _ in _ONE.finditer(text))  # "one" itself is often no number
+    numbers = ones + tuple(
+        sorted(
+            word.base.removesuffix("th")
+            for word in spoken
+            if word.base[:1] in ("#", "@") and word.base not in ("#1", "#1th")
+        )
+    )
+    first = {"1"} if any(word.base == "#1th" for word in spoken) else set()
+    order = first | frozenset(
+        _ORDER[word.text]
+        for word, after in zip(spoken, [*spoken[1:], None], strict=False)
+        if word.text in _ORDER and not (after and after.base in known.units_of_time and word.text == "last")
+    )
+    texts = [word.text for word in spoken]
+    negated = sum(map(_negates, texts)) % 2 == 1
+    return Question(
+        words, frozenset(texts), content, names, numbers, order, _asked(spoken), negated, _tense(spoken)
+    )
+
+
+def _one_form(word: Word) -> str:
+    """Return the base of a word; "high" and "height", "mm" and "millimetre" have one form."""
+    if word.named:
+        return word.base
+    return _MEASURED.get(word.base, _UNIT_NAMES.get(word.base, word.base))
+
+
+def veto(one: str, other: str) -> str | None:
+    """Return the first difference found between two cleaned questions that changes the answer; None without one."""
+    first, second = read(one), read(other)
+    return next((name for name, differs in _CHECKS if differs(first, second)), None)
+
+
+def kind_of_pair(one: str, other: str) -> str:
+    """Return "keywords" if either of two cleaned texts has no question word, else "wording"."""
+    return "wording" if read(one).asks and read(other).asks else "keywords"
+
+
+def _asked(words: Sequence[Word]) -> frozenset[str]:
+    at = next((n for n, word in enumerate(words) if word.text in _ASKING and not word.named), None)
+    if at is None:
+        return frozenset()
+    kind, after = words[at].text, [word.text for word in words[at + 1 : at + 3]]
+    if kind in ("who", "whom", "whose"):
+        return frozenset({"person"})
+    if kind == "how":
+        first = after[0] if after else ""
+        named = _HOW.get(first) or _MEASURED.get(first) or "manner"
+        counted = (
+            {f"of {word.base}" for word in words[at + 2 : at + 3]} if first in ("many", "much") else set()
+        )
+        if first == "much":
+            counted.add("price")
+        return frozenset({named, *counted} if first != "long" else {"duration", "length"})
+    if kind in ("when", "where", "why"):
+        return frozenset({{"when": "time", "where": "place", "why": "reason"}[kind]})
+    every = {word.base for word in words} | {word.text for word in words}
+    asked = {_MEASURED[word] for word in every & _MEASURED.keys()}
+    beside = [word.text for word in (*words[:at], *words[at + 1 : at + 5])]
+    near = {_NOUNS_ASKED[word] for word in beside if word in _NOUNS_ASKED}
+    is_noun = bool(after) and after[0] not in lexicon().helpers
+    amount = {"amount"} if asked & {"price", "volume", "weight", "count"} or "total" in every else set()
+    counted = {f"of {_UNIT_NAMES.get(word.base, word.base)}" for word in words}
+    does = ("i", "we", "you", "one", "they", "staff")
+    if any(here in does and there == "do" for here, there in pairwise(word.text for word in words)):
+        near.add("manner")
+    return frozenset(
+        {"thing", *near, *asked, *amount, *counted} | ({"person"} if is_noun and not near else set())
+    )
+
+
+def _negates(text: str) -> bool:
+    return text in _NEGATIONS
+
+
+def _tense(words: Sequence[Word]) -> str:
+    """Return the tense of the first verb that shows one."""
+    for word, after in zip(words, [*(word.text for word in words[1:]), ""], strict=False):
+        if word.named:
+            continue
+        if word.text in ("will", "shall") or (word.text == "going" and after == "to"):
+            return "future"
+        if word.text in ("did", "was", "were", "had") or word.form in ("past", "both"):
+            return "past"
+        if word.text in ("has", "have") and any(each.form in ("participle", "both") for each in words):
+            return "past"
+        if word.text in ("do", "does", "am", "has", "have") or (
+            word.text in ("is", "are") and after != "going"
+        ):
+            return "present"
+    return ""
+
+
+def _differing(one: Question, other: Question) -> tuple[set[str], set[str]]:
+    first, second = set(one.words), set(other.words)
+    return first - second, second - first
+
+
+def _alike(one: Question, other: Question) -> float:
+    """Return which share of the content words both questions have, 0..1."""
+    first, second = set(one.content), set(other.content)
+    return 2 * len(first & second) / max(1, len(first) + len(second))
+
+
+def _by_class(words: Sequence[str], classes: Mapping[str, str]) -> set[str]:
+    return {classes[word] for word in words if word in classes}
+
+
+def _too_short(one: Question, other: Question) -> bool:
+    """Return whether a question says too little to tell it from others."""
+    return min(len(set(each.content) - _GENERIC) for each in (one, other)) < _FEWEST_WORDS
+
+
+def _names_differ(one: Question, other: Question) -> bool:
+    return not (one.names <= other.texts and other.names <= one.texts)
+
+
+def _numbers_differ(one: Question, other: Question) -> bool:
+    return one.numbers != other.numbers
+
+
+def _order_differs(one: Question, other: Question) -> bool:
+    return one.order != other.order
+
+
+def _negation_differs(one: Question, other: Question) -> bool:
+    return one.negated != other.negated
+
+
+def _asked_differs(one: Question, other: Question) -> bool:
+    return bool(one.asks and other.asks) and one.asks.isdisjoint(other.asks)
+
+
+def _tense_differs(one: Question, other: Question) -> bool:
+    return bool(one.tense and other.tense) and (one.tense == "past") != (other.tense == "past")
+
+
+def _scope_differs(one: Question, other: Question) -> bool:
+    return _by_class(one.words, _SCOPE) != _by_class(other.words, _SCOPE)
+
+
+def _comparison_differs(one: Question, other: Question) -> bool:
+    first, second = (_by_class(each.words, _DIRECTION) for each in (one, other))
+    return bool(first and second) and first != second
+
+
+def _opposites(one: Question, other: Question) -> bool:
+    first, second = _differing(one, other)
+    for pair in _OPPOSED:
+        for here, there in (pair, pair[::-1]):
+            if here in first and there in second:
+                return True
+    known = general_words()
+    if _alike(one, other) > _MOSTLY_SHARED and any(
+        {*pair} <= {*first, *second} and not {*pair} <= first and not {*pair} <= second
+        for pair in _OPPOSED_PARTICLES
+    ):
+        return True
+    return any(
+        known.are_antonyms(here, there) or _is_negated_form(here, there) or _is_negated_form(there, here)
+        for here in first
+        for there in second
+    )
+
+
+def _is_negated_form(word: str, plain: str) -> bool:
+    return any(word == prefix + plain for prefix in ("un", "in", "im", "dis", "non", "mis"))
+
+
+def _measure_differs(one: Question, other: Question) -> bool:
+    first, second = (_by_class(each.words, _MEASURED) for each in (one, other))
+    if first and second and first.isdisjoint(second):
+        return True
+    units = [set(each.words) & _UNITS for each in (one, other)]
+    return bool(units[0] - units[1]) and bool(units[1] - units[0])
+
+
+def _per_differs(one: Question, other: Question) -> bool:
+    every = [
+        {after for word, after in pairwise(each.words) if word in ("per", "each", "every")}
+        for each in (one, other)
+    ]
+    return bool(every[0] and every[1]) and every[0].isdisjoint(every[1])
+
+
+def _roles_differ(one: Question, other: Question) -> bool:
+    """Return whether words that both have change places, or what is "from" in one is "to" in the other."""
+    for here, there in ((one, other), (other, one)):
+        sources = {after for word, after in _phrases(here) if word == "from"}
+        goals = {after for word, after in _phrases(there) if word in ("to", "into", "for", "towards")}
+        if sources & goals:
+            return True
+    placed = [{after: word for word, after in _phrases(each)} for each in (one, other)]
+    if any(
+        placed[0][word] != placed[1][word] and {placed[0][word], placed[1][word]} & _PLACING
+        for word in placed[0].keys() & placed[1].keys()
+    ):
+        return True
+    counts = [Counter(each.content) for each in (one, other)]
+    shared = [word for word in one.content if counts[0][word] == counts[1][word] == 1]
+    if len(shared) < 2 or not (one.asks and other.asks):
+        return False
+    places = {word: other.content.index(word) for word in shared}
+    moved = any(places[here] > places[there] for here, there in combinations(shared, 2))
+    return moved and _alike(one, other) > _MOSTLY_SHARED
+
+
+def _phrases(question: Question) -> list[tuple[str, str]]:
+    """Return each preposition with the content word that follows it."""
+    content, found = set(question.content), []
+    for at, word in enumerate(question.words):
+        after = next((each for each in question.words[at + 1 : at + 4] if each in content), "")
+        if after and word in lexicon().prepositions:
+            found.append((word, after))
+    return found
+
+
+def _dropped(one: Question, other: Question) -> bool:
+    """Return whether one question says something more, and all that the other says: it is about a part, or narrower."""
+    if not (one.asks and other.asks):
+        return False
+    first, second = (set(each.content) - _GENERIC - _COUNTED for each in (one, other))
+    return first < second or second < first
+
+
+def _exchanged(one: Question, other: Question) -> bool:
+    """Return whether the questions are equal but for a word or two, which are no synonyms."""
+    first = set(one.content) - set(other.content) - _GENERIC - _COUNTED
+    second = set(other.content) - set(one.content) - _GENERIC - _COUNTED
+    shared = len(set(one.content) & set(other.content))
+    return bool(first and second) and max(len(first), len(second)) <= max(2, shared // 2)
+
+
+_FEWEST_WORDS: Final = 2
+_MOSTLY_SHARED: Final = 0.6
+_PLACING: Final = frozenset(
+    "before after until since from towards without behind under below above beneath against".split()
+)
+_CHECKS: Final[tuple[tuple[str, Callable[[Question, Question], bool]], ...]] = (
+    ("too short", _too_short),
+    ("names", _names_differ),
+    ("numbers", _numbers_differ),
+    ("negation", _negation_differs),
+    ("what is asked for", _asked_differs),
+    ("tense", _tense_differs),
+    ("order", _order_differs),
+    ("scope", _scope_differs),
+    ("comparison", _comparison_differs),
+    ("opposites", _opposites),
+    ("measure or unit", _measure_differs),
+    ("per what", _per_differs),
+    ("direction or roles", _roles_differ),
+    ("part", _dropped),
+    ("a word", _exchanged),
+)

@@ -1,0 +1,151 @@
+"""Near misses: questions that may have asked what a stored one asks, and what their own answers said about it.
+
+A near miss is remembered until its question has an answer of its own. If that agrees with the stored one, the stored answer
+would have been right. From such verdicts comes the similarity above which stored answers are wrong in no more cases than the
+user accepts (vCache's bound, here for each kind of near miss; verification after the fact as in Krites).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvweave.answer_cache.records import CachedAnswer
+from kvweave.database import Database
+
+SCHEMA: Final = (
+    """CREATE TABLE IF NOT EXISTS near_misses (
+        question INTEGER NOT NULL REFERENCES banked_questions (id) ON DELETE CASCADE, circumstances TEXT NOT NULL,
+        asked TEXT NOT NULL, kind TEXT NOT NULL, score REAL NOT NULL, made_at REAL NOT NULL,
+        PRIMARY KEY (circumstances, asked, question)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS near_misses_by_question ON near_misses (question)",
+    """CREATE TABLE IF NOT EXISTS near_verdicts (
+        id INTEGER PRIMARY KEY, question INTEGER NOT NULL, kind TEXT NOT NULL, score REAL NOT NULL, agreed INTEGER NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS near_verdicts_by_kind ON near_verdicts (kind, score)",
+)
+"""`made_at` is when the stored answer was made: another one that took its place since is not judged by."""
+
+_MOST_REMEMBERED: Final = 1000
+_MOST_VERDICTS: Final = 5000
+_DOUBT: Final = 0.05
+"""The chance that the bound is broken although the verdicts say that it holds."""
+
+_STEPS: Final = tuple(round(0.98 - 0.02 * step, 2) for step in range(30))
+"""The similarities at which the bound is tested, the strictest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearMiss:
+    """A stored answer whose question may be the one that was asked; `score` is how near they are, 0..1."""
+
+    answer: CachedAnswer
+    kind: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the own answer to a question agreed with the stored one that it was near to."""
+
+    score: float
+    agreed: bool
+
+
+class NearMisses:
+    """The tables `near_misses` and `near_verdicts` of `database`, created if missing."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script(SCHEMA)
+
+    def remember(self, asked: str, circumstances: str, miss: NearMiss) -> None:
+        """Store a near miss of a question that has no answer of its own yet; those of the oldest answers are forgotten."""
+        values = (miss.answer.id, circumstances, asked, miss.kind, miss.score, miss.answer.made_at_s)
+        with self._database.transaction():
+            self._database.execute("INSERT OR REPLACE INTO near_misses VALUES (?, ?, ?, ?, ?, ?)", values)
+            self._database.execute(
+                """DELETE FROM near_misses WHERE made_at < (
+                     SELECT made_at FROM near_misses ORDER BY made_at DESC LIMIT 1 OFFSET ?)""",
+                (_MOST_REMEMBERED - 1,),
+            )
+
+    def take(self, asked: str, circumstances: str) -> list[tuple[int, str, float, float]]:
+        """Return a question's near misses and forget them: the row of the answer, kind, score, when that answer was made."""
+        where = "FROM near_misses WHERE circumstances = ? AND asked = ?"
+        with self._database.transaction():
+            rows = self._database.query(
+                f"SELECT question, kind, score, made_at {where}", (circumstances, asked)
+            )
+            if rows:
+                self._database.execute(f"DELETE {where}", (circumstances, asked))
+        return [(int(id_), kind, float(score), float(made_at)) for id_, kind, score, made_at in rows]
+
+    def judge(self, id_: int, kind: str, score: float, agreed: bool) -> None:
+        """Store a verdict about the answer in a row; the oldest verdicts are dropped."""
+        with self._database.transaction():
+            self._database.execute(
+                "INSERT INTO near_verdicts (question, kind, score, agreed) VALUES (?, ?, ?, ?)",
+                (id_, kind, score, agreed),
+            )
+            self._database.execute(
+                "DELETE FROM near_verdicts WHERE id <= (SELECT max(id) FROM near_verdicts) - ?",
+                (_MOST_VERDICTS,),
+            )
+
+    def verdicts(self, kind: str) -> list[Verdict]:
+        """Return the verdicts about near misses of a kind."""
+        rows = self._database.query("SELECT score, agreed FROM near_verdicts WHERE kind = ?", (kind,))
+        return [Verdict(float(score), bool(agreed)) for score, agreed in rows]
+
+    def may_serve(self, miss: NearMiss, bound: float) -> bool:
+        """Return whether an answer may be given: at most the share `bound` of such answers is wrong, as the verdicts say.
+
+        Never for an answer that was wrong for a question at least as near.
+        """
+        if not 0 < bound < 1:
+            return False
+        rows = self._database.query(
+            "SELECT max(score) FROM near_verdicts WHERE question = ? AND NOT agreed", (miss.answer.id,)
+        )
+        if rows[0][0] is not None and miss.score <= rows[0][0]:
+            return False
+        least = least_score(self.verdicts(miss.kind), bound)
+        return least is not None and miss.score >= least
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many near misses wait for a verdict, were confirmed, and were refuted."""
+        rows = self._database.query(
+            "SELECT (SELECT count(*) FROM near_misses), coalesce(sum(agreed), 0), count(*) FROM near_verdicts"
+        )
+        waiting, confirmed, judged = (int(value) for value in rows[0])
+        return waiting, confirmed, judged - confirmed
+
+
+def least_score(verdicts: Sequence[Verdict], bound: float) -> float | None:
+    """Return the least score from which on at most the share `bound` of verdicts is a refutation, with 95 % confidence.
+
+    Tests one step after the other, from the highest score at which enough verdicts are known down to the first that fails
+    (fixed-sequence testing), each by the exact binomial bound. None if no step passes: with no refutation at all it
+    takes 59 verdicts for a bound of 0.05, 149 for 0.02.
+    """
+    enough = math.ceil(math.log(_DOUBT) / math.log1p(-bound))
+    least = None
+    for step in _STEPS:
+        above = [verdict for verdict in verdicts if verdict.score >= step]
+        if len(above) < enough:
+            continue
+        refuted = sum(not verdict.agreed for verdict in above)
+        if _at_most(refuted, len(above), bound) > _DOUBT:
+            break
+        least = min(verdict.score for verdict in above)  # nothing is known of less near ones
+    return least
+
+
+def _at_most(few: int, of: int, share: float) -> float:
+    """Return the chance of at most so `few` among `of` independent events that each have the chance `share`."""
+    logs = (
+        math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1)
+        + k * math.log(share) + (of - k) * math.log1p(-share)
+        for k in range(few + 1)
+    )  # fmt: skip
+    return math.fsum(map(math.exp, logs))

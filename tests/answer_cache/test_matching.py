@@ -1,0 +1,152 @@
+"""What is certainly the same question, what is only near, and what is another one."""
+
+import pytest
+
+from kvweave.answer_cache.english.context import questions_in
+from kvweave.answer_cache.english.general_words import general_words
+from kvweave.answer_cache.english.spelling import corrected, edits
+from kvweave.answer_cache.english.veto import veto
+from kvweave.answer_cache.matching import ENGLISH
+
+BAKERY = "Which members of the bakery arrive before breakfast?"
+FEE = "How much is the fee for members?"
+
+TYPING_ERRORS = [
+    (BAKERY, "Which mebmers of the bakery arrive before breakfast?"),
+    (BAKERY, "which memebrs of the bakery arive befor breakfats"),
+    (BAKERY, "Wich members of teh bakery arrive before breakfast"),
+    ("When is the rehearsal in January?", "When is the rehersal in Januray?"),
+]
+NO_TYPING_ERRORS = [
+    ("Which members of the bakery arrive?", "Which members of the bravery arrive?"),  # a word
+    ("When does the plane leave?", "When does the plan leave?"),
+    ("Who is Katrin?", "Who is Katrina?"),  # names
+    ("who is katrin?", "who is katrina?"),
+    ("Where is room B1234?", "Where is room B1243?"),
+    ("Who has 25 keys?", "Who has 52 keys?"),
+    ("Where is the lid?", "Where is the lxd?"),  # short
+    ("Is the casing metalic?", "Is the casing unmetalic?"),
+    ("Which members arrive?", "Which members arrive mebmers?"),
+]
+CONTEXTS = [
+    "Sorry, a quick question. How much is the fee for members?",
+    "How much is the fee for members? I need it for the minutes.",
+    "For the press release: how much is the fee for members?",
+    "We're standing in the shop right now. How much is the fee for members?",
+    "My boss asks, so: how much is the fee for memebrs?",
+]
+NARROWED = [
+    "I'm a student. How much is the fee for members?",
+    "How much is the fee for members? Only for children.",
+    "I need it for Delft. How much is the fee for members?",
+    "Question about the rowing section: how much is the fee for members?",
+    "I mean the other club, sorry. How much is the fee for members?",
+    "I am 70, hence the question. How much is the fee for members?",
+    "How much is the fee for members? And the fee for guests?",
+    "Members ask for the fee. How much is the fee for members?",
+]
+
+
+@pytest.mark.parametrize(("stored", "asked"), TYPING_ERRORS)
+def test_typing_errors_in_long_words_change_nothing(stored, asked):
+    compared = ENGLISH.compare(asked, stored, 0.1, 0.85)
+    assert (compared.sameness, compared.kind) == ("same", "spelling")
+    assert compared.errors
+    assert ENGLISH.same(stored, asked, 0.1, 0.85)
+
+
+@pytest.mark.parametrize(("stored", "asked"), NO_TYPING_ERRORS)
+def test_words_names_numbers_and_short_words_are_no_typing_errors(stored, asked):
+    assert not ENGLISH.same(stored, asked, 1.0, 0.0)
+    assert not ENGLISH.same(asked, stored, 1.0, 0.0)
+
+
+def test_a_correction_names_what_it_took_for_errors():
+    assert corrected("Who arives on Mondya?", "Who arrives on Monday?") == (
+        "Who arrives on Monday?",
+        ("arives", "mondya"),
+    )
+    assert corrected(BAKERY, BAKERY) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "count"),
+    [("kept", "kpet", 1), ("arrive", "arive", 1), ("abc", "xyz", 3), ("a", "abcde", 3)],
+)
+def test_edits_are_counted_up_to_a_limit(one, other, count):
+    assert edits(one, other, 2) == edits(other, one, 2) == count
+
+
+@pytest.mark.parametrize("asked", CONTEXTS)
+def test_what_only_says_why_a_question_is_asked_is_left_out(asked):
+    assert questions_in(asked)[-1][:20] == FEE[:20]
+    assert ENGLISH.same(asked, FEE, 0.5, 0.85)
+
+
+@pytest.mark.parametrize("asked", NARROWED)
+def test_what_may_change_the_answer_is_not_left_out(asked):
+    assert questions_in(asked) == (asked,)
+    assert not ENGLISH.same(asked, FEE, 1.0, 0.0)
+
+
+def test_case_and_punctuation_never_matter():
+    assert ENGLISH.same("who paid anna on 3 may", "Who paid Anna on 3 May?", 0.1, 0.99)
+    assert not ENGLISH.same("is it > 5", "Is it < 5?", 1.0, 0.0)
+    assert not ENGLISH.same("?", "...", 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differs"),
+    [
+        ("Who paid the bill for Anna?", "Which person settled the invoice of Ben?", "names"),
+        ("What happened in 1999 to the mill?", "Which events did the mill see in 1998?", "numbers"),
+        ("Which guests eat meat?", "Which of the visitors do not eat meat?", "negation"),
+        (
+            "When did the shop of the baker close down?",
+            "Why did the bakery shut its doors?",
+            "what is asked for",
+        ),
+        ("Which shops closed in spring?", "What stores will be shutting down in spring?", "tense"),
+        ("Who sang the first song?", "Which singer had the last number?", "order"),
+        ("What do all members pay?", "What does only a new member have to give?", "scope"),
+        ("Which room is the largest of the hotel?", "What is the smallest hotel bedroom?", "comparison"),
+        (
+            "How heavy is the boat of the club?",
+            "What colour has the club painted its boat?",
+            "what is asked for",
+        ),
+        ("What do we pay per week for the hall?", "What does the hall cost us per month?", "measure or unit"),
+        (
+            "How do I walk from the pier to town?",
+            "What is the way to the pier from town?",
+            "direction or roles",
+        ),
+        ("Where is the lid of the chest hidden?", "Where is the chest hidden?", "part"),
+        ("Which tubs stand by the door?", "Which tubs stand by the wall?", "a word"),
+    ],
+)
+def test_a_difference_that_changes_the_answer_is_found(one, other, differs):
+    assert veto(one, other) == veto(other, one) == differs
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "kind"),
+    [
+        ("Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?", "wording"),
+        ("Which goalkeeper has the larger pads?", "goalkeeper with larger pads", "keywords"),
+    ],
+)
+def test_what_passes_every_check_is_near_but_not_the_same(stored, asked, kind):
+    compared = ENGLISH.compare(asked, stored, 0.7, 0.85)
+    assert (compared.sameness, compared.kind) == ("near", kind)
+    assert ENGLISH.compare(asked, stored, 0.3, 0.85).sameness == "different"
+
+
+def test_the_general_words_hold_words_forms_names_and_opposites():
+    words = general_words()
+    assert all(map(words.is_common, ("mason", "masons", "planned", "kept", "heaviest", "easily")))
+    assert not any(map(words.is_known, ("msaon", "plannde", "xqzt")))
+    assert words.is_known("london")
+    assert not words.is_common("london")
+    assert words.are_antonyms("rising", "falls")
+    assert not words.are_antonyms("rising", "mason")

@@ -1,0 +1,172 @@
+"""Near misses: what is remembered, what is learned from verdicts, and when an answer may be given."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.near_misses import NearMiss, Verdict, least_score
+from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.database import Database
+
+SETTINGS = AnswerSettings("reuse", None, None, 4, None, False, None, None)
+STORED, ASKED = "Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?"
+EAST = np.array([1.0, 0.0, 0.0], dtype=np.float32)
+NEAR = np.array([0.8, 0.6, 0.0], dtype=np.float32)
+
+
+@pytest.fixture
+def database(tmp_path):
+    opened = Database(tmp_path / "catalog.sqlite")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def cache(database):
+    made = AnswerCache(database, 10**6)
+    put(made, STORED, "2 kg")
+    return made
+
+
+def put(cache, question, text, vector=EAST):
+    assert cache.put(question, vector, SETTINGS, text, [], AnswerProvenance(frozenset({"v"}), ("v:0",), 0))
+
+
+def miss(cache, question=ASKED, vector=NEAR):
+    found, (near,) = cache.look_up(question, lambda: vector, SETTINGS, 0.85)
+    assert found is None
+    return near
+
+
+def judged(cache, agreed, score=0.8, kind="wording", answer=None):
+    """Add verdicts about the stored answer or another one."""
+    for each in agreed:
+        cache._near.judge(answer or 10**6, kind, score, each)
+
+
+def test_a_near_question_is_found_but_not_as_the_same(cache):
+    near = miss(cache)
+    assert (near.answer.question, near.answer.text, near.kind) == (STORED, "2 kg", "wording")
+    assert near.score == near.answer.similarity == pytest.approx(0.8)
+    assert cache.find(ASKED, lambda: NEAR, SETTINGS, 0.85) is None
+
+
+def test_a_verdict_comes_from_the_own_answer_once(cache):
+    cache.remember(ASKED, SETTINGS, miss(cache))
+    assert cache._near.counts() == (1, 0, 0)
+    cache.judge(f"  {ASKED} ", SETTINGS, lambda stored: stored == "2 kg")
+    cache.judge(ASKED, SETTINGS, lambda stored: stored == "2 kg")
+    assert cache._near.counts() == (0, 1, 0)
+
+
+def test_an_answer_that_was_replaced_since_is_not_judged(cache):
+    cache.remember(ASKED, SETTINGS, miss(cache))
+    put(cache, STORED, "3 kg")
+    cache.judge(ASKED, SETTINGS, lambda stored: False)
+    assert cache._near.counts() == (0, 0, 0)
+
+
+def test_near_misses_go_with_the_answer(cache):
+    cache.remember(ASKED, SETTINGS, miss(cache))
+    cache.delete([STORED])
+    assert cache._near.counts() == (0, 0, 0)
+
+
+def test_only_so_many_are_remembered(cache, monkeypatch):
+    monkeypatch.setattr("kvweave.answer_cache.near_misses._MOST_REMEMBERED", 2)
+    near = miss(cache)
+    for number in range(4):
+        made_at = near.answer.made_at_s + number
+        each = replace(near, answer=replace(near.answer, made_at_s=made_at))
+        cache.remember(f"{ASKED} {number}", SETTINGS, each)
+    assert cache._near.counts()[0] == 2
+    assert cache._near.take(f"{ASKED} 3", cache_key()) != []
+
+
+def cache_key():
+    from kvweave.answer_cache.entries import encoded
+
+    return encoded(SETTINGS)
+
+
+def test_an_answer_is_given_once_enough_like_it_were_right(cache):
+    near = miss(cache)
+    assert not cache.may_serve(near, 0.05)
+    judged(cache, [True] * 58)
+    assert not cache.may_serve(near, 0.05)
+    judged(cache, [True])
+    assert cache.may_serve(near, 0.05)
+    assert not cache.may_serve(near, 0.04)
+    assert not cache.may_serve(near, 0.0)
+    assert not cache.may_serve(NearMiss(near.answer, "keywords", near.score), 0.05), "each kind for itself"
+    assert not cache.may_serve(replace(near, score=0.7), 0.05), "less near than what was judged"
+
+
+def test_an_answer_that_was_wrong_is_not_given_to_what_is_no_nearer(cache):
+    near = miss(cache)
+    judged(cache, [True] * 200)
+    judged(cache, [False], answer=near.answer.id, score=0.7)
+    assert cache.may_serve(near, 0.05)
+    judged(cache, [False], answer=near.answer.id, score=0.85)
+    assert not cache.may_serve(near, 0.05)
+
+
+def test_the_least_score_is_the_lowest_that_keeps_the_bound():
+    right, wrong = Verdict(0.91, True), Verdict(0.71, False)
+    assert least_score([right] * 100, 0.05) == 0.91, "nothing is known below"
+    assert least_score([right] * 100 + [wrong] * 10, 0.05) == 0.91
+    assert least_score([right] * 50, 0.05) is None
+    assert least_score([Verdict(0.95, False)] * 3 + [right] * 56, 0.05) is None
+    assert least_score([right] * 298, 0.01) is None
+    assert least_score([right] * 299, 0.01) is not None
+
+
+def test_the_bound_holds_in_most_of_many_trials():
+    """With 20 % wrong answers below 0.7 and 2 % above, a bound of 0.05 is broken in at most about 5 % of trials."""
+    chosen = np.random.default_rng(0)
+    broken = 0
+    for _ in range(200):
+        scores = chosen.uniform(0.55, 0.9, 300)
+        wrong = chosen.random(300) < np.where(scores < 0.7, 0.2, 0.02)
+        least = least_score([Verdict(float(s), not bad) for s, bad in zip(scores, wrong, strict=True)], 0.05)
+        if least is not None and least < 0.7:
+            above = 0.9 - max(least, 0.55)
+            broken += (0.7 - max(least, 0.55)) / above * 0.2 + 0.2 / above * 0.02 > 0.05
+    assert broken <= 18
+
+
+class TestNeighbours:
+    """The vectors in memory follow the table."""
+
+    def found(self, cache, vector, most=5):
+        return [
+            (answer.question, round(cosine, 3))
+            for answer, cosine in cache._entries.neighbours(vector, SETTINGS, most, 0.4)
+        ]
+
+    def test_they_are_the_nearest_answered_questions(self, cache):
+        put(cache, "Who leads it?", "Anna", NEAR)
+        cache.add_predicted("Who is late?", NEAR, SETTINGS)
+        assert self.found(cache, EAST) == [(STORED, 1.0), ("Who leads it?", 0.8)]
+        assert self.found(cache, EAST, most=1) == [(STORED, 1.0)]
+        assert self.found(cache, np.array([0, 0, 1], dtype=np.float32)) == []
+
+    def test_what_came_in_changed_or_went_since_is_known(self, cache):
+        assert len(self.found(cache, EAST)) == 1
+        put(cache, "Who leads it?", "Anna", NEAR)
+        put(cache, STORED, "3 kg", NEAR)
+        assert self.found(cache, NEAR) == [("Who leads it?", 1.0), (STORED, 1.0)]
+        cache.delete([STORED])
+        put(cache, "Who is late?", "Ben", EAST)
+        assert self.found(cache, EAST) == [("Who is late?", 1.0), ("Who leads it?", 0.8)]
+        cache.clear()
+        assert self.found(cache, EAST) == []
+
+    def test_another_process_adds_to_them(self, cache, database):
+        assert len(self.found(cache, EAST)) == 1
+        other = Database(database.path)
+        put(AnswerCache(other, 10**6), "Who leads it?", "Anna", NEAR)
+        other.close()
+        assert len(self.found(cache, EAST)) == 2

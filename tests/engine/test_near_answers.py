@@ -1,0 +1,133 @@
+"""An answer to a question that is near but not certainly the same is given only after both checks, and is judged later."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.database import Database
+from kvweave.engine.agreement import agree
+from kvweave.engine.cached_answers import CachedAnswers, KeptAnswer, chunk_names
+from kvweave.index.search import FoundChunk, SearchReason
+
+SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)
+STORED, ASKED = "Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?"
+EAST, NEAR = np.array([[1, 0], [0.8, 0.6]], dtype=np.float32)
+
+
+class Documents:
+    """A list of documents that all are visible."""
+
+    def visible_versions(self):
+        return frozenset("ab")
+
+
+class Index:
+    """Finds `chunks`, best first."""
+
+    def __init__(self):
+        self.chunks = []
+
+    def search(self, question, vector, k, visible):
+        return self.chunks[:k]
+
+
+def chunk(name, text):
+    return FoundChunk(name, f"{name}.txt", 0, 0, len(text), text, 1.0, SearchReason(1, None, 1, 0.5))
+
+
+OWN, OTHER = chunk("a", "The amplifier comes from Ben, 2 kg of it."), chunk("b", "The shed is open.")
+
+
+@pytest.fixture
+def index():
+    made = Index()
+    made.chunks = [OWN, OTHER]
+    return made
+
+
+@pytest.fixture
+def cached(tmp_path, index):
+    """A cache with one answer, whose kind of near misses was right 60 times; bound 0.05."""
+    with closing(Database(tmp_path / "answers.sqlite")) as database:
+        made = CachedAnswers(AnswerCache(database, 10**7), Documents(), lambda: index, 0.85, error_bound=0.05)
+        keep(made, STORED, "2 kg", EAST)
+        for _ in range(60):
+            made.answers._near.judge(10**6, "wording", 0.8, True)
+        yield made
+
+
+def keep(cached, question, text, vector):
+    origin = AnswerProvenance(frozenset("a"), chunk_names([OWN]), cached.answers.epoch)
+    cached.keep(question, vector, SETTINGS, KeptAnswer(text, ()), origin)
+
+
+def find(cached, question=ASKED, vector=NEAR):
+    found = cached.find(question, lambda: vector, SETTINGS)
+    return found and found.text
+
+
+def counts(cached):
+    return cached.answers._near.counts()
+
+
+def test_an_answer_that_passes_both_checks_is_given_and_judged_by_the_questions_own(cached):
+    assert find(cached) == "2 kg"
+    assert counts(cached) == (1, 60, 0)
+    keep(cached, ASKED, "They weigh 2 kg.", NEAR)
+    assert counts(cached) == (0, 61, 0)
+    assert find(cached) == "They weigh 2 kg."
+
+
+def test_a_wrong_answer_is_not_given_again(cached):
+    assert find(cached) == "2 kg"
+    keep(cached, ASKED, "3 kg", NEAR)
+    assert counts(cached) == (0, 60, 1)
+    assert find(cached, "Who has given the players a loan of this amp?", NEAR) is None
+
+
+def test_what_the_question_retrieves_must_hold_the_answer(cached, index):
+    for chunks in ([OTHER], [chunk("a", "The amplifier is brown."), OTHER], [chunk("b", OWN.text)]):
+        index.chunks = chunks
+        assert find(cached) is None
+    assert counts(cached)[0] == 1, "it is remembered all the same"
+
+
+def test_without_a_bound_nothing_is_given_but_all_is_judged(tmp_path, index):
+    with closing(Database(tmp_path / "others.sqlite")) as database:
+        cached = CachedAnswers(AnswerCache(database, 10**7), Documents(), lambda: index, 0.85)
+        keep(cached, STORED, "2 kg", EAST)
+        assert find(cached) is None
+        keep(cached, ASKED, "2 kg", NEAR)
+        assert counts(cached) == (0, 1, 0)
+
+
+def test_an_answer_that_newer_documents_made_invalid_is_not_given(cached, index):
+    index.chunks = [chunk("b", "The amplifier comes from Carl, 3 kg of it.")]
+    cached.answers.documents_changed()
+    assert find(cached) is None
+
+
+def test_a_typing_error_that_is_a_word_of_the_documents_is_none(cached, index):
+    typed = "Who lends the amplifeir to the band?"
+    assert find(cached, typed, EAST) == "2 kg"
+    index.chunks = [OWN, chunk("b", "An amplifeir is a fruit.")]
+    assert find(cached, typed, EAST) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2 kg", "They weigh 2 kg.", True),
+        ("2 kg", "3 kg", False),
+        ("Yes.", "No.", False),
+        ("Anna", "The text does not say.", False),
+        ("It is not stated.", "It is not stated.", False),
+        ("", "", False),
+        ("the red boat of Anna", "Anna's red boat", True),
+    ],
+)
+def test_answers_agree_if_they_say_the_same(one, other, same):
+    assert agree(one, other) is agree(other, one) is same
