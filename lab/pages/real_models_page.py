@@ -1,4 +1,4 @@
-"""The generated parts of lab/docs/real-models.md: start, bits of the weights, GPU, and rows in the last window."""
+"""The generated parts of lab/docs/real-models.md: start, weights, GPU, rows in the last window, and calibration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,14 @@ from markdown_parts import NOT_MEASURED, Result, folded, table
 
 from kvweave_lab.bench.start_trace import OWN_CODE
 
-FILES = ("start.json", "weights.json", "weights_gpu.json", "ttft_gpu.json", "last_window.json")
+FILES = (
+    "start.json",
+    "weights.json",
+    "weights_gpu.json",
+    "ttft_gpu.json",
+    "last_window.json",
+    "calibration.json",
+)
 LEAST_S = 0.1
 """Shorter parts of a start are one row."""
 
@@ -20,6 +27,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "weights-gpu": _weights(found["weights_gpu.json"]),
         "ttft-gpu": _ttft(found["ttft_gpu.json"]),
         "last-window": _last_window(found["last_window.json"]),
+        "calibration": _calibration(found["calibration.json"]),
     }
 
 
@@ -155,6 +163,48 @@ def _last_window(measured: Result | None) -> str:
             "",
         ]
     return "\n".join([*lines, *folded([measured["command"]], _about(measured))])
+
+
+def _calibration(measured: Result | None) -> str:
+    if measured is None:
+        return NOT_MEASURED
+    share, best = measured["share"], measured["chosen"]
+    said = "none, so `prefix`" if best is None else f"`{best[0]}` at {best[1]:g}"
+    lines = [
+        f"**{measured['family']}**, {measured['questions']} questions, {measured['top_k']} chunks of at most "
+        f"{measured['chunk_tokens']} tokens; keeping {share:.0%} of first tokens and answers chooses {said}. Measuring took "
+        f"{measured['seconds']:,.0f} s, {measured['passes']:.1f} passes over each prompt:",
+        "",
+        *table(
+            (
+                "recipe",
+                "ratio",
+                "first tokens kept",
+                "answers kept",
+                "passes",
+                "bytes per token",
+                "offline passes",
+            ),
+            [
+                (
+                    each["recipe"],
+                    f"{each['budget']:g}",
+                    _kept(each, "first_tokens"),
+                    _kept(each, "answers"),
+                    f"{each['passes']:.2f}",
+                    f"{each['bytes_per_token']:,.0f}",
+                    f"{each['offline_passes']}",
+                )
+                for each in measured["trials"]
+            ],
+        ),
+    ]
+    return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
+
+
+def _kept(trial: Result, what: str) -> str:
+    low, high = trial[f"{what}_interval"]
+    return f"{trial[what] / trial['questions']:.0%} ({low:.0%}–{high:.0%})"
 
 
 def _shares(row: Result, name: str) -> tuple[str, str]:

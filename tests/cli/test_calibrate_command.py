@@ -47,3 +47,5 @@ def test_a_file_that_holds_no_questions_is_refused(command, documents, tmp_path)
     refused = " ".join(command("calibrate", "--questions", file, code=1).stderr.split())
     assert "line 2 of" in refused
     assert "is no JSON object like" in refused
+    file.write_bytes(b"\xff\xfe")
+    assert "is no text in UTF-8" in " ".join(command("calibrate", "--questions", file, code=1).stderr.split())

@@ -92,7 +92,11 @@ def _read(path: Path) -> list[str]:
     from kvweave.errors import InvalidRequest
 
     found: dict[str, None] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is no text in UTF-8: {error}") from error
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:

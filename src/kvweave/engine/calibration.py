@@ -358,7 +358,7 @@ def calibrate(
     with try_lock(state.database.path.parent / IDLE_LOCK) as free:
         if not free:
             raise InvalidRequest(
-                "background work goes on for this knowledge base, and calibrates by itself; or try again later"
+                "another process calibrates this knowledge base or does its background work; try again when it has ended"
             )
         with closing(Calibrator(state, components, settings, questions)) as calibrator:
             return calibrator.run(progress)

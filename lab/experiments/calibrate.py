@@ -1,0 +1,98 @@
+"""Measures what calibration finds for a model: how many first tokens and answers every budget keeps, and what is chosen.
+
+    .venv/bin/python lab/experiments/calibrate.py --model FOLDER --document hall-minutes.md --document pump-manual.md \\
+        --output lab/results/calibration.json
+
+Documents and questions are those of `kvweave eval natural`, the questions drawn evenly from those whose evidence lies in the
+documents. Every budget is measured on every question; `kvweave calibrate` leaves out those that have lost too many.
+"""
+
+import argparse
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import kvweave
+from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
+from kvweave.engine.verdicts import Trial, Verdict, allowed_losses, chosen
+from kvweave.errors import InvalidRequest
+from kvweave_lab.eval.natural.questions import SHIPPED, shipped_set
+from recipe_grid import progress_printer
+
+
+def questions_about(documents: list[str], most: int) -> list[str]:
+    """Return at most so many questions whose evidence lies in these documents, drawn evenly from all of them."""
+    found = [
+        each.text
+        for each in shipped_set().questions
+        if each.evidence and {one.doc for one in each.evidence} <= set(documents)
+    ]
+    return found[:: max(1, len(found) // most)][:most]
+
+
+def under(verdict: Verdict, share: float) -> Trial | None:
+    """Return what would be chosen if this share of first tokens and of answers had to be kept; None for prefix."""
+    losses = allowed_losses(verdict.questions, share)
+    trials = (
+        replace(
+            each, keeps=max(verdict.questions - each.first_tokens, verdict.questions - each.answers) <= losses
+        )
+        for each in verdict.trials
+    )
+    return chosen(trials)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Calibrate an empty home's knowledge base, with nothing to be kept, so that no budget is left out."""
+    questions = questions_about(args.document, args.questions)
+    with (
+        tempfile.TemporaryDirectory() as home,
+        kvweave.open(
+            home=home,
+            model=args.model,
+            chunk_tokens=args.chunk_tokens,
+            top_k=args.top_k,
+            calibrate_first_tokens=0.0,
+            calibrate_answers=0.0,
+        ) as base,
+    ):
+        base.add(*(SHIPPED / "documents" / name for name in args.document))
+        verdict = base.calibrate(questions, progress_printer(base.model.fingerprint.name))
+        family = base.adapter.model.config.get_text_config().model_type
+    best = under(verdict, args.share)
+    return {
+        "family": family,
+        "chunk_tokens": args.chunk_tokens,
+        "top_k": args.top_k,
+        "documents": args.document,
+        "questions": verdict.questions,
+        "share": args.share,
+        "chosen": None if best is None else [best.recipe, best.budget],
+        "seconds": verdict.seconds,
+        "passes": verdict.passes,
+        "trials": [asdict(each) for each in verdict.trials],
+    }
+
+
+def main() -> None:
+    """Measure, and write the result."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--model", help="hub id or folder; the shipped reference model without it")
+    parser.add_argument(
+        "--document", action="append", help="a document of kvweave eval natural, by its file name"
+    )
+    parser.add_argument("--questions", type=int, default=24, help="the most questions")
+    parser.add_argument("--chunk-tokens", type=int, default=128)
+    parser.add_argument("--top-k", type=int, default=4)
+    parser.add_argument("--share", type=float, default=0.98, help="share of first tokens and answers to keep")
+    args = parser.parse_args()
+    if not args.document:
+        raise InvalidRequest("no document is named; give --document hall-minutes.md")
+    result = measure(args)
+    named = argparse.Namespace(**{**vars(args), "model": args.model and Path(args.model).name})
+    write_result(rounded({**environment(command_of(named)), **result}), args.output)
+
+
+if __name__ == "__main__":
+    run_script(main)
