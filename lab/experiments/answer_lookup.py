@@ -37,8 +37,9 @@ def questions(count: int, seed: int) -> list[str]:
 
 
 def mistyped(question: str) -> str:
-    """Return a question with two letters of its longest word swapped."""
-    word = max((each for each in question.split() if each.isalpha() and each.islower()), key=len)
+    """Return a question with two letters of its longest word swapped, that of the last one if all are short."""
+    words = [each for each in question.split() if each.isalpha() and each.islower() and len(each) > 3]
+    word = max(words or [question], key=len)
     return question.replace(word, word[:2] + word[3] + word[2] + word[4:], 1)
 
 

@@ -80,7 +80,13 @@ def lookups(result: Result | None) -> str:
     """Return what looking a question up costs, by the number of stored answers; from `lab/experiments/answer_lookup.py`."""
     if result is None:
         return NOT_MEASURED
-    lines = header("stored answers", "a stored question", "with a typing error", "another question", "the first in a process")
+    lines = header(
+        "stored answers",
+        "a stored question",
+        "with a typing error",
+        "another question",
+        "the first in a process",
+    )
     for each in result["rows"]:
         shown = (
             f"{each[name]['median_ms']:.1f} ms ({each[name]['p95_ms']:.1f})"

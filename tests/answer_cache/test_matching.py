@@ -122,6 +122,10 @@ def test_case_and_punctuation_never_matter():
             "direction or roles",
         ),
         ("Where is the lid of the chest hidden?", "Where is the chest hidden?", "part"),
+        ("Was the loan to the club approved?", "Who approved the loan to the club?", "what is asked for"),
+        ("Tell me the age of the older brother.", "Where is the older brother?", "what is asked for"),
+        ("Which nurse did Anna treat?", "By which nurse was Anna treated?", "how the words belong together"),
+        ("How much did the club pay for it?", "How much did the club owe for it?", "a word"),
         ("Which tubs stand by the door?", "Which tubs stand by the wall?", "a word"),
     ],
 )

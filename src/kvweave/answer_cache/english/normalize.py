@@ -122,7 +122,7 @@ _remembered = lru_cache(maxsize=4096)(_normalized)  # one request normalizes its
 
 def _understood(text: str, known: Lexicon) -> tuple[Clause, tuple[str, ...], tuple[Phrase, ...]] | None:
     """Return the clause of a cleaned text, its terms and its phrases; None if it is not followed as an English question."""
-    core, requested = _strip_frame(text, known)
+    core, requested = strip_frame(text, known)
     words = join_expressions(fold_dates(split_words(core)))
     if not words or len(words) > _MAX_WORDS or "?" in core:
         return None
@@ -156,7 +156,7 @@ def _is_general(one: str, other: str) -> bool:
     return other in _GENERAL.get(one, ()) or one in _GENERAL.get(other, ())
 
 
-def _strip_frame(text: str, known: Lexicon) -> tuple[str, bool]:
+def strip_frame(text: str, known: Lexicon) -> tuple[str, bool]:
     """Return the question inside "Hi, could you tell me … please?", and whether there was an opening."""
     core, requested = text.rstrip(" .!?"), False
     for _ in range(_MAX_ROUNDS):

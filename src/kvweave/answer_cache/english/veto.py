@@ -3,7 +3,6 @@
 Each check goes by words and finds a difference in case of doubt. What passes them all may still be another question.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,106 +13,32 @@ from typing import Final
 from kvweave.answer_cache.english.dates import fold_dates
 from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
+from kvweave.answer_cache.english.normalize import strip_frame
 from kvweave.answer_cache.english.spelling import is_word
+from kvweave.answer_cache.english.veto_words import (
+    ASKED,
+    ASKING,
+    COUNTED,
+    DIRECTION,
+    EMPTY,
+    GENERIC,
+    HOW,
+    MEASURED,
+    NEGATIONS,
+    NOUNS_ASKED,
+    ONE,
+    OPPOSED,
+    OPPOSED_PARTICLES,
+    ORDER,
+    PLACING,
+    SCOPE,
+    SENTENCE_START,
+    TITLES,
+    UNIT_NAMES,
+    UNITS,
+)
 from kvweave.answer_cache.english.words import Word, join_expressions, split_words
 from kvweave.languages import ENGLISH, function_words
-
-
-def _classes(text: str) -> Mapping[str, str]:
-    """Return each word of lines "class: word word" with its class."""
-    lines = (line.partition(":") for line in text.strip().splitlines())
-    return {word: name.strip() for name, _, words in lines for word in words.split()}
-
-
-_ORDER: Final = _classes("""
-1: first earliest initial initially
-last: last final latest lastly
-""")
-_SCOPE: Final = _classes("""
-all: all whole entire total altogether together everybody everyone everything full
-each: each every apiece per
-only: only just solely alone
-some: some any few
-half: half partly
-""")
-_DIRECTION: Final = _classes(
-    """
-more: more most highest high higher greatest greater largest larger large biggest bigger big longest longer long heaviest heavier best
-    better fastest faster tallest taller deepest steepest thickest oldest older loudest strongest warmest hottest many much max maximum
-less: less least fewest fewer lowest low lower smallest smaller small shortest shorter short lightest lighter worst worse slowest slower
-    thinnest youngest younger quietest weakest coldest coolest little few min minimum cheapest cheaper
-""".replace("\n    ", " ")
-)
-_MEASURED: Final = _classes("""
-price: price cost fee fare rent rate charge charged expensive cheap pay paid sum amount money owe owed salary euros pounds dollars bill
-weight: weight weigh weighs heavy
-length: length long
-height: height high tall
-width: width wide broad
-depth: depth deep
-thickness: thickness thick diameter
-size: size large big
-age: age old
-colour: colour color shade hue
-speed: speed fast quick pace
-temperature: temperature hot warm cold
-duration: duration minutes hours days weeks
-frequency: often frequency
-count: number count many quantity
-distance: distance far
-pressure: pressure bar
-volume: volume loud litres capacity
-shape: shape
-material: material fabric made
-name: name called
-""")
-_UNIT_NAMES: Final = _classes("""
-millimetre: mm
-centimetre: cm
-metre: m meter
-km: km kilometre kilometer
-gram: g
-milligram: mg
-millilitre: ml
-litre: l liter
-kilowatt: kw
-degree: °c
-""")
-_UNITS: Final = frozenset(
-    "millimetre centimetre metre km inch mile hectare gram kg milligram tonne litre millilitre second minute hour day week month quarter year "
-    "term night percent degree bar watt kilowatt kwh mbit gb mb euro pound dollar page line row word spoonful tablet drop dose pack packet box "
-    "time visit lap piece".split()
-)
-_OPPOSED: Final = tuple(
-    tuple(pair.split("/"))
-    for pair in (
-        "before/after before/once until/after until/once until/since if/unless when/unless next/last next/previous first/next to/from with/without "
-        "over/under above/below above/beneath front/behind left/right inside/outside for/against lend/borrow buy/sell bring/take start/stop "
-        "start/end begin/end open/close arrive/leave come/go give/get accept/refuse like/dislike win/lose rise/fall add/cut add/remove "
-        "deposit/withdrawal entrance/exit full/empty easy/hard early/late safe/dangerous upload/download and/or may/must can/must old/new "
-        "who/when who/where who/why who/how when/where when/why when/how where/why"
-    ).split()
-)
-_OPPOSED_PARTICLES: Final = (("in", "out"), ("into", "from"), ("up", "down"), ("on", "off"))
-_NEGATIONS: Final = frozenset(
-    "not no never none nobody nothing without neither nor hardly unless except excluding apart".split()
-)
-_GENERIC: Final = frozenset(
-    "do have get make take give put go come be say tell know find use need want kind sort type thing way name please exactly current "
-    "currently actually now there then also part our my we i you it one person people somebody someone".split()
-)
-_TITLES: Final = frozenset("mr mrs ms miss dr prof professor uncle aunt auntie kw kwh ok".split())
-_SENTENCE_START: Final = re.compile(r"(?:^|(?<=[.?!:] ))[^\W\d_]+")
-_ONE: Final = re.compile(r"(?<![\d.,:/-])1(?![\d.,:/-])")
-_COUNTED: Final = frozenset("many much number amount count quantity".split())
-_ASKING: Final = ("who", "whom", "whose", "what", "which", "when", "where", "why", "how")
-_NOUNS_ASKED: Final = _classes("""
-time: time date day month year moment hour deadline point when weekday
-place: place spot location whereabouts address where
-reason: reason cause purpose why
-manner: way means method manner procedure
-""")
-_HOW: Final = {"many": "count", "much": "amount", "often": "frequency", "long": "long", "come": "reason"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +70,27 @@ class Question:
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Question:
-    """Return the words of a cleaned question."""
+    """Return the words of a cleaned question, without a frame such as "could you tell me"."""
+    text, requested = strip_frame(text, lexicon())
+    if requested and not ASKED.search(text):
+        text = f"what is {text}"  # "tell me the age of"
     spoken = fold_dates(split_words(text))
     joined = join_expressions(spoken)
     known = lexicon()
-    fillers = known.function_words | function_words()[ENGLISH] | set(_ASKING)
-    words = tuple(_UNIT_NAMES.get(word.base, word.base) for word in joined)
+    fillers = known.function_words | function_words()[ENGLISH] | set(ASKING)
+    words = tuple(UNIT_NAMES.get(word.base, word.base) for word in joined)
     content = tuple(
         _one_form(word) for word in joined if word.named or not (word.text in fillers or word.base in fillers)
     )
-    starts = {match[0].lower() for match in _SENTENCE_START.finditer(text)}
+    starts = {match[0].lower() for match in SENTENCE_START.finditer(text)}
     names = frozenset(
         word.text
         for word in spoken
         if word.named
         and word.base[:1] not in ("#", "@")
-        and not (word.text in fillers or word.text in _TITLES or (word.text in starts and is_word(word.text)))
+        and not (word.text in fillers or word.text in TITLES or (word.text in starts and is_word(word.text)))
     )
-    ones = tuple("#1" for _ in _ONE.finditer(text))  # "one" itself is often no number
+    ones = tuple("#1" for _ in ONE.finditer(text))  # "one" itself is often no number
     numbers = ones + tuple(
         sorted(
             word.base.removesuffix("th")
@@ -170,11 +98,11 @@ def read(text: str) -> Question:
             if word.base[:1] in ("#", "@") and word.base not in ("#1", "#1th")
         )
     )
-    first = {"1"} if any(word.base == "#1th" for word in spoken) else set()
+    first = frozenset({"1"} if any(word.base == "#1th" for word in spoken) else ())
     order = first | frozenset(
-        _ORDER[word.text]
+        ORDER[word.text]
         for word, after in zip(spoken, [*spoken[1:], None], strict=False)
-        if word.text in _ORDER and not (after and after.base in known.units_of_time and word.text == "last")
+        if word.text in ORDER and not (after and after.base in known.units_of_time and word.text == "last")
     )
     texts = [word.text for word in spoken]
     negated = sum(map(_negates, texts)) % 2 == 1
@@ -187,7 +115,7 @@ def _one_form(word: Word) -> str:
     """Return the base of a word; "high" and "height", "mm" and "millimetre" have one form."""
     if word.named:
         return word.base
-    return _MEASURED.get(word.base, _UNIT_NAMES.get(word.base, word.base))
+    return MEASURED.get(word.base, UNIT_NAMES.get(word.base, word.base))
 
 
 def veto(one: str, other: str) -> str | None:
@@ -202,15 +130,22 @@ def kind_of_pair(one: str, other: str) -> str:
 
 
 def _asked(words: Sequence[Word]) -> frozenset[str]:
-    at = next((n for n, word in enumerate(words) if word.text in _ASKING and not word.named), None)
+    at = next((n for n, word in enumerate(words) if word.text in ASKING and not word.named), None)
+    first = words[0].text if words else ""
+    if (
+        first in lexicon().helpers
+        or first in ("if", "whether")
+        or any(word.text == "whether" for word in words)
+    ):
+        return frozenset({"whether"})
     if at is None:
-        return frozenset()
+        return frozenset({"whether"} if _is_inverted(words) else ())
     kind, after = words[at].text, [word.text for word in words[at + 1 : at + 3]]
     if kind in ("who", "whom", "whose"):
         return frozenset({"person"})
     if kind == "how":
         first = after[0] if after else ""
-        named = _HOW.get(first) or _MEASURED.get(first) or "manner"
+        named = HOW.get(first) or MEASURED.get(first) or "manner"
         counted = (
             {f"of {word.base}" for word in words[at + 2 : at + 3]} if first in ("many", "much") else set()
         )
@@ -220,12 +155,12 @@ def _asked(words: Sequence[Word]) -> frozenset[str]:
     if kind in ("when", "where", "why"):
         return frozenset({{"when": "time", "where": "place", "why": "reason"}[kind]})
     every = {word.base for word in words} | {word.text for word in words}
-    asked = {_MEASURED[word] for word in every & _MEASURED.keys()}
+    asked = {MEASURED[word] for word in every & MEASURED.keys()}
     beside = [word.text for word in (*words[:at], *words[at + 1 : at + 5])]
-    near = {_NOUNS_ASKED[word] for word in beside if word in _NOUNS_ASKED}
+    near = {NOUNS_ASKED[word] for word in beside if word in NOUNS_ASKED}
     is_noun = bool(after) and after[0] not in lexicon().helpers
     amount = {"amount"} if asked & {"price", "volume", "weight", "count"} or "total" in every else set()
-    counted = {f"of {_UNIT_NAMES.get(word.base, word.base)}" for word in words}
+    counted = {f"of {UNIT_NAMES.get(word.base, word.base)}" for word in words}
     does = ("i", "we", "you", "one", "they", "staff")
     if any(here in does and there == "do" for here, there in pairwise(word.text for word in words)):
         near.add("manner")
@@ -234,8 +169,16 @@ def _asked(words: Sequence[Word]) -> frozenset[str]:
     )
 
 
+def _is_inverted(words: Sequence[Word]) -> bool:
+    """Return whether a verb follows a phrase in front: "On Monday, is the shop open"."""
+    helpers = lexicon().helpers
+    return any(word.text in helpers and before.comma for before, word in pairwise(words)) or any(
+        word.text in helpers and word.comma for word in words
+    )
+
+
 def _negates(text: str) -> bool:
-    return text in _NEGATIONS
+    return text in NEGATIONS
 
 
 def _tense(words: Sequence[Word]) -> str:
@@ -273,7 +216,7 @@ def _by_class(words: Sequence[str], classes: Mapping[str, str]) -> set[str]:
 
 def _too_short(one: Question, other: Question) -> bool:
     """Return whether a question says too little to tell it from others."""
-    return min(len(set(each.content) - _GENERIC) for each in (one, other)) < _FEWEST_WORDS
+    return min(len(set(each.content) - GENERIC) for each in (one, other)) < _FEWEST_WORDS
 
 
 def _names_differ(one: Question, other: Question) -> bool:
@@ -301,24 +244,24 @@ def _tense_differs(one: Question, other: Question) -> bool:
 
 
 def _scope_differs(one: Question, other: Question) -> bool:
-    return _by_class(one.words, _SCOPE) != _by_class(other.words, _SCOPE)
+    return _by_class(one.words, SCOPE) != _by_class(other.words, SCOPE)
 
 
 def _comparison_differs(one: Question, other: Question) -> bool:
-    first, second = (_by_class(each.words, _DIRECTION) for each in (one, other))
+    first, second = (_by_class(each.words, DIRECTION) for each in (one, other))
     return bool(first and second) and first != second
 
 
 def _opposites(one: Question, other: Question) -> bool:
     first, second = _differing(one, other)
-    for pair in _OPPOSED:
+    for pair in OPPOSED:
         for here, there in (pair, pair[::-1]):
             if here in first and there in second:
                 return True
     known = general_words()
     if _alike(one, other) > _MOSTLY_SHARED and any(
         {*pair} <= {*first, *second} and not {*pair} <= first and not {*pair} <= second
-        for pair in _OPPOSED_PARTICLES
+        for pair in OPPOSED_PARTICLES
     ):
         return True
     return any(
@@ -333,10 +276,10 @@ def _is_negated_form(word: str, plain: str) -> bool:
 
 
 def _measure_differs(one: Question, other: Question) -> bool:
-    first, second = (_by_class(each.words, _MEASURED) for each in (one, other))
+    first, second = (_by_class(each.words, MEASURED) for each in (one, other))
     if first and second and first.isdisjoint(second):
         return True
-    units = [set(each.words) & _UNITS for each in (one, other)]
+    units = [set(each.words) & UNITS for each in (one, other)]
     return bool(units[0] - units[1]) and bool(units[1] - units[0])
 
 
@@ -357,7 +300,7 @@ def _roles_differ(one: Question, other: Question) -> bool:
             return True
     placed = [{after: word for word, after in _phrases(each)} for each in (one, other)]
     if any(
-        placed[0][word] != placed[1][word] and {placed[0][word], placed[1][word]} & _PLACING
+        placed[0][word] != placed[1][word] and {placed[0][word], placed[1][word]} & PLACING
         for word in placed[0].keys() & placed[1].keys()
     ):
         return True
@@ -384,23 +327,27 @@ def _dropped(one: Question, other: Question) -> bool:
     """Return whether one question says something more, and all that the other says: it is about a part, or narrower."""
     if not (one.asks and other.asks):
         return False
-    first, second = (set(each.content) - _GENERIC - _COUNTED for each in (one, other))
+    first, second = (set(each.content) - GENERIC - COUNTED for each in (one, other))
     return first < second or second < first
 
 
 def _exchanged(one: Question, other: Question) -> bool:
     """Return whether the questions are equal but for a word or two, which are no synonyms."""
-    first = set(one.content) - set(other.content) - _GENERIC - _COUNTED
-    second = set(other.content) - set(one.content) - _GENERIC - _COUNTED
+    first = set(one.content) - set(other.content) - EMPTY - COUNTED
+    second = set(other.content) - set(one.content) - EMPTY - COUNTED
     shared = len(set(one.content) & set(other.content))
-    return bool(first and second) and max(len(first), len(second)) <= max(2, shared // 2)
+    few = max(len(first), len(second)) <= max(2, shared // 2) or _alike(one, other) > _MOSTLY_SHARED
+    return bool(first and second) and few
 
 
+def _ordered_otherwise(one: Question, other: Question) -> bool:
+    """Return whether two questions consist of the same words, and yet are not read alike."""
+    return bool(one.asks and other.asks) and _alike(one, other) >= _ALL_BUT_ONE
+
+
+_ALL_BUT_ONE: Final = 0.8
 _FEWEST_WORDS: Final = 2
 _MOSTLY_SHARED: Final = 0.6
-_PLACING: Final = frozenset(
-    "before after until since from towards without behind under below above beneath against".split()
-)
 _CHECKS: Final[tuple[tuple[str, Callable[[Question, Question], bool]], ...]] = (
     ("too short", _too_short),
     ("names", _names_differ),
@@ -417,4 +364,5 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Question, Question], bool]], ...]] = (
     ("direction or roles", _roles_differ),
     ("part", _dropped),
     ("a word", _exchanged),
+    ("how the words belong together", _ordered_otherwise),
 )
