@@ -3,8 +3,8 @@
 import pytest
 
 from kvweave.answer_cache.records import AnswerProvenance
-from kvweave.engine.background_jobs import Precomputer
 from kvweave.engine.contradictions import contradict, support
+from kvweave.engine.precompute import Precomputer
 from kvweave.engine.question_prediction import QuestionPredictor
 
 RECIPE = "reuse"
