@@ -132,13 +132,13 @@ def measure(adapter: Adapter, samples: int) -> dict[str, Any]:
             notes = draw_notes(task, number, count, haystack)
             reply = partial(plain_answer, adapter, chunks=notes.chunks, max_new_tokens=MAX_NEW_TOKENS)
             own: dict[str, Any] = {
-                "ask": score_question(notes, reply(prompts.predict_from_documents(1)), reply),
-                "sum_up": score_summary(notes, reply(prompts.summarise())),
+                "ask": score_question(notes, reply(prompts.predict_from_documents(1).text), reply),
+                "sum_up": score_summary(notes, reply(prompts.summarise().text)),
             }
             questions = [one.text for one in notes.draft.questions if one.task in (task, f"{task}_whole")]
             if len(questions) > prompts.earlier_questions:
                 earlier = questions[: prompts.earlier_questions]
-                request = prompts.predict_from_history(earlier, 1)
+                request = prompts.predict_from_history(earlier, 1).text
                 own["ask_like"] = score_next_question(notes, earlier, reply(request), reply)
             for name, one in own.items():
                 scores[name].setdefault(task, []).append(asdict(one))

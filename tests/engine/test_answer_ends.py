@@ -13,6 +13,7 @@ from kvweave.engine import generation
 from kvweave.engine.generation import Decoded
 from kvweave.engine.question_prediction import QuestionPredictor
 from kvweave.models.prompt import PromptTemplate
+from kvweave.predict.prompts import Request
 from kvweave.testing import end_only_at, tiny_adapter, tiny_tokenizer
 from spelled import ENDINGS, Spelled, new_place
 
@@ -153,7 +154,7 @@ def test_a_base_models_answer_is_its_line_and_its_predictions_have_several(given
             lambda: context, base._state.documents, base.answers, base.predictions, options.recipe,
             options.answer_settings, "Answer.", 0.9, 2,
         )  # fmt: skip
-        assert predictor.reply(["A note."], "Which questions?", 0) == several
+        assert predictor.reply(["A note."], Request("Which questions?"), 0) == several
 
 
 def test_the_command_line_has_the_switch(given_replies, note, command):

@@ -4,7 +4,7 @@ import pytest
 
 from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.engine.agreement import contradict, support
-from kvweave.engine.background_jobs import Precomputer
+from kvweave.engine.precompute import Precomputer
 from kvweave.engine.question_prediction import QuestionPredictor
 
 RECIPE = "reuse"

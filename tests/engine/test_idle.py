@@ -7,7 +7,8 @@ import time
 import pytest
 
 from kvweave.engine.active_requests import ActiveRequests
-from kvweave.engine.background_jobs import Precomputer
+from kvweave.engine.idle_status import idle_status
+from kvweave.engine.precompute import Precomputer
 from kvweave.engine.question_prediction import QuestionPredictor
 from kvweave.files import try_lock
 from kvweave.results import Answer, Plan, Timing
@@ -36,7 +37,7 @@ def predicted(monkeypatch):
     replies = []
 
     def say(self, notes, request, draw):
-        if "key content" in request:
+        if "key content" in request.text:
             return " ".join(notes)
         return replies.pop(0) if replies else ""
 
@@ -156,6 +157,46 @@ def test_a_predicted_question_without_an_answer_is_dropped(base, predicted, monk
     assert base.answers.totals().questions == 0
 
 
+def test_an_answer_that_the_chunks_do_not_support_is_dropped(base, predicted, monkeypatch):
+    predicted += [SENDBEL]
+    monkeypatch.setattr("kvweave.engine.background_jobs.is_supported", lambda *given: False)
+    base.idle()
+    assert base.predictions.predicted.totals().reasons == {"unsupported": 1}
+    assert base.answers.totals().questions == 0
+    assert not is_cached(base.ask(SENDBEL))
+
+
+def test_a_summary_that_goes_round_in_circles_is_counted_and_not_predicted_from(base, monkeypatch):
+    read = []
+
+    def say(self, notes, request, draw):
+        if "key content" in request.text:
+            return "password " * 100
+        read.append(notes)
+        return ""
+
+    monkeypatch.setattr(QuestionPredictor, "reply", say)
+    base.idle()
+    status = idle_status(base)
+    assert status.summaries_dropped["repetition"] > 0
+    assert read
+    assert not any("password password" in note for notes in read for note in notes)
+    assert any("Glorric" in note for notes in read for note in notes)
+
+
+def test_predictions_that_do_not_pay_are_not_computed(base, predicted):
+    predicted += [SENDBEL]
+    base.idle()
+    base.predictions.worth.add_seconds("knowledge", 1e6)
+    for _ in range(30):
+        base.predictions.worth.record_asked()
+    assert idle_status(base).predictions["knowledge"].paused
+    ((_, settings),) = base.answers.most_used()
+    base.predictions.predicted.add("What is the password of Brisaf?", "knowledge", [])
+    base.answers.add_predicted("What is the password of Brisaf?", base.encoder.encode(["a"])[0], settings)
+    assert base.idle().jobs == {}
+
+
 def test_a_round_predicts_at_most_the_stride(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", prediction_stride=2)
     kb.add(documents)
@@ -173,9 +214,9 @@ def test_new_questions_lead_to_one_round_of_predictions_like_them(base, monkeypa
     asked = []
 
     def say(self, notes, request, draw):
-        if "key content" in request:
+        if "key content" in request.text:
             return " ".join(notes)
-        asked.append((notes, request))
+        asked.append((notes, request.text))
         return ""
 
     monkeypatch.setattr(QuestionPredictor, "reply", say)
@@ -220,7 +261,7 @@ def test_a_predicted_question_that_a_user_asked_stays(base, documents, predicted
 
 def test_a_prediction_from_a_document_that_is_removed_meanwhile_is_discarded(base, documents, monkeypatch):
     def say(self, notes, request, draw):
-        if "key content" in request:
+        if "key content" in request.text:
             return " ".join(notes)
         if (documents / "passwords.md").exists():
             (documents / "passwords.md").unlink()
@@ -249,7 +290,8 @@ def test_the_reference_model_answers_its_predicted_questions_as_it_would_when_as
 def test_another_model_gets_instructions_and_its_replies_do_no_harm(open_kb, documents, tmp_path):
     folder = tmp_path / "model"
     tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    chat = "{% for each in messages %}{{ each.content }}\n{% endfor %}"
+    tiny_tokenizer(chat).save_pretrained(folder)
     kb = open_kb(model=str(folder), chunk_tokens=48, answer_limit_bytes=10**7, idle_power="any")
     kb.add(documents)
     kb.ask(GLORRIC)

@@ -1,7 +1,9 @@
 import pytest
 
 from kvweave.database import Database
+from kvweave.models.prompt import PromptTemplate
 from kvweave.predict.store import PredictionStore
+from kvweave.testing import tiny_tokenizer
 
 
 @pytest.fixture
@@ -16,3 +18,9 @@ def database(tmp_path):
 def predictions(database):
     """An empty prediction store."""
     return PredictionStore(database)
+
+
+@pytest.fixture
+def template():
+    """Renders prompts for a tokenizer without a chat template."""
+    return PromptTemplate(tiny_tokenizer())

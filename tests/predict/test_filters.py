@@ -2,8 +2,21 @@
 
 import pytest
 
-from kvweave.predict.filters import is_answerable, is_near_duplicate, is_non_answer, parse_questions
-from kvweave.predict.prompts import InstructPrompts, ReferencePrompts, prompts_for
+from kvweave.predict import prompts as prompts_module
+from kvweave.predict.filters import (
+    is_answerable,
+    is_invented,
+    is_near_duplicate,
+    is_non_answer,
+    is_other_language,
+    is_supported,
+    keeps_decisive_words,
+    parse_questions,
+    repeats,
+    unknown_words,
+)
+from kvweave.predict.passages import PASSAGE_WORDS, Asked, answers_in, nearest_first, passages
+from kvweave.predict.prompts import FewShotPrompts, InstructPrompts, ReferencePrompts, prompts_for
 
 
 class TestParsing:
@@ -21,6 +34,14 @@ class TestParsing:
             "Why was it moved?",
         ]
         assert parse_questions(reply, 2) == ["When is the rehearsal?", "Who leads it?"]
+
+    def test_a_line_may_have_several_questions(self):
+        reply = "When is the rehearsal? Who leads it on Monday? Why? It is on Monday. Where is the hall?"
+        assert parse_questions(reply, 9) == [
+            "When is the rehearsal?",
+            "Who leads it on Monday?",
+            "It is on Monday. Where is the hall?",
+        ]
 
     def test_numbers_that_begin_a_question_stay(self):
         assert parse_questions("3 May or 4 May for the party?", 1) == ["3 May or 4 May for the party?"]
@@ -77,21 +98,138 @@ class TestFilters:
         assert not is_non_answer(answer)
 
 
+class TestScreening:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "lamp " * 100,
+            "What is the the password?",
+            "The lamp, the lamp, the lamp.",
+            "Marta runs it. Ben rows. Marta runs it. Marta runs it.",
+            "Which hall is the hall of the hall?",
+        ],
+    )
+    def test_what_goes_round_in_circles_repeats(self, text):
+        assert repeats(text)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "What does a ticket for the crossing cost?",
+            "Anna owns a boat. Ben owns a kiln. Carl owns a hat.",
+            "Is it 9:30 or 10:30?",
+            "",
+        ],
+    )
+    def test_other_text_does_not(self, text):
+        assert not repeats(text)
+
+    def test_words_that_are_in_no_chunk_are_found_and_too_many_make_a_summary_invented(self):
+        chunks = ["Anna owns the boats at the pier.", "Ben rents one."]
+        assert unknown_words("Who is renting a boat to the simppting?", chunks) == {"simppting"}
+        assert not is_invented("Anna owns boats at the pier. Ben rents one from her.", chunks)
+        assert is_invented("Anna loves Paris in spring, and owns a boat.", chunks)
+
+    def test_another_language_is_noticed_but_not_missed_where_there_is_none(self):
+        chunks = ["The ferry to Skelt leaves at nine, and it is never late."]
+        assert is_other_language("Wann fährt die Fähre nach Skelt?", chunks)
+        assert not is_other_language("When does the ferry leave?", chunks)
+        assert not is_other_language("Skelt 9:30?", chunks)
+        assert not is_other_language(
+            "Wann fährt die Fähre?", ["Die Fähre fährt um neun, sie ist nicht zu spät."]
+        )
+
+    @pytest.mark.parametrize(
+        ("answer", "supported"),
+        [
+            ("It leaves at 9:30 from the north pier.", True),
+            ("9:30", True),
+            ("9:40", False),
+            ("from the south gate", False),
+            ("Marta leaves.", False),
+            ("The ferry to Skelt leaves.", False),  # says nothing beyond the question
+            ("Yes.", False),
+        ],
+    )
+    def test_an_answer_must_be_in_the_chunks(self, answer, supported):
+        chunks = ["The ferry leaves from the north pier at 9:30.", "Skelt is an island."]
+        assert is_supported("When does the ferry to Skelt leave?", answer, chunks) == supported
+
+
 class TestPrompts:
     def test_the_reference_model_gets_the_prompts_it_was_trained_on(self):
         from training import abilities
 
-        prompts = prompts_for("reference")
+        prompts = prompts_for("reference", chat=False)
         assert isinstance(prompts, ReferencePrompts)
-        assert prompts.summarise() == abilities.SUM_UP
-        assert prompts.predict_from_documents(5) == abilities.ASK
+        assert prompts.summarise().text == abilities.SUM_UP
+        assert prompts.predict_from_documents(5).text == abilities.ASK
         asked = ("What does Anna own?", "What does Ben own?")
-        assert prompts.predict_from_history(asked, 5) == abilities.ASK_LIKE.format(earlier=" ".join(asked))
+        assert prompts.predict_from_history(asked, 5).text == abilities.ASK_LIKE.format(
+            earlier=" ".join(asked)
+        )
 
-    def test_other_models_get_the_number_and_the_earlier_questions(self):
-        prompts = prompts_for("Qwen/Qwen2.5-0.5B-Instruct")
+    def test_chat_models_get_the_number_and_the_earlier_questions(self):
+        prompts = prompts_for("Qwen/Qwen2.5-0.5B-Instruct", chat=True)
         assert isinstance(prompts, InstructPrompts)
-        assert " 4 questions" in prompts.predict_from_documents(4)
-        request = prompts.predict_from_history(("What does Anna own?", "What does Ben own?"), 3)
+        assert " 4 questions" in prompts.predict_from_documents(4).text
+        request = prompts.predict_from_history(("What does Anna own?", "What does Ben own?"), 3).text
         assert "- What does Anna own?\n- What does Ben own?\n" in request
         assert " 3 questions" in request
+
+    def test_base_models_get_worked_examples_in_the_layout_of_their_prompts(self, template):
+        prompts = prompts_for("google/gemma-3-270m", chat=template.is_chat)
+        assert isinstance(prompts, FewShotPrompts)
+        request = prompts.ask_for("nine crowns", "How much")
+        text = f"{request.system}A note.{request.text}"
+        assert request.plain
+        assert text.count("\nQuestion: ") == 1 + len(prompts_module._ASKED)
+        assert text.endswith("\n\nNotes: A note.\nAnswer: nine crowns\nQuestion: How much")
+        assert request.lead == "How much"
+        assert text.count("Question: ") == 1 + len(prompts_module._ASKED)
+
+    def test_the_worked_examples_pass_the_screening(self):
+        for notes, answer, question in prompts_module._ASKED:
+            assert parse_questions(question, 1) == [question]
+            assert is_answerable(question, [notes])
+            assert answer.split()[-1] in notes
+            assert question.startswith(Asked(notes, answer).opening)
+        assert all(keeps_decisive_words(one, other) for one, other in prompts_module._REWORDED)
+
+
+class TestPassages:
+    TEXT = (
+        "The roof was looked at by Brimble Roofing on 3 May. They want £7,950 for it. It has lasted nineteen years, and 27 per cent"
+        " of the tiles are cracked. "
+    )
+
+    def test_they_end_with_a_sentence(self):
+        found = list(passages(self.TEXT * 6))
+        assert len(found) > 2
+        assert all(each.endswith(".") and len(each.split()) < 2 * PASSAGE_WORDS for each in found)
+        assert " ".join(found).split() == (self.TEXT * 6).split()
+
+    def test_names_numbers_and_dates_are_what_can_be_asked_for(self):
+        asked = answers_in(self.TEXT)
+        assert [each.answer for each in asked] == [
+            "Brimble Roofing",
+            "3 May",
+            "£7,950",
+            "nineteen years",
+            "27 per cent",
+        ]
+        assert [each.opening for each in asked] == [
+            "Which",
+            "When",
+            "How much",
+            "How long",
+            "What percentage",
+        ]
+        assert {each.passage for each in asked} == {self.TEXT.strip()}
+        assert answers_in("No name. Nor a number.") == []
+
+    def test_those_near_to_questions_come_first(self):
+        asked = answers_in(
+            self.TEXT + "Padding goes on and on. " * 8 + "The cook is called Irma Bell, they say."
+        )
+        assert nearest_first(asked, ["Who is the cook?"])[0].answer == "Irma Bell"

@@ -8,7 +8,8 @@ from kvweave.predict.planning import (
     next_job,
     precompute_extent,
 )
-from kvweave.predict.store import HISTORY_LIMIT, ChunkRef, PredictionStore
+from kvweave.predict.store import HISTORY_LIMIT, PredictionStore
+from kvweave.predict.summary import ChunkRef
 
 A0, A1, B0 = ChunkRef("a:0", "a", 30), ChunkRef("a:1", "a", 30), ChunkRef("b:0", "b", 30)
 

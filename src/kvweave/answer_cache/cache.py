@@ -270,6 +270,11 @@ class AnswerCache:
         """Return the answer in a row; None if it has none any more."""
         return self._entries.get(id_)
 
+    def stored(self, question: str, settings: AnswerSettings) -> CachedAnswer | None:
+        """Return the answer to a question in these very words; None if it has none."""
+        id_ = self._entries.id_of(question, settings)
+        return None if id_ is None else self._entries.get(id_)
+
     def ahead_s(self, answer: CachedAnswer) -> float | None:
         """Return the seconds that computing an answer ahead took; None for one that a user waited for."""
         return self._entries.ahead_s(answer.id)

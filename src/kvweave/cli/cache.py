@@ -193,7 +193,7 @@ def print_savings(found: dict[str, Any]) -> None:
         )
         served = share(predictions["served"] / kept) if kept else "none"
         STDOUT.print(
-            f"predicted: {kept:,} questions ({by_origin}), {predictions['dropped']:,} dropped as unanswerable; "
+            f"predicted: {kept:,} questions ({by_origin}), {predictions['dropped']:,} dropped; "
             f"{predictions['given']:,} answers given from them, {predictions['given_per_question']:.2f} a question, by "
             f"{served} of them"
         )

@@ -38,6 +38,24 @@ def _lines(status: IdleStatus) -> list[str]:
         f"worth: {today.hits:,} of these answers given today, {all_.hits:,} in all; they saved {seconds(all_.saved_s)} of "
         f"waiting, for {seconds(status.spent.seconds)} of work",
         f"waiting: {status.waiting:,} questions",
+        *_predictions(status),
         f"now: {'; '.join(status.reasons) or 'may work'}",
     ]
     return lines + [f"  {each.name}: {each.state}" for each in status.conditions]
+
+
+def _predictions(status: IdleStatus) -> list[str]:
+    """Return what each kind of prediction that has been tried is worth, and what was dropped."""
+    lines = []
+    for origin, one in status.predictions.items():
+        if one.ready or one.seconds:
+            rate = "" if one.hits_per_work is None else f" ({one.hits_per_work:.2g} per answer computed)"
+            lines.append(
+                f"predicted from {origin}: {one.ready:,} ready, {one.hits:,} of {one.asked:,} questions answered from them for "
+                f"{seconds(one.seconds)} of work{rate}" + (f"; paused: {one.paused}" if one.paused else "")
+            )
+    for what, reasons in (("questions", status.dropped), ("summaries", status.summaries_dropped)):
+        if reasons:
+            counted = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
+            lines.append(f"dropped {what}: {counted}")
+    return lines

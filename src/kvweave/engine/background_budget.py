@@ -15,6 +15,8 @@ _SCHEMA: Final = (
         kv_bytes REAL NOT NULL) WITHOUT ROWID""",
     "CREATE TABLE IF NOT EXISTS idle_facts (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
 )
+ANSWERING: Final = frozenset({"answers", "population", "conversion"})
+"""The kinds of jobs that answer a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ class BackgroundBudget:
             "SELECT kind, sum(jobs), sum(seconds), sum(flops) FROM idle_work GROUP BY kind ORDER BY kind"
         )
         return {kind: Spent(*spent) for kind, *spent in rows}
+
+    def answer_seconds(self) -> float | None:
+        """Return the mean seconds of answering a question ahead; None if none was."""
+        done = [spent for kind, spent in self.totals().items() if kind in ANSWERING]
+        jobs = sum(spent.jobs for spent in done)
+        return sum(spent.seconds for spent in done) / jobs if jobs else None
 
     def today_by_kind(self) -> dict[str, Spent]:
         """Return today's work by kind."""

@@ -4,36 +4,33 @@ There is no queue: each job changes what the next one is chosen by, so a killed 
 neither when to work nor what it may cost.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import time
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Final, Literal, TypeAlias
 
-from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, PendingReason, Vector
+from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, PendingReason
 from kvweave.engine.background_budget import BackgroundBudget, Worth
 from kvweave.engine.cached_answers import CachedAnswers
 from kvweave.engine.calibration import Calibrator, Step
-from kvweave.engine.components import Components, ListedCorpus
+from kvweave.engine.components import Components
 from kvweave.engine.contradictions import Contradictions, Pair
-from kvweave.engine.kb_question import RequestContext, tokenized_prompt_for
+from kvweave.engine.kb_question import RequestContext
 from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.pipeline import answer
+from kvweave.engine.paraphrases import Paraphraser
+from kvweave.engine.precompute import Precomputer
 from kvweave.engine.question_prediction import QuestionPredictor
-from kvweave.engine.settings import AskOptions, Settings
+from kvweave.engine.settings import Settings
 from kvweave.engine.state import KnowledgeBaseState
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens
-from kvweave.predict.filters import is_non_answer
-from kvweave.predict.planning import PrecomputeExtent, Summarise, precompute_extent
-from kvweave.predict.store import PredictionStore
-from kvweave.recipes.context import Ids, PrepareContext
-from kvweave.recipes.match import missing_chunks
+from kvweave.predict.filters import content_stems, is_non_answer, is_supported, repeats
+from kvweave.predict.planning import PrecomputeExtent, PredictFromHistory, Summarise, precompute_extent
+from kvweave.predict.prompts import can_paraphrase
+from kvweave.predict.store import DropReason, PredictionStore
+from kvweave.predict.worth import PredictionOrigin
 from kvweave.recipes.names import AUTO
-from kvweave.recipes.offline import missing_bytes, prepare_chunks
-from kvweave.recipes.recipe import Recipe, remember, run
-from kvweave.recipes.request import PrefillRequest
 from kvweave.results import Answer
-from kvweave.types import TokenizedPrompt
 
 JobKind: TypeAlias = Literal[
     "refresh",
@@ -44,6 +41,7 @@ JobKind: TypeAlias = Literal[
     "conversion",
     "abstract",
     "prediction",
+    "paraphrase",
     "restoration",
 ]
 """See `JobSource.next`."""
@@ -56,7 +54,8 @@ _LIMIT: Final = "kv_limit_bytes"
 class Job:
     """One thing to do.
 
-    `about` describes it to people, `key` identifies it, `left` is how many of its kind there are.
+    `about` describes it to people, `key` identifies it, `left` is how many of its kind there are. `origin` is the kind of
+    prediction that it is work for.
     """
 
     kind: JobKind
@@ -64,92 +63,7 @@ class Job:
     key: Hashable
     left: int
     do: Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Precomputer:
-    """Computes answers and KV for questions, under the settings that they have in the answer cache.
-
-    `context` loads the parts of a request when first called. `cached` records no questions, since no user asks.
-    `waited_s` gives the seconds that this run has yielded to requests so far.
-    """
-
-    context: Callable[[], RequestContext]
-    cached: CachedAnswers
-    settings: Settings
-    system: str
-    waited_s: Callable[[], float] = lambda: 0.0
-
-    def answer(self, question: str, settings: AnswerSettings) -> Answer:
-        """Compute a question's answer again; store the answer and its KV as a request's would be."""
-        before_s = self.waited_s()
-        cached = replace(self.cached, waited_s=lambda: self.waited_s() - before_s)
-        pieces = answer(self.context(), cached, question, self._vector(question), self._options(settings))
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as finished:
-                whole: Answer = finished.value.answer
-                return whole
-
-    def prefill(self, question: str, settings: AnswerSettings) -> None:
-        """Store the KV that a question would be answered from and the store lacks."""
-        recipe, prompt, missing = self._missing(question, settings)
-        if missing:
-            self._store_kv(recipe, prompt, missing)
-
-    def restore(self, question: str, settings: AnswerSettings) -> bool:
-        """Do the same if it fits without evicting anything; return whether it did (PerCache §4.3.3)."""
-        recipe, prompt, missing = self._missing(question, settings)
-        store = self.context().store
-        if not missing or self._bytes(recipe, missing) > store.limit_bytes - store.used_bytes:
-            return False
-        self._store_kv(recipe, prompt, missing)
-        return True
-
-    def _options(self, settings: AnswerSettings) -> AskOptions:
-        return self.settings.restore(settings, self.system, self.cached.documents.chunk_count())
-
-    def _vector(self, question: str) -> Callable[[], Vector]:
-        return cache(lambda: self.context().encoder.encode([question])[0])
-
-    def _missing(self, question: str, settings: AnswerSettings) -> tuple[Recipe, TokenizedPrompt, list[Ids]]:
-        """Return a question's recipe, its prompt, and the chunks in it that no stored KV fits."""
-        context, options = self.context(), self._options(settings)
-        prompt = tokenized_prompt_for(context, question, self._vector(question)(), options)
-        recipe = options.recipe
-        request = PrefillRequest(context.adapter, context.store, prompt, recipe.budget(None, None))
-        return (
-            recipe,
-            prompt,
-            [
-                prompt.ids(prompt.spans[span])
-                for span in missing_chunks(request, recipe.match, recipe.prepare)
-            ],
-        )
-
-    def _bytes(self, recipe: Recipe, missing: Sequence[Ids]) -> int:
-        """Return the bytes that storing chunks takes: what the recipe prepares of each, else what it remembers."""
-        sizes = missing_bytes(
-            self._prepare_context(), [(digest_tokens(ids), len(ids)) for ids in missing], recipe
-        )
-        adapter = self.context().adapter
-        return sum(
-            sizes.get(number, recipe.prepare.bytes(adapter, len(ids))) for number, ids in enumerate(missing)
-        )
-
-    def _prepare_context(self) -> PrepareContext:
-        context = self.context()
-        template = context.adapter.template
-        corpus = ListedCorpus(context.documents, context.index, context.encoder, template)
-        return PrepareContext(context.adapter, context.store, template.prefix_ids(self.system), corpus)
-
-    def _store_kv(self, recipe: Recipe, prompt: TokenizedPrompt, missing: Sequence[Ids]) -> None:
-        """Store what the recipe prepares of these chunks, and what it remembers of a request for the prompt."""
-        context = self.context()
-        prepare_chunks(self._prepare_context(), missing, recipe)
-        if "chunk" in recipe.match.stored_kinds:
-            remember(run(recipe, context.adapter, context.store, prompt))
+    origin: PredictionOrigin | None = None
 
 
 class JobSource:
@@ -158,6 +72,8 @@ class JobSource:
     Args:
         precomputer: computes answers and KV for questions.
         predictor: returns what predicts questions; None where no answer is cached, so that none is worth predicting.
+        paraphraser: returns what puts questions in other words, for a predictor; None as before, and for a model that does not
+            know how.
         predictions: what was predicted so far.
         store: the chunk KV.
         budget: records the store's limit.
@@ -170,6 +86,7 @@ class JobSource:
         self,
         precomputer: Precomputer,
         predictor: Callable[[], QuestionPredictor | None],
+        paraphraser: Callable[[QuestionPredictor | None], Paraphraser | None],
         predictions: PredictionStore,
         store: ChunkStore,
         budget: BackgroundBudget,
@@ -179,8 +96,9 @@ class JobSource:
     ) -> None:
         self._precomputer = precomputer
         self._cached = precomputer.cached
-        self._new_predictor = predictor
+        self._new_predictor, self._new_paraphraser = predictor, paraphraser
         self._predictor = predictor()
+        self._paraphraser = paraphraser(self._predictor)
         self._calibrator = calibrator
         self._predictions = predictions
         self._store = store
@@ -197,9 +115,10 @@ class JobSource:
 
         First what users wait for: the check of answers after documents came in (refresh), questions that lack a valid answer
         (answers), and answers that contradict each other (contradiction). Then what `auto` stands for, by which all others are
-        computed (calibration). Then predicted questions: their KV and answer
-        (population), or the answer where it was left out before (conversion, PerCache §4.3.3). Then new predictions (abstract,
-        prediction). Last, evicted KV, if the store's limit was raised (restoration).
+        computed (calibration). Then predicted questions: their KV and answer (population), or the answer where it was left out
+        before (conversion, PerCache §4.3.3). Then other wordings of answered questions (paraphrase) and new predictions
+        (abstract, prediction). Last, evicted KV, if the store's limit was raised (restoration). Predictions that do not pay are
+        left out.
         """
         if not self._cached.documents.visible_versions():
             return None
@@ -210,6 +129,7 @@ class JobSource:
             self._calibration,
             self._population,
             self._conversion,
+            self._paraphrase,
             self._prediction,
             self._restoration,
         )
@@ -217,18 +137,21 @@ class JobSource:
             job = kind()
             if job is not None and job.key not in self._tried:
                 self._tried.add(job.key)
-                return replace(job, do=partial(self._measured, job.do))
+                return replace(job, do=partial(self._measured, job))
         return None
 
-    def _measured(self, do: Callable[[], object]) -> None:
-        """Do a job, and record by how much the stored KV grew."""
-        before = self._store.used_bytes
+    def _measured(self, job: Job) -> None:
+        """Do a job, and record by how much the stored KV grew, and the work on a kind of prediction."""
+        before, began, waited_s = self._store.used_bytes, time.perf_counter(), self._precomputer.waited_s()
         try:
-            do()
+            job.do()
         finally:
             grown = self._store.used_bytes - before
             if grown > 0:
                 self._budget.add_worth(Worth(kv_bytes=grown))
+            if job.origin is not None:
+                waited_s = self._precomputer.waited_s() - waited_s
+                self._predictions.worth.add_seconds(job.origin, time.perf_counter() - began - waited_s)
 
     def _refresh(self) -> Job | None:
         cached = self._cached
@@ -265,6 +188,7 @@ class JobSource:
     def _calibrate(self, step: Step) -> None:
         step.do()
         self._predictor = self._new_predictor()  # questions are predicted for the recipe that answers them
+        self._paraphraser = self._new_paraphraser(self._predictor)
 
     def close(self) -> None:
         """Delete what a calibration has stored for its trials."""
@@ -281,18 +205,22 @@ class JobSource:
         self, kind: JobKind, reasons: tuple[PendingReason, ...], do: Callable[[PendingQuestion], None]
     ) -> Job | None:
         found = self._cached.answers.pending(most=len(self._tried) + 100, reasons=reasons)
+        predicted = kind in ("population", "conversion")
+        paused = paused_predictions(self._predictions, self._budget) if predicted else ()
+        origin_of = self._predictions.predicted.origin_of
         left = [
             one
             for one in found
             if one.settings.reranker == self._cached.reranker  # answers under another one wait for it
             and (kind, one.question, one.settings) not in self._tried
+            and not (paused and origin_of(one.question) in paused)
         ]
         if not left:
             return None
         first = left[0]
-        return Job(
-            kind, first.question, (kind, first.question, first.settings), len(left), partial(do, first)
-        )
+        origin = origin_of(first.question) if predicted else None
+        key = (kind, first.question, first.settings)
+        return Job(kind, first.question, key, len(left), partial(do, first), origin)
 
     def _populate(self, pending: PendingQuestion) -> None:
         if self._extent == "answer":
@@ -304,10 +232,18 @@ class JobSource:
     def _answer(self, pending: PendingQuestion) -> None:
         answer = self._precomputer.answer(pending.question, pending.settings)
         answers = self._cached.answers
-        if pending.reason in ("predicted", "prefilled") and is_non_answer(answer.text):
+        predicted = self._predictions.predicted
+        dropped: DropReason | None = None
+        if pending.reason in ("predicted", "prefilled"):
+            dropped = _fault(pending.question, answer, predicted.wanted_answer(pending.question))
+        if dropped is not None:
             with answers.transaction():
-                if self._predictions.predicted.drop(pending.question, "unanswerable"):
+                if predicted.drop(pending.question, dropped):
                     answers.delete([pending.question])
+        elif pending.reason in ("predicted", "prefilled"):
+            origin = predicted.origin_of(pending.question)
+            if origin is not None:
+                self._predictions.worth.add_ready(origin)
         if not answer.text:  # the cache keeps no empty answer, however often it is computed
             answers.delete([pending.question], pending.settings)
 
@@ -318,8 +254,27 @@ class JobSource:
             return None
         if isinstance(job, Summarise):
             about = f"key content of {len(job.chunks)} chunks"
-            return Job("abstract", about, job, predictor.chunks_to_summarise(), partial(predictor.do, job))
-        return Job("prediction", "questions to come", job, 1, partial(predictor.do, job))
+            left = predictor.chunks_to_summarise()
+            return Job("abstract", about, job, left, partial(predictor.do, job), "knowledge")
+        origin: PredictionOrigin = "history" if isinstance(job, PredictFromHistory) else "knowledge"
+        return Job("prediction", "questions to come", job, 1, partial(predictor.do, job), origin)
+
+    def _paraphrase(self) -> Job | None:
+        writer = self._paraphraser
+        if writer is None or "paraphrase" in paused_predictions(self._predictions, self._budget):
+            return None
+        question = next((one for one in writer.due() if ("paraphrase", one) not in self._tried), None)
+        if question is None:
+            return None
+        write = partial(self._write_paraphrases, writer, question)
+        return Job("paraphrase", question, ("paraphrase", question), 1, write, "paraphrase")
+
+    def _write_paraphrases(self, writer: Paraphraser, question: str) -> None:
+        stored = writer.do(question)
+        if stored:
+            self._budget.add_worth(Worth(entries=stored))
+            for _ in range(stored):
+                self._predictions.worth.add_ready("paraphrase")
 
     def _restoration(self) -> Job | None:
         limit, seen = self._store.limit_bytes, self._budget.fact(_LIMIT)
@@ -333,6 +288,28 @@ class JobSource:
         question, settings = self._to_restore.pop(0)
         restore = partial(self._precomputer.restore, question, settings)
         return Job("restoration", question, ("restoration", question, settings), left, restore)
+
+
+def paused_predictions(
+    predictions: PredictionStore, budget: BackgroundBudget
+) -> Collection[PredictionOrigin]:
+    """Return the kinds of prediction that do not pay (`predict/worth.py`)."""
+    worth = predictions.worth.all(budget.answer_seconds())
+    return {origin for origin, one in worth.items() if one.paused}
+
+
+def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
+    """Return why the answer to a predicted question is not to be given to anybody; None if it may be.
+
+    `wanted` is the answer that the question was made for, if it was: both ways must agree (Alberti et al. 2019, §2.3).
+    """
+    if is_non_answer(answer.text):
+        return "no answer"
+    if repeats(answer.text):
+        return "repetition"
+    supported = is_supported(question, answer.text, [source.text for source in answer.sources])
+    agrees = not wanted or not content_stems([wanted]).isdisjoint(content_stems([answer.text]))
+    return None if supported and agrees else "unsupported"
 
 
 def job_source(
@@ -350,7 +327,8 @@ def job_source(
     prediction = settings.config.prediction
     return JobSource(
         Precomputer(context, replace(cached, predictions=None), settings, metadata.system, waited_s),
-        partial(_predictor, state, context, cached, settings, metadata),
+        partial(_predictor, state, context, cached, settings, metadata, budget),
+        partial(_paraphraser, state, context, cached, settings, metadata, budget),
         state.predictions,
         state.store,
         budget,
@@ -366,6 +344,7 @@ def _predictor(
     cached: CachedAnswers,
     settings: Settings,
     metadata: KBMetadata,
+    budget: BackgroundBudget,
 ) -> QuestionPredictor | None:
     """Return what predicts questions as users will ask them by the settings; None if no answer is cached."""
     options = settings.resolve(metadata.system, state.documents.chunk_count())
@@ -381,4 +360,32 @@ def _predictor(
         metadata.system,
         cached.threshold,
         settings.config.prediction.prediction_stride,
+        lambda: paused_predictions(state.predictions, budget),
+    )
+
+
+def _paraphraser(
+    state: KnowledgeBaseState,
+    context: Callable[[], RequestContext],
+    cached: CachedAnswers,
+    settings: Settings,
+    metadata: KBMetadata,
+    budget: BackgroundBudget,
+    predictor: QuestionPredictor | None,
+) -> Paraphraser | None:
+    """Return what puts questions in other words; None where none are predicted, and for the reference model."""
+    options = settings.resolve(metadata.system, state.documents.chunk_count())
+    if predictor is None or options.answer_settings is None:
+        return None
+    if not can_paraphrase(metadata.get("model_name")):
+        return None
+    return Paraphraser(
+        predictor,
+        context,
+        state.documents,
+        state.answers,
+        state.predictions,
+        options.answer_settings,
+        cached.threshold,
+        budget.answer_seconds,
     )

@@ -17,6 +17,28 @@ from kvweave.engine.knowledge_base import KnowledgeBase
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionStatus:
+    """What one kind of prediction has cost and was good for since the documents last changed.
+
+    Attributes:
+        ready: its questions that were answered ahead.
+        asked: questions that users asked since then, and `hits` those that got an answer from it.
+        seconds: of work.
+        work: the same in answers: how many could have been computed in that time; None while that is not known.
+        hits_per_work: hits per answer of work; None as before.
+        paused: why nothing more is predicted in this way; empty while it pays, or has not been tried long enough.
+    """
+
+    ready: int
+    asked: int
+    hits: int
+    seconds: float
+    work: float | None
+    hits_per_work: float | None
+    paused: str
+
+
+@dataclass(frozen=True, slots=True)
 class IdleStatus:
     """What background work did, what it was worth, and whether it may work now.
 
@@ -27,6 +49,10 @@ class IdleStatus:
         jobs_today: finished jobs of today by kind.
         worth_today: what was made and of use today, and `worth` in all.
         waiting: questions that wait for an answer.
+        predictions: what predictions from the documents ("knowledge"), from earlier questions ("history") and of other
+            wordings ("paraphrase") are worth.
+        dropped: predicted questions that were not worth an answer, by reason.
+        summaries_dropped: summaries that questions are not predicted from, by reason.
         conditions: what must hold for work that nobody has asked for just now.
     """
 
@@ -39,6 +65,9 @@ class IdleStatus:
     worth_today: Worth
     worth: Worth
     waiting: int
+    predictions: dict[str, PredictionStatus]
+    dropped: dict[str, int]
+    summaries_dropped: dict[str, int]
     conditions: tuple[Condition, ...]
 
     @property
@@ -63,6 +92,14 @@ def idle_status(base: KnowledgeBase, machine: MachineState | None = None) -> Idl
         budget.worth(today=True),
         budget.worth(),
         base.answers.totals().waiting,
+        {
+            origin: PredictionStatus(
+                one.ready, one.asked, one.hits, one.seconds, one.work, one.hits_per_work, one.paused
+            )
+            for origin, one in base.predictions.worth.all(budget.answer_seconds()).items()
+        },
+        base.predictions.predicted.totals().reasons,
+        base.predictions.summary.drops(),
         (*conditions(config, state), budget_condition(config, today)),
     )
 

@@ -85,6 +85,11 @@ class PromptTemplate:
         return self._template_ids(frame.head, starts=True, chat=frame.chat)
 
     @property
+    def is_chat(self) -> bool:
+        """Whether the tokenizer has a chat template: the model follows instructions, and is no base model."""
+        return self._chat.exists
+
+    @property
     def end_tokens(self) -> frozenset[int]:
         """The token with which the chat template ends an answer, if it does."""
         return self._chat.end_tokens

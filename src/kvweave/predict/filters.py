@@ -1,11 +1,14 @@
 """Parses predicted questions from a model's reply, and filters out those that are not worth an answer.
 
-The filters go by words and drop a question in case of doubt: a dropped question costs only its prediction.
+The filters go by words and drop a question, a summary or an answer in case of doubt: that costs only its prediction.
 """
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final
+
+from kvweave.languages import function_word_counts, language_of
 
 NEAR_DUPLICATE_COSINE: Final = 0.97
 """Least cosine of questions that differ in a word or two only, provided they contain the same names and numbers."""
@@ -23,6 +26,12 @@ _STOP_WORDS: Final = frozenset(
     one ones us was we were what when where which while who whom whose why will with would you your he his her""".split()
 )
 _ENDING: Final = re.compile(r"(?:ies|ing|es|ed|s|e|y)$")
+_SENTENCE_END: Final = re.compile(r"[.!?\n]+(?=\s|$)")
+_MAX_LOOP_WORDS: Final = 12
+_MOST_TIMES: Final = 2  # that one content word occurs in a question
+_MOST_DOUBLED: Final = 1 / 3  # of the sentences of a summary
+_MOST_UNKNOWN: Final = 1 / 3  # of the content words of a summary
+_LEAST_SUPPORTED: Final = 0.7  # of the content words of an answer
 _MIN_STEM_LETTERS: Final = 3  # words up to this length have no ending to strip
 _NO_ANSWER: Final = re.compile(
     r"""\b(?:(?:is|are|was|were|does|do|did)(?:\s+not|n['’]t)\s+(?:\w+\s+){0,2}?
@@ -40,11 +49,11 @@ def parse_questions(reply: str, most: int) -> list[str]:
     """Return the first questions of a reply, each once, without bullets, numbers and quotes; other text is left out."""
     found: dict[str, str] = {}
     for line in reply.splitlines():
-        text = _BULLET.sub("", line, count=1).strip(_AROUND)
-        end = text.find("?")
-        question = " ".join(text[: end + 1].split())
-        if end >= 0 and _MIN_WORDS <= len(WORD.findall(question)) <= _MAX_WORDS:
-            found.setdefault(question.casefold(), question)
+        *ended, _ = line.split("?")
+        for part in ended:
+            question = " ".join(f"{_BULLET.sub('', part, count=1).strip(_AROUND)}?".split())
+            if _MIN_WORDS <= len(WORD.findall(question)) <= _MAX_WORDS:
+                found.setdefault(question.casefold(), question)
     return list(found.values())[:most]
 
 
@@ -63,9 +72,85 @@ def is_answerable(question: str, chunks: Iterable[str]) -> bool:
     return names <= words and bool(set(map(_stem, content)) & set(map(_stem, words)))
 
 
+def keeps_decisive_words(one: str, other: str) -> bool:
+    """Return whether two questions have the same names, numbers and negation; symmetric."""
+    return _decisive_words(one) == _decisive_words(other)
+
+
+def repeats(text: str) -> bool:
+    """Return whether a text goes round in circles, as those of small models do: in words, phrases or sentences."""
+    if _loops([word.casefold() for word in WORD.findall(text)]):
+        return True
+    sentences = [
+        " ".join(WORD.findall(part)).casefold() for part in _SENTENCE_END.split(text) if part.strip()
+    ]
+    if len(sentences) == 1:
+        content = Counter(word for word in sentences[0].split() if word not in _STOP_WORDS)
+        return max(content.values(), default=0) > _MOST_TIMES
+    return len(sentences) - len(set(sentences)) > len(sentences) * _MOST_DOUBLED
+
+
+def unknown_words(text: str, chunks: Iterable[str]) -> frozenset[str]:
+    """Return the content words of a text that occur in no chunk, in lower case and without regard to common endings."""
+    known = _stems(chunks)
+    return frozenset(word for word in _content(text) if _stem(word) not in known)
+
+
+def is_invented(summary: str, chunks: Sequence[str]) -> bool:
+    """Return whether too many content words of a summary are in none of the chunks that it is of."""
+    content = _content(summary)
+    return len(unknown_words(summary, chunks)) > _MOST_UNKNOWN * len(content)
+
+
+def is_other_language(text: str, chunks: Iterable[str]) -> bool:
+    """Return whether a text is in another language than chunks, by its most frequent words; False if it has none of those."""
+    words = [word.casefold() for word in WORD.findall(text)]
+    counts = function_word_counts(words)
+    usual = language_of(word.casefold() for chunk in chunks for word in WORD.findall(chunk))
+    return bool(counts) and usual is not None and counts.get(usual, 0) < max(counts.values())
+
+
+def is_supported(question: str, answer: str, chunks: Sequence[str]) -> bool:
+    """Return whether chunks hold what an answer says beyond its question: every name and number, and most other words.
+
+    An answer that says nothing beyond it, such as a bare "yes", cannot be checked.
+    """
+    asked, known = _stems([question]), _stems(chunks)
+    said = {word: _stem(word) for word in _content(answer) if _stem(word) not in asked}
+    exact = {word.casefold() for chunk in chunks for word in WORD.findall(chunk)}
+    decisive = {word for word in said if any(map(str.isdigit, word))} | (_names(answer) & said.keys())
+    if not said or not decisive <= exact:
+        return False
+    return sum(stem in known for stem in said.values()) >= _LEAST_SUPPORTED * len(said)
+
+
 def is_non_answer(answer: str) -> bool:
     """Return whether an answer, in English, is empty or says that there is none."""
     return not answer.strip() or _NO_ANSWER.search(answer) is not None
+
+
+def _loops(words: Sequence[str]) -> bool:
+    """Return whether a word follows itself, or a phrase follows itself twice."""
+    for length in range(1, _MAX_LOOP_WORDS + 1):
+        run, enough = 0, 1 if length == 1 else 2 * length
+        for at in range(length, len(words)):
+            run = run + 1 if words[at] == words[at - length] else 0
+            if run >= enough:
+                return True
+    return False
+
+
+def content_stems(texts: Iterable[str]) -> set[str]:
+    """Return the content words of texts in lower case, without the most common endings."""
+    return {_stem(word) for text in texts for word in _content(text)}
+
+
+def _content(text: str) -> set[str]:
+    return {word.casefold() for word in WORD.findall(text)} - _STOP_WORDS - _NEGATIONS
+
+
+def _stems(texts: Iterable[str]) -> set[str]:
+    return {_stem(word.casefold()) for text in texts for word in WORD.findall(text)}
 
 
 def _stem(word: str) -> str:

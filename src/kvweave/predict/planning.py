@@ -3,11 +3,13 @@
 A job's result changes what is stored, so an interrupted or killed process continues by asking for the next job again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from kvweave.predict.store import ChunkRef, PredictionStore, SummaryPart
+from kvweave.predict.store import PredictionStore
+from kvweave.predict.summary import ChunkRef, SummaryPart
+from kvweave.predict.worth import PredictionOrigin
 
 ROUNDS_PER_PART: Final = 2
 """Rounds of predictions from each part of the summary (PerCache §5.3)."""
@@ -50,6 +52,7 @@ def next_job(
     chunks: Sequence[ChunkRef],
     batch_tokens: Callable[[], int],
     max_earlier: Callable[[], int],
+    paused: Collection[PredictionOrigin] = (),
 ) -> Job | None:
     """Return the job that is due, or None: first new questions, then new parts, then the next part.
 
@@ -60,12 +63,15 @@ def next_job(
         chunks: all listed chunks, in reading order.
         batch_tokens: returns the most tokens to summarise at once; a single chunk may have more.
         max_earlier: returns the most questions of the history to predict from.
+        paused: what is not to be predicted from.
     """
     parts = predictions.summary.parts()
-    if parts and predictions.history.has_new:
+    if parts and predictions.history.has_new and "history" not in paused:
         number = predictions.history.last
         earlier = tuple(predictions.history.recent(max_earlier()))
         return PredictFromHistory(earlier, tuple(reversed(parts)), number)
+    if "knowledge" in paused:
+        return None
     due = [part for part in parts if part.rounds < ROUNDS_PER_PART]
     if due:
         part = min(due, key=lambda each: (each.rounds, each.id))

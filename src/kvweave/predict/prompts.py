@@ -1,4 +1,4 @@
-"""The prompts for question prediction, as the reference model was trained on them, or as instructions.
+"""The prompts for question prediction: as the reference model was trained on them, as instructions, or as worked examples.
 
 The notes precede the request as chunks precede a question.
 """
@@ -8,8 +8,28 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the model is asked for, after the notes.
+
+    Attributes:
+        text: stands where a question would.
+        system: stands before the notes; None for the knowledge base's own instruction.
+        plain: whether system, notes and text follow each other as they are, and the reply is one line: a text for a base
+            model to continue, which never stops by itself.
+        lead: how the reply begins; part of the text already.
+        max_tokens: of the reply; None for as many as an answer may have.
+    """
+
+    text: str
+    system: str | None = None
+    plain: bool = False
+    lead: str = ""
+    max_tokens: int | None = None
+
+
 class PromptSet(Protocol):
-    """The three requests, in a form that one kind of model understands."""
+    """The requests, in a form that one kind of model understands."""
 
     @property
     def questions_per_reply(self) -> int:
@@ -31,16 +51,29 @@ class PromptSet(Protocol):
         """The most tokens of chunks to summarise at once; None for a share of the model's context."""
         ...
 
-    def summarise(self) -> str:
-        """Return the request for the key content of the notes."""
+    def summarise(self) -> Request | None:
+        """Return the request for the key content of the notes; None to predict from the notes themselves."""
         ...
 
-    def predict_from_documents(self, count: int) -> str:
+    def predict_from_documents(self, count: int) -> Request:
         """Return the request for `count` questions that the notes answer."""
         ...
 
-    def predict_from_history(self, earlier: Sequence[str], count: int) -> str:
+    def ask_for(self, answer: str, opening: str) -> Request | None:
+        """Return the request for the question, with this opening, that words of the notes answer; None if the model chooses."""
+        ...
+
+    def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
         """Return the request for `count` questions that may follow these earlier ones."""
+        ...
+
+    @property
+    def wordings(self) -> int:
+        """The most other wordings in one reply."""
+        ...
+
+    def paraphrase(self, question: str, count: int) -> Request | None:
+        """Return the request for a question in `count` other wordings; None if the model does not know how."""
         ...
 
 
@@ -52,18 +85,27 @@ class ReferencePrompts:
     earlier_questions: int = 2
     max_parts: int | None = 1
     batch_tokens: int | None = 256  # it was trained on a handful of facts at once
+    wordings: int = 0
 
-    def summarise(self) -> str:
+    def summarise(self) -> Request:
         """Return the request it was trained on."""
-        return "What is the key content of these notes?"
+        return Request("What is the key content of these notes?")
 
-    def predict_from_documents(self, count: int) -> str:
+    def predict_from_documents(self, count: int) -> Request:
         """Return the request it was trained on, which is for one question."""
-        return "Which question do these notes answer?"
+        return Request("Which question do these notes answer?")
 
-    def predict_from_history(self, earlier: Sequence[str], count: int) -> str:
+    def ask_for(self, answer: str, opening: str) -> Request | None:
+        """Return None: it chooses what to ask."""
+        return None
+
+    def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
         """Return the request it was trained on, which is for one question."""
-        return f"Earlier questions: {' '.join(earlier)} Which question could be next?"
+        return Request(f"Earlier questions: {' '.join(earlier)} Which question could be next?")
+
+    def paraphrase(self, question: str, count: int) -> Request | None:
+        """Return None: it was not trained for this."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +116,127 @@ class InstructPrompts:
     earlier_questions: int = 10
     max_parts: int | None = None
     batch_tokens: int | None = None
+    wordings: int = 3
 
-    def summarise(self) -> str:
+    def summarise(self) -> Request:
         """Ask for names, topics, dates and numbers."""
-        return (
+        return Request(
             "What do these notes say? Give the key facts in short sentences of their own: who and what they are about, "
             "what happened or is planned, and every date, time, place, number and amount. Leave out everything else "
             "and add nothing."
         )
 
-    def predict_from_documents(self, count: int) -> str:
+    def predict_from_documents(self, count: int) -> Request:
         """Ask for general and detailed questions."""
-        return (
+        return Request(
             f"Which {count} questions is the owner of these notes most likely to ask about them? Mix general questions "
             "with questions for a single detail. Each must be complete by itself, name what it is about, and be "
             f"answered by the notes. {_FORM}"
         )
 
-    def predict_from_history(self, earlier: Sequence[str], count: int) -> str:
+    def ask_for(self, answer: str, opening: str) -> Request | None:
+        """Return None: it chooses what to ask."""
+        return None
+
+    def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
         """Ask for questions in the style of the earlier ones."""
         asked = "\n".join(f"- {question}" for question in earlier)
-        return (
+        return Request(
             f"The owner of these notes has asked before:\n{asked}\nWhich {count} questions will the same person ask "
             "next? Keep to the wording, tone and interests of the earlier questions, repeat none of them, and ask only "
             f"what the notes answer. {_FORM}"
         )
 
+    def paraphrase(self, question: str, count: int) -> Request | None:
+        """Ask for wordings of different people."""
+        return Request(
+            f"How would {count} different people ask this?\n- {question}\nChange the wording, never what is asked: keep every "
+            f'name, number and date, and every "not". {_FORM}'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FewShotPrompts:
+    """Worked examples for base models, which continue a text and follow no instruction.
+
+    Left to choose what to ask, small models repeat the questions of the examples. Given an answer and the first word, they write
+    its question.
+    """
+
+    questions_per_reply: int = 1
+    earlier_questions: int = 3
+    max_parts: int | None = 1
+    batch_tokens: int | None = 512
+    wordings: int = 1
+
+    def summarise(self) -> Request | None:
+        """Return None: small models copy or invent."""
+        return None
+
+    def predict_from_documents(self, count: int) -> Request:
+        """Ask for a question; `ask_for` does better."""
+        return self.ask_for("it", "What")
+
+    def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
+        """Ask for a question; `ask_for` does better, for answers near to earlier questions."""
+        return self.ask_for("it", "What")
+
+    def ask_for(self, answer: str, opening: str) -> Request:
+        """Show questions to other notes with their answers."""
+        shown = "".join(
+            f"Notes: {notes}\nAnswer: {said}\nQuestion: {question}\n\n" for notes, said, question in _ASKED
+        )
+        text = f"\nAnswer: {answer}\nQuestion: {opening}"
+        return Request(text, f"{shown}Notes: ", plain=True, lead=opening, max_tokens=40)
+
+    def paraphrase(self, question: str, count: int) -> Request | None:
+        """Show other questions in other words."""
+        shown = "".join(f"Question: {one}\nIn other words: {other}\n\n" for one, other in _REWORDED)
+        return Request(f"{question}\nIn other words:", f"{shown}Question: ", plain=True, max_tokens=40)
+
+
+_ASKED: Final = (
+    (
+        "Marta took over the ferry office in May. Tickets for the crossing cost four crowns then, and five since the new boat"
+        " came.",
+        "five crowns",
+        "How much does a ticket for the crossing cost since the new boat came?",
+    ),
+    (
+        "The lamp on the north pier was repaired by Osgood's for 240 crowns. The firm came a second time on 3 June.",
+        "3 June",
+        "When did Osgood's come to the north pier a second time?",
+    ),
+    (
+        "Two kilns stand in the yard. The older one is fired with birch. Mrs Brandt unloads them every Friday and counts the"
+        " broken pots.",
+        "Mrs Brandt",
+        "Who unloads the kilns in the yard and counts the broken pots?",
+    ),
+    (
+        "Dear Pelle, the choir meets at the Corn Hall this week, because the school has no heating. Bring nine chairs.",
+        "Corn Hall",
+        "Which hall does the choir meet at this week?",
+    ),
+)
+"""Notes, words of them, and the question that those answer."""
+
+_REWORDED: Final = (
+    ("What does a ticket for the crossing cost now?", "How much is a crossing ticket now?"),
+    ("Who repaired the lamp on the north pier?", "Which person fixed the north pier's lamp?"),
+    ("When does Ilse unload the two kilns?", "On which day does Ilse empty the two kilns?"),
+)
 
 _FORM: Final = "Write one question per line and nothing else."
 
 
-def prompts_for(model: str) -> PromptSet:
-    """Return the prompts for the model of this name: its own for the reference model, instructions for all others."""
-    return ReferencePrompts() if model == "reference" else InstructPrompts()
+def prompts_for(model: str, *, chat: bool) -> PromptSet:
+    """Return the prompts for the model of this name: its own for the reference model; else by whether it has a chat template."""
+    if not can_paraphrase(model):
+        return ReferencePrompts()
+    return InstructPrompts() if chat else FewShotPrompts()
+
+
+def can_paraphrase(model: str | None) -> bool:
+    """Return whether the model of this name can put questions in other words: all but the reference model."""
+    return model != "reference"

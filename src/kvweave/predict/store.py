@@ -5,38 +5,33 @@ It is part of the knowledge base's own database, so the commit that removes a do
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from kvweave.database import Database
+from kvweave.predict.summary import CorpusSummary
+from kvweave.predict.worth import PredictionOrigin, PredictionWorth
 
 HISTORY_LIMIT: Final = 64
 """The most questions in the history; earlier ones are deleted."""
 
-PredictionOrigin: TypeAlias = Literal["knowledge", "history"]
-"""What a question was predicted from: the summary alone, or earlier questions too."""
-DropReason: TypeAlias = Literal["unanswerable"]
-"""Why a predicted question was dropped: no retrieved chunk is about it, or the model had no answer."""
+DropReason: TypeAlias = Literal[
+    "repetition",
+    "other language",
+    "unanswerable",
+    "unknown words",
+    "other meaning",
+    "no answer",
+    "unsupported",
+]
+"""Why a predicted question was dropped.
 
-
-@dataclass(frozen=True, slots=True)
-class ChunkRef:
-    """A listed chunk: its name in the index, the version of its document, its length."""
-
-    name: str
-    version: str
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class SummaryPart:
-    """Key content of some chunks, the versions of their documents, and the rounds of predictions made from it."""
-
-    id: int
-    text: str
-    versions: frozenset[str]
-    rounds: int
+repetition: it goes round in circles; other language: than the documents; unanswerable: no retrieved chunk is about it;
+unknown words: the documents have no such words; other meaning: a paraphrase that changes a name, a number, a negation or what
+is asked; no answer: the model had none; unsupported: the retrieved chunks do not say what the model answered, or it is not the
+answer that the question was made for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,7 @@ class PredictionTotals:
 
     Attributes:
         predicted: number of questions kept, by origin.
-        dropped: number of questions found unanswerable.
+        dropped: number of questions dropped, and `reasons` by reason.
         served: number of kept questions whose answer a user got at least once.
         given: how often users got such answers.
     """
@@ -54,6 +49,7 @@ class PredictionTotals:
     dropped: int
     served: int
     given: int
+    reasons: dict[str, int]
 
     @property
     def kept(self) -> int:
@@ -82,28 +78,44 @@ class PredictedQuestion:
 
 
 class PredictionStore:
-    """The three tables together. Questions are passed as `clean_text` returns them."""
+    """All of it together. Questions are passed as `clean_text` returns them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.summary = CorpusSummary(database)
         self.history = QuestionHistory(database)
         self.predicted = PredictedQuestions(database)
+        self.paraphrased = ParaphrasedQuestions(database)
+        self.worth = PredictionWorth(database)
 
     def record_question(self, question: str) -> None:
         """Record that a user asked a question and got an answer."""
         with self._database.transaction():
             self.history.add(question)
             self.predicted.record_asked(question)
+            self.worth.record_asked()
+
+    def record_hit(self, question: str) -> None:
+        """Count an answer given to a user, if its question was predicted and no user had asked it before."""
+        with self._database.transaction():
+            origin = self.predicted.record_hit(question)
+            if origin is not None:
+                self.worth.add_hit(origin)
 
     def documents_changed(self, gone: Iterable[str]) -> list[str]:
-        """Delete what came from versions that are gone, in this transaction; return the predicted questions deleted."""
+        """Delete what came from versions that are gone, in this transaction; return the predicted questions deleted.
+
+        What predictions are worth is counted from 0 again.
+        """
         versions = list(gone)
-        if not versions:
-            return []
         with self._database.transaction():
+            self.worth.clear()
+            if not versions:
+                return []
             self.summary.delete(versions)
-            return self.predicted.delete(versions)
+            deleted = self.predicted.delete(versions)
+            self.paraphrased.prune()
+        return deleted
 
     def clear(self) -> None:
         """Delete everything."""
@@ -111,76 +123,8 @@ class PredictionStore:
             self.summary.clear()
             self.history.clear()
             self.predicted.clear()
-
-
-class CorpusSummary:
-    """The tables `abstract_parts` and `abstract_chunks` of `database`, created if missing."""
-
-    _SCHEMA: Final = (
-        """CREATE TABLE IF NOT EXISTS abstract_parts (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL, rounds INTEGER NOT NULL DEFAULT 0,
-            made_at REAL NOT NULL)""",
-        """CREATE TABLE IF NOT EXISTS abstract_chunks (
-            chunk TEXT PRIMARY KEY, version TEXT NOT NULL,
-            part INTEGER NOT NULL REFERENCES abstract_parts (id) ON DELETE CASCADE) WITHOUT ROWID""",
-        "CREATE INDEX IF NOT EXISTS abstract_chunks_by_version ON abstract_chunks (version)",
-        "CREATE INDEX IF NOT EXISTS abstract_chunks_by_part ON abstract_chunks (part)",
-    )
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        database.script(self._SCHEMA)
-
-    def missing(self, chunks: Iterable[ChunkRef]) -> list[ChunkRef]:
-        """Return the chunks that no part covers."""
-        covered = {name for (name,) in self._database.query("SELECT chunk FROM abstract_chunks")}
-        return [chunk for chunk in chunks if chunk.name not in covered]
-
-    def put(self, chunks: Sequence[ChunkRef], text: str) -> None:
-        """Store the key content of a batch; an empty text if it has none, so that it is not summarised again.
-
-        Call it in the transaction that has checked that the chunks are still listed.
-        """
-        with self._database.transaction():
-            self._database.execute(
-                "INSERT INTO abstract_parts (text, made_at) VALUES (?, ?)", (text, time.time())
-            )
-            ((part,),) = self._database.query("SELECT max(id) FROM abstract_parts")
-            self._database.execute_many(
-                "INSERT OR REPLACE INTO abstract_chunks VALUES (?, ?, ?)",
-                [(chunk.name, chunk.version, part) for chunk in chunks],
-            )
-
-    def parts(self) -> list[SummaryPart]:
-        """Return all parts with content, oldest first."""
-        versions: dict[int, set[str]] = {}
-        for part, version in self._database.query("SELECT part, version FROM abstract_chunks"):
-            versions.setdefault(part, set()).add(version)
-        rows = self._database.query(
-            "SELECT id, text, rounds FROM abstract_parts WHERE text <> '' ORDER BY id"
-        )
-        return [
-            SummaryPart(id_, text, frozenset(versions.get(id_, ())), rounds) for id_, text, rounds in rows
-        ]
-
-    def record_round(self, part: int) -> bool:
-        """Count one round of predictions from a part; return False if the part is gone."""
-        changed = self._database.execute(
-            "UPDATE abstract_parts SET rounds = rounds + 1 WHERE id = ?", (part,)
-        )
-        return changed > 0
-
-    def delete(self, versions: Iterable[str]) -> None:
-        """Delete every part that covers a chunk of these versions."""
-        self._database.execute(
-            """DELETE FROM abstract_parts WHERE id IN
-                 (SELECT part FROM abstract_chunks WHERE version IN (SELECT value FROM json_each(?)))""",
-            (json.dumps(list(versions)),),
-        )
-
-    def clear(self) -> None:
-        """Delete everything."""
-        self._database.execute("DELETE FROM abstract_parts")
+            self.paraphrased.clear()
+            self.worth.clear()
 
 
 class QuestionHistory:
@@ -256,6 +200,9 @@ class PredictedQuestions:
             question TEXT NOT NULL REFERENCES predicted_questions (question) ON DELETE CASCADE, version TEXT NOT NULL,
             PRIMARY KEY (version, question)) WITHOUT ROWID""",
         "CREATE INDEX IF NOT EXISTS predicted_from_by_question ON predicted_from (question)",
+        """CREATE TABLE IF NOT EXISTS predicted_answers (
+            question TEXT PRIMARY KEY REFERENCES predicted_questions (question) ON DELETE CASCADE,
+            answer TEXT NOT NULL) WITHOUT ROWID""",
     )
 
     def __init__(self, database: Database) -> None:
@@ -268,8 +215,9 @@ class PredictedQuestions:
         origin: PredictionOrigin,
         versions: Iterable[str],
         dropped: DropReason | None = None,
+        answer: str = "",
     ) -> None:
-        """Add a new prediction with the versions of the documents it was made from."""
+        """Add a new prediction with the versions of the documents it was made from, and the answer it was made for."""
         with self._database.transaction():
             self._database.execute(
                 "INSERT OR IGNORE INTO predicted_questions (question, origin, made_at, dropped) VALUES (?, ?, ?, ?)",
@@ -279,6 +227,23 @@ class PredictedQuestions:
                 "INSERT OR IGNORE INTO predicted_from VALUES (?, ?)",
                 [(question, version) for version in set(versions)],
             )
+            if answer:
+                self._database.execute(
+                    "INSERT OR IGNORE INTO predicted_answers VALUES (?, ?)", (question, answer)
+                )
+
+    def wanted_answer(self, question: str) -> str:
+        """Return the answer that a question was made for; empty if the model chose what to ask."""
+        rows = self._database.query("SELECT answer FROM predicted_answers WHERE question = ?", (question,))
+        return str(rows[0][0]) if rows else ""
+
+    def kept(self) -> Iterator[str]:
+        """Yield the questions that were predicted from documents or history and not dropped, the oldest first."""
+        rows = self._database.query(
+            """SELECT question FROM predicted_questions WHERE dropped IS NULL AND origin <> 'paraphrase'
+               ORDER BY made_at, question"""
+        )
+        return (question for (question,) in rows)
 
     def contains(self, question: str) -> bool:
         """Return whether a question was predicted before, dropped or not."""
@@ -291,11 +256,21 @@ class PredictedQuestions:
         )
         return changed > 0
 
-    def record_hit(self, question: str) -> None:
-        """Count an answer given to a user, if its question was predicted and no user had asked it before."""
-        self._database.execute(
+    def record_hit(self, question: str) -> PredictionOrigin | None:
+        """Count an answer given to a user, if its question was predicted and no user had asked it before.
+
+        Returns what the question was predicted from if it was counted, else None.
+        """
+        origin = self.origin_of(question)
+        changed = self._database.execute(
             "UPDATE predicted_questions SET given = given + 1 WHERE question = ? AND NOT asked", (question,)
         )
+        return origin if changed else None
+
+    def origin_of(self, question: str) -> PredictionOrigin | None:
+        """Return what a question was predicted from; None if it was not."""
+        rows = self._database.query("SELECT origin FROM predicted_questions WHERE question = ?", (question,))
+        return rows[0][0] if rows else None
 
     def record_asked(self, question: str) -> None:
         """Record that a user asked a question in these words."""
@@ -330,13 +305,50 @@ class PredictedQuestions:
             """SELECT origin, sum(dropped IS NULL), sum(dropped IS NOT NULL), sum(given > 0), sum(given)
                FROM predicted_questions GROUP BY origin ORDER BY origin"""
         )
+        reasons = self._database.query(
+            """SELECT dropped, count(*) FROM predicted_questions WHERE dropped IS NOT NULL
+               GROUP BY dropped ORDER BY dropped"""
+        )
         return PredictionTotals(
             predicted={origin: int(kept) for origin, kept, *_ in rows},
             dropped=sum(int(dropped) for _, _, dropped, _, _ in rows),
             served=sum(int(served) for *_, served, _ in rows),
             given=sum(int(given) for *_, given in rows),
+            reasons={reason: int(number) for reason, number in reasons},
         )
 
     def clear(self) -> None:
         """Delete every prediction."""
         self._database.execute("DELETE FROM predicted_questions")
+
+
+class ParaphrasedQuestions:
+    """The table `paraphrased_questions` of `database`, created if missing: questions that were put in other words."""
+
+    _SCHEMA: Final = (
+        "CREATE TABLE IF NOT EXISTS paraphrased_questions (question TEXT PRIMARY KEY) WITHOUT ROWID",
+    )
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script(self._SCHEMA)
+
+    def __contains__(self, question: str) -> bool:
+        return bool(
+            self._database.query("SELECT 1 FROM paraphrased_questions WHERE question = ?", (question,))
+        )
+
+    def add(self, question: str) -> None:
+        """Record that a question was put in other words."""
+        self._database.execute("INSERT OR IGNORE INTO paraphrased_questions VALUES (?)", (question,))
+
+    def prune(self) -> None:
+        """Delete the questions that are neither in the history nor predicted any more."""
+        self._database.execute(
+            """DELETE FROM paraphrased_questions WHERE question NOT IN (SELECT question FROM question_history)
+                 AND question NOT IN (SELECT question FROM predicted_questions)"""
+        )
+
+    def clear(self) -> None:
+        """Delete every question."""
+        self._database.execute("DELETE FROM paraphrased_questions")

@@ -1,4 +1,4 @@
-"""eval: the command group `kvweave eval`, with `selection`; others are in `evaluate.py`, `eval_natural.py` and `eval_workloads.py`."""
+"""eval: the command group `kvweave eval`, with `selection`; the others are in files beside it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing
 from kvweave_lab.cli.bench_options import print_paths
 from kvweave_lab.cli.eval_natural import natural
+from kvweave_lab.cli.eval_prediction import prediction
 from kvweave_lab.cli.eval_workloads import decode, lookalikes_command, personas
 from kvweave_lab.cli.evaluate import (
     MODEL_TEXT,
@@ -127,3 +128,4 @@ app.command("lookalikes")(lookalikes_command)
 app.command("personas")(personas)
 app.command("decode")(decode)
 app.command("natural")(natural)
+app.command("prediction")(prediction)

@@ -7,7 +7,7 @@ import { bytes, count, plural, seconds, share } from "./format.js";
 
 const EVERY_MS = 5000;
 const WINDOW = 10; // questions that a point of the chart is about
-const ORIGINS = { knowledge: "documents", history: "earlier questions" };
+const ORIGINS = { knowledge: "documents", history: "earlier questions", paraphrase: "other wordings" };
 const TIERS = { device: "Model's device", host: "Memory", disk: "Disk", shared: "Shared" };
 
 export function cachesView() {
@@ -233,7 +233,7 @@ function predictions(found) {
   const questions = found.predicted_questions ?? [];
   const work = Object.values(found.background ?? {}).reduce((sum, kind) => sum + (kind.seconds ?? 0), 0);
   const dropped = found.predictions?.dropped
-    ? `; ${count(found.predictions.dropped)} dropped as unanswerable`
+    ? `; ${count(found.predictions.dropped)} dropped`
     : "";
   const by = Object.entries(found.predictions?.predicted ?? {}).map(
     ([origin, number]) => `${count(number)} from ${ORIGINS[origin] ?? origin}`,

@@ -21,8 +21,8 @@ from kvweave.predict.planning import (
     Summarise,
     precompute_extent,
 )
-from kvweave.predict.prompts import prompts_for
-from kvweave.predict.store import ChunkRef, SummaryPart
+from kvweave.predict.prompts import PromptSet, Request, prompts_for
+from kvweave.predict.summary import ChunkRef, SummaryPart
 from kvweave_lab.eval.personas.model import ModelPass
 from kvweave_lab.eval.personas.pricing import Shape
 from kvweave_lab.eval.personas.session import IdlePeriod, UserSession, limit_bytes
@@ -49,7 +49,7 @@ class _MemoizedPredictor(QuestionPredictor):
         )
         self._model, self._system, self._charge = corpus.model, corpus.system, charge
 
-    def reply(self, notes: Sequence[str], request: str, draw: int) -> str:
+    def reply(self, notes: Sequence[str], request: Request, draw: int) -> str:
         """Return the model's reply and charge its cost."""
         reply = self._model.generate(notes, request, draw, self._system)
         self._charge(reply.model_pass)
@@ -143,8 +143,7 @@ class BackgroundRunner:
     def _batches(self) -> list[tuple[ChunkRef, ...]]:
         """Group all chunks in reading order into batches that the model summarises at once."""
         corpus = self._session.corpus
-        prompts = prompts_for(corpus.adapter.fingerprint.name)
-        most = prompts.batch_tokens or corpus.adapter.geometry.context_tokens // 4
+        most = self._prompts.batch_tokens or corpus.adapter.geometry.context_tokens // 4
         batches: list[list[ChunkRef]] = []
         room = 0
         for row in corpus.documents.all_chunks():
@@ -154,6 +153,11 @@ class BackgroundRunner:
             batches[-1].append(ChunkRef(row.row_id, version_of(row.row_id), row.kv_tokens))
             room -= row.kv_tokens
         return [tuple(batch) for batch in batches]
+
+    @property
+    def _prompts(self) -> PromptSet:
+        adapter = self._session.corpus.adapter
+        return prompts_for(adapter.fingerprint.name, chat=adapter.template.is_chat)
 
     def _predict_from_summary(self) -> None:
         parts = self._session.predictions.summary.parts()
@@ -168,8 +172,7 @@ class BackgroundRunner:
         start = self._history_rounds % len(parts)
         self._history_rounds += 1
         rotated: tuple[SummaryPart, ...] = (*parts[start:], *parts[:start])
-        most = prompts_for(self._session.corpus.adapter.fingerprint.name).earlier_questions
-        earlier = tuple(self._session.predictions.history.recent(most))
+        earlier = tuple(self._session.predictions.history.recent(self._prompts.earlier_questions))
         self._predictor.do(PredictFromHistory(earlier, rotated, number))
 
     # Pending questions
@@ -209,7 +212,7 @@ class BackgroundRunner:
         reply = session.compute(question, "predicted")
         self._charge(reply.model_pass)
         if pending.reason in ("predicted", "prefilled") and is_non_answer(reply.text):
-            if session.predictions.predicted.drop(question, "unanswerable"):
+            if session.predictions.predicted.drop(question, "no answer"):
                 session.answers.delete([question])
         else:
             session.store_answer(question, session.corpus.encoder.encode([question])[0], reply.text)

@@ -11,16 +11,17 @@ from typing import Final, TypeAlias
 
 from kvweave.config import GenerationConfig
 from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.question_prediction import generation_for
+from kvweave.engine.question_prediction import generation_for, request_prompt
 from kvweave.engine.speculative import PromptLookupDrafter
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
+from kvweave.predict.prompts import Request
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import Matched, PrefillRequest, PrefillResult
-from kvweave.types import KVProvenance, Prompt, TokenizedPrompt
+from kvweave.types import KVProvenance, TokenizedPrompt
 
 _PREFIX: Final = recipe_named("prefix")
 _GREEDY: Final = generation_for(0)
@@ -148,7 +149,7 @@ class MemoizedModel:
         self._exact_kv = MemoryStore()  # of every path that was computed
         self._answers: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
         self._stale: dict[tuple[str, tuple[int, ...], tuple[KVProvenance | None, ...]], _StaleResult] = {}
-        self._replies: dict[tuple[tuple[str, ...], str, int], Reply] = {}
+        self._replies: dict[tuple[tuple[str, ...], Request, int], Reply] = {}
 
     def answer(
         self,
@@ -182,14 +183,15 @@ class MemoizedModel:
         stored = self._store_exact(recipe, request, matched)
         return _reply("", prompt, matched, _pass_over(prompt, matched, 0), stored)
 
-    def generate(self, notes: Sequence[str], request: str, draw: int, system: str) -> Reply:
+    def generate(self, notes: Sequence[str], request: Request, draw: int, system: str) -> Reply:
         """Return the reply to a request about notes under full attention, sampled as `QuestionPredictor` samples."""
         key = (tuple(notes), request, draw)
         if key not in self._replies:
-            prompt = self.adapter.template.render(Prompt(request, tuple(notes), system, several_lines=True))
+            prompt = request_prompt(self.adapter.template, notes, request, system)
             result = run(_PREFIX, self.adapter, self._exact_kv, prompt)
             remember(result)
             text, ids = self._decode(result, prompt, generation_for(draw), _REQUEST_TOKENS)
+            text = f"{request.lead} {text}".strip()
             self._replies[key] = Reply(text, ModelPass(prompt.tokens, decoded=len(ids)))
         return self._replies[key]
 

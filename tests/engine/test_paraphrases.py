@@ -1,0 +1,122 @@
+"""Other wordings of questions that have an answer: which ones change the meaning, and what is stored of the others."""
+
+import pytest
+
+from kvweave.answer_cache.records import AnswerProvenance
+from kvweave.engine import background_jobs, question_prediction
+from kvweave.engine.background_budget import Spent
+from kvweave.engine.idle_status import idle_status
+from kvweave.engine.paraphrases import changes_meaning
+from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.predict.prompts import FewShotPrompts
+from kvweave.predict.worth import LEAST_ASKED, LEAST_WORK
+
+RECIPE = "reuse"
+GLORRIC = "What is the password of Glorric?"
+OTHERWISE = "What is known to be the password of Glorric?"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "changes"),
+    [
+        ("Who owns the battery retest?", "Who is responsible for the battery retest?", False),
+        ("When does the ferry to Skelt leave?", "At what time does the ferry to Skelt depart?", False),
+        ("What is the price of the lamp?", "How much does the lamp cost?", False),
+        ("Who did Anna pay?", "Who paid Anna?", True),
+        ("When does it open?", "When does it not open?", True),
+        ("When does the ferry to Skelt leave?", "Where does the ferry to Skelt leave?", True),
+        ("When did Ann leave on 3 May?", "When did Ann leave on 4 May?", True),
+        ("When did Ann leave?", "When will Ann leave?", True),
+        ("When does the ferry to Skelt leave?", "When does the ferry to Brill leave?", True),
+    ],
+)
+def test_what_changes_the_meaning(one, other, changes):
+    assert changes_meaning(one, other) == changes
+    assert changes_meaning(other, one) == changes
+
+
+@pytest.fixture
+def base(open_kb, documents, monkeypatch):
+    """A knowledge base whose model predicts nothing and can put questions in other words."""
+    monkeypatch.setattr(background_jobs, "can_paraphrase", lambda model: True)
+    monkeypatch.setattr(question_prediction, "prompts_for", lambda model, chat: FewShotPrompts(wordings=9))
+    monkeypatch.setattr(QuestionPredictor, "next_job", lambda own: None)
+    kb = open_kb(answer_limit_bytes=10**7, idle_power="any", answer_threshold=0.5)
+    kb.add(documents)
+    return kb
+
+
+@pytest.fixture
+def wordings(monkeypatch):
+    """The model's wordings, as a test sets them."""
+    lines = []
+    monkeypatch.setattr(QuestionPredictor, "reply", lambda own, notes, request, draw: "\n".join(lines))
+    return lines
+
+
+def test_a_wording_gets_the_answer_and_its_user_is_served(base, wordings):
+    wordings += [OTHERWISE, "Please tell me the password of Glorric?"]
+    asked = base.ask(GLORRIC)
+    report = base.idle()
+    assert report.jobs == {"paraphrase": 1}
+    assert not base.predictions.predicted.contains("Please tell me the password of Glorric?")  # is recognised
+    before = base.background_budget.worth()
+    answer = base.ask(OTHERWISE)
+    assert answer.plan.cache_hit.question == OTHERWISE
+    assert answer.text == asked.text
+    assert base.background_budget.worth().hits == before.hits + 1
+    worth = base.predictions.worth.all(None)["paraphrase"]
+    assert (worth.ready, worth.asked, worth.hits) == (1, 1, 1)
+    assert worth.seconds > 0
+
+
+def test_wordings_that_ask_something_else_are_dropped_by_reason(base, wordings):
+    wordings += [
+        "What is the password of Sendbel?",
+        "What is not the password of Glorric?",
+        "What is the password of the password of the password of Glorric?",
+        "What is the simppting password of Glorric?",
+        "Was ist das Passwort von Glorric?",
+    ]
+    base.ask(GLORRIC)
+    base.idle()
+    totals = base.predictions.predicted.totals()
+    assert totals.kept == 0
+    assert totals.reasons == {
+        "other language": 1,
+        "other meaning": 2,
+        "repetition": 1,
+        "unknown words": 1,
+    }
+    assert base.answers.totals().questions == 1
+
+
+def test_a_wording_with_other_evidence_gets_an_answer_of_its_own(base, wordings):
+    wordings += [OTHERWISE]
+    base.ask(GLORRIC)
+    ((_, settings),) = base.answers.most_used()
+    found = base.answers.stored(GLORRIC, settings)
+    origin = AnswerProvenance(base._state.documents.visible_versions(), found.chunks[:1], found.epoch)
+    base.answers.put(GLORRIC, found.vector, settings, "a stale word", found.sources, origin)
+    report = base.idle()
+    assert report.jobs == {"paraphrase": 1, "population": 1}
+    answer = base.ask(OTHERWISE)
+    assert answer.plan.cache_hit.question == OTHERWISE
+    assert answer.text == base.ask(GLORRIC, cache="off").text
+
+
+def test_a_paused_kind_writes_nothing_until_documents_change(base, wordings, documents):
+    wordings += [OTHERWISE]
+    base.ask(GLORRIC)
+    base.background_budget.add("population", Spent(1, 1.0, 0.0))
+    base.predictions.worth.add_ready("paraphrase")
+    base.predictions.worth.add_seconds("paraphrase", LEAST_WORK)
+    for _ in range(LEAST_ASKED):
+        base.predictions.worth.record_asked()
+    assert base.idle().jobs == {}
+    status = idle_status(base).predictions
+    assert "starts again when documents change" in status["paraphrase"].paused
+    assert not status["knowledge"].paused
+    (documents / "more.txt").write_text("The lamp on the pier is green.")
+    base.add(documents)
+    assert base.idle().jobs["paraphrase"] == 1
