@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from kvweave.config import read_config
-from kvweave.server import discovery
-from kvweave.server.settings_match import setting_values
+from kvweave.server.client.settings_match import setting_values
+from kvweave.server.process import discovery
 
 
 def event(kind, data):

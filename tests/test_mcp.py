@@ -18,7 +18,7 @@ from mcp.server.stdio import stdio_server
 
 import kvweave
 from kvweave.samples import DOCUMENTS
-from kvweave.server.mcp_transports import is_loopback
+from kvweave.server.mcp.transports import is_loopback
 from processes import Program
 from scripted_server import DONE, event, reply, serving, settings, stream
 
@@ -181,7 +181,7 @@ def test_standard_output_carries_the_protocol_alone(home, environment):
     """Also where a tool prints: what would break an agent's connection."""
     code = """
 import sys
-from kvweave.server import mcp_sources
+from kvweave.server.mcp import sources as mcp_sources
 searched = mcp_sources.HomeSource.search
 def search(*args):
     print("a library prints")
@@ -290,7 +290,7 @@ def test_a_taken_port_is_one_line(environment, command):
 
 def test_without_the_extra_the_command_names_it(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    for name in [each for each in sys.modules if each.startswith("kvweave.server.mcp_")]:
+    for name in [each for each in sys.modules if each.startswith("kvweave.server.mcp.")]:
         monkeypatch.delitem(sys.modules, name)
     assert "pip install 'kvweave[mcp]'" in command("mcp", code=1).stderr
 

@@ -20,8 +20,8 @@ import torch
 from experiment import argument_parser, command_of, environment, run_script, write_result
 from kvweave.config import GenerationConfig
 from kvweave.engine.active_requests import ActiveRequests
-from kvweave.engine.background import BackgroundStopped, RequestGuard
-from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.answering.generation import Decoded, generate
+from kvweave.engine.background.runner import BackgroundStopped, RequestGuard
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.preemption import BLOCK_TOKENS

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvweave.engine import calibration
+from kvweave.engine.background import calibration
 
 GLORRIC = "What is the password of Glorric?"
 QUESTIONS = (GLORRIC, "What is the password of Sendbel?", "What did Bertnis order?")

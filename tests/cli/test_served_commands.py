@@ -15,7 +15,7 @@ import pytest
 
 import kvweave
 from kvweave.samples import DOCUMENTS
-from kvweave.server.discovery import find_server
+from kvweave.server.process.discovery import find_server
 from processes import Program
 
 GLORRIC = "What is the password of Glorric?"

@@ -9,9 +9,9 @@ import torch
 from test_conversation import WHOLE, follows
 
 import kvweave
-from kvweave.engine import generation
-from kvweave.engine.generation import Decoded
-from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.answering import generation
+from kvweave.engine.answering.generation import Decoded
+from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.models.prompt import PromptTemplate
 from kvweave.predict.prompts import Request
 from kvweave.testing import end_only_at, tiny_adapter, tiny_tokenizer

@@ -3,10 +3,10 @@
 import pytest
 import tiny_kb
 
-from kvweave.engine import calibration, verdicts
-from kvweave.engine.calibration import Calibrator
-from kvweave.engine.question_prediction import QuestionPredictor
-from kvweave.engine.verdicts import Measured, Trial, allowed_losses, chosen, interval, summarised
+from kvweave.engine.background import calibration, verdicts
+from kvweave.engine.background.calibration import Calibrator
+from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.engine.background.verdicts import Measured, Trial, allowed_losses, chosen, interval, summarised
 from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
 from kvweave.recipes.candidates import candidates

@@ -7,7 +7,7 @@ import pytest
 import tiny_kb
 
 from killed_processes import victims
-from kvweave.engine import chunk_preparation, indexing
+from kvweave.engine.documents import chunk_preparation, indexing
 
 QUESTION = "what about the river"
 

@@ -3,9 +3,9 @@
 import pytest
 
 from kvweave.answer_cache.records import AnswerProvenance
-from kvweave.engine.agreement import contradict, support
-from kvweave.engine.precompute import Precomputer
-from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.answering.agreement import contradict, support
+from kvweave.engine.background.precompute import Precomputer
+from kvweave.engine.background.prediction import QuestionPredictor
 
 RECIPE = "reuse"
 GLORRIC = "What is the password of Glorric?"

@@ -11,10 +11,10 @@ import torch
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import TurnAppender
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
-from kvweave.engine.conversation import Conversation, ConversationSettings, start_over
-from kvweave.engine.conversation_log import read_state, write_state
-from kvweave.engine.generation import Decoded
-from kvweave.engine.pipeline import prefill_turn
+from kvweave.engine.answering.generation import Decoded
+from kvweave.engine.answering.pipeline import prefill_turn
+from kvweave.engine.conversations.conversation import Conversation, ConversationSettings, start_over
+from kvweave.engine.conversations.conversation_log import read_state, write_state
 from kvweave.errors import InvalidRequest, PromptTooLong, StoreError
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.recipes.methods import recipe_named

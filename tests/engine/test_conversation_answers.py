@@ -3,7 +3,7 @@
 import pytest
 import tiny_kb
 
-from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.types import Message
 
 RECIPE = "reuse"

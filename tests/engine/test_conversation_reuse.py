@@ -9,9 +9,9 @@ import torch
 
 from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
-from kvweave.engine.conversation import Conversation, ConversationSettings
-from kvweave.engine.generation import Decoded
-from kvweave.engine.pipeline import prefill_turn
+from kvweave.engine.answering.generation import Decoded
+from kvweave.engine.answering.pipeline import prefill_turn
+from kvweave.engine.conversations.conversation import Conversation, ConversationSettings
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan

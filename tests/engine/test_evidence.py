@@ -10,8 +10,8 @@ from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.config import Config, RetrievalConfig
 from kvweave.database import Database
-from kvweave.engine.cached_answers import CachedAnswers, KeptAnswer, chunk_names
-from kvweave.engine.settings import Settings
+from kvweave.engine.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
+from kvweave.engine.answering.settings import Settings
 from kvweave.index.search import FoundChunk, SearchReason
 
 RECIPE = "reuse"

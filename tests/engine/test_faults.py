@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import kvweave
-from kvweave.engine import indexing
+from kvweave.engine.documents import indexing
 from kvweave.errors import (
     EmptyKnowledgeBase,
     InvalidRequest,

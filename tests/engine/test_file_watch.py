@@ -7,7 +7,7 @@ from queue import Queue
 import pytest
 from tiny_kb import open_tiny, text
 
-from kvweave.engine.file_watch import follow
+from kvweave.engine.documents.file_watch import follow
 from kvweave.errors import InvalidRequest
 
 

@@ -6,7 +6,7 @@ import torch
 import kvweave
 from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings
-from kvweave.engine.generation import Decoded, generate
+from kvweave.engine.answering.generation import Decoded, generate
 from kvweave.errors import InvalidRequest
 from kvweave.testing import end_only_at, tiny_adapter
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.engine.indexing import IndexRun
+from kvweave.engine.documents.indexing import IndexRun
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch
 from kvweave.index.vector_index import VectorIndex
 from kvweave.testing import tiny_model, tiny_tokenizer

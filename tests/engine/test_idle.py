@@ -7,9 +7,9 @@ import time
 import pytest
 
 from kvweave.engine.active_requests import ActiveRequests
-from kvweave.engine.idle_status import idle_status
-from kvweave.engine.precompute import Precomputer
-from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.background.precompute import Precomputer
+from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.engine.background.status import idle_status
 from kvweave.files import try_lock
 from kvweave.results import Answer, Plan, Timing
 from kvweave.testing import tiny_model, tiny_tokenizer
@@ -150,7 +150,7 @@ def test_known_similar_unanswerable_and_time_sensitive_predictions_are_dropped(b
 
 def test_a_predicted_question_without_an_answer_is_dropped(base, predicted, monkeypatch):
     predicted += [SENDBEL]
-    monkeypatch.setattr("kvweave.engine.background_jobs.is_non_answer", lambda answer: "lantern" in answer)
+    monkeypatch.setattr("kvweave.engine.background.jobs.is_non_answer", lambda answer: "lantern" in answer)
     base.idle()
     totals = base.predictions.predicted.totals()
     assert (totals.kept, totals.dropped) == (0, 1)
@@ -159,7 +159,7 @@ def test_a_predicted_question_without_an_answer_is_dropped(base, predicted, monk
 
 def test_an_answer_that_the_chunks_do_not_support_is_dropped(base, predicted, monkeypatch):
     predicted += [SENDBEL]
-    monkeypatch.setattr("kvweave.engine.background_jobs.is_supported", lambda *given: False)
+    monkeypatch.setattr("kvweave.engine.background.jobs.is_supported", lambda *given: False)
     base.idle()
     assert base.predictions.predicted.totals().reasons == {"unsupported": 1}
     assert base.answers.totals().questions == 0
@@ -392,7 +392,7 @@ def test_on_battery_nothing_runs_unless_allowed(open_kb, documents, predicted, m
     class Battery:
         power_plugged = False
 
-    monkeypatch.setattr("kvweave.engine.idle_conditions.psutil.sensors_battery", Battery, raising=False)
+    monkeypatch.setattr("kvweave.engine.background.conditions.psutil.sensors_battery", Battery, raising=False)
     saving = open_kb(answer_limit_bytes=10**7)
     saving.add(documents)
     saving.ask(GLORRIC)

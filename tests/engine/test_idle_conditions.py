@@ -7,9 +7,10 @@ import psutil
 import pytest
 
 from kvweave.config import IdleConfig
-from kvweave.engine import background, idle_conditions
-from kvweave.engine.background_budget import Spent, Worth
-from kvweave.engine.idle_conditions import (
+from kvweave.engine.background import conditions as idle_conditions
+from kvweave.engine.background import runner as background
+from kvweave.engine.background.budget import Spent, Worth
+from kvweave.engine.background.conditions import (
     MachineState,
     OwnLoad,
     budget_condition,
@@ -18,8 +19,8 @@ from kvweave.engine.idle_conditions import (
     memory_pressure,
     temperature,
 )
-from kvweave.engine.idle_status import idle_status
-from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.engine.background.status import idle_status
 
 RECIPE = "reuse"
 GLORRIC = "What is the password of Glorric?"

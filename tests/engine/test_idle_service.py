@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvweave.engine.idle_service import idle_service, run_command
+from kvweave.engine.background.service import idle_service, run_command
 from kvweave.errors import InvalidRequest
 
 COMMAND = ("/opt/my python/bin/python", "-m", "kvweave", "idle", "--low-load", "--home", '/data/50% "$x"\\y')

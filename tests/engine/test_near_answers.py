@@ -8,8 +8,8 @@ import pytest
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
-from kvweave.engine.agreement import agree
-from kvweave.engine.cached_answers import CachedAnswers, KeptAnswer, chunk_names
+from kvweave.engine.answering.agreement import agree
+from kvweave.engine.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
 from kvweave.index.search import FoundChunk, SearchReason
 
 SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)

@@ -3,11 +3,12 @@
 import pytest
 
 from kvweave.answer_cache.records import AnswerProvenance
-from kvweave.engine import background_jobs, question_prediction
-from kvweave.engine.background_budget import Spent
-from kvweave.engine.idle_status import idle_status
-from kvweave.engine.paraphrases import changes_meaning
-from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.background import jobs as background_jobs
+from kvweave.engine.background import prediction as question_prediction
+from kvweave.engine.background.budget import Spent
+from kvweave.engine.background.paraphrases import changes_meaning
+from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.engine.background.status import idle_status
 from kvweave.predict.prompts import FewShotPrompts
 from kvweave.predict.worth import LEAST_ASKED, LEAST_WORK
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.engine.reply_reader import ReplyReader
+from kvweave.engine.answering.reply_reader import ReplyReader
 from kvweave.testing import tiny_tokenizer
 from kvweave.types import ReplyFormat, ThoughtTags
 

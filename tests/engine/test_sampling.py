@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.reply_reader import ReplyReader
-from kvweave.engine.sampling import MAX_LOGPROBS, Sampling, check_sampling
+from kvweave.engine.answering.generation import Decoded, generate
+from kvweave.engine.answering.reply_reader import ReplyReader
+from kvweave.engine.answering.sampling import MAX_LOGPROBS, Sampling, check_sampling
 from kvweave.errors import InvalidRequest
 from kvweave.testing import end_only_at, tiny_adapter, tiny_model
 from kvweave.types import ReplyFormat

@@ -10,9 +10,9 @@ import tiny_kb
 import torch
 
 from kvweave.config import read_config
-from kvweave.engine.completions import CallerDocument, CompletionRequest
-from kvweave.engine.serving import Serving
-from kvweave.engine.tenants import Tenants
+from kvweave.engine.answering.completions import CallerDocument, CompletionRequest
+from kvweave.engine.serving.serving import Serving
+from kvweave.engine.serving.tenants import Tenants
 from kvweave.errors import (
     Cancelled,
     InvalidRequest,

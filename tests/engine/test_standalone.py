@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvweave.engine.standalone import stands_alone
+from kvweave.engine.answering.standalone import stands_alone
 
 EARLIER = "What is the password of Glorric? The password of Glorric is walnut. Who paid Anna for the boat? Ben paid her."
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kvweave.engine import kb_question, pipeline
+from kvweave.engine.answering import kb_question, pipeline
 from kvweave.errors import InvalidRequest
 
 RECIPE = "reuse"

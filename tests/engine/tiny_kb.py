@@ -39,7 +39,7 @@ def load():
     warnings.filterwarnings(
         "ignore", "lancedb fork support"
     )  # the process that forks runs no work of lancedb
-    for module in ("indexing", "pipeline"):
+    for module in ("documents.indexing", "answering.pipeline"):
         importlib.import_module(f"kvweave.engine.{module}")
     adapter = tiny_adapter()
     patches = [

@@ -7,7 +7,7 @@ import torch
 from oracle import stock
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.generation import Decoded, generate, generate_together
+from kvweave.engine.answering.generation import Decoded, generate, generate_together
 from kvweave.testing import FAMILIES, end_only_at, tiny_adapter, tiny_model
 
 SETTINGS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -98,7 +98,7 @@ def test_text_held_back_for_an_unfinished_character_comes_out_at_the_end():
             return self.left.pop(0) if self.left else 2
 
     assert first != last
-    import kvweave.engine.generation as module
+    import kvweave.engine.answering.generation as module
 
     original, module.Sampler = module.Sampler, lambda settings, device: Fixed()
     try:

@@ -7,7 +7,7 @@ from contract import close, prefilled, prepare
 
 import kvweave
 from kvweave.config import GenerationConfig
-from kvweave.engine.generation import generate_together
+from kvweave.engine.answering.generation import generate_together
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import run

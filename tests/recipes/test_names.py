@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kvweave.config import Config, StoreConfig
-from kvweave.engine.settings import Settings
+from kvweave.engine.answering.settings import Settings
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.recipes.methods import METHODS, PREPARATIONS, name_parts, recipe_named
 from kvweave.recipes.names import OWN_PREPARATIONS, full_name

@@ -2,7 +2,7 @@ import pytest
 from fake_serving import FakeServing
 from running_server import server
 
-from kvweave.engine import serving
+from kvweave.engine.serving import serving
 from kvweave.samples import DOCUMENTS
 
 

@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-from kvweave.engine.completions import Finished
+from kvweave.engine.answering.completions import Finished
 from kvweave.errors import Cancelled, KnowledgeBaseNotFound
 from kvweave.results import Answer, Piece, Plan, Prefill, Timing
 

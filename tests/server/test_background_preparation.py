@@ -4,7 +4,7 @@ from pathlib import Path
 
 from running_server import server
 
-from kvweave.server.discovery import record, sole_server
+from kvweave.server.process.discovery import record, sole_server
 
 KB = "/v1/kb/default"
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
-from kvweave.server import client as client_module
-from kvweave.server.client import ServerClient
+from kvweave.server.client import client as client_module
+from kvweave.server.client.client import ServerClient
 from scripted_server import DONE, error, event, reply, serving, stream
 
 ASK = "POST /v1/kb/default/ask"

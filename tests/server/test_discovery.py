@@ -8,12 +8,12 @@ import time
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave.server.discovery import find_server, record, sole_server
+from kvweave.server.process.discovery import find_server, record, sole_server
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from kvweave.server.discovery import record, sole_server
+from kvweave.server.process.discovery import record, sole_server
 home = Path(sys.argv[1])
 with sole_server(home):
     record(home, "http://127.0.0.1:1")

@@ -132,7 +132,7 @@ def test_systemd_accepts_the_unit(tmp_path):
 
 @pytest.mark.parametrize("abstract", [False, True])
 def test_systemd_is_told_when_the_server_is_ready(tmp_path, monkeypatch, abstract):
-    from kvweave.server.systemd import READY, notify
+    from kvweave.server.process.systemd import READY, notify
 
     notify(READY)  # without systemd: nothing happens
     name = f"@kvweave-{os.getpid()}" if abstract else str(tmp_path / "notify")

@@ -17,7 +17,7 @@ from kvweave.results import Piece
 from langchain_kvweave.messages import documents_from, message_from, metadata, usage
 
 if TYPE_CHECKING:
-    from kvweave.engine.completions import Finished
+    from kvweave.engine.answering.completions import Finished
 
 
 class ChatKvweave(BaseChatModel):

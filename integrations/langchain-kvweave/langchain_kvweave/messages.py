@@ -14,7 +14,7 @@ from kvweave.results import Source
 from kvweave.types import Message
 
 if TYPE_CHECKING:
-    from kvweave.engine.completions import Finished
+    from kvweave.engine.answering.completions import Finished
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 

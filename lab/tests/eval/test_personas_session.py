@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.speculative import PromptLookupDrafter
+from kvweave.engine.answering.generation import Decoded, generate
+from kvweave.engine.answering.speculative import PromptLookupDrafter
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import remember, run

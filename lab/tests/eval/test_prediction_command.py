@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from natural_set import write_set
 
-from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.natural import questions
 from kvweave_lab.eval.prediction.run import Request, choose, is_same
@@ -30,7 +30,7 @@ def small_set(tmp_path, monkeypatch):
             " ".join(notes) if "key content" in request.text else next(replies, "")
         ),
     )
-    monkeypatch.setattr("kvweave.engine.background_jobs.is_supported", lambda *given: True)
+    monkeypatch.setattr("kvweave.engine.background.jobs.is_supported", lambda *given: True)
     return content
 
 

@@ -56,7 +56,7 @@ def _watch(
 ) -> None:
     """Print a report of the folders, and then of each change."""
     from kvweave.cli.output import STDERR
-    from kvweave.engine.file_watch import follow
+    from kvweave.engine.documents.file_watch import follow
     from kvweave.engine.state import no_progress
 
     try:

@@ -10,7 +10,7 @@ from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.results import Answer, ExplainedToken
-    from kvweave.server.choice import ServerChoice
+    from kvweave.server.client.choice import ServerChoice
 
     Answered: TypeAlias = tuple[Answer, Sequence[ExplainedToken]]
 
@@ -54,8 +54,8 @@ def ask(
     json: opt.Json = False,
 ) -> None:
     """Answer a question from the documents, with sources."""
-    from kvweave.server.choice import choose_server
-    from kvweave.server.settings_match import IN_REQUEST
+    from kvweave.server.client.choice import choose_server
+    from kvweave.server.client.settings_match import IN_REQUEST
 
     ratio, coverage = options.budget(context)
     asked = Asked(question, ratio, coverage, options.top_k, drop_chunks, fresh, explain, quiet=json)

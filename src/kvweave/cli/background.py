@@ -8,7 +8,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.engine.background import BackgroundReport
+    from kvweave.engine.background.runner import BackgroundReport
 
 TITLES = {
     "preparation": "chunks prepared",

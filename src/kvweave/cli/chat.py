@@ -10,8 +10,8 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.server.choice import ServerChoice
-    from kvweave.server.client import ServerClient
+    from kvweave.server.client.choice import ServerChoice
+    from kvweave.server.client.client import ServerClient
 
 
 @opt.with_options(
@@ -33,7 +33,7 @@ def chat(
     options: opt.SharedOptions,
 ) -> None:
     """Ask turn by turn, one line each. An empty line or the end of input ends the chat and keeps it."""
-    from kvweave.server.choice import choose_server
+    from kvweave.server.client.choice import choose_server
 
     with ExitStack() as stack:
         # The server decodes conversations by its own settings: of all settings, a request carries top_k alone.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvweave.cli import options as opt
 from kvweave.cli.output import STDERR, STDOUT
-from kvweave.engine.idle_service import (
+from kvweave.engine.background.service import (
     DEFAULT_SECONDS_PER_DAY,
     EVERY_MINUTES,
     IdleService,

@@ -3,8 +3,8 @@
 from kvweave.cli import options as opt
 from kvweave.cli.background import TITLES
 from kvweave.cli.output import STDOUT, amount, print_json, seconds
+from kvweave.engine.background.status import IdleStatus, idle_status
 from kvweave.engine.facts import facts
-from kvweave.engine.idle_status import IdleStatus, idle_status
 
 
 def show(options: opt.SharedOptions, json: bool) -> None:

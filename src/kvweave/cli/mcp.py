@@ -49,13 +49,13 @@ def mcp(
     A running server of the same home is used if there is one. Standard output carries the protocol alone.
     """
     from kvweave.errors import MissingExtra
-    from kvweave.server.choice import api_keys
-    from kvweave.server.mcp_sources import HomeSource
-    from kvweave.server.settings_match import setting_values
+    from kvweave.server.client.choice import api_keys
+    from kvweave.server.client.settings_match import setting_values
+    from kvweave.server.mcp.sources import HomeSource
 
     try:
-        from kvweave.server.mcp_tools import mcp_server
-        from kvweave.server.mcp_transports import prints_to_stderr, serve_http, serve_stdio
+        from kvweave.server.mcp.tools import mcp_server
+        from kvweave.server.mcp.transports import prints_to_stderr, serve_http, serve_stdio
     except ImportError as error:
         raise MissingExtra("the MCP server needs an extra: pip install 'kvweave[mcp]'") from error
 

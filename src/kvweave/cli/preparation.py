@@ -12,8 +12,8 @@ from kvweave.cli import options as opt
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvweave.engine.documents.preparation import PreparationStatus
     from kvweave.engine.knowledge_base import KnowledgeBase
-    from kvweave.engine.preparation import PreparationStatus
 
 _LOG_BYTES: Final = 1_000_000
 """A log that is longer is begun anew by the next process."""
@@ -55,7 +55,7 @@ def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     log, status = base.preparation.log, base.preparation.status()
     if status.process is not None:  # it looks again before it ends: documents are marked by now
         return Worker(status, "process", process=status.process, log=log)
-    from kvweave.server.choice import preparing_server
+    from kvweave.server.client.choice import preparing_server
 
     address = preparing_server(base.config, options.kb)
     if address:

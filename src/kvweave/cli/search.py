@@ -21,7 +21,7 @@ def search(
 ) -> None:
     """Show the passages that a question would be answered from, with scores and why. Loads no language model."""
     from kvweave.cli.output import print_json
-    from kvweave.engine.passages import explained_passages
+    from kvweave.engine.documents.passages import explained_passages
 
     opt.quiet_libraries()
     with options.open_kb() as base:

@@ -30,7 +30,7 @@ def serve(*, options: opt.SharedOptions, settings: OtherSettings) -> None:
     config = options.config(**values(settings), top_k=options.top_k)
     opt.quiet_libraries()
     try:
-        from kvweave.server.serve import serve as run
+        from kvweave.server.process.serve import serve as run
     except ImportError as error:
         from kvweave.errors import MissingExtra
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.generation import Decoded
-from kvweave.engine.generation import generate as pieces
+from kvweave.engine.answering.generation import Decoded
+from kvweave.engine.answering.generation import generate as pieces
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter

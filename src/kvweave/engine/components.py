@@ -19,8 +19,8 @@ from kvweave.kvstore.keys import digest_chunks, digest_tokens
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
-    from kvweave.engine.kb_question import RequestContext
-    from kvweave.engine.resident import ResidentModels
+    from kvweave.engine.answering.kb_question import RequestContext
+    from kvweave.engine.serving.resident import ResidentModels
     from kvweave.index.search import Rerank
     from kvweave.index.vector_index import VectorIndex
     from kvweave.models.adapter import Adapter
@@ -132,7 +132,7 @@ class Components:
 
     def request_context(self) -> "RequestContext":
         """Load everything that a request passes through."""
-        from kvweave.engine.kb_question import RequestContext
+        from kvweave.engine.answering.kb_question import RequestContext
 
         if self._resident is not None:  # another process may have filled the knowledge base anew
             self._metadata.check_model(self.model.fingerprint)

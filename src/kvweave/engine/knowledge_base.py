@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvweave.config import Config, GenerationConfig, read_config
 from kvweave.engine.active_requests import ActiveRequests
-from kvweave.engine.background_budget import BackgroundBudget
+from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.engine.components import Components
+from kvweave.engine.documents.paths import existing_paths, sources_from
+from kvweave.engine.documents.preparation import Preparation
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.once import once
-from kvweave.engine.paths import existing_paths, sources_from
-from kvweave.engine.preparation import Preparation
 from kvweave.engine.state import (
     IDLE_LOCK,
     SWEEP_GRACE_S,
@@ -35,17 +35,17 @@ from kvweave.types import Message, Prompt, Said
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
-    from kvweave.engine.answer_stream import AnswerStream
-    from kvweave.engine.ask import Asker
-    from kvweave.engine.background import BackgroundReport, BackgroundRunner
-    from kvweave.engine.cached_answers import CachedAnswers
-    from kvweave.engine.chunk_preparation import ChunkPreparer
-    from kvweave.engine.conversation import Conversation
-    from kvweave.engine.indexing import Indexer
-    from kvweave.engine.kb_conversations import Conversations
-    from kvweave.engine.resident import ResidentModels
-    from kvweave.engine.settings import Settings
-    from kvweave.engine.verdicts import AutoRecipe, Calibration, Verdict
+    from kvweave.engine.answering.answer_stream import AnswerStream
+    from kvweave.engine.answering.ask import Asker
+    from kvweave.engine.answering.cached_answers import CachedAnswers
+    from kvweave.engine.answering.settings import Settings
+    from kvweave.engine.background.runner import BackgroundReport, BackgroundRunner
+    from kvweave.engine.background.verdicts import AutoRecipe, Calibration, Verdict
+    from kvweave.engine.conversations.conversation import Conversation
+    from kvweave.engine.conversations.kb_conversations import Conversations
+    from kvweave.engine.documents.chunk_preparation import ChunkPreparer
+    from kvweave.engine.documents.indexing import Indexer
+    from kvweave.engine.serving.resident import ResidentModels
     from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
@@ -141,7 +141,7 @@ class KnowledgeBase:
 
         With `wait`, wait for another process that is at it, else leave the work to that one. Safe to interrupt.
         """
-        from kvweave.engine.background import RequestGuard
+        from kvweave.engine.background.runner import RequestGuard
 
         guard = RequestGuard(self._requests, 0.0, threading.Event())
         return self._preparer.work(guard, progress, wait=wait)
@@ -349,7 +349,7 @@ class KnowledgeBase:
         Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
         questions, or another process is at background work.
         """
-        from kvweave.engine.calibration import calibrate
+        from kvweave.engine.background.calibration import calibrate
 
         self._asker.checked("?")
         with self._requests.start():
@@ -375,19 +375,19 @@ class KnowledgeBase:
 
     @once
     def _settings(self) -> "Settings":
-        from kvweave.engine.settings import Settings
+        from kvweave.engine.answering.settings import Settings
 
         return Settings(self.config, self.folder, self._auto)
 
     @once
     def _auto(self) -> "AutoRecipe":
-        from kvweave.engine.verdicts import AutoRecipe
+        from kvweave.engine.background.verdicts import AutoRecipe
 
         return AutoRecipe(self._state.verdicts, self.config, self._metadata, lambda: self.answers.epoch)
 
     @once
     def _indexer(self) -> "Indexer":
-        from kvweave.engine.indexing import Indexer
+        from kvweave.engine.documents.indexing import Indexer
 
         return Indexer(
             self._state,
@@ -400,13 +400,13 @@ class KnowledgeBase:
 
     @once
     def _preparer(self) -> "ChunkPreparer":
-        from kvweave.engine.chunk_preparation import ChunkPreparer
+        from kvweave.engine.documents.chunk_preparation import ChunkPreparer
 
         return ChunkPreparer(self._state, self._components, self._settings, self._metadata, self.preparation)
 
     @once
     def _cached_answers(self) -> "CachedAnswers":
-        from kvweave.engine.cached_answers import CachedAnswers
+        from kvweave.engine.answering.cached_answers import CachedAnswers
 
         return CachedAnswers(
             self.answers,
@@ -421,7 +421,7 @@ class KnowledgeBase:
 
     @once
     def _asker(self) -> "Asker":
-        from kvweave.engine.ask import Asker
+        from kvweave.engine.answering.ask import Asker
 
         return Asker(
             self.name,
@@ -434,13 +434,13 @@ class KnowledgeBase:
 
     @once
     def _conversations(self) -> "Conversations":
-        from kvweave.engine.kb_conversations import Conversations
+        from kvweave.engine.conversations.kb_conversations import Conversations
 
         return Conversations(self._state, self._asker)
 
     @once
     def _background(self) -> "BackgroundRunner":
-        from kvweave.engine.background import background_runner
+        from kvweave.engine.background.runner import background_runner
 
         return background_runner(
             self._state,

@@ -18,8 +18,8 @@ from kvweave.results import Piece, Source
 from kvweave.types import Message
 
 if TYPE_CHECKING:
-    from kvweave.engine.completions import Finished
-    from kvweave.engine.serving import Serving
+    from kvweave.engine.answering.completions import Finished
+    from kvweave.engine.serving.serving import Serving
     from kvweave.models.snapshot_adapter import LoadedModel
 
 DECODING: Final = {
@@ -56,7 +56,7 @@ class LocalEngine:
     @property
     def new_tokens(self) -> int:
         """The longest answer in tokens, where a request sets no length; loads the model."""
-        from kvweave.engine.settings import within_context
+        from kvweave.engine.answering.settings import within_context
 
         given = self._tenant.config.generation.max_new_tokens
         return within_context(given, DEFAULT_NEW_TOKENS, self.context_tokens)
@@ -81,7 +81,7 @@ class LocalEngine:
 
         Raises as `Tenant.complete`.
         """
-        from kvweave.engine.completions import CallerDocument, CompletionRequest, Finished
+        from kvweave.engine.answering.completions import CallerDocument, CompletionRequest, Finished
 
         chunks = tuple(CallerDocument(*document) for document in documents)
         sampling = self._tenant.sampling(**decoding)
@@ -95,7 +95,7 @@ class LocalEngine:
 
         Raises KnowledgeBaseNotFound, EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
         """
-        from kvweave.engine.passages import passages
+        from kvweave.engine.documents.passages import passages
 
         with self._tenant.bases.using(kb) as base:
             return passages(base, question, top_k)
@@ -137,7 +137,7 @@ def local_engine(kb: str | None = None, home: str | Path | None = None, **settin
 
     `settings` are those of `kvweave.open`. Raises InvalidRequest for an unknown or impossible one.
     """
-    from kvweave.engine.serving import Serving
+    from kvweave.engine.serving.serving import Serving
 
     config = read_config(None if home is None else Path(home), **settings)
     key = with_recorded_models(config, kb or "default")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.config import Config
 from kvweave.database import Database
-from kvweave.engine.conversation_log import empty_outdated
-from kvweave.engine.verdicts import VerdictTable
+from kvweave.engine.background.verdicts import VerdictTable
+from kvweave.engine.conversations.conversation_log import empty_outdated
 from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
 from kvweave.index.documents import DocumentTable

@@ -6,28 +6,18 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from kvweave import __version__
-from kvweave.server import (
-    caches,
-    chat,
-    completions,
-    conversations,
-    document_route,
-    embeddings,
-    errors,
-    knowledge_bases,
-    models,
-    operations,
-    responses,
-    upload_route,
-)
-from kvweave.server.binding import split
-from kvweave.server.kb_paths import KnowledgeBasePaths
-from kvweave.server.limits import BodyLimits
+from kvweave.server import errors, operations
+from kvweave.server.bases import caches, conversations, document_route, upload_route
+from kvweave.server.bases import routes as knowledge_bases
+from kvweave.server.openai import chat, completions, embeddings, models, responses
+from kvweave.server.openai.kb_paths import KnowledgeBasePaths
+from kvweave.server.openai.replies import CACHE_HEADER
 from kvweave.server.page_route import mount_page
-from kvweave.server.readiness import Readiness
-from kvweave.server.replies import CACHE_HEADER
-from kvweave.server.request_log import ID_HEADER, RequestLog
-from kvweave.server.security import Access
+from kvweave.server.process.binding import split
+from kvweave.server.process.limits import BodyLimits
+from kvweave.server.process.readiness import Readiness
+from kvweave.server.process.request_log import ID_HEADER, RequestLog
+from kvweave.server.process.security import Access
 from kvweave.server.services import Services
 
 ROUTERS: Final = tuple(

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from kvweave.engine.completions import Finished
-from kvweave.engine.resident import ResidentModels
+from kvweave.engine.answering.completions import Finished
+from kvweave.engine.serving.resident import ResidentModels
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.batcher import PassBatcher
 from kvweave.results import Piece

@@ -10,14 +10,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from kvweave.config import Config
-from kvweave.engine.completions import CompletionRequest, Finished
-from kvweave.engine.serving import Serving, Tenant
+from kvweave.engine.answering.completions import CompletionRequest, Finished
+from kvweave.engine.serving.serving import Serving, Tenant
 from kvweave.results import AnswerCacheUse
+from kvweave.server.bases.history import History
 from kvweave.server.errors import ApiError
-from kvweave.server.history import History
-from kvweave.server.kb_paths import with_kb
 from kvweave.server.metrics import Metrics
-from kvweave.server.replies import ChoiceEvent
+from kvweave.server.openai.kb_paths import with_kb
+from kvweave.server.openai.replies import ChoiceEvent
 from kvweave.server.running import Emit, RequestQueue, RunningRequest
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.generation import generate_together
+from kvweave.engine.answering.generation import generate_together
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import RowPlan

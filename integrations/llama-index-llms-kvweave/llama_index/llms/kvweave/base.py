@@ -26,7 +26,7 @@ from kvweave.results import Piece
 from kvweave.types import Message
 
 if TYPE_CHECKING:
-    from kvweave.engine.completions import Finished
+    from kvweave.engine.answering.completions import Finished
 
 _ROLES: dict[MessageRole, Literal["system", "user", "assistant"]] = {
     MessageRole.SYSTEM: "system",

@@ -9,7 +9,7 @@ import xxhash
 
 from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.embedding import TextEncoder
-from kvweave.engine.settings import within_context
+from kvweave.engine.answering.settings import within_context
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models.adapter import Adapter

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
-from kvweave.engine.question_prediction import QuestionPredictor
+from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.index.documents import version_of
 from kvweave.predict.filters import is_non_answer
 from kvweave.predict.planning import (

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
-from kvweave.engine.cached_answers import provenance
+from kvweave.engine.answering.cached_answers import provenance
+from kvweave.engine.answering.kb_question import RequestContext, prompt_for
 from kvweave.engine.components import ListedCorpus
-from kvweave.engine.kb_question import RequestContext, prompt_for
 from kvweave.index.chunking import Chunker
 from kvweave.index.documents import DocumentTable
 from kvweave.index.search import FoundChunk

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.generation import Decoded, generate
-from kvweave.engine.question_prediction import generation_for, request_prompt
-from kvweave.engine.speculative import PromptLookupDrafter
+from kvweave.engine.answering.generation import Decoded, generate
+from kvweave.engine.answering.speculative import PromptLookupDrafter
+from kvweave.engine.background.prediction import generation_for, request_prompt
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter

@@ -16,7 +16,7 @@ from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
 from kvweave.config import AnswersConfig
 from kvweave.database import Database
-from kvweave.engine.speculative import PromptLookupDrafter, drafts_of
+from kvweave.engine.answering.speculative import PromptLookupDrafter, drafts_of
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter

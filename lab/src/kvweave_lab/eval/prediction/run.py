@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kvweave.engine.background import BackgroundStopped
-from kvweave.engine.idle_status import PredictionStatus, idle_status
+from kvweave.engine.background.runner import BackgroundStopped
+from kvweave.engine.background.status import PredictionStatus, idle_status
 from kvweave.engine.knowledge_base import KnowledgeBase, open_knowledge_base
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kvweave.config import GenerationConfig
-from kvweave.engine.generation import Decoded
-from kvweave.engine.generation import generate as decode
+from kvweave.engine.answering.generation import Decoded
+from kvweave.engine.answering.generation import generate as decode
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.chunk_store import ChunkStore

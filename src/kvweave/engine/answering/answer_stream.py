@@ -1,0 +1,96 @@
+"""An answer on its way to the caller, piece by piece; also one that is already there, in the answer cache.
+
+Imports no code that runs models: a cached answer needs none.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvweave.answer_cache.records import CachedAnswer, Vector
+from kvweave.engine.answering.cached_answers import CachedAnswers
+from kvweave.errors import InvalidRequest
+from kvweave.results import Answer, ExplainedToken, Piece, Prefill
+from kvweave.types import TokenizedPrompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Answered(NamedTuple):
+    """A whole answer and what explains it: the prompt, the positions (k,) that were recomputed, None for
+    none, and the rated positions.
+
+    `scores` are prompt positions (n,) and the scores (n,) that the recipe gave them; None where it gave none.
+    """
+
+    answer: Answer
+    prompt: TokenizedPrompt
+    selected: "Tensor | None"
+    scores: "tuple[Tensor, Tensor] | None" = None
+
+
+Event = Prefill | Piece
+Events = Generator[Event, None, Answered]
+"""What a request yields; the generator returns the whole."""
+
+
+class AnswerStream:
+    """Iterate for the pieces of an answer; `answer` and `explain` are there once the iteration has ended.
+
+    Args:
+        pieces: yields what happens, returns the whole.
+        tokenizer: the model's; None where the answer came from the answer cache.
+        request: closed when the iteration ends.
+    """
+
+    def __init__(self, pieces: Events, tokenizer: Any, request: AbstractContextManager[object]) -> None:
+        self._pieces = pieces
+        self._tokenizer = tokenizer
+        self._request = request
+        self._answered: Answered | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        with closing(self.events()) as events:
+            for event in events:
+                if isinstance(event, Piece):
+                    yield event.text
+
+    def events(self) -> Generator[Event, None, None]:
+        """Iterate for the pieces and, before them, for how far the prompt is; instead of iterating for the text."""
+        with self._request, closing(self._pieces):
+            finished: Answered | None = yield from self._pieces
+        # A second iteration yields nothing and must not lose the answer.
+        self._answered = finished or self._answered
+
+    def close(self) -> None:
+        """Give the answer up, if it is not finished, and free what it holds."""
+        self._pieces.close()
+        self._request.__exit__(None, None, None)
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer; raises InvalidRequest while pieces are still to come."""
+        return self._finished.answer
+
+    def explain(self) -> tuple[ExplainedToken, ...]:
+        """Return every token of the prompt with the origin of its KV; raises as `answer` does."""
+        from kvweave.engine.answering.explanation import explain
+
+        return explain(self._finished, self._tokenizer)
+
+    @property
+    def _finished(self) -> Answered:
+        if self._answered is None:
+            raise InvalidRequest("the answer is not finished: iterate over the stream to its end first")
+        return self._answered
+
+
+def answer_from_cache(
+    cached: CachedAnswers, question: str, vector: Callable[[], Vector], found: CachedAnswer, began: float
+) -> Events:
+    """Yield a cached answer in one piece, then queue the question for an answer of its own at idle time."""
+    whole = cached.answer(found, began)
+    yield Piece(whole.text)
+    cached.record_hit(found, question, vector)
+    return Answered(whole, TokenizedPrompt((), (), (0, 0)), None)

@@ -1,0 +1,130 @@
+"""The way of a question before any model: check it, complete its options, look it up in the answer cache.
+
+A question that is cached in these words is answered without the code that runs models, whose import takes many times as
+long; it is imported for the others.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.engine.answering.answer_stream import AnswerStream, Events, answer_from_cache
+from kvweave.engine.answering.cached_answers import CachedAnswers
+from kvweave.engine.answering.settings import Settings
+from kvweave.engine.components import Components
+from kvweave.engine.metadata import KBMetadata
+from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
+from kvweave.index.documents import DocumentTable
+from kvweave.types import NOTHING_SAID, Prompt, Said
+
+if TYPE_CHECKING:
+    from kvweave.index.search import FoundChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Answers questions to the knowledge base `name`.
+
+    `components` loads a model only for a question that `cached` has no answer to.
+    """
+
+    name: str
+    documents: DocumentTable
+    components: Components
+    cached: CachedAnswers
+    settings: Settings
+    metadata: KBMetadata
+
+    def stream(
+        self,
+        question: str,
+        request: AbstractContextManager[object],
+        options: Any,
+        said: Said = NOTHING_SAID,
+    ) -> AnswerStream:
+        """Return the answer's pieces; `request` is closed with the last one. `options` are those of `Settings.resolve`.
+
+        `said` goes with the question. Raises as `KnowledgeBase.stream` does.
+        """
+        question, chunks = self.checked(question)
+        if not _is_all(question, said):
+            options = {**options, "cache": "off"}
+        system = self.metadata.system
+        vector = cache(lambda: self.components.encoder.encode([question])[0])
+        answer_settings = self.settings.answer_settings(**options)
+        if answer_settings is not None and options["cache"] == "use":
+            pieces = self._cached(question, vector, answer_settings)
+            if pieces is not None:
+                return AnswerStream(pieces, None, request)
+
+        from kvweave.engine.answering.pipeline import answer, check_supported
+
+        resolved = self.settings.resolve(system, chunks, **options)
+        context = self.components.request_context()
+        check_supported(context.model, resolved)
+        context.encoder.load()  # else the first question's time would include loading it
+        pieces = answer(context, self.cached, question, vector, resolved, said)
+        return AnswerStream(pieces, context.model.tokenizer, request)
+
+    def prompt(self, question: str, top_k: int | None) -> Prompt:
+        """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""
+        from kvweave.engine.answering.kb_question import prompt_for
+
+        question, chunks = self.checked(question)
+        most = min(self.settings.top_k(top_k), chunks)
+        return prompt_for(self.components.request_context(), question, most, self.metadata.system)
+
+    def ranked(
+        self, question: str, top_k: int | None, vector: Callable[[], Vector] | None = None
+    ) -> "list[FoundChunk]":
+        """Return the chunks of that prompt, best first; loads the embedding model alone. Raises as `KnowledgeBase.prompt`.
+
+        `vector` gives the question's vector if the caller may have it already.
+        """
+        from kvweave.engine.answering.kb_question import best_chunks
+
+        question, chunks = self.checked(question)
+        encoder = self.components.encoder
+        self.metadata.check(
+            "embedding", encoder.name
+        )  # another process may have filled the knowledge base anew
+        searched = encoder.encode([question])[0] if vector is None else vector()
+        most = min(self.settings.top_k(top_k), chunks)
+        return best_chunks(self.components.index, self.documents, question, searched, most)
+
+    def _cached(
+        self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
+    ) -> Events | None:
+        """Return the cached answer to the same question, if there is one; no model is loaded for it."""
+        if not self.components.loads_recorded_model:
+            return None
+        began = time.perf_counter()
+        found = self.cached.find(question, vector, answer_settings)
+        return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
+
+    def checked(self, question: str) -> tuple[str, int]:
+        """Return a question as valid text, and how many chunks the knowledge base holds."""
+        if not question.strip():
+            raise InvalidRequest("the question is empty")
+        documents = self.documents.all_documents()
+        if not documents:
+            raise EmptyKnowledgeBase(
+                f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
+            )
+        # A terminal may hand over broken bytes.
+        text = question.encode("utf-8", "replace").decode("utf-8")
+        return text, sum(document.chunks for document in documents)
+
+
+def _is_all(question: str, said: Said) -> bool:
+    """Return whether a question means the same without what goes with it, so that the answer cache may be used."""
+    if said.earlier:
+        from kvweave.engine.answering.standalone import stands_alone
+
+        earlier = "\n".join(message.text for message in said.earlier)
+        return not said.instruction and stands_alone(question, earlier)
+    return not said.instruction

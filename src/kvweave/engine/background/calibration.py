@@ -1,0 +1,364 @@
+"""Calibration: compares cheaper and cheaper budgets with full attention on questions to a knowledge base's own documents.
+
+It goes in steps, of which background work does one at a time: one question under every budget that can still win, then the
+KV that the chosen budget needs, a batch of chunks at a time, and last the verdict. What a step has found is stored, so an
+interrupted calibration continues. A change of the documents makes it start over.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, TypeAlias
+
+from kvweave.answer_cache.records import AnswerSettings
+from kvweave.config import GenerationConfig
+from kvweave.engine.answering.kb_question import RequestContext, tokenized_prompt_for
+from kvweave.engine.answering.settings import AskOptions, Settings
+from kvweave.engine.background.greedy_reply import Reply, counted_rows
+from kvweave.engine.background.verdicts import (
+    MIN_QUESTIONS,
+    AutoRecipe,
+    Measured,
+    MeasuredQuestion,
+    Trial,
+    Verdict,
+    allowed_losses,
+    chosen,
+    summarised,
+)
+from kvweave.engine.components import Components, ListedCorpus
+from kvweave.engine.state import CALIBRATION_FOLDER, IDLE_LOCK, KnowledgeBaseState, Progress
+from kvweave.errors import InvalidRequest
+from kvweave.files import try_lock
+from kvweave.index.documents import ListedChunk
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.predict.store import HISTORY_LIMIT
+from kvweave.recipes.candidates import Candidate, candidates
+from kvweave.recipes.context import PrepareContext
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.names import EXACT
+from kvweave.recipes.offline import missing_bytes, prepare_chunks
+from kvweave.recipes.recipe import Recipe
+from kvweave.types import TokenizedPrompt
+
+MOST_QUESTIONS: Final = HISTORY_LIMIT
+"""The most questions of a verdict: those asked last, then those predicted last."""
+ANSWER_TOKENS: Final = 32
+"""How many tokens of an answer are compared: all of it if it is shorter."""
+
+_BATCH_CHUNKS: Final = 64
+_FULL: Final = "full"
+
+Origin: TypeAlias = Literal["asked", "predicted", "given"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do: `stage` names its kind, of which `done` of `total` are done; `about` describes it."""
+
+    stage: str
+    about: str
+    done: int
+    total: int
+    do: Callable[[], None]
+
+
+class Calibrator:
+    """Makes the verdict of one knowledge base, for one run; close it.
+
+    KV of budgets that are tried goes into a store of its own, which is deleted with it. So nothing of the knowledge base's
+    KV is evicted for a trial, and no KV that its requests have left counts in one.
+
+    Args:
+        state: the documents, the questions, and where the verdict goes.
+        components: loads the model when a step first needs it.
+        settings: those that the verdict is for; they know the verdicts.
+        given: questions to take in place of those asked and predicted.
+    """
+
+    def __init__(
+        self,
+        state: KnowledgeBaseState,
+        components: Components,
+        settings: Settings,
+        given: Sequence[str] | None = None,
+    ) -> None:
+        assert settings.auto is not None
+        self._state, self._components, self._settings = state, components, settings
+        self._auto: AutoRecipe = settings.auto
+        self._given = given
+        self._folder = state.database.path.parent / CALIBRATION_FOLDER
+        self._scratch: ChunkStore | None = None
+        self._unprepared: list[ListedChunk] | None = None
+        self._prepared = 0
+        self._epoch = state.answers.epoch
+        config = settings.config
+        self._candidates = candidates(config.prepare, config.store.storage, config.model.auxiliary)
+
+    def questions(self) -> dict[str, Origin]:
+        """Return the questions that a verdict would be made from: asked ones first, then predicted ones."""
+        if self._given is not None:
+            return dict.fromkeys(self._given, "given")
+        predictions = self._state.predictions
+        asked = reversed(predictions.history.recent(MOST_QUESTIONS))
+        predicted = predictions.predicted.latest(4 * MOST_QUESTIONS)
+        found: dict[str, Origin] = dict.fromkeys(asked, "asked")
+        for each in predicted:
+            if each.dropped is None:
+                found.setdefault(each.question, "predicted")
+        return dict(list(found.items())[:MOST_QUESTIONS])
+
+    def next_if_due(self) -> Step | None:
+        """Return the next step; None if a verdict holds, or too few questions are known."""
+        return None if self._auto.now().verdict is not None else self.next()
+
+    def next(self) -> Step | None:
+        """Return the next step; None if too few questions are known. Loads no model to measure another question."""
+        if self._epoch != self._state.answers.epoch:
+            self.close()  # nothing of a removed document may stay there
+            self._unprepared, self._prepared, self._epoch = None, 0, self._state.answers.epoch
+        questions = self.questions()
+        if len(questions) < MIN_QUESTIONS:
+            return None
+        conditions, total = self._auto.conditions(), len(questions)
+        measured = self._auto.table.measured(conditions)
+        trials = self._trials(questions, measured)
+        alive = [each for each, trial in zip(self._candidates, trials, strict=True) if trial.keeps]
+        todo = [question for question in questions if question not in measured] if alive else []
+        if todo:
+            return Step(
+                "measuring questions",
+                todo[0],
+                total - len(todo),
+                total,
+                partial(self._measure, todo[0], alive, conditions),
+            )
+        return self._finish(questions, trials, [measured[each] for each in questions if each in measured])
+
+    def run(self, progress: Progress) -> Verdict:
+        """Take all steps; raises InvalidRequest if too few questions are known."""
+        began_s = time.time()
+        while (step := self.next()) is not None:
+            progress(step.stage, step.done, step.total)
+            step.do()
+            progress(step.stage, step.done + 1, step.total)
+            verdict = self._auto.now().verdict
+            if verdict is not None and verdict.made_at_s >= began_s:
+                return verdict
+        known, source = len(self.questions()), "given" if self._given is not None else "known"
+        raise InvalidRequest(
+            f"{known} questions are {source}, and a verdict needs {MIN_QUESTIONS}: ask more, let `kvweave idle` predict some, "
+            "or give them with --questions FILE"
+        )
+
+    def close(self) -> None:
+        """Delete the KV of trials; closing twice is fine."""
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # Steps
+
+    def _measure(self, question: str, alive: Sequence[Candidate], conditions: dict[str, str]) -> None:
+        """Put one question to the model under full attention and under each budget; store what they kept of it."""
+        began, epoch = time.perf_counter(), self._state.answers.epoch
+        context, options = self._components.request_context(), self._options()
+        vector = context.encoder.encode([question])[0]
+        prompt = tokenized_prompt_for(context, question, vector, options)
+        with counted_rows(context.adapter) as counted:
+            full = Reply.of(context.adapter, self._store, recipe_named(_FULL), prompt, options)
+            found = {each.key: self._compare(context, each, prompt, options, full) for each in alive}
+        passes = counted[0] / (context.adapter.geometry.layers * prompt.tokens)
+        measured = MeasuredQuestion(found, time.perf_counter() - began, passes)
+        with self._state.database.transaction():
+            if self._state.answers.epoch == epoch:
+                self._auto.table.add_measured(conditions, question, measured)
+
+    def _compare(
+        self,
+        context: RequestContext,
+        candidate: Candidate,
+        prompt: TokenizedPrompt,
+        options: AskOptions,
+        full: Reply,
+    ) -> Measured:
+        adapter, spans = context.adapter, [each for each in prompt.spans if each.kind == "chunk"]
+        chunks = [prompt.ids(span) for span in spans if span.tokens]
+        corpus = ListedCorpus(context.documents, context.index, context.encoder, adapter.template)
+        ctx = PrepareContext(adapter, self._store, prompt.ids(prompt.spans[0]), corpus)
+        prepare_chunks(ctx, chunks, candidate.recipe)
+        reply = Reply.of(adapter, self._store, candidate.recipe, prompt, options, [full.ids])
+        # KV that the store has no room for would be computed, as by full attention: that shows nothing.
+        reused = all(each.origin != "fresh" for each in reply.plan.spans if each.kind == "chunk")
+        stored = sum(candidate.stored_bytes(adapter, len(ids)) for ids in chunks)
+        return Measured(
+            reused and reply.first_token == full.first_token,
+            reused and reply.text == full.text,
+            reply.passes,
+            stored / max(1, sum(map(len, chunks))),
+        )
+
+    def _finish(
+        self, questions: dict[str, Origin], trials: Sequence[Trial], measured: Sequence[MeasuredQuestion]
+    ) -> Step:
+        """Return the step that prepares what the chosen budget needs, or stores the verdict."""
+        best = chosen(trials)
+        winner = None if best is None else self._candidates[list(trials).index(best)]
+        if winner is not None:
+            left = self._chunks_to_prepare(winner.recipe)
+            if left:
+                batch, done = left[:_BATCH_CHUNKS], self._prepared
+                return Step(
+                    "preparing chunks",
+                    winner.recipe.name,
+                    done,
+                    done + len(left),
+                    partial(self._prepare, batch, winner.recipe),
+                )
+        origins = list(questions.values())
+        minimum = self._settings.config.calibration
+        verdict = Verdict(
+            EXACT if winner is None else winner.recipe.name,
+            None if winner is None else winner.ratio,
+            0.0 if winner is None else winner.recipe.ratio,
+            self._components.model.fingerprint.name,
+            minimum.calibrate_first_tokens,
+            minimum.calibrate_answers,
+            origins.count("asked"),
+            origins.count("predicted"),
+            origins.count("given"),
+            time.time(),
+            sum(each.seconds for each in measured),
+            sum(each.passes for each in measured) / max(1, len(measured)),
+            tuple(trials),
+        )
+        return Step("verdict", verdict.recipe, 0, 1, partial(self._decide, verdict, self._epoch))
+
+    def _decide(self, verdict: Verdict, epoch: int) -> None:
+        """Store the verdict, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
+        before = self._settings.answer_settings()
+        with self._state.database.transaction():
+            if self._state.answers.epoch != epoch:
+                return
+            self._auto.table.put(self._auto.conditions(), verdict)
+        after = self._settings.answer_settings()
+        if before is not None and after is not None and before != after:
+            self._queue(before, after)
+
+    def _queue(self, before: AnswerSettings, after: AnswerSettings) -> None:
+        """Queue predicted questions, and the most used of those that have an answer, for one under other settings."""
+        answers = self._state.answers
+        waiting = answers.pending(most=10_000, reasons=("predicted", "prefilled"))
+        predicted = [each.question for each in waiting if each.settings == before]
+        asked = [question for question, settings in answers.most_used() if settings == before]
+        asked = asked[:MOST_QUESTIONS]
+        if not predicted and not asked:
+            return
+        vectors = dict(
+            zip((*predicted, *asked), self._components.encoder.encode([*predicted, *asked]), strict=True)
+        )
+        with answers.transaction():
+            for question in predicted:
+                answers.delete([question], before)
+                answers.add_predicted(question, vectors[question], after)
+            for question in asked:
+                answers.add_asked(question, vectors[question], after)
+
+    # What steps need
+
+    @property
+    def _store(self) -> ChunkStore:
+        """The store of trials, empty when first needed."""
+        if self._scratch is None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # a killed process may have left it
+            self._scratch = ChunkStore(self._folder, limit_bytes=self._state.store.limit_bytes)
+        return self._scratch
+
+    def _options(self) -> AskOptions:
+        """Return the options of a plain question under the settings; its answer is greedy, and cut."""
+        own = self._settings.config.generation
+        most = min(own.max_new_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
+        return self._settings.resolve(
+            self._system,
+            self._state.documents.chunk_count(),
+            recipe=_FULL,
+            drop_chunks=True,
+            cache="off",
+            generation=GenerationConfig(max_new_tokens=most, think=own.think),
+        )
+
+    @property
+    def _system(self) -> str:
+        return self._auto.conditions()["system"]
+
+    def _trials(self, questions: dict[str, Origin], measured: dict[str, MeasuredQuestion]) -> list[Trial]:
+        minimum = self._settings.config.calibration
+        losses = (
+            allowed_losses(len(questions), minimum.calibrate_first_tokens),
+            allowed_losses(len(questions), minimum.calibrate_answers),
+        )
+        known = [measured[question] for question in questions if question in measured]
+        return [
+            summarised(
+                each.recipe.name,
+                each.recipe.ratio,
+                each.offline_passes,
+                [one.budgets[each.key] for one in known if each.key in one.budgets],
+                losses,
+            )
+            for each in self._candidates
+        ]
+
+    def _chunks_to_prepare(self, recipe: Recipe) -> list[ListedChunk]:
+        """Return the chunks that lack what the recipe needs and that this run has not prepared.
+
+        Only those that the store has room for, where it may evict what was never asked for.
+        """
+        if self._unprepared is None:
+            rows = list({row.kv_digest: row for row in self._state.documents.all_chunks()}.values())
+            asked = [(row.kv_digest, row.kv_tokens) for row in rows]
+            store, self._unprepared = self._state.store, []
+            room = store.limit_bytes - store.used_bytes + store.unused_bytes
+            for number, size in missing_bytes(self._prepare_context(), asked, recipe).items():
+                if size <= room:
+                    room -= size
+                    self._unprepared.append(rows[number])
+        return self._unprepared
+
+    def _prepare(self, batch: Sequence[ListedChunk], recipe: Recipe) -> None:
+        context, template = self._components.request_context(), self._components.adapter.template
+        texts = context.index.texts([row.row_id for row in batch])
+        chunks = [template.chunk_ids(text) for text in texts.values()]
+        prepare_chunks(self._prepare_context(), chunks, recipe)
+        self._unprepared = (self._unprepared or [])[len(batch) :]
+        self._prepared += len(batch)
+
+    def _prepare_context(self) -> PrepareContext:
+        context = self._components.request_context()
+        template = context.adapter.template
+        corpus = ListedCorpus(context.documents, context.index, context.encoder, template)
+        return PrepareContext(
+            context.adapter, context.store, tuple(template.prefix_ids(self._system)), corpus
+        )
+
+
+def calibrate(
+    state: KnowledgeBaseState,
+    components: Components,
+    settings: Settings,
+    questions: Sequence[str] | None,
+    progress: Progress,
+) -> Verdict:
+    """Make the verdict now; raises as `KnowledgeBase.calibrate`, but for an empty knowledge base."""
+    state.database.check_writable()
+    with try_lock(state.database.path.parent / IDLE_LOCK) as free:
+        if not free:
+            raise InvalidRequest(
+                "another process calibrates this knowledge base or does its background work; try again when it has ended"
+            )
+        with closing(Calibrator(state, components, settings, questions)) as calibrator:
+            return calibrator.run(progress)

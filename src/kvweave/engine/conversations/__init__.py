@@ -1,0 +1,1 @@
+"""Conversations: turns over KV that is kept, and their logs."""

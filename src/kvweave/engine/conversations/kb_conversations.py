@@ -1,0 +1,89 @@
+"""The conversations of a knowledge base: opens them, and finds chunks and answers for their turns.
+
+A question that stands alone is looked up in the answer cache, and is answered from it if it is there. Its answer is computed
+otherwise, and goes into the cache if nothing was said before; behind other turns the question is queued, since the model saw
+those too. A question that leans on the conversation never reaches the cache.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
+from kvweave.decode.settings import OffloadSettings
+from kvweave.engine.answering.ask import Asker
+from kvweave.engine.answering.cached_answers import KeptAnswer, provenance
+from kvweave.engine.answering.generation import Decoded
+from kvweave.engine.answering.kb_question import reading_order, sources_of
+from kvweave.engine.answering.pipeline import prefill_turn
+from kvweave.engine.answering.standalone import stands_alone
+from kvweave.engine.conversations.conversation import Conversation, ConversationSettings, start_over
+from kvweave.engine.state import KnowledgeBaseState, checked_name
+from kvweave.index.documents import version_of
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Opens the conversations of a knowledge base, each in a folder of its own. `asker` finds chunks and answers."""
+
+    state: KnowledgeBaseState
+    asker: Asker
+
+    def open(self, name: str, *, new: bool) -> Conversation:
+        """Resume a conversation, or start over; raises as `KnowledgeBase.conversation`."""
+        asker, folder = self.asker, self.state.conversations / checked_name("conversation", name)
+        adapter = asker.components.adapter
+        if new:
+            start_over(folder)
+        options = asker.settings.resolve(asker.metadata.system, chunks=1)
+        settings = ConversationSettings(
+            options.system,
+            options.generation,
+            options.max_new_tokens(adapter.geometry.context_tokens),
+            options.kv or OffloadSettings(1.0),
+        )
+        prefill = partial(prefill_turn, adapter, self.state.store, options.recipe)
+        return Conversation(adapter, folder, settings, prefill, self.state.documents.visible_versions)
+
+    def send(self, conversation: Conversation, question: str, top_k: int | None) -> Iterator[str]:
+        """Yield the answer to a conversation's next turn; raises as `KnowledgeBase.send`."""
+        question = self.asker.checked(question)[0]
+        encoder = self.asker.components.encoder
+        vector = cache(lambda: encoder.encode([question])[0])
+        alone = stands_alone(question, conversation.text)
+        # Those that `KnowledgeBase.ask` would look the question up under.
+        settings = self.asker.settings.answer_settings(top_k=top_k) if alone else None
+        found = None if settings is None else self.asker.cached.find(question, vector, settings)
+        if found is not None:
+            yield from self._known(conversation, question, vector, found)
+        else:
+            yield from self._computed(conversation, question, vector, top_k, settings)
+
+    def _known(
+        self, conversation: Conversation, question: str, vector: Callable[[], Vector], found: CachedAnswer
+    ) -> Iterator[str]:
+        versions = set(map(version_of, found.chunks))
+        yield from conversation.send_known(question, found.text, versions)
+        self.asker.cached.record_hit(found, question, vector)
+
+    def _computed(
+        self,
+        conversation: Conversation,
+        question: str,
+        vector: Callable[[], Vector],
+        top_k: int | None,
+        settings: AnswerSettings | None,
+    ) -> Iterator[str]:
+        cached, first = self.asker.cached, conversation.is_empty
+        epoch = cached.answers.epoch  # before the search: a document that comes in later makes the answer old
+        ranked = self.asker.ranked(question, top_k, vector)
+        found, decoded = reading_order(ranked), Decoded()
+        versions = {chunk.version for chunk in found}
+        yield from conversation.send(question, [chunk.text for chunk in found], decoded, versions)
+        if settings is None or decoded.missing_answer:
+            return
+        if first:
+            kept = KeptAnswer(decoded.text.strip(), sources_of(self.state.documents, found))
+            cached.keep(question, vector(), settings, kept, provenance(ranked, epoch))
+        else:
+            cached.queue(question, vector(), settings)

@@ -1,0 +1,1 @@
+"""Documents in: read, cut, embedded, prepared; and out: their text, their passages."""

@@ -1,0 +1,33 @@
+"""Passages for a question, without an answer: what retrieval alone finds, and why. Loads no language model."""
+
+from kvweave.engine.answering.kb_question import sources_of
+from kvweave.engine.knowledge_base import KnowledgeBase
+from kvweave.results import FoundPassage, Source
+
+
+def passages(base: KnowledgeBase, question: str, top_k: int | None = None) -> tuple[Source, ...]:
+    """Return the chunks that a question would be answered from, best first; raises as `KnowledgeBase.prompt` does."""
+    return sources_of(base._state.documents, base._asker.ranked(question, top_k))
+
+
+def explained_passages(
+    base: KnowledgeBase, question: str, top_k: int | None = None
+) -> tuple[FoundPassage, ...]:
+    """Return the same with the reason why each was found; raises as `KnowledgeBase.prompt` does."""
+    from kvweave.index.words import shared_words
+
+    found = base._asker.ranked(question, top_k)
+    return tuple(
+        FoundPassage(
+            source=source,
+            word_rank=each.reason.word_rank,
+            bm25=each.reason.bm25,
+            words=shared_words(question, each.text),
+            vector_rank=each.reason.vector_rank,
+            cosine=each.reason.cosine,
+            all_words=each.reason.all_words,
+            quotes=each.reason.quotes,
+            rerank_score=each.reason.rerank_score,
+        )
+        for source, each in zip(sources_of(base._state.documents, found), found, strict=True)
+    )

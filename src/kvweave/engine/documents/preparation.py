@@ -1,0 +1,170 @@
+"""How far the chunks of a knowledge base are prepared, and which process works on it. Loads no model.
+
+`add` marks its documents as to be prepared in the commit that lists them. The mark goes once everything that fits the
+store's limit is prepared, so work that was interrupted is found again. The process that works holds the lock on `lock`.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvweave.database import Database
+from kvweave.engine.background.budget import BackgroundBudget
+from kvweave.errors import StoreError
+from kvweave.files import is_locked, try_lock
+
+_LOG = logging.getLogger(__name__)
+_SINCE: Final = "prepare_since"
+_LEFT: Final = "prepare_left"
+_LEFT_WITHOUT_KV: Final = "prepare_left_without_kv"
+_LEFT_S: Final = "prepare_left_s"
+_MEASURED: Final = "prepare_left_measured"
+_LOCK_TRIES, _LOCK_TRY_S = (
+    5,
+    0.02,
+)  # a command that looks whether a process works holds the lock for an instant
+_RATE: Final = "prepare_rate {} {}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationStatus:
+    """How far the chunks are prepared.
+
+    Attributes:
+        chunks: chunks of all documents.
+        left: chunks for which KV or something beside it is still to be computed, as far as it fits the store's limit.
+        left_without_kv: those of them that have no KV yet; a question computes them.
+        left_s: estimated seconds of work for the rest.
+        measured: whether all of it is estimated from what the same work has taken. Otherwise it takes at least so long.
+        process: the id of the process that works on it now, None if there is none.
+    """
+
+    chunks: int
+    left: int
+    left_without_kv: int
+    left_s: float
+    measured: bool
+    process: int | None
+
+
+class Preparation:
+    """What is recorded about the preparation of a knowledge base's chunks, in its `database` and its folder.
+
+    Attributes:
+        lock: the file that the process at work has locked.
+        log: what a background process writes.
+    """
+
+    def __init__(self, database: Database, facts: BackgroundBudget, folder: Path) -> None:
+        self._database, self._facts = database, facts
+        self.lock, self.log = folder / "prepare.lock", folder / "prepare.log"
+
+    # The mark
+
+    @property
+    def since_s(self) -> float:
+        """When the first document was added that is still to be prepared (seconds since 1970); 0 if there is none."""
+        return self._facts.fact(_SINCE) or 0.0
+
+    def mark(self) -> None:
+        """Note that there is something to prepare from now on, in the caller's transaction if there is one."""
+        with self._database.transaction():
+            if not self.since_s:
+                self._facts.record_fact(_SINCE, time.time())
+
+    def newest_s(self) -> float:
+        """Return when the newest document was added (seconds since 1970); 0 without documents."""
+        return float(self._database.query("SELECT coalesce(max(added_at), 0) FROM documents")[0][0])
+
+    def unmark(self, newest_s: float) -> bool:
+        """Note that all is prepared; return False, and do nothing, if a document has come after that of `newest_s`."""
+        with _if_possible(), self._database.transaction():
+            if self.newest_s() > newest_s:
+                return False
+            self.record_left(0, 0, 0.0, measured=True)
+            self._facts.record_fact(_SINCE, 0.0)
+        return True
+
+    # What is left
+
+    def status(self) -> PreparationStatus:
+        """Return how far the chunks are prepared, as last recorded."""
+        chunks = int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
+        left, without_kv = (
+            min(chunks, int(self._facts.fact(name) or 0)) for name in (_LEFT, _LEFT_WITHOUT_KV)
+        )
+        left_s = self._facts.fact(_LEFT_S) or 0.0 if left else 0.0
+        measured = bool(self._facts.fact(_MEASURED)) or not left
+        return PreparationStatus(chunks, left, without_kv, left_s, measured, self.worker())
+
+    def record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
+        """Record what is left; see PreparationStatus."""
+        with _if_possible(), self._database.transaction():
+            self._facts.record_fact(_LEFT, chunks)
+            self._facts.record_fact(_LEFT_WITHOUT_KV, without_kv)
+            self._facts.record_fact(_LEFT_S, seconds)
+            self._facts.record_fact(_MEASURED, measured)
+
+    def chunks_with_kv(self) -> dict[str, int]:
+        """Return how many chunks of each document have prepared KV, by source; documents without any are left out."""
+        if not self._database.query("SELECT 1 FROM sqlite_master WHERE name = 'entries'"):
+            return {}
+        rows = self._database.query(
+            """SELECT source, count(*) FROM document_chunks WHERE EXISTS
+               (SELECT 1 FROM entries WHERE token_digest = kv_digest AND content = 'kv' AND kind NOT LIKE 'observed%')
+               GROUP BY source"""
+        )
+        return dict(rows)
+
+    def rate(self, kind: str, model: str) -> float | None:
+        """Return the measured tokens per second at which a kind of entry is made; None before it was measured."""
+        return self._facts.fact(_RATE.format(kind, model[:16]))
+
+    def record_rate(self, kind: str, model: str, tokens_per_s: float) -> None:
+        """Record it. `model` is the digest of the model."""
+        with _if_possible():
+            self._facts.record_fact(_RATE.format(kind, model[:16]), tokens_per_s)
+
+    # Who works
+
+    def worker(self) -> int | None:
+        """Return the id of the process that works on it now, None if there is none; 0 if it has not said which it is."""
+        if not is_locked(self.lock):
+            return None
+        with suppress(OSError, ValueError):
+            return int(self.lock.read_text())
+        return 0
+
+    @contextmanager
+    def working(self) -> Iterator[bool]:
+        """Be the only process at work until the context ends; yield False at once if another one is."""
+        with ExitStack() as held:
+            alone = False
+            for _ in range(_LOCK_TRIES):
+                try:
+                    alone = held.enter_context(try_lock(self.lock))
+                except OSError as error:  # a file system without locks: others may work too
+                    _LOG.debug("%s cannot be locked: %s", self.lock, error)
+                    alone = True
+                if alone:
+                    break
+                held.pop_all().close()
+                time.sleep(_LOCK_TRY_S)
+            if alone:
+                with suppress(OSError):  # a full disk
+                    self.lock.write_text(f"{os.getpid()}")
+            yield alone
+
+
+@contextmanager
+def _if_possible() -> Iterator[None]:
+    """Leave out what cannot be recorded, as on a full disk: only what is shown of the work is wrong then."""
+    try:
+        yield
+    except StoreError as error:
+        _LOG.debug("not recorded: %s", error)

@@ -1,0 +1,1 @@
+"""Many requests and tenants over one resident model."""

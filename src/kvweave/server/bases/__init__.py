@@ -1,0 +1,1 @@
+"""Knowledge bases over HTTP: documents, questions, conversations, caches."""

@@ -1,0 +1,91 @@
+"""/v1/kb/{name}/conversations: turns of a conversation that is kept by name; and /v1/kb/{name}/search."""
+
+from collections.abc import Iterator
+from threading import Event
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from kvweave.engine.documents.passages import passages
+from kvweave.engine.facts import facts
+from kvweave.engine.serving.conversations import start_over, turn
+from kvweave.server.events import collect, error_event, sse, stream
+from kvweave.server.openai.fields import Fields, NonEmpty
+from kvweave.server.running import Emit, RunningRequest
+from kvweave.server.services import in_thread, services, tenant
+
+router = APIRouter(prefix="/v1/kb/{name}")
+
+
+class SearchFields(Fields):
+    """What to find passages for."""
+
+    question: NonEmpty
+    top_k: int | None = Field(None, ge=1, le=10_000)
+
+
+class TurnFields(SearchFields):
+    """The next turn of a conversation."""
+
+    stream: bool | None = None
+
+
+@router.post("/search")
+async def search(request: Request, name: str, fields: SearchFields) -> dict[str, Any]:
+    """List the passages that a question would be answered from, best first."""
+    of = tenant(request)
+
+    def work(emit: Emit, cancelled: Event) -> None:
+        with of.bases.using(name) as base:
+            emit(passages(base, fields.question, fields.top_k))
+
+    (found,) = await collect(request, services(request).questions.start(work))
+    return {"data": facts(found)}
+
+
+@router.post("/conversations/{conversation}", response_class=JSONResponse)
+async def send(request: Request, name: str, conversation: str, fields: TurnFields) -> Response:
+    """Answer the next turn of a conversation, which begins with it if there is none of this name."""
+    parts, running = services(request), _start(request, name, conversation, fields)
+    if fields.stream:
+        return await stream(request, running, TurnStream(), parts.config.server.ping_s)
+    return JSONResponse({"answer": "".join(await collect(request, running))})
+
+
+@router.delete("/conversations/{conversation}")
+async def delete(request: Request, name: str, conversation: str) -> dict[str, Any]:
+    """Empty a conversation, so that the next turn starts over."""
+    await in_thread(start_over, tenant(request), name, conversation)
+    return {"name": conversation, "deleted": True}
+
+
+class TurnStream:
+    """The events `piece`, `done` and `error` of a turn."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def event(self, piece: str) -> Iterator[bytes]:
+        """Yield a piece."""
+        self._pieces.append(piece)
+        yield sse({"text": piece}, "piece")
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the whole answer: the turn is stored."""
+        yield sse({"answer": "".join(self._pieces)}, "done")
+
+    def failed(self, error: BaseException) -> Iterator[bytes]:
+        """Yield the error."""
+        yield error_event(error, "error")
+
+
+async def _start(request: Request, kb: str, conversation: str, fields: TurnFields) -> RunningRequest:
+    of = tenant(request)
+
+    def work(emit: Emit, cancelled: Event) -> None:
+        for piece in turn(of, kb, conversation, fields.question, fields.top_k, cancelled.is_set):
+            emit(piece)
+
+    return await services(request).questions.start(work)

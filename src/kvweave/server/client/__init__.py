@@ -1,0 +1,1 @@
+"""Commands that use a running server of the same home."""

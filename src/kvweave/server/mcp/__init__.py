@@ -1,0 +1,1 @@
+"""The MCP server: its tools, where they ask, how it is reached."""

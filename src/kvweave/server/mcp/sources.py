@@ -1,0 +1,119 @@
+"""What the tools of the MCP server ask: a running server of the home if there is one, else the home itself.
+
+Which of the two is decided anew at each call, so that a server may come and go. Thread-safe.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvweave.config import Config
+from kvweave.errors import ServerRefused, ServerUnavailable
+from kvweave.results import Answer
+from kvweave.server.client.choice import ServerChoice, choose_server
+from kvweave.server.client.settings_match import IN_REQUEST
+
+if TYPE_CHECKING:
+    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.server.client.client import ServerClient
+
+_T = TypeVar("_T")
+Facts = list[dict[str, Any]]
+
+
+class HomeSource:
+    """The knowledge bases of a home folder. A context manager: leaving it closes what it opened.
+
+    Args:
+        config: the settings; `home` and `use_server` among them.
+        open_kb: opens an existing knowledge base of that home under the same settings.
+    """
+
+    def __init__(self, config: Config, open_kb: Callable[[str], "KnowledgeBase"]) -> None:
+        self._config, self._open_kb = config, open_kb
+        self._opening = threading.Lock()
+        self._computing = threading.Lock()  # one question at a time: the model runs on all cores anyway
+        self._bases: dict[str, KnowledgeBase] = {}
+        self._open = ExitStack()
+
+    def knowledge_bases(self) -> Facts:
+        """Return name, documents and chunks of every knowledge base."""
+        return self._ask(lambda client, _: client.knowledge_bases(), self._list)
+
+    def documents(self, kb: str) -> Facts:
+        """Return source, title, chunks and tokens of every document; raises EmptyKnowledgeBase, InvalidRequest."""
+        return self._ask(lambda client, _: client.documents(kb), lambda: self._documents(kb))
+
+    def search(self, kb: str, question: str, top_k: int | None) -> Facts:
+        """Return document, start, end, text and score of passages, best first; raises as `KnowledgeBase.prompt`."""
+        return self._ask(
+            lambda client, _: client.search(kb, question, top_k), lambda: self._search(kb, question, top_k)
+        )
+
+    def answer(self, kb: str, question: str, top_k: int | None) -> Answer:
+        """Return the answer to a question; raises as `KnowledgeBase.ask`."""
+        wanted = {} if top_k is None else {"top_k": top_k}
+
+        def remotely(client: "ServerClient", options: Mapping[str, Any]) -> Answer:
+            stream = client.ask(kb, question, {**options, **wanted})
+            for _ in stream:
+                pass
+            return stream.answer
+
+        return self._ask(remotely, lambda: self._answer(kb, question, top_k))
+
+    def close(self) -> None:
+        """Close the knowledge bases that were opened, after the question that runs."""
+        with self._computing, self._opening:
+            self._bases.clear()
+            self._open.close()
+
+    def __enter__(self) -> "HomeSource":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _ask(self, remotely: Callable[["ServerClient", Mapping[str, Any]], _T], here: Callable[[], _T]) -> _T:
+        """Ask the running server; do it here without one, or where it does not honour the call: the errors are clearer."""
+        server: ServerChoice = choose_server(self._config, IN_REQUEST)
+        if server.client is not None:
+            try:
+                with server.client:
+                    return remotely(server.client, server.options)
+            except (ServerUnavailable, ServerRefused) as error:
+                server.give_up(error)
+        return here()
+
+    def _list(self) -> Facts:
+        names = sorted(path.parent.name for path in (self._config.home / "kb").glob("*/catalog.sqlite"))
+        listed = {name: self._documents(name) for name in names}
+        return [
+            {"name": name, "documents": len(found), "chunks": sum(each["chunks"] for each in found)}
+            for name, found in listed.items()
+        ]
+
+    def _documents(self, kb: str) -> Facts:
+        return [
+            {"source": each.source, "title": each.title, "chunks": each.chunks, "tokens": each.tokens}
+            for each in self._base(kb).documents()
+        ]
+
+    def _search(self, kb: str, question: str, top_k: int | None) -> Facts:
+        from kvweave.engine.documents.passages import passages
+
+        with self._computing:
+            return [asdict(each) for each in passages(self._base(kb), question, top_k)]
+
+    def _answer(self, kb: str, question: str, top_k: int | None) -> Answer:
+        with self._computing:
+            return self._base(kb).ask(question, top_k=top_k)
+
+    def _base(self, name: str) -> "KnowledgeBase":
+        """Return a knowledge base, opened once."""
+        with self._opening:
+            if name not in self._bases:
+                self._bases[name] = self._open.enter_context(self._open_kb(name))
+            return self._bases[name]

@@ -1,0 +1,141 @@
+"""The tools of the MCP server: list knowledge bases and documents, search passages, answer with sources.
+
+Results come as structured content, whose schema is that of the classes here, and as text for clients without it.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import wraps
+from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import BaseModel, Field
+
+from kvweave import __version__
+from kvweave.errors import KvweaveError
+from kvweave.server.mcp.sources import HomeSource
+
+INSTRUCTIONS = (
+    "Answers questions from the user's own documents. `answer` gives a whole answer with its sources; `search_passages` "
+    "gives the passages alone, to answer from them yourself."
+)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+Lifespan: TypeAlias = Callable[[MCPServer[Any]], AbstractAsyncContextManager[Any]]
+
+Question = Annotated[str, Field(description="What to look for, as a question or in words.", min_length=1)]
+TopK = Annotated[int | None, Field(description="How many passages. Default: the settings' top_k.", ge=1)]
+KbName = Annotated[
+    str | None, Field(description="Name of the knowledge base. Default: the one the server was started with.")
+]
+
+
+class KnowledgeBaseFacts(BaseModel):
+    """A knowledge base."""
+
+    name: str
+    documents: int
+    chunks: int
+
+
+class DocumentFacts(BaseModel):
+    """A document of a knowledge base."""
+
+    source: str = Field(description="Its path, which identifies it.")
+    title: str
+    chunks: int
+    tokens: int
+
+
+class Passage(BaseModel):
+    """A passage of a document."""
+
+    document: str = Field(description="The document's path.")
+    start: int = Field(description="Character offset into the document's text.")
+    end: int = Field(description="Character offset into the document's text.")
+    text: str
+    score: float = Field(description="Higher is better; comparable within one search.")
+    page: int | None = Field(None, description="Page or slide where it begins, from 1.")
+    heading: str = Field("", description="The headings above it.")
+    line: int | None = Field(None, description="Line of the file where it begins, from 1.")
+
+
+class AnswerWithSources(BaseModel):
+    """An answer and the passages that it was made from."""
+
+    answer: str
+    sources: list[Passage]
+    finish_reason: str = Field(description="stop, or length where the answer reached its greatest length.")
+
+
+def mcp_server(
+    source: HomeSource, default_kb: str, default_top_k: int | None = None, lifespan: Lifespan | None = None
+) -> MCPServer[Any]:
+    """Return the MCP server whose tools ask `source`; the defaults are for calls that name none."""
+    server: MCPServer[Any] = MCPServer(
+        "kvweave",
+        instructions=INSTRUCTIONS,
+        version=__version__,
+        log_level="WARNING",
+        lifespan=lifespan,
+    )
+    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+
+    @server.tool(annotations=reads)
+    @_told
+    def list_knowledge_bases() -> list[KnowledgeBaseFacts]:
+        """List the knowledge bases with the number of their documents and chunks."""
+        return [KnowledgeBaseFacts.model_validate(each) for each in source.knowledge_bases()]
+
+    @server.tool(annotations=reads)
+    @_told
+    def list_documents(knowledge_base: KbName = None) -> list[DocumentFacts]:
+        """List the documents of a knowledge base."""
+        return [DocumentFacts.model_validate(each) for each in source.documents(knowledge_base or default_kb)]
+
+    @server.tool(annotations=reads)
+    @_told
+    def search_passages(
+        question: Question, knowledge_base: KbName = None, top_k: TopK = None
+    ) -> list[Passage]:
+        """Find the passages of the documents that fit a question best, by words and by meaning, best first."""
+        found = source.search(knowledge_base or default_kb, question, top_k or default_top_k)
+        return [Passage.model_validate(each) for each in found]
+
+    @server.tool(annotations=reads)
+    @_told
+    def answer(question: Question, knowledge_base: KbName = None, top_k: TopK = None) -> AnswerWithSources:
+        """Answer a question from the documents, with the passages that the answer was made from."""
+        given = source.answer(knowledge_base or default_kb, question, top_k or default_top_k)
+        sources = [
+            Passage(
+                document=s.document,
+                start=s.start,
+                end=s.end,
+                text=s.text,
+                score=s.score,
+                page=s.page,
+                heading=s.heading,
+                line=s.line,
+            )
+            for s in given.sources
+        ]
+        return AnswerWithSources(answer=given.text, sources=sources, finish_reason=given.finish_reason)
+
+    return server
+
+
+def _told(tool: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return the tool; an expected error of it reaches the client with its message, any other one without."""
+
+    @wraps(tool)
+    def told(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return tool(*args, **kwargs)
+        except (KvweaveError, OSError) as error:
+            raise ToolError(str(error)) from error
+
+    return told

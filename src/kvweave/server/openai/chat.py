@@ -1,0 +1,117 @@
+"""POST /v1/chat/completions."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from kvweave.engine.answering.completions import Finished
+from kvweave.results import Piece, Prefill, TokenLogprob
+from kvweave.server.events import DONE, collect, error_event, sse, stream
+from kvweave.server.openai import replies
+from kvweave.server.openai.chat_fields import ChatFields
+from kvweave.server.openai.replies import ChoiceEvent
+from kvweave.server.services import cache_use, check_model, services, start
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_class=JSONResponse)
+async def chat_completions(request: Request, fields: ChatFields) -> Response:
+    """Answer with the next message of a conversation."""
+    check_model(request, fields.model)
+    parts = services(request)
+    wanted = fields.requests(parts.config.generation, cache_use(request))
+    head = {"model": parts.model_name, "created": replies.now_s()}
+    running = start(request, wanted)
+    if fields.stream:
+        until = replies.prompt_known if fields.return_progress else replies.cache_known
+        return await stream(
+            request, running, ChatStream(fields, head), parts.config.server.ping_s, until, replies.headers
+        )
+    events = await collect(request, running)
+    return JSONResponse(_whole(events, head), headers=replies.headers(events))
+
+
+def _whole(events: Sequence[ChoiceEvent], head: dict[str, Any]) -> dict[str, Any]:
+    finished = replies.finished(events)
+    return {
+        "id": replies.new_id("chatcmpl-"),
+        "object": "chat.completion",
+        **head,
+        "choices": [
+            {
+                "index": index,
+                "message": _message(each),
+                "logprobs": _logprobs(replies.tokens(events, index)),
+                "finish_reason": each.answer.finish_reason,
+            }
+            for index, each in enumerate(finished)
+        ],
+        "usage": replies.usage(finished),
+        "timings": replies.timings(finished[0]),
+        "kvweave": replies.kvweave(finished[0]),
+    }
+
+
+def _message(finished: Finished) -> dict[str, Any]:
+    answer = finished.answer
+    thoughts = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
+    return {"role": "assistant", "content": finished.text, "refusal": None, **thoughts}
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    return {"content": [replies.token_logprob(each) for each in tokens], "refusal": None} if tokens else None
+
+
+class ChatStream:
+    """A conversation's next message in chunks."""
+
+    def __init__(self, fields: ChatFields, head: dict[str, Any]) -> None:
+        self._head = {"id": replies.new_id("chatcmpl-"), "object": "chat.completion.chunk", **head}
+        self._fields, self._began_s = fields, time.perf_counter()
+        self._started: set[int] = set()
+        self._finished: list[Finished] = []
+
+    def event(self, of: ChoiceEvent) -> Iterator[bytes]:
+        """Yield what one event adds."""
+        index, event = of.index, of.event
+        if isinstance(event, Prefill):
+            if self._fields.return_progress and event.total_tokens:
+                progress = replies.prompt_progress(event, self._began_s)
+                yield self._chunk([self._choice(index, {})], prompt_progress=progress)
+            return
+        if index not in self._started:
+            self._started.add(index)
+            yield self._chunk([self._choice(index, {"role": "assistant", "content": "", "refusal": None})])
+        if isinstance(event, Piece):
+            if event.text or event.tokens:
+                choice = self._choice(index, {"content": event.text})
+                yield self._chunk([{**choice, "logprobs": _logprobs(event.tokens)}])
+            return
+        yield from self._last_chunk(index, event)
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the usage, if it was asked for, and the end."""
+        if self._fields.wants_usage:
+            yield self._chunk([], usage=replies.usage(self._finished))
+        yield DONE
+
+    def failed(self, error: BaseException) -> Iterator[bytes]:
+        """Yield the error."""
+        yield error_event(error)
+
+    def _last_chunk(self, index: int, finished: Finished) -> Iterator[bytes]:
+        self._finished.append(finished)
+        choice = self._choice(index, {})
+        ours = {"kvweave": replies.kvweave(finished), "timings": replies.timings(finished)}
+        yield self._chunk([{**choice, "finish_reason": finished.answer.finish_reason}], **ours)
+
+    def _choice(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        unknown = {"usage": None} if self._fields.wants_usage else {}
+        return sse({**self._head, "choices": choices, **unknown, **more})

@@ -1,0 +1,177 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from kvweave.engine.answering.completions import CompletionRequest, Finished
+from kvweave.results import AnswerCacheUse, Piece, Prefill, TokenLogprob
+from kvweave.server.events import DONE, collect, error_event, sse, stream
+from kvweave.server.openai import replies
+from kvweave.server.openai.fields import (
+    ANY,
+    ChoicesFields,
+    NonEmpty,
+    sampling,
+    stop_texts,
+)
+from kvweave.server.openai.replies import ChoiceEvent
+from kvweave.server.services import cache_use, check_model, services, start
+from kvweave.types import Message
+
+router = APIRouter()
+
+DEFAULT_TOKENS = 16
+"""What the API gives without `max_tokens`."""
+
+
+class CompletionFields(ChoicesFields):
+    """A request to continue a text."""
+
+    neutral: ClassVar = {
+        "best_of": (1,),
+        "echo": (False,),
+        "frequency_penalty": (0,),
+        "logit_bias": ({},),
+        "presence_penalty": (0,),
+        "suffix": ("",),
+        "user": (ANY,),
+    }
+    prompt: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=128)]
+    logprobs: int | None = Field(None, ge=0, le=5)
+
+    @property
+    def prompts(self) -> list[str]:
+        """The texts to continue."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    def _asked(self, prompt: str) -> dict[str, Any]:
+        """The text to continue; in front of documents it is the question."""
+        return {"messages": (Message("user", prompt),)} if self.documents or self.kb else {"text": prompt}
+
+    def requests(self, defaults: Any, cache: AnswerCacheUse) -> list[CompletionRequest]:
+        """Return one engine's request per answer: all of the first prompt first."""
+        return [
+            CompletionRequest(
+                **self._asked(prompt),
+                documents=self.caller_documents(),
+                kb=self.kb,
+                sampling=sampling(
+                    defaults,
+                    most=self.max_tokens or DEFAULT_TOKENS,
+                    temperature=self.temperature,
+                    top_p=self.top_p,
+                    seed=None if self.seed is None else self.seed + index,
+                    stop=stop_texts(self.stop),
+                    logprobs=self.logprobs,
+                ),
+                **self.options(cache),
+            )
+            for prompt in self.prompts
+            for index in range(self.n or 1)
+        ]
+
+
+@router.post("/v1/completions", response_class=JSONResponse)
+async def completions(request: Request, fields: CompletionFields) -> Response:
+    """Continue a text, without a chat template."""
+    check_model(request, fields.model)
+    parts = services(request)
+    head = {
+        "id": replies.new_id("cmpl-"),
+        "object": "text_completion",
+        "created": replies.now_s(),
+        "model": parts.model_name,
+    }
+    running = start(request, fields.requests(parts.config.generation, cache_use(request)))
+    if fields.stream:
+        until = replies.prompt_known if fields.return_progress else replies.cache_known
+        return await stream(
+            request, running, TextStream(fields, head), parts.config.server.ping_s, until, replies.headers
+        )
+    events = await collect(request, running)
+    finished = replies.finished(events)
+    body = {
+        **head,
+        "choices": [
+            _choice(index, each.text, replies.tokens(events, index), each)
+            for index, each in enumerate(finished)
+        ],
+        "usage": replies.usage_of_prompts(finished, fields.n or 1),
+        "timings": replies.timings(finished[0]),
+        "kvweave": replies.kvweave(finished[0]),
+    }
+    return JSONResponse(body, headers=replies.headers(events))
+
+
+class TextStream:
+    """A continued text in chunks."""
+
+    def __init__(self, fields: CompletionFields, head: dict[str, Any]) -> None:
+        self._fields, self._head, self._began_s = fields, head, time.perf_counter()
+        self._finished: list[Finished] = []
+        self._characters: dict[int, int] = {}
+
+    def event(self, of: ChoiceEvent) -> Iterator[bytes]:
+        """Yield what one event adds."""
+        index, event = of.index, of.event
+        if isinstance(event, Prefill):
+            if self._fields.return_progress and event.total_tokens:
+                progress = replies.prompt_progress(event, self._began_s)
+                yield self._chunk([_choice(index, "", (), None)], prompt_progress=progress)
+        elif isinstance(event, Piece):
+            offset = self._characters.get(index, 0)
+            self._characters[index] = offset + sum(len(token.text) for token in event.tokens)
+            if event.text or event.tokens:
+                yield self._chunk([_choice(index, event.text, event.tokens, None, offset)])
+        else:
+            self._finished.append(event)
+            ours = {"kvweave": replies.kvweave(event), "timings": replies.timings(event)}
+            yield self._chunk([_choice(index, "", (), event)], **ours)
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the usage, if it was asked for, and the end."""
+        if self._fields.wants_usage:
+            usage = replies.usage_of_prompts(self._finished, self._fields.n or 1)
+            yield self._chunk([], usage=usage)
+        yield DONE
+
+    def failed(self, error: BaseException) -> Iterator[bytes]:
+        """Yield the error."""
+        yield error_event(error)
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        unknown = {"usage": None} if self._fields.wants_usage else {}
+        return sse({**self._head, "choices": choices, **unknown, **more})
+
+
+def _choice(
+    index: int, text: str, tokens: Sequence[TokenLogprob], finished: Finished | None, offset: int = 0
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": _logprobs(tokens, offset) if tokens else None,
+        "finish_reason": finished.answer.finish_reason if finished else None,
+    }
+
+
+def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """Return log probabilities as this route writes them; `offset` is where the text of the tokens begins."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [
+            {**{each.text: each.logprob for each in token.likeliest}, token.text: token.logprob}
+            for token in tokens
+        ],
+        "text_offset": offsets,
+    }

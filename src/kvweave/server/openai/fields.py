@@ -1,0 +1,166 @@
+"""Fields that requests of several routes share, and the fields of OpenAI's API that have no effect here.
+
+A field that asks for something the server cannot do is refused; one whose value asks for nothing is accepted.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from kvweave.engine.answering.completions import CallerDocument
+from kvweave.engine.answering.sampling import Sampling
+from kvweave.results import AnswerCacheUse
+
+MOST_CHOICES: Final = 128
+MOST_TOKENS: Final = 2**31 - 1
+SMALLEST_TEMPERATURE: Final = 1e-3
+"""Below it sampling is greedy decoding, up to rounding."""
+
+ANY: Final = object()
+"""Stands for every value of a field that changes nothing here."""
+
+
+def _unicode(text: str) -> str:
+    """Refuse half of a surrogate pair, which JSON can write and no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError(
+            "unicode", "the text is not valid Unicode: it has half of a surrogate pair"
+        ) from None
+    return text
+
+
+Text = Annotated[str, StringConstraints(strict=True), AfterValidator(_unicode)]
+NonEmpty = Annotated[str, StringConstraints(strict=True, min_length=1), AfterValidator(_unicode)]
+
+
+class Fields(BaseModel):
+    """A request's body; `neutral` are the API's fields that are accepted with these values only, and then ignored."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name in given:
+            if name in cls.neutral and not _is_neutral(given[name], cls.neutral[name]):
+                error = PydanticCustomError("unsupported", "this server does not support it")
+                details = InitErrorDetails(type=error, loc=(name,), input=None)
+                raise ValidationError.from_exception_data(cls.__name__, [details])
+        return {name: value for name, value in given.items() if name not in cls.neutral}
+
+
+class Document(Fields):
+    """A retrieved chunk that the caller brings along."""
+
+    id: NonEmpty
+    text: NonEmpty
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class KvweaveOptions(Fields):
+    """How stored KV is reused; a field that is left out is the settings'."""
+
+    recipe: Text | None = None
+    prepare: Text | None = None
+    ratio: Share | None = None
+    coverage: Share | None = None
+    top_k: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    cache: AnswerCacheUse | None = None
+
+
+class StreamOptions(Fields):
+    """What a stream contains beside the answer."""
+
+    neutral = {"include_obfuscation": (None, False)}
+    include_usage: bool | None = None
+
+
+class SampledFields(Fields):
+    """The fields of all routes that generate text."""
+
+    model: Text | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    documents: list[Document] | None = Field(None, max_length=10_000)
+    kb: NonEmpty | None = None
+    kvweave: KvweaveOptions | None = None
+
+    def caller_documents(self) -> tuple[CallerDocument, ...]:
+        """Return the caller's own chunks, in order."""
+        return tuple(CallerDocument(each.id, each.text) for each in self.documents or ())
+
+    def options(self, cache: AnswerCacheUse) -> dict[str, Any]:
+        """Return what `kvweave` says, as fields of an engine's request; `cache` is what the headers say."""
+        given = self.kvweave or KvweaveOptions()
+        found = given.model_dump(exclude={"cache"})
+        return {**found, "cache": cache if cache != "use" else given.cache or "use"}
+
+
+def sampling(
+    defaults: Any,
+    *,
+    most: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int | None = None,
+    stop: tuple[str, ...] = (),
+    logprobs: int | None = None,
+    think: bool | None = None,
+) -> Sampling:
+    """Return how an answer is decoded; what a request leaves out comes from `defaults`, the settings."""
+    chosen = defaults.temperature if temperature is None else temperature
+    return Sampling(
+        max_new_tokens=defaults.max_new_tokens if most is None else most,
+        temperature=0.0 if chosen < SMALLEST_TEMPERATURE else chosen,
+        top_p=defaults.top_p if top_p is None else max(top_p, 1e-9),
+        seed=defaults.seed if seed is None else seed % 2**63,
+        prompt_lookup_tokens=defaults.prompt_lookup_tokens,
+        think=defaults.think if think is None else think,
+        stop=stop,
+        logprobs=logprobs,
+    )
+
+
+def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Return the texts that end an answer."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+Stop = NonEmpty | Annotated[list[NonEmpty], Field(max_length=4)] | None
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
+Role = Literal["system", "developer", "user", "assistant"]
+
+
+class ChoicesFields(SampledFields):
+    """The fields of the routes that give several answers to choose from."""
+
+    max_tokens: Tokens | None = None
+    n: Choices | None = None
+    seed: Seed | None = None
+    stop: Stop = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def _is_neutral(value: Any, accepted: tuple[Any, ...]) -> bool:
+    return value is None or any(
+        each is ANY or (each == value and isinstance(value, bool) == isinstance(each, bool))
+        for each in accepted
+    )

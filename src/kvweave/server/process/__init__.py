@@ -1,0 +1,1 @@
+"""The server as a process: where it listens, who may use it, its limits, logs and end."""

@@ -1,0 +1,120 @@
+"""The server's life in its process: it listens, loads, answers, and ends without losing a request."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from kvweave.config import Config
+from kvweave.engine.serving.tenants import Tenants
+from kvweave.server.process.connections import connections_possible, limited
+from kvweave.server.process.gate import Gate
+from kvweave.server.process.systemd import READY, STOPPING, notify
+
+if TYPE_CHECKING:
+    from kvweave.server.services import Services
+
+_LOG = logging.getLogger(__name__)
+KEEP_ALIVE_S: Final = 75
+CANCELLED_S: Final = 60
+"""How long requests that were cancelled may take to say so. The process waits for their threads in any case."""
+
+
+class Running:
+    """A server in this process. `services` is None until the application is there."""
+
+    def __init__(self, config: Config, tenants: Tenants | None) -> None:
+        self._config, self._tenants = config, tenants
+        self._gate = Gate()
+        self._server = EndingServer(self._settings(), self)
+        self.services: Services | None = None
+        self.failure: Exception | None = None
+
+    def run(self, listening: socket.socket) -> None:
+        """Serve until a signal comes or `end` is called; raises what kept the model from being loaded."""
+        threading.Thread(target=self._load, name="load", daemon=True).start()
+        asyncio.run(self._server.serve(sockets=[listening]))
+        if self.services is not None:
+            self.services.close()
+        if self.failure is not None:
+            raise self.failure
+
+    def end(self) -> None:
+        """End as on a signal: the first call lets requests finish, the second one cancels them."""
+        self._server.handle_exit(signal.SIGTERM, None)
+
+    def _settings(self) -> uvicorn.Config:
+        server = self._config.server
+        return uvicorn.Config(
+            self._gate,
+            http=limited(connections_possible(server.max_connections), server.client_timeout_s),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CANCELLED_S,
+        )
+
+    def _load(self) -> None:
+        began_s = time.perf_counter()
+        try:
+            from kvweave.engine.serving.serving import Serving
+            from kvweave.server.app import create_app
+            from kvweave.server.services import Services
+
+            server = self._config.server
+            serving = Serving(
+                self._config,
+                self._tenants,
+                idle=server.idle_work,
+                share_kv=server.share_kv,
+                async_kv=server.async_kv,
+            )
+            self.services = Services.of(self._config, serving, keyed=self._tenants is not None)
+            self._gate.app = create_app(self.services)  # type: ignore[assignment]
+            serving.load()
+            notify(READY)
+        except Exception as error:
+            self.failure = error
+            self.end()
+            return
+        _LOG.info("ready", extra={"fields": {"seconds": round(time.perf_counter() - began_s, 3)}})
+
+
+class EndingServer(uvicorn.Server):
+    """Ends on the first signal once its requests are finished or their time is up, and at once on the second."""
+
+    def __init__(self, config: uvicorn.Config, running: Running) -> None:
+        super().__init__(config)
+        self._running = running
+        self._signals, self._until_s = 0, 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take no new requests from now on; on a second signal, cancel those that run."""
+        self._signals += 1
+        parts = self._running.services
+        notify(STOPPING)
+        if self._signals == 1 and parts is not None:
+            parts.draining = True
+            self._until_s = time.monotonic() + parts.config.server.grace_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Say whether to end now; called ten times a second."""
+        await super().on_tick(counter)
+        if not self._signals:
+            return False
+        parts = self._running.services
+        if parts is None:
+            return True
+        if parts.busy and self._signals == 1 and time.monotonic() < self._until_s:
+            return False
+        parts.cancel_all()
+        return True
