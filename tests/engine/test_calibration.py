@@ -191,7 +191,10 @@ def test_an_interrupted_calibration_continues(open_kb, few, monkeypatch):
 
 def test_two_at_once_are_refused(open_kb, few):
     base = open_kb()
-    with try_lock(base.folder / "idle.lock"), pytest.raises(InvalidRequest, match="another process calibrates"):
+    with (
+        try_lock(base.folder / "idle.lock"),
+        pytest.raises(InvalidRequest, match="another process calibrates"),
+    ):
         base.calibrate(few)
 
 
