@@ -15,7 +15,7 @@ from methods_page import headings
 from python_page import python_api
 
 from kvweave.cli.app import app
-from kvweave.cli.command_group import GROUP
+from kvweave.cli.command_group import GROUP, OWN
 from kvweave.config import Config, environment_variable, setting_names
 from kvweave.models.families import PREFIX_ONLY, REFUSED, Limitation
 from kvweave.plugins import plugins
@@ -23,8 +23,6 @@ from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 
 GENERATED = "<!-- Written by `make docs`; edit {source} instead. -->"
-SHARED_BY = 3
-"""An option of at least this many commands is described once."""
 
 
 def reference_pages(parity: Mapping[str, Any]) -> dict[str, str]:
@@ -43,49 +41,33 @@ def reference_pages(parity: Mapping[str, Any]) -> dict[str, str]:
 
 
 def command_line() -> list[str]:
-    top = typer.main.get_command(app)
-    own = [*_commands(top, "kvweave")]
-    found: dict[str, list[Any]] = {}
-    for _, command in own:
-        for option in _options(command):
-            found.setdefault(_spelled(option), []).append(option)
-    shared = {spelled: same[0] for spelled, same in found.items() if len(same) >= SHARED_BY}
-    unset = [f"`{spelled}`" for spelled, same in found.items() if not same[0].envvar]
-    lines = [
+    own = [*_commands()]
+    added = ", ".join(f"`kvweave {name}`" for name in sorted(plugins(GROUP)))
+    return [
         "# Command line",
         "",
         GENERATED.format(source="the help texts in src/kvweave/cli"),
         "",
-        "An option wins over its environment variable, which wins over `config.toml`. The variable is `KVWEAVE_` and the option's name in",
-        "capitals: `KVWEAVE_TOP_K` for `--top-k`. Without a variable: " + f"{', '.join(unset)}.",
+        "An option wins over its environment variable, which wins over `config.toml`. Most options are [settings](settings.md): `--top-k` is",
+        "`top_k` and `KVWEAVE_TOP_K`. The others stand here; a command's `--help` describes all. Many commands take `--home`, `--kb` and `--json`.",
         "",
-        "Most options are [settings](settings.md) and described there: `--top-k` is `top_k`. A command's `--help` describes all.",
+        *(_command(path, command) for path, command in own),
+        "",
+        f"{added} come with kvweave-lab: see [lab/README.md](../../lab/README.md).",
         "",
         "Exit codes: 0 success, 1 expected error or a check that failed, 2 wrong usage, 130 interrupted.",
-        "",
-        "## Shared options",
-        "",
-        *_option_list(option for option in shared.values() if not _is_setting(option)),
-    ]
-    for path, command in own:
-        lines += _command(path, command, shared)
-    added = ", ".join(f"`kvweave {name}`" for name in sorted(plugins(GROUP)))
-    return [
-        *lines,
-        "",
-        "## Commands of kvweave-lab",
-        "",
-        f"{added}: see [lab/README.md](../../lab/README.md).",
     ]
 
 
-def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The product's commands with their full names; commands of plugins are left out."""
-    if isinstance(command, typer.core.TyperGroup):
-        for name in command.commands:
-            yield from _commands(command.commands[name], f"{path} {name}")
-    else:
-        yield path, command
+def _commands() -> Iterator[tuple[str, Any]]:
+    """The product's commands with their full names, in the order of `--help`."""
+    top = typer.main.get_command(app)
+    for name in OWN:
+        command = top.get_command(None, name)
+        if isinstance(command, typer.core.TyperGroup):
+            yield from ((f"kvweave {name} {each}", command.commands[each]) for each in command.commands)
+        else:
+            yield f"kvweave {name}", command
 
 
 def _options(command: Any) -> list[Any]:
@@ -96,31 +78,20 @@ def _is_setting(option: Any) -> bool:
     return option.envvar in map(environment_variable, setting_names())
 
 
-def _command(path: str, command: Any, shared: Mapping[str, Any]) -> list[str]:
+def _command(path: str, command: Any) -> str:
     arguments = [_argument(each) for each in command.params if each.param_type_name == "argument"]
-    lines = ["", f"## {' '.join([path, *arguments])}", "", one_line(command.help), ""]
-    options = _options(command)
-    own = [each for each in options if _spelled(each) not in shared and not _is_setting(each)]
-    lines += [*_option_list(own), ""] if own else []
-    common = [f"`{_spelled(each)}`" for each in options if _spelled(each) in shared and not _is_setting(each)]
-    settings = [f"`{_spelled(each)}`{_odd_setting(each)}" for each in options if _is_setting(each)]
-    named = {"Shared": common, "Settings": settings}
-    return [*lines, " ".join(f"{title}: {', '.join(those)}." for title, those in named.items() if those)]
+    options = [
+        each
+        for each in _options(command)
+        if not _is_setting(each) and each.name not in ("home", "kb", "json")
+    ]
+    told = f"- `{' '.join([path, *arguments])}`: {one_line(command.help).partition('. ')[0].rstrip('.')}"
+    return ". ".join([told, ", ".join(f"`{_spelled(each)}`" for each in options)]).rstrip(". ") + "."
 
 
 def _argument(argument: Any) -> str:
     name = argument.name.upper() + ("..." if argument.nargs != 1 else "")
     return name if argument.required else f"[{name}]"
-
-
-def _option_list(options: Iterable[Any]) -> list[str]:
-    return [f"- `{_spelled(each)}`: {one_line(each.help)}" for each in options]
-
-
-def _odd_setting(option: Any) -> str:
-    """The setting of an option that has another name."""
-    usual = environment_variable(option.opts[0].removeprefix("--").replace("-", "_"))
-    return "" if option.envvar == usual else f" (`{option.name}`)"
 
 
 def _spelled(option: Any) -> str:
