@@ -188,8 +188,7 @@ def test_predictions_that_do_not_pay_are_not_computed(base, predicted):
     predicted += [SENDBEL]
     base.idle()
     base.predictions.worth.add_seconds("knowledge", 1e6)
-    for _ in range(30):
-        base.predictions.worth.record_asked()
+    base._state.database.execute("UPDATE prediction_worth SET asked = 30")
     assert idle_status(base).predictions["knowledge"].paused
     ((_, settings),) = base.answers.most_used()
     base.predictions.predicted.add("What is the password of Brisaf?", "knowledge", [])

@@ -112,8 +112,7 @@ def test_a_paused_kind_writes_nothing_until_documents_change(base, wordings, doc
     base.background_budget.add("population", Spent(1, 1.0, 0.0))
     base.predictions.worth.add_ready("paraphrase")
     base.predictions.worth.add_seconds("paraphrase", LEAST_WORK)
-    for _ in range(LEAST_ASKED):
-        base.predictions.worth.record_asked()
+    base._state.database.execute("UPDATE prediction_worth SET asked = ?", (LEAST_ASKED,))
     assert base.idle().jobs == {}
     status = idle_status(base).predictions
     assert "starts again when documents change" in status["paraphrase"].paused

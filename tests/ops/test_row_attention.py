@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvweave.ops import row_attention as split_attention
-from kvweave.ops import row_blocks
 from kvweave.ops.attention import AttentionInput, KVRows, ReferenceAttention, RowAttention, attend_reference
 from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, cut_pages
-from kvweave.ops.row_attention import SplitAttention, has_triton, row_attention
-from kvweave.ops.row_blocks import BlockedAttention
+from kvweave.ops.row_attention import BlockedAttention, SplitAttention, has_triton, row_attention
 from kvweave.ops.span_attention import SpanAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -245,8 +243,8 @@ def test_very_large_masks_are_made_again_for_every_layer(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         split_attention._Blocks, "_make_mask", lambda self, block: made.append(block) or make(self, block)
     )
-    for kept, times in ((row_blocks.MAX_KEPT_MASKS, 1), (0, 2)):
-        monkeypatch.setattr(row_blocks, "MAX_KEPT_MASKS", kept)
+    for kept, times in ((split_attention.MAX_KEPT_MASKS, 1), (0, 2)):
+        monkeypatch.setattr(split_attention, "MAX_KEPT_MASKS", kept)
         attention = SplitAttention(case.rows, torch.float32)
         first, second = (attention.attend(case.query, case.given, scaling=0.3) for _ in range(2))
         assert torch.equal(first, second)

@@ -89,11 +89,11 @@ class PredictionStore:
         self.worth = PredictionWorth(database)
 
     def record_question(self, question: str) -> None:
-        """Record that a user asked a question and got an answer."""
+        """Record that a user asked a question and got an answer, also for each kind of prediction that could have had it."""
         with self._database.transaction():
             self.history.add(question)
             self.predicted.record_asked(question)
-            self.worth.record_asked()
+            self._database.execute("UPDATE prediction_worth SET asked = asked + 1 WHERE ready > 0")
 
     def record_hit(self, question: str) -> None:
         """Count an answer given to a user, if its question was predicted and no user had asked it before."""

@@ -90,10 +90,6 @@ class PredictionWorth:
         """Add work."""
         self._add("seconds", origin, seconds)
 
-    def record_asked(self) -> None:
-        """Count a user's question for every kind that could have had its answer."""
-        self._database.execute("UPDATE prediction_worth SET asked = asked + 1 WHERE ready > 0")
-
     def all(self, answer_s: float | None) -> Mapping[PredictionOrigin, OriginWorth]:
         """Return what came of every kind; `answer_s` is the mean seconds of answering a question ahead."""
         rows = self._database.query("SELECT origin, ready, asked, hits, seconds FROM prediction_worth")

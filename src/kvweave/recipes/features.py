@@ -13,7 +13,6 @@ from torch import Tensor
 from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import AttentionShares
 from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
-from kvweave.recipes.request import PrefillRequest
 from kvweave.recipes.state import rows_of
 from kvweave.types import ChunkFeature, KVProvenance, TokenizedPrompt
 
@@ -46,14 +45,6 @@ class FeatureExtractor(Protocol):
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
         """Return about how many bytes of the store the entries of a chunk of this length take."""
         ...
-
-
-def stored_features(
-    extractor: FeatureExtractor, request: PrefillRequest, chunks: Sequence[Ids]
-) -> list[ChunkFeature | None]:
-    """Look up the features of chunks after the request's system prefix; None where none is stored."""
-    wanted = [(ids, extractor.provenance(request.adapter, request.prefix, len(ids))) for ids in chunks]
-    return request.store.find_features(request.adapter.fingerprint, wanted)
 
 
 def placeholder(provenance: KVProvenance, corpus: Corpus) -> KVProvenance:

@@ -1,8 +1,10 @@
 """What the slots of a recipe pass to each other while one prompt is prefilled."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -16,7 +18,10 @@ from kvweave.models.cache_base import PrefixContext
 from kvweave.models.fused_cache import FusedCache
 from kvweave.recipes.context import StoreEntry
 from kvweave.results import Plan, SpanOrigin, Timing
-from kvweave.types import ChunkKV, KVProvenance, Span, TokenizedPrompt
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Span, TokenizedPrompt
+
+if TYPE_CHECKING:
+    from kvweave.recipes.features import FeatureExtractor
 
 FLOOR, CEILING = 0.02, 0.5  # a coverage budget recomputes at least and at most these shares of the stale rows
 OBSERVED = "observed"  # the kind of exact KV that a pass over a whole prompt computed after other chunks
@@ -117,6 +122,13 @@ class PrefillRequest:
         """Return the digests of the prompt's chunks before a span, in order."""
         before = zip(self.prompt.spans[:span], self.digests[:span], strict=True)
         return tuple(digest for part, digest in before if part.kind == "chunk" and part.tokens)
+
+    def features(
+        self, extractor: "FeatureExtractor", chunks: Sequence[tuple[int, ...]]
+    ) -> list[ChunkFeature | None]:
+        """Look up the features of chunks after the system prefix; None where none is stored."""
+        wanted = [(ids, extractor.provenance(self.adapter, self.prefix, len(ids))) for ids in chunks]
+        return self.store.find_features(self.adapter.fingerprint, wanted)
 
     def exact_provenance(self, span: int) -> KVProvenance:
         """Return the provenance of KV of this span that equals full attention's in this prompt."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvweave.ops.scores import transfer_lowest, windowed_ranks
 from kvweave.recipes.auxiliary import AuxiliaryExtractor, AuxiliaryFeature, load_auxiliary
-from kvweave.recipes.features import FeatureExtractor, stored_features
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.state import PrefillState
@@ -91,7 +91,7 @@ class AuxiliaryWindows:
         """Return the feature of every stale chunk, in prompt order; compute those that are not stored."""
         request, extractor = state.request, AuxiliaryExtractor(self.auxiliary)
         chunks = [request.prompt.ids(m.span) for m in state.matched if m.origin == "reused"]
-        stored = stored_features(extractor, request, chunks)
+        stored = request.features(extractor, chunks)
         return [
             AuxiliaryFeature.of(feature or extractor.feature(request.adapter, ids))
             for ids, feature in zip(chunks, stored, strict=True)

@@ -14,7 +14,7 @@ from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import LayerQueries, PeakAttention, StopAtLayer
 from kvweave.ops.scores import mean_attention, top_tokens
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import FeatureExtractor, feature_bytes, stored_features
+from kvweave.recipes.features import FeatureExtractor, feature_bytes
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe
@@ -173,7 +173,7 @@ class DigestAttention:
             return [None] * len(spans)
         prompt = state.request.prompt
         chunks = [prompt.ids(prompt.spans[number]) for number in spans]
-        return stored_features(self.importance, state.request, chunks)
+        return state.request.features(self.importance, chunks)
 
 
 def _digest(importance: Tensor, share: float) -> Tensor:

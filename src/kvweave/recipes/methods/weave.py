@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import FeatureExtractor, feature_bytes, stored_features
+from kvweave.recipes.features import FeatureExtractor, feature_bytes
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Isolated, Previous, Similar, WithNeighbours, encode_after, isolated_kv
 from kvweave.recipes.recipe import Recipe
@@ -85,7 +85,7 @@ class ContextSensitivity:
         """
         request = state.request
         chunks = [request.prompt.ids(found.span) for found in state.matched if found.origin == "reused"]
-        features = stored_features(self, request, chunks)
+        features = request.features(self, chunks)
         known = [feature.tensors["moved"] for feature in features if feature is not None]
         mean = torch.cat(known).mean() if known else torch.ones(())
         moved = [
