@@ -28,7 +28,8 @@ from kvweave_lab.real_model import prepared_folder
 
 TARGET_S = 30.0
 _SUFFIXES = (".txt", ".md", ".html")
-_PAGE_BYTES = range(1500, 6000)
+_PAGE_BYTES = range(1500, 3500)
+"""A page of text: 250 to 550 words."""
 
 
 def main() -> None:
