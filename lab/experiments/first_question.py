@@ -2,22 +2,20 @@
 
     .venv/bin/python lab/experiments/first_question.py --output lab/results/first_question.json
 
-Both commands run as a person runs them, in processes of their own and with an empty home. The pages are text files of about a
-page each, by default from /usr/share/doc, and the model is Gemma 3 270M, which `make real` prepares. While the question is
-answered, the background process that `add` has started prepares chunks. `together_s` is the target's number: from the start of
-`add` to the first piece of the answer, at most 30 s on two cores.
+Both commands run as a person runs them, in processes of their own and with an empty home. The pages are the beginnings of text
+files, by default of those in /usr/share/doc, and the model is Gemma 3 270M, which `make real` prepares. While the question is
+answered, the background process that `add` has started prepares chunks. `together_s` is the target's number: the seconds that
+`add` takes and those until the first piece of the answer, together at most 30 on two cores.
 """
 
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,8 @@ from kvweave_lab.real_model import prepared_folder
 
 TARGET_S = 30.0
 _SUFFIXES = (".txt", ".md", ".html")
-_PAGE_BYTES = range(1500, 6000)
+_PAGE_CHARACTERS = (1500, 2500)
+"""The least and the most of a page of text: 250 to 400 words."""
 
 
 def main() -> None:
@@ -47,28 +46,33 @@ def main() -> None:
 
 
 def copy_pages(source: Path, folder: Path, count: int) -> None:
-    """Copy text files of about a page, one of each content, in the order of their names.
+    """Write the first page of text files, in the order of their names, each content once.
 
     Raises InvalidRequest if there are too few.
     """
     folder.mkdir()
-    contents: set[bytes] = set()
-    for path in _text_files(source):
-        content = path.read_bytes()
-        if content not in contents:
-            contents.add(content)
-            shutil.copyfile(path, folder / f"{len(contents):03}-{path.name}")
-        if len(contents) == count:
-            return
-    raise InvalidRequest(f"{source} has {len(contents)} texts of about a page, fewer than {count}")
-
-
-def _text_files(source: Path) -> Iterator[Path]:
+    pages: set[str] = set()
     for path in sorted(source.rglob("*")):
-        if path.suffix in _SUFFIXES and path.is_file() and path.stat().st_size in _PAGE_BYTES:
-            with suppress(UnicodeDecodeError):
-                path.read_text(encoding="utf-8")
-                yield path
+        page = _first_page(path)
+        if page and page not in pages:
+            pages.add(page)
+            (folder / f"{len(pages):03}-{path.name}").write_text(page, encoding="utf-8")
+        if len(pages) == count:
+            return
+    raise InvalidRequest(f"{source} has {len(pages)} texts of a page, fewer than {count}")
+
+
+def _first_page(path: Path) -> str:
+    """Return whole lines of a page; empty for what is no text or shorter."""
+    least, most = _PAGE_CHARACTERS
+    if path.suffix not in _SUFFIXES or not path.is_file():
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""
+    page = text[: text.rfind("\n", 0, most) + 1]
+    return page if len(page) >= least else ""
 
 
 def measured(home: Path, pages: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -96,3 +96,19 @@ def test_a_process_that_finds_nothing_to_do_ends(command, documents):
     assert "0 chunks prepared" in told
     refused = command("idle", "--chunks-only", "--watch", code=1).stderr
     assert "--watch and --chunks-only do not go together" in refused
+
+
+def test_watch_reports_each_change_until_ctrl_c(command, documents, monkeypatch):
+    def follow(base, folders):
+        yield base.add(*folders, wait=False)
+        (documents / "ferry.txt").write_text("The ferry leaves at nine.")
+        yield base.add(*folders, wait=False)
+        yield base.add(*folders, wait=False)  # nothing has changed: nothing is printed
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvweave.engine.documents.file_watch.follow", follow)
+    told = command("add", documents, "--watch", "--wait", KVWEAVE_RECIPE="reuse")
+    first, change = told.stdout.splitlines()
+    assert first.startswith("3 added; ")
+    assert change.startswith("1 added, 3 unchanged; 1 chunks indexed, KV computed for 1")
+    assert told.stderr.splitlines()[-1] == "no longer watching"

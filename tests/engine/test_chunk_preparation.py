@@ -7,6 +7,7 @@ import pytest
 import tiny_kb
 
 from killed_processes import victims
+from kvweave.engine.background.runner import RequestGuard
 from kvweave.engine.documents import chunk_preparation, indexing
 
 QUESTION = "what about the river"
@@ -131,6 +132,18 @@ def test_a_question_stops_the_work_until_it_is_answered(base, documents, tmp_pat
         work.join(60)
         assert not work.is_alive()
         assert other.missing_kv() == 0  # what came meanwhile is prepared too
+
+
+def test_requests_without_a_pause_delay_a_server_s_work_for_some_time_only(base, documents):
+    base.add(documents, wait=False)
+    with base._requests.start():
+        guard = RequestGuard(base._requests, 0.0, threading.Event(), patience_s=0.2)
+        began = time.monotonic()
+        guard.yield_to_requests()
+        assert time.monotonic() - began >= 0.2
+        assert not guard.stop_requested()  # for a moment
+        assert base._preparer.work(guard, lambda *_: None, wait=False).computed == 18
+    assert base.missing_kv() == 0
 
 
 def test_nothing_is_left_where_the_limit_has_no_room(base, documents):

@@ -25,7 +25,7 @@ from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
 from kvweave.models.packed import PassRows
 from kvweave.models.pass_cost import PassCost
 from kvweave.models.passes import ModelRunner, Passes
-from kvweave.models.preemption import Preemption
+from kvweave.models.preemption import BLOCK_TOKENS, Preemption
 from kvweave.models.projections import StoredQueries, separate_projections
 from kvweave.models.prompt import PromptTemplate, check_length
 from kvweave.models.remembered import ModelMemory
@@ -252,7 +252,9 @@ class Adapter:
         self.passes.stop_batching()
 
     @contextmanager
-    def low_priority(self, preemption: Preemption, cost: PassCost | None = None) -> Iterator[None]:
+    def low_priority(
+        self, preemption: Preemption, cost: PassCost | None = None, block_tokens: int = BLOCK_TOKENS
+    ) -> Iterator[None]:
         """In this context, this thread's prefills, steps and chunk KV can be preempted, and their cost is counted.
 
         They may raise what `preemption` raises, and Preempted where a stopped pass cannot be resumed. Packed passes are
@@ -261,8 +263,9 @@ class Adapter:
         Args:
             preemption: decides when a pass stops, and receives its cost.
             cost: the operations to count; by default the model's own, else those of another shape.
+            block_tokens: rows of a prefill that run at once: more are quicker together, and one layer of them takes longer.
         """
-        with self.passes.low_priority(preemption, cost or PassCost.of(self.model)):
+        with self.passes.low_priority(preemption, cost or PassCost.of(self.model), block_tokens):
             yield
 
     def rope_regime(self, prompt_tokens: int) -> str:

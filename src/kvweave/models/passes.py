@@ -26,7 +26,7 @@ from kvweave.models.forward import (
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.packed import PassRows, run_packed
 from kvweave.models.pass_cost import PassCost
-from kvweave.models.preemption import LowPriority, Preemption
+from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, Preemption
 from kvweave.models.projections import StoredQueries
 from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder, RowCapture, rope_regime
 from kvweave.ops.threads import all_threads
@@ -111,9 +111,11 @@ class Passes:
             batcher.close()
 
     @contextmanager
-    def low_priority(self, preemption: Preemption, cost: PassCost) -> Iterator[None]:
+    def low_priority(
+        self, preemption: Preemption, cost: PassCost, block_tokens: int = BLOCK_TOKENS
+    ) -> Iterator[None]:
         """In this context, this thread's passes run at low priority; see `Adapter.low_priority`."""
-        self._thread.low = LowPriority(decoder_layers(self._runner.model), cost, preemption)
+        self._thread.low = LowPriority(decoder_layers(self._runner.model), cost, preemption, block_tokens)
         try:
             yield
         finally:

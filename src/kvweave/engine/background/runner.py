@@ -46,6 +46,8 @@ _IDLE_POLL_S: Final = 5.0
 _PREPARE_POLL_S: Final = 1.0
 """How often it looks whether documents were added that are to be prepared."""
 _PREPARATION: Final = "preparation"
+_PATIENCE_S: Final = 60.0
+"""How long requests that leave no pause keep a server from preparing documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +71,35 @@ class RequestGuard:
         requests: the users' requests.
         quiet_s: how long no request must have run before work continues.
         stop: set by the caller to end the work; it then ends between two layers.
+        patience_s: work beside requests for a quarter of this, after they have left no pause for so long; None waits for ever.
     """
 
     def __init__(
-        self, requests: ActiveRequests | ProcessActivity, quiet_s: float, stop: threading.Event
+        self,
+        requests: ActiveRequests | ProcessActivity,
+        quiet_s: float,
+        stop: threading.Event,
+        patience_s: float | None = None,
     ) -> None:
         self._requests = requests
         self._quiet_s = quiet_s
         self._stop = stop
+        self._patience_s, self._beside_until_s = patience_s, 0.0
         self.flops = 0
         self.waited_s = 0.0
 
     def stop_requested(self) -> bool:
         """Return whether a user's request is running, or the work is to end."""
-        return self._stop.is_set() or self._requests.any_active
+        return self._stop.is_set() or (self._requests.any_active and time.monotonic() >= self._beside_until_s)
 
     def wait_for_requests(self) -> None:
         """Wait until no request has run for `quiet_s`; raises BackgroundStopped if the work is to end."""
         began = time.perf_counter()
         while self._requests.any_active or self._requests.idle_s < self._quiet_s:
             if self._stop.wait(_POLL_S):
+                break
+            if self._patience_s is not None and time.perf_counter() - began > self._patience_s:
+                self._beside_until_s = time.monotonic() + self._patience_s / 4
                 break
         self.waited_s += time.perf_counter() - began
         if self._stop.is_set():
@@ -180,7 +191,8 @@ class BackgroundRunner:
             pause_s = _PREPARE_POLL_S
             try:
                 if self._preparer.due:
-                    self._preparer.work(RequestGuard(self._requests, 0.0, stop), progress, wait=False)
+                    guard = RequestGuard(self._requests, 0.0, stop, _PATIENCE_S)
+                    self._preparer.work(guard, progress, wait=False)
                 if self._requests.any_active or self._requests.idle_s < quiet_s:
                     pause_s = min(pause_s, max(_POLL_S, quiet_s - self._requests.idle_s))
                 elif time.monotonic() >= jobs_at_s:

@@ -21,7 +21,7 @@ from kvweave.errors import InvalidRequest, StoreError
 from kvweave.index.documents import ListedChunk
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
-from kvweave.models.preemption import BLOCK_TOKENS, Preempted
+from kvweave.models.preemption import Preempted
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.offline import PreparationStep, missing_bytes, preparation_steps
 from kvweave.results import PrepareReport
@@ -30,6 +30,10 @@ _LOG = logging.getLogger(__name__)
 _BATCH_CHUNKS: Final = 8
 _TOGETHER_CHUNKS: Final = 64
 """Chunks that are prepared at once where a result depends on which ones are."""
+_BLOCK_TOKENS: Final = 256
+"""Rows that run at once. Fewer are slower by far; one layer of these is short beside the prompt of a request that waits."""
+_PROBE_TOKENS, _PROBE_S = (32, 128), 0.5
+"""Tokens of a short pass and of a longer one, which follows if the short one took at most so many seconds."""
 _LIST_S: Final = 10.0
 """How long a list of what is to be done is followed before it is made again: other chunks may be hotter by then."""
 _RECORD_S: Final = 2.0
@@ -255,13 +259,15 @@ class ChunkPreparer:
     def _measure_pass(self, work: _Work) -> None:
         """Record the rate of a short pass over the first chunk."""
         adapter = work.ctx.adapter
-        ids = next(iter(self._ids(work.ctx, work.batches[0].rows)), ())[:BLOCK_TOKENS]
-        if ids:
-            adapter.encode(ids[:1])  # the first pass also prepares the kernels
-            began = time.perf_counter()
-            adapter.encode(ids)
-            rate = len(ids) / max(1e-6, time.perf_counter() - began)
-            self._preparation.record_rate(_PASS, adapter.fingerprint.digest, rate)
+        ids = next(iter(self._ids(work.ctx, work.batches[0].rows)), ())
+        seconds = 0.0
+        for tokens in _PROBE_TOKENS:  # the first pass also prepares the kernels
+            if ids and seconds < _PROBE_S:
+                began = time.perf_counter()
+                adapter.encode(ids[:tokens])
+                seconds = max(1e-6, time.perf_counter() - began)
+                rate = len(ids[:tokens]) / seconds
+                self._preparation.record_rate(_PASS, adapter.fingerprint.digest, rate)
 
     def _record_left(self, ctx: PrepareContext, batches: Sequence[_Batch]) -> None:
         model = ctx.adapter.fingerprint.digest
@@ -327,7 +333,11 @@ class _Run:
         """Run one step, from its start again where a pass was stopped that cannot be resumed."""
         while True:
             ctx = replace(ctx, progress=_Advance(self, batch.tokens))
-            low = nullcontext() if self._guard is None else ctx.adapter.low_priority(self._guard)
+            low = (
+                nullcontext()
+                if self._guard is None
+                else ctx.adapter.low_priority(self._guard, block_tokens=_BLOCK_TOKENS)
+            )
             with suppress(Preempted), low:
                 return batch.step.compute(ctx, chunks)
 
