@@ -21,7 +21,7 @@ class Neighbours:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: dict[str, tuple[Versions, Any]] = {}
+        self._known: dict[str, tuple[tuple[Any, ...], Versions, Any]] = {}
         self._lock = threading.Lock()
 
     def nearest(
@@ -40,18 +40,22 @@ class Neighbours:
 
     def _vectors(self, circumstances: str) -> tuple[Versions, Any]:
         """Return the answered questions under these settings and their vectors (questions, dimensions)."""
-        versions: Versions = self._database.query(
-            "SELECT id, made_at FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL ORDER BY made_at, id",
-            (circumstances,),
+        answered = "FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL"
+        # Any change of the list changes one of these sums, which the database computes faster than it hands over the list.
+        (state,) = self._database.query(
+            f"SELECT count(*), total(id), total(made_at) {answered}", (circumstances,)
         )
         with self._lock:
-            known = self._known.pop(circumstances, ([], None))
-            if known[0] != versions:
-                known = self._read(versions, *known)
+            known = self._known.pop(circumstances, ((), [], None))
+            if known[0] != state:
+                versions: Versions = self._database.query(
+                    f"SELECT id, made_at {answered} ORDER BY made_at, id", (circumstances,)
+                )
+                known = (state, *self._read(versions, *known[1:]))
             self._known[circumstances] = known  # last: the one that is forgotten last
             while len(self._known) > _MOST_SETTINGS:
                 del self._known[next(iter(self._known))]
-        return known
+        return known[1:]
 
     def _read(self, versions: Versions, old: Versions, vectors: Any) -> tuple[Versions, Any]:
         """Return the versions that still have a vector, with their vectors: the old ones, and the new ones from the table."""
