@@ -10,6 +10,7 @@ from kvweave.predict.filters import (
     is_non_answer,
     is_other_language,
     is_supported,
+    is_unclear,
     keeps_decisive_words,
     parse_questions,
     repeats,
@@ -129,6 +130,12 @@ class TestScreening:
         assert unknown_words("Who is renting a boat to the simppting?", chunks) == {"simppting"}
         assert not is_invented("Anna owns boats at the pier. Ben rents one from her.", chunks)
         assert is_invented("Anna loves Paris in spring, and owns a boat.", chunks)
+
+    def test_a_question_must_name_what_it_is_about(self):
+        assert is_unclear("When did he send the word?")
+        assert is_unclear("What is this about?")
+        assert not is_unclear("When did Anna send her word?")
+        assert not is_unclear("How many jars are in the freezer?")
 
     def test_another_language_is_noticed_but_not_missed_where_there_is_none(self):
         chunks = ["The ferry to Skelt leaves at nine, and it is never late."]

@@ -13,10 +13,13 @@ import torch
 from kvweave.config import GenerationConfig
 from kvweave.engine.answering.generation import Decoded, generate
 from kvweave.engine.answering.speculative import PromptLookupDrafter
+from kvweave.engine.background import prediction as question_prediction
 from kvweave.kvstore.memory_store import MemoryStore
+from kvweave.predict.prompts import InstructPrompts
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import remember, run
 from kvweave.testing import tiny_adapter
+from kvweave_lab.eval.personas import background
 from kvweave_lab.eval.personas import run as personas_run
 from kvweave_lab.eval.personas.background import BackgroundRunner
 from kvweave_lab.eval.personas.corpus import UserCorpus
@@ -103,12 +106,14 @@ def predicting(monkeypatch, *questions):
     left = list(questions)
 
     def generate(self, notes, request, draw, system):
-        if "key content" in request or "key facts" in request:
+        if "key facts" in request.text:
             return Reply("The code of Ann is 12.", ModelPass(10, decoded=1))
         left.append(left.pop(0))
         return Reply(left[-1], ModelPass(20, decoded=2))
 
     monkeypatch.setattr(MemoizedModel, "generate", generate)
+    for module in (question_prediction, background):
+        monkeypatch.setattr(module, "prompts_for", lambda model, chat: InstructPrompts())
 
 
 def plainly(adapter, prompt):

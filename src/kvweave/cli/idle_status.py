@@ -6,6 +6,12 @@ from kvweave.cli.output import STDOUT, amount, print_json, seconds
 from kvweave.engine.background.status import IdleStatus, idle_status
 from kvweave.engine.facts import facts
 
+_ORIGINS = {
+    "knowledge": "documents",
+    "history": "earlier questions",
+    "paraphrase": "questions in other words",
+}
+
 
 def show(options: opt.SharedOptions, json: bool) -> None:
     """Print it for one knowledge base."""
@@ -51,7 +57,7 @@ def _predictions(status: IdleStatus) -> list[str]:
         if one.ready or one.seconds:
             rate = "" if one.hits_per_work is None else f" ({one.hits_per_work:.2g} per answer computed)"
             lines.append(
-                f"predicted from {origin}: {one.ready:,} ready, {one.hits:,} of {one.asked:,} questions answered from them for "
+                f"predicted from {_ORIGINS[origin]}: {one.ready:,} ready, {one.hits:,} of {one.asked:,} questions answered from them for "
                 f"{seconds(one.seconds)} of work{rate}" + (f"; paused: {one.paused}" if one.paused else "")
             )
     for what, reasons in (("questions", status.dropped), ("summaries", status.summaries_dropped)):

@@ -20,6 +20,7 @@ _BULLET: Final = re.compile(r"^\s*(?:[-*•–]+|\(?\d{1,2}[.):]|[Qq](?:uestion)
 _AROUND: Final = " \t\"'*_`“”‘’"
 _MIN_WORDS, _MAX_WORDS = 3, 40  # of a question
 _NEGATIONS: Final = frozenset("no not never nobody nothing none without neither nor".split())
+_PRONOUNS: Final = frozenset("he she they him them his her their this these those".split())
 _STOP_WORDS: Final = frozenset(
     """s t a about after all an and any are as at be been before by can could did do does for from had has have how i if in
     into is it its many me much my of on or our she should some than that the their them there these they this those to
@@ -88,6 +89,12 @@ def repeats(text: str) -> bool:
         content = Counter(word for word in sentences[0].split() if word not in _STOP_WORDS)
         return max(content.values(), default=0) > _MOST_TIMES
     return len(sentences) - len(set(sentences)) > len(sentences) * _MOST_DOUBLED
+
+
+def is_unclear(question: str) -> bool:
+    """Return whether a question is about a person or thing that it does not name: "When did he leave?"."""
+    words = {word.casefold() for word in WORD.findall(question)}
+    return not words.isdisjoint(_PRONOUNS) and not _names(question)
 
 
 def unknown_words(text: str, chunks: Iterable[str]) -> frozenset[str]:

@@ -18,6 +18,7 @@ HISTORY_LIMIT: Final = 64
 
 DropReason: TypeAlias = Literal[
     "repetition",
+    "unclear",
     "other language",
     "unanswerable",
     "unknown words",
@@ -27,10 +28,10 @@ DropReason: TypeAlias = Literal[
 ]
 """Why a predicted question was dropped.
 
-repetition: it goes round in circles; other language: than the documents; unanswerable: no retrieved chunk is about it;
-unknown words: the documents have no such words; other meaning: a paraphrase that changes a name, a number, a negation or what
-is asked; no answer: the model had none; unsupported: the retrieved chunks do not say what the model answered, or it is not the
-answer that the question was made for.
+repetition: it goes round in circles; unclear: "he" or "this" in it stands for nothing that it names; other language: than the
+documents; unanswerable: no retrieved chunk is about it; unknown words: the documents have no such words; other meaning: a
+paraphrase that changes a name, a number, a negation or what is asked; no answer: the model had none; unsupported: the retrieved
+chunks do not say what the model answered, or it is not the answer that the question was made for.
 """
 
 

@@ -25,6 +25,7 @@ from kvweave.predict.filters import (
     is_invented,
     is_near_duplicate,
     is_other_language,
+    is_unclear,
     parse_questions,
     repeats,
     unknown_words,
@@ -328,6 +329,8 @@ class QuestionPredictor:
         """Return why a question is not worth an answer, judged by the chunks found for it; None if it is."""
         if repeats(question):
             return "repetition"
+        if is_unclear(question):
+            return "unclear"
         if is_other_language(question, chunks):
             return "other language"
         if not is_answerable(question, chunks):

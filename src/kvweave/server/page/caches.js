@@ -232,8 +232,11 @@ function kinds(found) {
 function predictions(found) {
   const questions = found.predicted_questions ?? [];
   const work = Object.values(found.background ?? {}).reduce((sum, kind) => sum + (kind.seconds ?? 0), 0);
+  const reasons = Object.entries(found.predictions?.reasons ?? {}).map(
+    ([reason, number]) => `${count(number)} ${reason}`,
+  );
   const dropped = found.predictions?.dropped
-    ? `; ${count(found.predictions.dropped)} dropped`
+    ? `; ${count(found.predictions.dropped)} dropped${reasons.length ? ` (${reasons.join(", ")})` : ""}`
     : "";
   const by = Object.entries(found.predictions?.predicted ?? {}).map(
     ([origin, number]) => `${count(number)} from ${ORIGINS[origin] ?? origin}`,

@@ -1,11 +1,11 @@
 """One run: two knowledge bases of the same documents, one of which predicts; people's questions to both; what was served.
 
-Both go the product's way, each with a folder of its own. The knowledge base without predictions is asked first: its answers
-are those of full computation. People's questions are never shown to the model before they are asked.
+Both go the product's way, and are asked in turn. The answers of the knowledge base without predictions are those of full
+computation. People's questions are never shown to the model before they are asked.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -149,17 +149,21 @@ def run(
 ) -> tuple[Figures, list[PredictionOutcome]]:
     """Run or resume it in a folder; raises InvalidRequest for a folder of another run, and as `choose`."""
     names, asked = choose(content, request)
-    outcomes: list[PredictionOutcome] = []
-    with PredictionLog(folder, _configuration(names, request)) as log:
-        for arm in ARMS:
-            with closing(_open(arm, names, content, request, folder, progress)) as base:
-                missing = any(log.get((arm, question.id)) is None for question in asked)
-                if arm == "predicted" and missing:
-                    _predict(base, request.predictions, progress)
-                outcomes += _ask(base, arm, asked, log, progress)
-                if arm == "predicted":
-                    figures = _figures(outcomes, base)
-    return figures, outcomes
+    with PredictionLog(folder, _configuration(names, request)) as log, ExitStack() as opened:
+        bases = {
+            arm: opened.enter_context(closing(_open(arm, names, content, request, folder, progress)))
+            for arm in ARMS
+        }
+        if any(log.get(("predicted", question.id)) is None for question in asked):
+            _predict(bases["predicted"], request.predictions, progress)
+        outcomes: list[PredictionOutcome] = []
+        for number, question in enumerate(asked):
+            progress("questions", number, len(asked))
+            # In turn, and each one first as often as the other: the machine's load changes.
+            for arm in ARMS if number % 2 == 0 else reversed(ARMS):
+                outcomes.append(_asked(bases[arm], arm, question, log))
+        progress("questions", len(asked), len(asked))
+        return _figures(outcomes, bases["predicted"]), outcomes
 
 
 def _configuration(names: Sequence[str], request: Request) -> dict[str, Any]:
@@ -211,23 +215,18 @@ def _predicted(base: KnowledgeBase) -> int:
     return sum(number for origin, number in kept.items() if origin != "paraphrase")
 
 
-def _ask(
-    base: KnowledgeBase, arm: Arm, asked: Sequence[Question], log: PredictionLog, progress: Progress
-) -> Iterator[PredictionOutcome]:
-    """Yield the outcome of every question; ask those that the log lacks."""
-    for number, question in enumerate(asked):
-        progress(f"questions, {arm}", number, len(asked))
-        outcome = log.get((arm, question.id))
-        if outcome is None:
-            answer = base.ask(question.text)
-            if (
-                arm == "computed" and answer.plan.cache_hit is not None
-            ):  # of an earlier question that reads the same
-                answer = base.ask(question.text, cache="refresh")
-            outcome = _outcome(arm, question, answer, base.predictions.predicted.origin_of)
-            log.add(outcome)
-        yield outcome
-    progress(f"questions, {arm}", len(asked), len(asked))
+def _asked(base: KnowledgeBase, arm: Arm, question: Question, log: PredictionLog) -> PredictionOutcome:
+    """Return the outcome of a question; ask it if the log lacks it."""
+    outcome = log.get((arm, question.id))
+    if outcome is None:
+        answer = base.ask(question.text)
+        if (
+            arm == "computed" and answer.plan.cache_hit is not None
+        ):  # of an earlier question that reads the same
+            answer = base.ask(question.text, cache="refresh")
+        outcome = _outcome(arm, question, answer, base.predictions.predicted.origin_of)
+        log.add(outcome)
+    return outcome
 
 
 def _outcome(
