@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvweave
+from kvweave.cli.command_group import OWN
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import METHODS
 from processes import run_program
@@ -57,6 +58,11 @@ def test_pages_for_users_are_short(pages, most_words):
     """Counted as `wc -w` does."""
     words = {str(page.relative_to(ROOT)): len(page.read_text().split()) for page in pages}
     assert sum(words.values()) <= most_words, words
+
+
+def test_the_reference_lists_every_command():
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    assert all(f"`kvweave {name}" in page for name in OWN)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
