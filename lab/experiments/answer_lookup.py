@@ -61,9 +61,10 @@ def milliseconds(cache: AnswerCache, asked: Sequence[str], vectors: Sequence[Vec
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--entries", type=int, nargs="+", default=[1000, 10000])
+    parser.add_argument("--entries", type=int, action="append", help="default: 1000 and 10000")
     parser.add_argument("--lookups", type=int, default=200)
     args = parser.parse_args()
+    args.entries = args.entries or [1000, 10000]
     texts = questions(max(args.entries) + args.lookups, 0)
     encoder = TextEncoder()
     vectors = np.concatenate([encoder.encode(texts[at : at + BATCH]) for at in range(0, len(texts), BATCH)])

@@ -82,7 +82,7 @@ def test_only_so_many_are_remembered(cache, monkeypatch):
         each = replace(near, answer=replace(near.answer, made_at_s=made_at))
         cache.remember(f"{ASKED} {number}", SETTINGS, each)
     assert cache._near.counts()[0] == 2
-    assert cache._near.take(f"{ASKED} 3", cache_key()) != []
+    assert cache._near.take(cache_key(), f"{ASKED} 3") != []
 
 
 def cache_key():

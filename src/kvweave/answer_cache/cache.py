@@ -13,7 +13,6 @@ from typing import Final
 
 from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.entries import Entries, NewAnswer, encoded
-from kvweave.answer_cache.invalidation import Invalidation
 from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
 from kvweave.answer_cache.near_misses import NearMiss, NearMisses
 from kvweave.answer_cache.records import (
@@ -42,6 +41,7 @@ _MOST_PAIRS: Final = 1000
 
 # Numbers in the table `bank_facts`
 _HITS: Final = "given"
+_EPOCH: Final = "epoch"
 _AGE: Final = "age"
 
 
@@ -133,7 +133,10 @@ class AnswerCache:
 
         Call it in the transaction that stores the own answer. `agrees` tells it from the text of the stored one.
         """
-        for id_, kind, score, made_at in self._near.take(clean_text(question), encoded(settings)):
+        key = (encoded(settings), clean_text(question))
+        if not self._database.query("SELECT 1 FROM near_misses WHERE circumstances = ? AND asked = ?", key):
+            return  # as for most questions
+        for id_, kind, score, made_at in self._near.take(*key):
             stored = self._entries.get(id_)
             if stored is not None and stored.made_at_s == made_at:
                 self._near.judge(id_, kind, score, agrees(stored.text))
@@ -312,6 +315,51 @@ class AnswerCache:
         return AnswerCacheTotals(
             counts.questions, counts.answered, counts.waiting, hits, counts.bytes, self.limit_bytes
         )
+
+
+class Invalidation:
+    """The table `answer_versions` of `database`: the document versions that each answer was made from."""
+
+    _SCHEMA: Final = (
+        """CREATE TABLE IF NOT EXISTS answer_versions (
+            version TEXT NOT NULL, question INTEGER NOT NULL REFERENCES banked_questions (id) ON DELETE CASCADE,
+            PRIMARY KEY (version, question)) WITHOUT ROWID""",
+        "CREATE INDEX IF NOT EXISTS answer_versions_by_question ON answer_versions (question)",
+    )
+
+    def __init__(self, database: Database, entries: Entries) -> None:
+        self._database = database
+        self._entries = entries
+        database.script(self._SCHEMA)
+
+    @property
+    def epoch(self) -> int:
+        """Number of changes to the document list."""
+        return int(self._entries.counter(_EPOCH))
+
+    def set_versions(self, question: int, versions: Iterable[str]) -> None:
+        """Store what a question's answer was made from, in place of what was stored for its earlier answer."""
+        with self._database.transaction():
+            self._database.execute("DELETE FROM answer_versions WHERE question = ?", (question,))
+            self._database.execute_many(
+                "INSERT INTO answer_versions VALUES (?, ?)",
+                [(version, question) for version in set(versions)],
+            )
+
+    def documents_changed(self, gone: Iterable[str]) -> int:
+        """Start the next epoch and drop the answers made from versions that are gone; return how many."""
+        versions = json.dumps(list(gone))
+        with self._database.transaction():
+            self._entries.increase(_EPOCH)
+            rows = self._database.query(
+                "SELECT DISTINCT question FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))",
+                (versions,),
+            )
+            dropped = self._entries.drop_answers([id_ for (id_,) in rows], "changed")
+            self._database.execute(
+                "DELETE FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))", (versions,)
+            )
+        return dropped
 
 
 class Eviction:

@@ -69,7 +69,7 @@ class NearMisses:
                 (_MOST_REMEMBERED - 1,),
             )
 
-    def take(self, asked: str, circumstances: str) -> list[tuple[int, str, float, float]]:
+    def take(self, circumstances: str, asked: str) -> list[tuple[int, str, float, float]]:
         """Return a question's near misses and forget them: the row of the answer, kind, score, when that answer was made."""
         where = "FROM near_misses WHERE circumstances = ? AND asked = ?"
         with self._database.transaction():
