@@ -131,7 +131,7 @@ def test_a_prompt_that_is_too_long(invoke, documents):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("ask", GLORRIC, "--recipe", "fastest"), "choose one of full"),
+        (("ask", GLORRIC, "--recipe", "fastest"), "choose one of auto, full"),
         (("ask", GLORRIC, "--ratio", "1.5"), "between 0 and 1"),
         (("ask", GLORRIC, "--top-k", "0"), "at least one chunk"),
         (("ask", ""), "empty"),

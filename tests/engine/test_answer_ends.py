@@ -179,10 +179,10 @@ def test_the_command_line_has_the_switch(given_replies, note, command):
 
 
 def test_answers_stored_before_there_was_a_choice_stay_valid():
-    from kvweave.answer_cache.entries import _decoded, _encoded
+    from kvweave.answer_cache.entries import _decoded, encoded
     from kvweave.answer_cache.records import AnswerSettings
 
     direct = AnswerSettings("reuse", None, None, 5, None, False, None, None)
-    assert "think" not in json.loads(_encoded(direct))
+    assert "think" not in json.loads(encoded(direct))
     for each in (direct, AnswerSettings("reuse", None, None, 5, None, False, None, None, think=True)):
-        assert _decoded(_encoded(each)) == each
+        assert _decoded(encoded(each)) == each
