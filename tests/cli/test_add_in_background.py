@@ -112,3 +112,20 @@ def test_watch_reports_each_change_until_ctrl_c(command, documents, monkeypatch)
     assert first.startswith("3 added; ")
     assert change.startswith("1 added, 3 unchanged; 1 chunks indexed, KV computed for 1")
     assert told.stderr.splitlines()[-1] == "no longer watching"
+
+
+def test_the_process_finds_no_module_in_the_users_folder_and_shows_no_password(command, documents, detach, tmp_path):
+    seen = []
+
+    def refuse(words, given):
+        seen.append((words, given["env"], given["cwd"]))
+        raise OSError("no more processes")
+
+    detach(refuse)
+    command.environment["KVWEAVE_SHARED"] = "redis://:walnut@127.0.0.1:9/0"
+    command("add", documents)
+    ((words, environment, folder),) = seen
+    assert words[1:4] == ["-P", "-m", "kvweave"]
+    assert folder == tmp_path / "home"
+    assert "walnut" not in " ".join(words)
+    assert environment["KVWEAVE_SHARED"] == command.environment["KVWEAVE_SHARED"]

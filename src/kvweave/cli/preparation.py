@@ -4,10 +4,11 @@ import os
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvweave.cli import options as opt
+from kvweave.config import environment_variable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ class Worker:
         if self.by == "server":
             return f"{left}; the server at {self.address} does it between requests, kvweave ls shows how far it is"
         if self.by == "process":
-            return f"{left}; process {self.process} does it, kvweave ls shows how far it is ({self.log})"
+            return f"{left}; process {_named(self.process)} does it, kvweave ls shows how far it is ({self.log})"
         return f"{left}; nobody does it ({self.why}), kvweave add --wait with the same paths does"
 
 
@@ -60,24 +61,53 @@ def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     address = preparing_server(base.config, options.kb)
     if address:
         return Worker(status, "server", address)
-    command = [sys.executable, "-m", "kvweave", "idle", "--chunks-only"]
-    command += ["--home", str(base.config.home), "--kb", options.kb]
-    command += opt.arguments_of(options, (*opt.MODEL, *opt.REUSE))
+    home = base.config.home.absolute()
+    # -P: no file of the user's folder is imported in place of a module.
+    command = [sys.executable, "-P", "-m", "kvweave", "idle", "--chunks-only"]
+    command += ["--home", str(home), "--kb", options.kb]
+    paths = {name: _absolute(getattr(options, name)) for name in ("model", "auxiliary")}
+    names = [name for name in (*opt.MODEL, *opt.REUSE) if name != "shared"]
+    command += opt.arguments_of(replace(options, **paths), names)
     try:
-        return Worker(status, "process", process=start_detached(command, log), log=log)
+        process = start_detached(command, log, home, _environment(options))
+        return Worker(status, "process", process=process, log=log)
     except OSError as error:
         return Worker(status, "nobody", why=f"no process could be started: {error}")
 
 
-def start_detached(command: list[str], log: "Path") -> int:
-    """Start a process that outlives this one and its terminal, and writes to `log`; return its id."""
+def _absolute(value: str | None) -> str | None:
+    """Return the absolute path of what is a path here, and anything else as it is."""
+    return os.path.abspath(value) if value and os.path.exists(value) else value
+
+
+def _environment(options: opt.SharedOptions) -> dict[str, str]:
+    """Return the environment for a process in another folder. The shared address may hold a password: no argument shows it."""
+    environment = dict(os.environ)
+    for name in map(environment_variable, ("embedding_model", "reranker")):
+        if found := _absolute(environment.get(name)):
+            environment[name] = found
+    if path := environment.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+    if options.shared is not None:
+        environment[environment_variable("shared")] = options.shared
+    return environment
+
+
+def start_detached(command: list[str], log: "Path", folder: "Path", environment: dict[str, str]) -> int:
+    """Start a process in `folder` that outlives this one and its terminal, and writes to `log`; return its id."""
     import subprocess
 
     with log.open("ab") as output:
         if output.tell() > _LOG_BYTES:
             output.truncate(0)
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
         )
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
@@ -127,10 +157,14 @@ def sentence(status: "PreparationStatus") -> str:
         return ""
     without = f" ({status.left_without_kv} have no KV yet)" if status.left_without_kv else ""
     if status.process is not None:
-        who = f"process {status.process or 'of an unknown id'} works on it"
+        who = f"process {_named(status.process)} works on it"
     else:
         who = "no process works on it now; kvweave idle --chunks-only does"
     return f"{rest(status)}{without}; {who}"
+
+
+def _named(process: int | None) -> str:
+    return f"{process or 'of an unknown id'}"
 
 
 def rest(status: "PreparationStatus") -> str:
