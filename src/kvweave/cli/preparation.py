@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
     from kvweave.engine.documents.preparation import PreparationStatus
     from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.engine.state import Progress
+    from kvweave.results import PrepareReport
 
 _LOG_BYTES: Final = 1_000_000
 """A log that is longer is begun anew by the next process."""
 _LOG_EVERY_S: Final = 30.0
+_LOOK_S: Final = 0.5
 _NICENESS: Final = 10
 
 
@@ -47,14 +50,16 @@ class Worker:
         if self.by == "server":
             return f"{left}; the server at {self.address} does it between requests, kvweave ls shows how far it is"
         if self.by == "process":
-            return f"{left}; process {_named(self.process)} does it, kvweave ls shows how far it is ({self.log})"
+            return (
+                f"{left}; process {_named(self.process)} does it, kvweave ls shows how far it is ({self.log})"
+            )
         return f"{left}; nobody does it ({self.why}), kvweave add --wait with the same paths does"
 
 
 def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     """Let the process that is at it, the running server or a new process prepare the chunks; return who does."""
     log, status = base.preparation.log, base.preparation.status()
-    if status.process is not None:  # it looks again before it ends: documents are marked by now
+    if base.preparation.is_left_to_worker():  # it looks again before it ends: documents are marked by now
         return Worker(status, "process", process=status.process, log=log)
     from kvweave.server.client.choice import preparing_server
 
@@ -65,9 +70,9 @@ def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     # -P: no file of the user's folder is imported in place of a module.
     command = [sys.executable, "-P", "-m", "kvweave", "idle", "--chunks-only"]
     command += ["--home", str(home), "--kb", options.kb]
-    paths = {name: _absolute(getattr(options, name)) for name in ("model", "auxiliary")}
+    paths = replace(options, model=_absolute(options.model), auxiliary=_absolute(options.auxiliary))
     names = [name for name in (*opt.MODEL, *opt.REUSE) if name != "shared"]
-    command += opt.arguments_of(replace(options, **paths), names)
+    command += opt.arguments_of(paths, names)
     try:
         process = start_detached(command, log, home, _environment(options))
         return Worker(status, "process", process=process, log=log)
@@ -123,16 +128,24 @@ def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
     with options.open_kb() as base:
         if terminal:
             with progress_bar(quiet) as report:
-                done = base.prepare(report, wait=False)
+                done = _prepared(base, report)
         else:
             log = _Log(base)
             log.write(f"process {os.getpid()} prepares chunks")
-            done = base.prepare(log, wait=False)
+            done = _prepared(base, log)
     said = f"{done.computed} chunks prepared in {done.seconds:.1f} s"
     if terminal:
         STDERR.print(said)
     else:
         log.write(said)
+
+
+def _prepared(base: "KnowledgeBase", report: "Progress") -> "PrepareReport":
+    """Prepare what is left, unless another process is at it; wait for one that prepares for another recipe."""
+    preparation = base.preparation
+    while preparation.since_s and preparation.worker() is not None and not preparation.is_left_to_worker():
+        time.sleep(_LOOK_S)
+    return base.prepare(report, wait=False)
 
 
 class _Log:
@@ -159,7 +172,7 @@ def sentence(status: "PreparationStatus") -> str:
     if status.process is not None:
         who = f"process {_named(status.process)} works on it"
     else:
-        who = "no process works on it now; kvweave idle --chunks-only does"
+        who = "no process works on it now; kvweave idle --chunks-only does (with the --recipe of the add)"
     return f"{rest(status)}{without}; {who}"
 
 
