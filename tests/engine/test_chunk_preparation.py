@@ -3,14 +3,17 @@
 import errno
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import tiny_kb
 
 from killed_processes import victims
 from kvweave.database import Database
+from kvweave.engine.background import runner
 from kvweave.engine.background.runner import RequestGuard
 from kvweave.engine.documents import chunk_preparation, indexing
+from kvweave.engine.documents.chunk_preparation import ChunkPreparer
 from kvweave.errors import StoreFull, StoreReadOnly
 from kvweave.kvstore.tiers.disk import EntryFiles
 
@@ -173,6 +176,26 @@ def test_a_full_disk_leaves_the_mark_and_ends_the_work(base, documents, monkeypa
     assert base.preparation.since_s > 0
     assert base.prepare().computed == 0
     assert base.preparation.since_s == 0
+
+
+def test_a_failure_of_the_model_only_pauses_a_server_s_work(base, documents, monkeypatch):
+    base.add(documents, wait=False)
+    stop, work = threading.Event(), ChunkPreparer.work
+    failures = [RuntimeError("out of memory"), OSError("unreadable")]
+
+    def failing(*given, **named):
+        if failures:
+            raise failures.pop()
+        try:
+            return work(*given, **named)
+        finally:
+            stop.set()
+
+    monkeypatch.setattr(ChunkPreparer, "work", failing)
+    monkeypatch.setattr(runner, "_IDLE_POLL_S", 0.01)
+    monkeypatch.setattr(base._background, "_config", replace(base.config.idle, idle_quiet_s=0.01))
+    base.watch_idle(stop)
+    assert base.missing_kv() == 0
 
 
 def refuse_write():
