@@ -92,7 +92,8 @@ def _environment(options: opt.SharedOptions) -> dict[str, str]:
         if found := _absolute(environment.get(name)):
             environment[name] = found
     if path := environment.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+        parts = [part for part in path.split(os.pathsep) if part]  # an empty one is the user's folder
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, parts))
     if options.shared is not None:
         environment[environment_variable("shared")] = options.shared
     return environment
