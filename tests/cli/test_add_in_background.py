@@ -83,10 +83,15 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
         told = getattr(command(*words), pipe)
         assert "have no KV yet); no process works on it now; kvweave idle --chunks-only does" in told
     with try_lock(lock):
-        lock.write_text("4711")
+        lock.write_text("4711 auto None auto None")
         assert "process 4711 works on it" in command("ls").stderr
         assert "process 4711 does it," in command("add", documents).stdout  # none is started beside it
+        assert (
+            "nobody does it" in command("add", documents, "--recipe", "reuse").stdout
+        )  # it prepares for another
     assert "KV computed for 0" not in command("add", documents, "--wait").stdout
+    assert "no process works on it now" in command("ls").stderr  # the other recipe's
+    command("add", documents, "--wait", "--recipe", "reuse")
     assert command("ls").stderr == ""
 
 
@@ -112,3 +117,22 @@ def test_watch_reports_each_change_until_ctrl_c(command, documents, monkeypatch)
     assert first.startswith("3 added; ")
     assert change.startswith("1 added, 3 unchanged; 1 chunks indexed, KV computed for 1")
     assert told.stderr.splitlines()[-1] == "no longer watching"
+
+
+def test_the_process_finds_no_module_in_the_users_folder_and_shows_no_password(
+    command, documents, detach, tmp_path
+):
+    seen = []
+
+    def refuse(words, given):
+        seen.append((words, given["env"], given["cwd"]))
+        raise OSError("no more processes")
+
+    detach(refuse)
+    command.environment["KVWEAVE_SHARED"] = "redis://:walnut@127.0.0.1:9/0"
+    command("add", documents)
+    ((words, environment, folder),) = seen
+    assert words[1:4] == ["-P", "-m", "kvweave"]
+    assert folder == tmp_path / "home"
+    assert "walnut" not in " ".join(words)
+    assert environment["KVWEAVE_SHARED"] == command.environment["KVWEAVE_SHARED"]

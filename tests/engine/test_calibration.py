@@ -7,8 +7,9 @@ from kvweave.engine.background import calibration, jobs, verdicts
 from kvweave.engine.background.calibration import Calibrator
 from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.engine.background.verdicts import Measured, Trial, allowed_losses, chosen, interval, summarised
-from kvweave.errors import InvalidRequest
+from kvweave.errors import InvalidRequest, StoreFull
 from kvweave.files import try_lock
+from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.recipes.candidates import candidates
 from kvweave.recipes.methods import recipe_named
 from kvweave.types import Prompt
@@ -198,7 +199,40 @@ def test_two_at_once_are_refused(open_kb, few):
         base.calibrate(few)
 
 
+def test_a_disk_without_room_for_a_trial_measures_nothing(open_kb, few, monkeypatch):
+    base = open_kb(**ANYTHING)
+    monkeypatch.setattr(ChunkStore, "put", lambda *given, **named: False)
+    with pytest.raises(StoreFull, match="calibration measures nothing"):
+        base.calibrate(few)
+    assert not base._state.verdicts.measured(base._auto.conditions())
+    assert base.calibration().verdict is None
+
+
 # How long a verdict holds
+
+
+def test_it_holds_whatever_least_shares_are_set(open_kb, few):
+    open_kb(**ANYTHING).calibrate(few)
+    base = open_kb()
+    assert base.calibration().verdict.recipe == CHEAPEST
+    assert base.ask(QUESTIONS[0]).plan.recipe == CHEAPEST
+
+
+def test_an_open_conversation_keeps_answers_under_its_own_recipe(open_kb, few):
+    base = open_kb(**ANYTHING, answer_limit_bytes=10**7)
+    with base.conversation() as talk:
+        opened = talk.settings.answer_settings
+        base.calibrate(few)
+        assert "".join(base.send(talk, QUESTIONS[0]))
+    assert base.answers.most_used() == [(QUESTIONS[0], opened)]
+
+
+def test_documents_are_listed_under_another_instruction(open_kb):
+    base = open_kb(system="Answer in Latin.")
+    assert base.documents()
+    found = base.calibration()
+    assert found.verdict is None
+    assert "was made with" in found.told
 
 
 def test_it_holds_while_few_documents_change(open_kb, few, tmp_path, monkeypatch):

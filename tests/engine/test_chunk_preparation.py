@@ -1,14 +1,21 @@
 """Chunks that are prepared after `add` has returned: in which order, beside whom, and what an interruption leaves."""
 
+import errno
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import tiny_kb
 
 from killed_processes import victims
+from kvweave.database import Database
+from kvweave.engine.background import runner
 from kvweave.engine.background.runner import RequestGuard
 from kvweave.engine.documents import chunk_preparation, indexing
+from kvweave.engine.documents.chunk_preparation import ChunkPreparer
+from kvweave.errors import StoreFull, StoreReadOnly
+from kvweave.kvstore.tiers.disk import EntryFiles
 
 QUESTION = "what about the river"
 
@@ -152,6 +159,69 @@ def test_nothing_is_left_where_the_limit_has_no_room(base, documents):
     assert report.chunk_kv_waiting == 0
     assert base.prepare().left_out == 18
     assert base.preparation.since_s == 0
+
+
+def test_a_full_disk_leaves_the_mark_and_ends_the_work(base, documents, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    base.add(documents, wait=False)
+    with monkeypatch.context() as full:
+        full.setattr(EntryFiles, "write", refuse)
+        assert base.prepare().computed == 0
+        assert base.preparation.status().left == 18
+    with monkeypatch.context() as full:  # there is room for KV, and none in the database
+        full.setattr(base.preparation, "unmark", lambda _: refuse_write())
+        assert base.prepare().computed == 18
+    assert base.preparation.since_s > 0
+    assert base.prepare().computed == 0
+    assert base.preparation.since_s == 0
+
+
+def test_a_failure_of_the_model_only_pauses_a_server_s_work(base, documents, monkeypatch):
+    base.add(documents, wait=False)
+    stop, work = threading.Event(), ChunkPreparer.work
+    failures = [RuntimeError("out of memory"), OSError("unreadable")]
+
+    def failing(*given, **named):
+        if failures:
+            raise failures.pop()
+        try:
+            return work(*given, **named)
+        finally:
+            stop.set()
+
+    monkeypatch.setattr(ChunkPreparer, "work", failing)
+    monkeypatch.setattr(runner, "_IDLE_POLL_S", 0.01)
+    monkeypatch.setattr(base._background, "_config", replace(base.config.idle, idle_quiet_s=0.01))
+    base.watch_idle(stop)
+    assert base.missing_kv() == 0
+
+
+def refuse_write():
+    raise StoreFull("no space left")
+
+
+def test_each_recipe_has_a_mark_of_its_own(base, documents, tmp_path):
+    base.add(documents, wait=False)
+    with open_tiny(tmp_path / "home", recipe="reuse", storage="exact") as other:
+        assert other.add(documents, wait=False).chunk_kv_waiting == 18
+        with other.preparation.working():
+            assert other.preparation.is_left_to_worker()
+            assert not base.preparation.is_left_to_worker()
+        assert other.prepare().computed == 18
+        assert other.preparation.since_s == 0
+    assert base.preparation.status().left == 18
+    assert base.prepare().computed == 18
+    assert base.preparation.status().left == 0
+
+
+def test_a_read_only_home_is_refused_before_anything_is_computed(base, documents, monkeypatch):
+    base.add(documents, wait=False)
+    monkeypatch.setattr(Database, "read_only", True)
+    assert not base._preparer.due
+    with pytest.raises(StoreReadOnly):
+        base.prepare()
 
 
 def test_a_knowledge_base_that_was_emptied_meanwhile_ends_the_work(base, documents):

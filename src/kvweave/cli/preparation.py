@@ -4,20 +4,24 @@ import os
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvweave.cli import options as opt
+from kvweave.config import environment_variable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kvweave.engine.documents.preparation import PreparationStatus
     from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.engine.state import Progress
+    from kvweave.results import PrepareReport
 
 _LOG_BYTES: Final = 1_000_000
 """A log that is longer is begun anew by the next process."""
 _LOG_EVERY_S: Final = 30.0
+_LOOK_S: Final = 0.5
 _NICENESS: Final = 10
 
 
@@ -46,38 +50,70 @@ class Worker:
         if self.by == "server":
             return f"{left}; the server at {self.address} does it between requests, kvweave ls shows how far it is"
         if self.by == "process":
-            return f"{left}; process {self.process} does it, kvweave ls shows how far it is ({self.log})"
+            return (
+                f"{left}; process {_named(self.process)} does it, kvweave ls shows how far it is ({self.log})"
+            )
         return f"{left}; nobody does it ({self.why}), kvweave add --wait with the same paths does"
 
 
 def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     """Let the process that is at it, the running server or a new process prepare the chunks; return who does."""
     log, status = base.preparation.log, base.preparation.status()
-    if status.process is not None:  # it looks again before it ends: documents are marked by now
+    if base.preparation.is_left_to_worker():  # it looks again before it ends: documents are marked by now
         return Worker(status, "process", process=status.process, log=log)
     from kvweave.server.client.choice import preparing_server
 
     address = preparing_server(base.config, options.kb)
     if address:
         return Worker(status, "server", address)
-    command = [sys.executable, "-m", "kvweave", "idle", "--chunks-only"]
-    command += ["--home", str(base.config.home), "--kb", options.kb]
-    command += opt.arguments_of(options, (*opt.MODEL, *opt.REUSE))
+    home = base.config.home.absolute()
+    # -P: no file of the user's folder is imported in place of a module.
+    command = [sys.executable, "-P", "-m", "kvweave", "idle", "--chunks-only"]
+    command += ["--home", str(home), "--kb", options.kb]
+    paths = replace(options, model=_absolute(options.model), auxiliary=_absolute(options.auxiliary))
+    names = [name for name in (*opt.MODEL, *opt.REUSE) if name != "shared"]
+    command += opt.arguments_of(paths, names)
     try:
-        return Worker(status, "process", process=start_detached(command, log), log=log)
+        process = start_detached(command, log, home, _environment(options))
+        return Worker(status, "process", process=process, log=log)
     except OSError as error:
         return Worker(status, "nobody", why=f"no process could be started: {error}")
 
 
-def start_detached(command: list[str], log: "Path") -> int:
-    """Start a process that outlives this one and its terminal, and writes to `log`; return its id."""
+def _absolute(value: str | None) -> str | None:
+    """Return the absolute path of what is a path here, and anything else as it is."""
+    return os.path.abspath(value) if value and os.path.exists(value) else value
+
+
+def _environment(options: opt.SharedOptions) -> dict[str, str]:
+    """Return the environment for a process in another folder. The shared address may hold a password: no argument shows it."""
+    environment = dict(os.environ)
+    for name in map(environment_variable, ("embedding_model", "reranker")):
+        if found := _absolute(environment.get(name)):
+            environment[name] = found
+    if path := environment.get("PYTHONPATH"):
+        parts = [part for part in path.split(os.pathsep) if part]  # an empty one is the user's folder
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, parts))
+    if options.shared is not None:
+        environment[environment_variable("shared")] = options.shared
+    return environment
+
+
+def start_detached(command: list[str], log: "Path", folder: "Path", environment: dict[str, str]) -> int:
+    """Start a process in `folder` that outlives this one and its terminal, and writes to `log`; return its id."""
     import subprocess
 
     with log.open("ab") as output:
         if output.tell() > _LOG_BYTES:
             output.truncate(0)
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
         )
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
@@ -93,16 +129,24 @@ def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
     with options.open_kb() as base:
         if terminal:
             with progress_bar(quiet) as report:
-                done = base.prepare(report, wait=False)
+                done = _prepared(base, report)
         else:
             log = _Log(base)
             log.write(f"process {os.getpid()} prepares chunks")
-            done = base.prepare(log, wait=False)
+            done = _prepared(base, log)
     said = f"{done.computed} chunks prepared in {done.seconds:.1f} s"
     if terminal:
         STDERR.print(said)
     else:
         log.write(said)
+
+
+def _prepared(base: "KnowledgeBase", report: "Progress") -> "PrepareReport":
+    """Prepare what is left, unless another process is at it; wait for one that prepares for another recipe."""
+    preparation = base.preparation
+    while preparation.since_s and preparation.worker() is not None and not preparation.is_left_to_worker():
+        time.sleep(_LOOK_S)
+    return base.prepare(report, wait=False)
 
 
 class _Log:
@@ -127,10 +171,14 @@ def sentence(status: "PreparationStatus") -> str:
         return ""
     without = f" ({status.left_without_kv} have no KV yet)" if status.left_without_kv else ""
     if status.process is not None:
-        who = f"process {status.process or 'of an unknown id'} works on it"
+        who = f"process {_named(status.process)} works on it"
     else:
-        who = "no process works on it now; kvweave idle --chunks-only does"
+        who = "no process works on it now; kvweave idle --chunks-only does (with the --recipe of the add)"
     return f"{rest(status)}{without}; {who}"
+
+
+def _named(process: int | None) -> str:
+    return f"{process or 'of an unknown id'}"
 
 
 def rest(status: "PreparationStatus") -> str:

@@ -17,7 +17,7 @@ from kvweave.engine.active_requests import ActiveRequests
 from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.engine.components import Components
 from kvweave.engine.documents.paths import existing_paths, sources_from
-from kvweave.engine.documents.preparation import Preparation
+from kvweave.engine.documents.preparation import Preparation, preparation_way
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.once import once
 from kvweave.engine.state import (
@@ -28,7 +28,7 @@ from kvweave.engine.state import (
     kb_folder,
     no_progress,
 )
-from kvweave.errors import EmptyKnowledgeBase
+from kvweave.errors import EmptyKnowledgeBase, KnowledgeBaseMismatch
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AddReport, Answer, AnswerCacheUse, PrepareReport
 from kvweave.types import Message, Prompt, Said
@@ -77,7 +77,9 @@ class KnowledgeBase:
         with ExitStack() as undo:
             undo.callback(self._state.close)
             self.background_budget = BackgroundBudget(self._state.database)
-            self.preparation = Preparation(self._state.database, self.background_budget, self.folder)
+            self.preparation = Preparation(
+                self._state.database, self.background_budget, self.folder, preparation_way(config)
+            )
             self._metadata = KBMetadata(self._state.database, name, config)
             undo.pop_all()
         activity = None if resident is None else resident.activity
@@ -139,10 +141,12 @@ class KnowledgeBase:
     def prepare(self, progress: Progress = no_progress, *, wait: bool = True) -> PrepareReport:
         """Compute the chunk KV that is missing, yielding to requests.
 
-        With `wait`, wait for another process that is at it, else leave the work to that one. Safe to interrupt.
+        With `wait`, wait for another process that is at it, else leave the work to that one. Safe to interrupt. Raises
+        StoreReadOnly.
         """
         from kvweave.engine.background.runner import RequestGuard
 
+        self._state.database.check_writable()
         guard = RequestGuard(self._requests, 0.0, threading.Event())
         return self._preparer.work(guard, progress, wait=wait)
 
@@ -193,6 +197,7 @@ class KnowledgeBase:
             self.predictions.clear()
             self._state.verdicts.clear()
             self._metadata.clear()
+            self.preparation.clear()
             store.clear()
         self._components.forget()
         self._state.empty_conversations()
@@ -357,7 +362,12 @@ class KnowledgeBase:
 
     def calibration(self) -> "Calibration":
         """Return what recipe `auto` stands for now, and by which verdict; loads no model."""
-        return self._auto.now()
+        from kvweave.engine.background.verdicts import Calibration
+
+        try:
+            return self._auto.now()
+        except KnowledgeBaseMismatch as error:
+            return Calibration(None, f"since no verdict is about these settings: {error}")
 
     # Closing
 

@@ -108,7 +108,7 @@ class KnowledgeBaseState:
             for version in gone:
                 store.disown(version)
             self._forget(gone)
-        self._drop_trials()
+        self.database.after_commit(self._drop_trials)
 
     def remove(self, source: str) -> str | None:
         """Remove a document with its chunks, KV, cached answers and predictions, in one commit.
@@ -123,7 +123,7 @@ class KnowledgeBaseState:
                 return None
             store.disown(listed.version)
             self._forget([listed.version])
-        self._drop_trials()
+        self.database.after_commit(self._drop_trials)
         return listed.version
 
     def empty_conversations(self) -> None:

@@ -50,6 +50,11 @@ class StoreMaintenance:
         return self._tiers.disk.used_bytes
 
     @property
+    def times_full(self) -> int:
+        """How often this object has not stored an entry because the disk was full."""
+        return self._tiers.disk.times_full
+
+    @property
     def unused_bytes(self) -> int:
         """The size of the files that no look-up has ever found: most of them are evicted first."""
         self._usage.try_flush()

@@ -112,6 +112,19 @@ class BackgroundBudget:
         rows = self._database.query("SELECT value FROM idle_facts WHERE name = ?", (name,))
         return float(rows[0][0]) if rows else None
 
+    def facts(self, about: str) -> list[float]:
+        """Return all recorded numbers whose names are `about`, a space and anything."""
+        rows = self._database.query(
+            "SELECT value FROM idle_facts WHERE substr(name, 1, ?) = ?", (len(about) + 1, f"{about} ")
+        )
+        return [float(value) for (value,) in rows]
+
+    def forget_facts(self, about: str) -> None:
+        """Delete all of them."""
+        self._database.execute(
+            "DELETE FROM idle_facts WHERE substr(name, 1, ?) = ?", (len(about) + 1, f"{about} ")
+        )
+
     def record_fact(self, name: str, value: float) -> None:
         """Record a number."""
         self._database.execute("INSERT OR REPLACE INTO idle_facts VALUES (?, ?)", (name, value))

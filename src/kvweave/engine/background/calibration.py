@@ -31,7 +31,7 @@ from kvweave.engine.background.verdicts import (
 )
 from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.state import CALIBRATION_FOLDER, IDLE_LOCK, KnowledgeBaseState, Progress
-from kvweave.errors import InvalidRequest
+from kvweave.errors import InvalidRequest, StoreFull
 from kvweave.files import try_lock
 from kvweave.index.documents import ListedChunk
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -93,6 +93,7 @@ class Calibrator:
         self._folder = state.database.path.parent / CALIBRATION_FOLDER
         self._scratch: ChunkStore | None = None
         self._unprepared: list[ListedChunk] | None = None
+        self._unprepared_for = ""  # the recipe's name
         self._prepared = 0
         self._epoch = state.answers.epoch
         config = settings.config
@@ -192,12 +193,16 @@ class Calibrator:
         ctx = PrepareContext(adapter, self._store, prompt.ids(prompt.spans[0]), corpus)
         prepare_chunks(ctx, chunks, candidate.recipe)
         reply = Reply.of(adapter, self._store, candidate.recipe, prompt, options, [full.ids])
-        # KV that the store has no room for would be computed, as by full attention: that shows nothing.
-        reused = all(each.origin != "fresh" for each in reply.plan.spans if each.kind == "chunk")
+        if any(each.origin == "fresh" for each in reply.plan.spans if each.kind == "chunk"):
+            # Computed as by full attention: that shows nothing of the budget, for or against it.
+            raise StoreFull(
+                f"{self._folder} has no room for the KV of one question's chunks by {candidate.recipe.name}, so calibration "
+                "measures nothing; free space on the disk, or raise the limit with `kvweave cache limit`"
+            )
         stored = sum(candidate.stored_bytes(adapter, len(ids)) for ids in chunks)
         return Measured(
-            reused and reply.first_token == full.first_token,
-            reused and reply.text == full.text,
+            reply.first_token == full.first_token,
+            reply.text == full.text,
             reply.passes,
             stored / max(1, sum(map(len, chunks))),
         )
@@ -318,7 +323,8 @@ class Calibrator:
 
         Only those that the store has room for, where it may evict what was never asked for.
         """
-        if self._unprepared is None:
+        if self._unprepared is None or self._unprepared_for != recipe.name:
+            self._unprepared_for, self._prepared = recipe.name, 0
             rows = list({row.kv_digest: row for row in self._state.documents.all_chunks()}.values())
             asked = [(row.kv_digest, row.kv_tokens) for row in rows]
             store, self._unprepared = self._state.store, []

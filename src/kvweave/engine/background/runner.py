@@ -186,13 +186,15 @@ class BackgroundRunner:
 
         Documents that were added are prepared at once, between the requests.
         """
-        quiet_s, jobs_at_s = self._config.idle_quiet_s, 0.0
+        quiet_s, jobs_at_s, prepare_at_s = self._config.idle_quiet_s, 0.0, 0.0
         while not stop.is_set():
             pause_s = _PREPARE_POLL_S
             try:
-                if self._preparer.due:
+                if time.monotonic() >= prepare_at_s and self._preparer.due:
                     guard = RequestGuard(self._requests, 0.0, stop, _PATIENCE_S)
                     self._preparer.work(guard, progress, wait=False)
+                    if self._preparer.due:  # the disk is full, or another process is at it
+                        prepare_at_s = time.monotonic() + max(_IDLE_POLL_S, quiet_s)
                 if self._requests.any_active or self._requests.idle_s < quiet_s:
                     pause_s = min(pause_s, max(_POLL_S, quiet_s - self._requests.idle_s))
                 elif time.monotonic() >= jobs_at_s:
@@ -204,6 +206,9 @@ class BackgroundRunner:
                 return
             except KvweaveError as error:
                 _LOG.warning("background work has to wait: %s", error)
+                pause_s = max(_IDLE_POLL_S, quiet_s)
+            except Exception:  # of the model or the disk: requests may succeed, and a later try
+                _LOG.exception("background work failed and has to wait")
                 pause_s = max(_IDLE_POLL_S, quiet_s)
             stop.wait(pause_s)
 

@@ -21,6 +21,8 @@ MIN_QUESTIONS: Final = 20
 MAX_CHANGED: Final = 0.25
 """The share of chunks, of those then and now, from which on a verdict no longer holds for the documents."""
 
+_MINIMA: Final = ("calibrate_first_tokens", "calibrate_answers")
+"""Conditions of measuring, not of using: questions are answered by a verdict whatever least shares it was made for."""
 _LATEST: Final = 8  # verdicts that are kept, each under other conditions
 _Z: Final = 1.959964  # of a normal distribution's middle 95 %
 _SCHEMA: Final = (
@@ -170,11 +172,11 @@ class VerdictTable:
         database.script(_SCHEMA)
 
     def find(self, conditions: Mapping[str, str]) -> tuple[int, Verdict] | None:
-        """Return the verdict under exactly these conditions and its row, or None."""
-        rows = self._database.query(
-            "SELECT id, verdict FROM calibrations WHERE conditions = ?", (_encoded(conditions),)
-        )
-        return (int(rows[0][0]), _verdict(rows[0][1])) if rows else None
+        """Return the latest verdict under these conditions, whatever shares it had to keep, and its row; or None."""
+        wanted = _without_minima(conditions)
+        rows = self._database.query("SELECT id, verdict, conditions FROM calibrations ORDER BY id DESC")
+        found = (row for row in rows if _without_minima(json.loads(row[2])) == wanted)
+        return next(((int(row), _verdict(verdict)) for row, verdict, _ in found), None)
 
     def latest_conditions(self) -> dict[str, str] | None:
         """Return the conditions of the latest verdict, or None."""
@@ -297,9 +299,13 @@ class AutoRecipe:
         differing = (
             f"another {name}" if name in ("model", "system") else f"{name} {earlier.get(name)}, not {value}"
             for name, value in conditions.items()
-            if earlier.get(name) != value
+            if earlier.get(name) != value and name not in _MINIMA
         )
         return f"since the latest verdict is for {' and '.join(differing)}; run `kvweave calibrate`"
+
+
+def _without_minima(conditions: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in conditions.items() if name not in _MINIMA}
 
 
 def _encoded(conditions: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from typing import Self
 
 from torch import Tensor
 
+from kvweave.answer_cache.records import AnswerSettings
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader, TurnAppender, prefill_offloaded
 from kvweave.decode.offloaded_cache import OffloadedCache
@@ -41,12 +42,16 @@ _TAKEN = "another process has the conversation in {} open; name another one"
 
 @dataclass(frozen=True, slots=True)
 class ConversationSettings:
-    """The instruction that every prompt starts with, how answers are decoded, and how KV is stored in files."""
+    """The instruction that every prompt starts with, how answers are decoded, and how KV is stored in files.
+
+    `answer_settings` are those that the answer cache keeps answers under; None if it keeps none.
+    """
 
     system: str
     generation: GenerationConfig
     max_new_tokens: int
     kv: OffloadSettings
+    answer_settings: AnswerSettings | None = None
 
 
 def start_over(folder: Path) -> None:
@@ -102,6 +107,11 @@ class Conversation:
         except BaseException:
             self._stack.close()
             raise
+
+    @property
+    def settings(self) -> ConversationSettings:
+        """What it was opened with."""
+        return self._settings
 
     def send(
         self, question: str, chunks: Sequence[str], decoded: Decoded, versions: Collection[str] = ()

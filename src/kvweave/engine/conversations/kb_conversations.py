@@ -6,7 +6,7 @@ those too. A question that leans on the conversation never reaches the cache.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
@@ -41,6 +41,7 @@ class Conversations:
             options.generation,
             options.max_new_tokens(adapter.geometry.context_tokens),
             options.kv or OffloadSettings(1.0),
+            options.answer_settings,
         )
         prefill = partial(prefill_turn, adapter, self.state.store, options.recipe)
         return Conversation(adapter, folder, settings, prefill, self.state.documents.visible_versions)
@@ -51,8 +52,10 @@ class Conversations:
         encoder = self.asker.components.encoder
         vector = cache(lambda: encoder.encode([question])[0])
         alone = stands_alone(question, conversation.text)
-        # Those that `KnowledgeBase.ask` would look the question up under.
-        settings = self.asker.settings.answer_settings(top_k=top_k) if alone else None
+        # Those that `KnowledgeBase.ask` looked a question up under when the conversation was opened: its recipe stays.
+        settings = conversation.settings.answer_settings if alone else None
+        if settings is not None:
+            settings = replace(settings, top_k=self.asker.settings.top_k(top_k))
         found = None if settings is None else self.asker.cached.find(question, vector, settings)
         if found is not None:
             yield from self._known(conversation, question, vector, found)

@@ -83,7 +83,7 @@ class ChunkPreparer:
     @property
     def due(self) -> bool:
         """Whether documents were added that are not prepared yet; takes a query."""
-        return self._preparation.since_s > 0
+        return not self._state.database.read_only and self._preparation.since_s > 0
 
     def check(self) -> None:
         """Raise InvalidRequest or UnknownRecipe if the settings name no possible recipe."""
@@ -103,7 +103,8 @@ class ChunkPreparer:
         newest_s = self._preparation.newest_s()
         work = self._work(set(), passed_over)
         if work is None or not work.batches:
-            self._preparation.unmark(newest_s)
+            with suppress(StoreError):
+                self._preparation.unmark(newest_s)
             return self._preparation.status(), len(passed_over)
         with suppress(StoreError):  # a full disk
             self._preparation.mark()
@@ -121,14 +122,14 @@ class ChunkPreparer:
             progress: see `Progress`.
             wait: wait for another process that is at it, and do what it leaves.
         """
-        computed, left_out, began = 0, 0, time.perf_counter()
+        computed, left_out, finished, began = 0, 0, True, time.perf_counter()
         while True:
             with self._preparation.working() as alone:
                 if alone:
-                    done = self.run(progress, guard)
+                    done, finished = self._run(progress, guard)
                     computed, left_out = computed + done.computed, done.left_out
             # Whoever adds documents marks them first, and then looks whether a process is at it.
-            if (alone and not self.due) or (not alone and not wait):
+            if (alone and not (finished and self.due)) or (not alone and not wait):
                 return PrepareReport(computed, left_out, time.perf_counter() - began)
             if not alone:
                 status = self._preparation.status()
@@ -137,27 +138,42 @@ class ChunkPreparer:
 
     def run(self, progress: Progress, guard: RequestGuard | None = None) -> PrepareReport:
         """Prepare what is left now, whatever other processes do; without a guard it yields to no request."""
-        run = _Run(self._preparation, progress, guard)
+        return self._run(progress, guard)[0]
+
+    def _run(self, progress: Progress, guard: RequestGuard | None) -> tuple[PrepareReport, bool]:
+        """Return what was done, and whether that is recorded to be all; the mark stays where the disk was full."""
+        run, full_before = _Run(self._preparation, progress, guard), self._state.store.times_full
         passed_over: set[str] = set()
         while True:
             newest_s = self._preparation.newest_s()  # before the list is read
             began = time.monotonic()
             work = self._work(run.tried, passed_over)
             if work is None or not work.batches:
-                if self._preparation.unmark(newest_s):
-                    return run.report(len(passed_over))
+                if (ended := self._ended(newest_s)) is not None:
+                    return run.report(len(passed_over)), ended
                 continue
             until = time.monotonic() + max(_LIST_S, 20 * (time.monotonic() - began))
             run.total_tokens = run.done_tokens + sum(batch.tokens for batch in work.batches)
             for number, batch in enumerate(work.batches):
                 run.do(work.ctx, batch, self._ids(work.ctx, batch.rows))
+                if self._state.store.times_full > full_before:
+                    self._record_left(work.ctx, work.batches[number:])
+                    return run.report(len(passed_over)), False
                 if run.record_due():
                     self._record_left(work.ctx, work.batches[number + 1 :])
                 if time.monotonic() > until:
                     break
             else:
-                if self._preparation.unmark(newest_s):
-                    return run.report(len(passed_over))
+                if (ended := self._ended(newest_s)) is not None:
+                    return run.report(len(passed_over)), ended
+
+    def _ended(self, newest_s: float) -> bool | None:
+        """Record that all is done; return whether that succeeded, None if a document has come meanwhile."""
+        try:
+            return True if self._preparation.unmark(newest_s) else None
+        except StoreError as error:
+            _LOG.warning("that all chunks are prepared could not be recorded: %s", error)
+            return False
 
     # What is to be done
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.errors import StoreError
@@ -52,16 +53,23 @@ class PreparationStatus:
     process: int | None
 
 
+def preparation_way(config: Config) -> str:
+    """Return the settings that say what is prepared of a chunk."""
+    return f"{config.recipe} {config.prepare} {config.store.storage} {config.model.auxiliary}"
+
+
 class Preparation:
     """What is recorded about the preparation of a knowledge base's chunks, in its `database` and its folder.
+
+    What is marked and left is recorded for each way to prepare them; `way` names the settings' own.
 
     Attributes:
         lock: the file that the process at work has locked.
         log: what a background process writes.
     """
 
-    def __init__(self, database: Database, facts: BackgroundBudget, folder: Path) -> None:
-        self._database, self._facts = database, facts
+    def __init__(self, database: Database, facts: BackgroundBudget, folder: Path, way: str) -> None:
+        self._database, self._facts, self._way = database, facts, way
         self.lock, self.log = folder / "prepare.lock", folder / "prepare.log"
 
     # The mark
@@ -69,46 +77,51 @@ class Preparation:
     @property
     def since_s(self) -> float:
         """When the first document was added that is still to be prepared (seconds since 1970); 0 if there is none."""
-        return self._facts.fact(_SINCE) or 0.0
+        return self._facts.fact(f"{_SINCE} {self._way}") or 0.0
 
     def mark(self) -> None:
         """Note that there is something to prepare from now on, in the caller's transaction if there is one."""
         with self._database.transaction():
             if not self.since_s:
-                self._facts.record_fact(_SINCE, time.time())
+                self._record(_SINCE, time.time())
 
     def newest_s(self) -> float:
         """Return when the newest document was added (seconds since 1970); 0 without documents."""
         return float(self._database.query("SELECT coalesce(max(added_at), 0) FROM documents")[0][0])
 
     def unmark(self, newest_s: float) -> bool:
-        """Note that all is prepared; return False, and do nothing, if a document has come after that of `newest_s`."""
-        with _if_possible(), self._database.transaction():
+        """Note that all is prepared; return False, and do nothing, if a document has come after that of `newest_s`.
+
+        Raises StoreError if that cannot be recorded, as on a full disk.
+        """
+        with self._database.transaction():
             if self.newest_s() > newest_s:
                 return False
-            self.record_left(0, 0, 0.0, measured=True)
-            self._facts.record_fact(_SINCE, 0.0)
+            self._record_left(0, 0, 0.0, measured=True)
+            self._record(_SINCE, 0.0)
         return True
+
+    def clear(self) -> None:
+        """Forget what is marked and left, in all ways: there are no documents any more."""
+        for about in (_SINCE, _LEFT, _LEFT_WITHOUT_KV, _LEFT_S, _MEASURED):
+            self._facts.forget_facts(about)
 
     # What is left
 
     def status(self) -> PreparationStatus:
-        """Return how far the chunks are prepared, as last recorded."""
+        """Return how far the chunks are prepared in all ways that are marked, as last recorded."""
         chunks = int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
         left, without_kv = (
-            min(chunks, int(self._facts.fact(name) or 0)) for name in (_LEFT, _LEFT_WITHOUT_KV)
+            min(chunks, int(max(self._facts.facts(name), default=0))) for name in (_LEFT, _LEFT_WITHOUT_KV)
         )
-        left_s = self._facts.fact(_LEFT_S) or 0.0 if left else 0.0
-        measured = bool(self._facts.fact(_MEASURED)) or not left
+        left_s = sum(self._facts.facts(_LEFT_S)) if left else 0.0
+        measured = all(self._facts.facts(_MEASURED)) or not left
         return PreparationStatus(chunks, left, without_kv, left_s, measured, self.worker())
 
     def record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
         """Record what is left; see PreparationStatus."""
         with _if_possible(), self._database.transaction():
-            self._facts.record_fact(_LEFT, chunks)
-            self._facts.record_fact(_LEFT_WITHOUT_KV, without_kv)
-            self._facts.record_fact(_LEFT_S, seconds)
-            self._facts.record_fact(_MEASURED, measured)
+            self._record_left(chunks, without_kv, seconds, measured=measured)
 
     def chunks_with_kv(self) -> dict[str, int]:
         """Return how many chunks of each document have prepared KV, by source; documents without any are left out."""
@@ -130,15 +143,33 @@ class Preparation:
         with _if_possible():
             self._facts.record_fact(_RATE.format(kind, model[:16]), tokens_per_s)
 
+    def _record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
+        self._record(_LEFT, chunks)
+        self._record(_LEFT_WITHOUT_KV, without_kv)
+        self._record(_LEFT_S, seconds)
+        self._record(_MEASURED, measured)
+
+    def _record(self, about: str, value: float) -> None:
+        self._facts.record_fact(f"{about} {self._way}", value)
+
     # Who works
 
     def worker(self) -> int | None:
         """Return the id of the process that works on it now, None if there is none; 0 if it has not said which it is."""
+        return self._worker()[0]
+
+    def is_left_to_worker(self) -> bool:
+        """Whether a process works on it now, and prepares chunks as these settings do."""
+        process, way = self._worker()
+        return process is not None and way == self._way
+
+    def _worker(self) -> tuple[int | None, str]:
         if not is_locked(self.lock):
-            return None
+            return None, ""
         with suppress(OSError, ValueError):
-            return int(self.lock.read_text())
-        return 0
+            process, _, way = self.lock.read_text().partition(" ")
+            return int(process), way
+        return 0, ""
 
     @contextmanager
     def working(self) -> Iterator[bool]:
@@ -157,7 +188,7 @@ class Preparation:
                 time.sleep(_LOCK_TRY_S)
             if alone:
                 with suppress(OSError):  # a full disk
-                    self.lock.write_text(f"{os.getpid()}")
+                    self.lock.write_text(f"{os.getpid()} {self._way}")
             yield alone
 
 

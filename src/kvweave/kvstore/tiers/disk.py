@@ -70,6 +70,8 @@ class DiskTier:
         self._usage = usage
         self._reads = reads
         self._warned = WarnedTopics(_LOG, "chunk KV not stored, computing instead: %s")
+        self.times_full = 0
+        """How often an entry was not stored because the disk was full."""
         self._unusable: set[str] = set()  # damaged, but perhaps still listed if the disk accepts no writes
 
     # Reading
@@ -179,6 +181,7 @@ class DiskTier:
         except (OSError, StoreFull) as error:
             if not _is_disk_full(error):
                 raise
+            self.times_full += 1
             self._warn_once("full", f"the disk is full ({error})")
             return False
 
