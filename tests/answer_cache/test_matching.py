@@ -13,9 +13,9 @@ FEE = "How much is the fee for members?"
 
 TYPING_ERRORS = [
     (BAKERY, "Which mebmers of the bakery arrive before breakfast?"),
-    (BAKERY, "which memebrs of the bakery arive befor breakfats"),
-    (BAKERY, "Wich members of teh bakery arrive before breakfast"),
-    ("When is the rehearsal in January?", "When is the rehersal in Januray?"),
+    (BAKERY, "which memebrs of the bakrey arrive before breakfats"),
+    (BAKERY, "Which members of teh bakery arrive before brekfast"),
+    ("When is the annual concert of the choir?", "When is the annual conecrt of teh choir?"),
 ]
 NO_TYPING_ERRORS = [
     ("Which members of the bakery arrive?", "Which members of the bravery arrive?"),  # a word
@@ -27,6 +27,17 @@ NO_TYPING_ERRORS = [
     ("Where is the lid?", "Where is the lxd?"),  # short
     ("Is the casing metalic?", "Is the casing unmetalic?"),
     ("Which members arrive?", "Which members arrive mebmers?"),
+    ("Which car parks are monitored?", "Which car parks are unmonitored?"),
+    ("Which parcels were delivered?", "Which parcels were undelivered?"),
+    ("How do I subscribe?", "How do I unsubscribe?"),
+    ("Is the list in ascending order?", "Is the list in decending order?"),
+    ("What happens on Thursday?", "What happens on Thuesday?"),
+    ("What happens on Tuesday?", "What happens on Thuesday?"),
+    ("Who does the external audit?", "Who does the enternal audit?"),
+    ("What happens on the thirtieth of May?", "What happens on the thirteeth of May?"),
+    ("where does miller live", "where does millar live"),
+    ("What are the rules of emigration?", "What are the rules of imigration?"),
+    ("What are the rules of migration?", "What are the rules of imigration?"),
 ]
 CONTEXTS = [
     "Sorry, a quick question. How much is the fee for members?",
@@ -62,9 +73,9 @@ def test_words_names_numbers_and_short_words_are_no_typing_errors(stored, asked)
 
 
 def test_a_correction_names_what_it_took_for_errors():
-    assert corrected("Who arives on Mondya?", "Who arrives on Monday?") == (
-        "Who arrives on Monday?",
-        ("arives", "mondya"),
+    assert corrected("Who arrievs at breakfats?", "Who arrives at breakfast?") == (
+        "Who arrives at breakfast?",
+        ("arrievs", "breakfats"),
     )
     assert corrected(BAKERY, BAKERY) is None
 

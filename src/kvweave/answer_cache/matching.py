@@ -20,7 +20,7 @@ from kvweave.answer_cache.english.normalize import (
     normalize,
 )
 from kvweave.answer_cache.english.spelling import corrected
-from kvweave.answer_cache.english.veto import kind_of_pair, veto
+from kvweave.answer_cache.english.veto import are_opposed, kind_of_pair, veto
 from kvweave.answer_cache.english.words import has_symbols, split_words
 from kvweave.answer_cache.other_languages import is_english
 from kvweave.answer_cache.records import Vector
@@ -156,6 +156,7 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     """
     if _plain(one) == _plain(other):
         return ()
+    first, second = one, other
     errors: list[str] = []
     fixed = corrected(one, other)
     if fixed is not None:
@@ -163,12 +164,14 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     fixed = corrected(other, one)
     if fixed is not None:
         other, errors = fixed.text, [*errors, *fixed.errors]
+    if errors and are_opposed(first, second):
+        return None
     if errors and _plain(one) == _plain(other):
         return tuple(errors)
     if not near:
         return None
-    first, second = normalize(one), normalize(other)
-    return tuple(errors) if first.asks != EXACT and difference(first, second) is None else None
+    here, there = normalize(one), normalize(other)
+    return tuple(errors) if here.asks != EXACT and difference(here, there) is None else None
 
 
 @lru_cache(maxsize=_REMEMBERED)

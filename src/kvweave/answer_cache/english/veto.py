@@ -124,6 +124,11 @@ def veto(one: str, other: str) -> str | None:
     return next((name for name, differs in _CHECKS if differs(first, second)), None)
 
 
+def are_opposed(one: str, other: str) -> bool:
+    """Return whether a word of one cleaned text means the opposite of a word of the other."""
+    return _opposites(read(one), read(other))
+
+
 def kind_of_pair(one: str, other: str) -> str:
     """Return "keywords" if either of two cleaned texts has no question word, else "wording"."""
     return "wording" if read(one).asks and read(other).asks else "keywords"
