@@ -130,9 +130,11 @@ def _compared(first: str, second: str, cosine: float, threshold: float) -> Compa
     """Compare two cleaned English questions that are not read alike as they are."""
     for core in questions_in(first):
         for other_core in questions_in(second):
+            moved = (core != first) + (other_core != second)
+            if moved > 1:
+                continue  # what is said around them may differ
             errors = _same_words(core, other_core, cosine >= threshold)
             if errors is not None:
-                moved = (core, other_core) != (first, second)
                 kind = "spelling" if errors else "context" if moved else "words"
                 return Comparison("same", kind, errors)
     differs = veto(questions_in(first)[-1], questions_in(second)[-1])
