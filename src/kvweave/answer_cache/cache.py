@@ -139,7 +139,7 @@ class AnswerCache:
         for id_, kind, score, made_at in self._near.take(*key):
             stored = self._entries.get(id_)
             if stored is not None and stored.made_at_s == made_at:
-                self._near.judge(id_, kind, score, agrees(stored.text))
+                self._near.judge(id_, key[1], kind, score, agrees(stored.text))
 
     def may_serve(self, miss: NearMiss, bound: float) -> bool:
         """Return whether the verdicts allow to give a near miss's answer, with at most the share `bound` of such answers wrong."""

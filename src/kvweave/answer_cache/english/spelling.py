@@ -20,7 +20,7 @@ _WORD: Final = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 _LONG: Final = 5  # letters of a word in which one letter may be wrong
 _SWAPPED: Final = 4  # letters of a word in which two neighbours may have changed places
 _PREFIXES: Final = ("un", "in", "im", "dis", "non", "mis", "re", "de", "pre")
-_NUMBERS_AND_DATES: Final = frozenset(
+NUMBERS_AND_DATES: Final = frozenset(
     "january february march april may june july august september october november december monday tuesday wednesday thursday "
     "friday saturday sunday zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion dozen half "
@@ -58,7 +58,7 @@ def is_typing_error(word: str, meant: str, first: bool = False) -> bool:
     typed, right = word.lower(), meant.lower()
     if not (typed.isascii() and typed.isalpha() and right.isascii() and right.isalpha()):
         return False
-    if right in _NUMBERS_AND_DATES or any(letter.isupper() for letter in (word[first:] + meant[first:])):
+    if right in NUMBERS_AND_DATES or any(letter.isupper() for letter in (word[first:] + meant[first:])):
         return False
     return (
         _is_near(typed, right)
@@ -116,7 +116,7 @@ def _may_be_another(typed: str, right: str) -> bool:
             near |= {before + letter + after for letter in ascii_lowercase}
             near |= {before + letter + after[1:] for letter in ascii_lowercase if after}
             near.add(before + after[1:])
-    return any(is_word(word) or word in _NUMBERS_AND_DATES for word in near - {typed, right})
+    return any(is_word(word) or word in NUMBERS_AND_DATES for word in near - {typed, right})
 
 
 def _is_swapped(typed: str, right: str) -> bool:
