@@ -300,10 +300,10 @@ class AnswerCache:
     # Listing
 
     def pending(
-        self, most: int = 100, reasons: Iterable[PendingReason] | None = None
+        self, most: int = 100, reasons: Iterable[PendingReason] | None = None, without: Iterable[str] = ()
     ) -> list[PendingQuestion]:
-        """Return questions without a usable answer, for these reasons or for any; the longest pending first."""
-        return self._entries.pending(most, reasons)
+        """Return questions without a usable answer, for these reasons or for any, without some; the longest pending first."""
+        return self._entries.pending(most, reasons, without)
 
     def most_used(self) -> list[tuple[str, AnswerSettings]]:
         """Return the questions that have an answer, most used first."""

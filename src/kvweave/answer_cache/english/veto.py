@@ -106,7 +106,7 @@ def read(text: str) -> Question:
         if word.text in ORDER and not (after and after.base in known.units_of_time and word.text == "last")
     )
     texts = [word.text for word in spoken]
-    negated = sum(map(_negates, texts)) % 2 == 1
+    negated = sum(text in NEGATIONS for text in texts) % 2 == 1
     return Question(
         words, frozenset(texts), content, names, numbers, order, _asked(spoken), negated, _tense(spoken)
     )
@@ -188,10 +188,6 @@ def _is_inverted(words: Sequence[Word]) -> bool:
     return any(word.text in helpers and before.comma for before, word in pairwise(words)) or any(
         word.text in helpers and word.comma for word in words
     )
-
-
-def _negates(text: str) -> bool:
-    return text in NEGATIONS
 
 
 def _tense(words: Sequence[Word]) -> str:
@@ -380,9 +376,7 @@ def _ordered_otherwise(one: Question, other: Question) -> bool:
 
 _DOUBTS: Final = frozenset({"too short", "part", "a word", "how the words belong together"})
 """The checks that find a difference between many rewordings of one question."""
-_ALL_BUT_ONE: Final = 0.8
-_FEWEST_WORDS: Final = 2
-_MOSTLY_SHARED: Final = 0.6
+_ALL_BUT_ONE, _FEWEST_WORDS, _MOSTLY_SHARED = 0.8, 2, 0.6
 _CHECKS: Final[tuple[tuple[str, Callable[[Question, Question], bool]], ...]] = (
     ("too short", _too_short),
     ("names", _names_differ),
