@@ -117,6 +117,7 @@ def test_a_typing_error_that_is_a_word_of_the_documents_is_none(cached, index):
     index.chunks = [OWN, chunk("b", "An amplifeir is a fruit.")]
     assert find(cached, typed, EAST) is None
     wider = replace(SETTINGS, top_k=SETTINGS.top_k + 1)
+    index.chunks[1] = replace(index.chunks[1], reason=SearchReason(None, None, 1, 0.1))  # bears on nothing
     assert cached.find(typed, lambda: EAST, wider) is None
     index.chunks = [OWN]
     assert cached.find(typed, lambda: EAST, wider).text == "2 kg"
