@@ -1,6 +1,7 @@
 """Near misses: what is remembered, what is learned from verdicts, and when an answer may be given."""
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from kvweave.database import Database
 
 SETTINGS = AnswerSettings("reuse", None, None, 4, None, False, None, None)
 STORED, ASKED = "Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?"
+NUMBERS = count()
 EAST = np.array([1.0, 0.0, 0.0], dtype=np.float32)
 NEAR = np.array([0.8, 0.6, 0.0], dtype=np.float32)
 
@@ -43,7 +45,7 @@ def miss(cache, question=ASKED, vector=NEAR):
 def judged(cache, agreed, score=0.8, kind="wording", answer=None):
     """Add verdicts about the stored answer or another one."""
     for each in agreed:
-        cache._near.judge(answer or 10**6, kind, score, each)
+        cache._near.judge(answer or 10**6, f"question {next(NUMBERS)}", kind, score, each)
 
 
 def test_a_near_question_is_found_but_not_as_the_same(cache):
@@ -74,11 +76,25 @@ def test_near_misses_go_with_the_answer(cache):
     assert cache._near.counts() == (0, 0, 0)
 
 
-def test_only_so_many_are_remembered(cache, monkeypatch):
+def test_a_near_miss_of_an_answer_that_is_gone_is_not_remembered(cache):
+    near = miss(cache)
+    cache.delete([STORED])
+    cache.remember(ASKED, SETTINGS, near)
+    assert cache._near.counts() == (0, 0, 0)
+
+
+def test_a_question_that_is_judged_again_counts_once(cache):
+    for agreed, counts in ((True, (0, 1, 0)), (False, (0, 0, 1))):
+        cache.remember(ASKED, SETTINGS, miss(cache))
+        cache.judge(ASKED, SETTINGS, lambda stored, agreed=agreed: agreed)
+        assert cache._near.counts() == counts
+
+
+def test_only_so_many_are_remembered_the_latest(cache, monkeypatch):
     monkeypatch.setattr("kvweave.answer_cache.near_misses._MOST_REMEMBERED", 2)
     near = miss(cache)
     for number in range(4):
-        made_at = near.answer.made_at_s + number
+        made_at = near.answer.made_at_s - number
         each = replace(near, answer=replace(near.answer, made_at_s=made_at))
         cache.remember(f"{ASKED} {number}", SETTINGS, each)
     assert cache._near.counts()[0] == 2

@@ -194,6 +194,13 @@ def test_predictions_that_do_not_pay_are_not_computed(base, predicted):
     base.predictions.predicted.add("What is the password of Brisaf?", "knowledge", [])
     base.answers.add_predicted("What is the password of Brisaf?", base.encoder.encode(["a"])[0], settings)
     assert base.idle().jobs == {}
+    for number in range(101):
+        predicted_later = f"What is password {number}?"
+        base.predictions.predicted.add(predicted_later, "knowledge", [])
+        base.answers.add_predicted(predicted_later, base.encoder.encode(["a"])[0], settings)
+    base.predictions.predicted.add("What is the password of Glorric?", "history", [])
+    base.answers.add_predicted("What is the password of Glorric?", base.encoder.encode(["a"])[0], settings)
+    assert base.idle().jobs == {"population": 1}, "however many of another kind came before"
 
 
 def test_a_round_predicts_at_most_the_stride(open_kb, documents, predicted):

@@ -1,6 +1,7 @@
 """An answer to a question that is near but not certainly the same is given only after both checks, and is judged later."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,8 +55,8 @@ def cached(tmp_path, index):
     with closing(Database(tmp_path / "answers.sqlite")) as database:
         made = CachedAnswers(AnswerCache(database, 10**7), Documents(), lambda: index, 0.85, error_bound=0.05)
         keep(made, STORED, "2 kg", EAST)
-        for _ in range(60):
-            made.answers._near.judge(10**6, "wording", 0.8, True)
+        for number in range(60):
+            made.answers._near.judge(10**6, str(number), "wording", 0.8, True)
         yield made
 
 
@@ -115,6 +116,11 @@ def test_a_typing_error_that_is_a_word_of_the_documents_is_none(cached, index):
     assert find(cached, typed, EAST) == "2 kg"
     index.chunks = [OWN, chunk("b", "An amplifeir is a fruit.")]
     assert find(cached, typed, EAST) is None
+    wider = replace(SETTINGS, top_k=SETTINGS.top_k + 1)
+    index.chunks[1] = replace(index.chunks[1], reason=SearchReason(None, None, 1, 0.1))  # bears on nothing
+    assert cached.find(typed, lambda: EAST, wider) is None
+    index.chunks = [OWN]
+    assert cached.find(typed, lambda: EAST, wider).text == "2 kg"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,11 @@ def test_a_typing_error_that_is_a_word_of_the_documents_is_none(cached, index):
         ("It is not stated.", "It is not stated.", False),
         ("", "", False),
         ("the red boat of Anna", "Anna's red boat", True),
+        ("forty crowns for each of the two boats", "fifty crowns for each of the two boats", False),
+        ("forty crowns", "fifty crowns", False),
+        ("The shop is open on Sundays.", "The shop is closed on Sundays.", False),
+        ("The shop in the village is open Sunday.", "The shop in the village is open Monday.", False),
+        ("All of the doors of the hall are locked.", "All of the doors of the hall are unlocked.", False),
     ],
 )
 def test_answers_agree_if_they_say_the_same(one, other, same):

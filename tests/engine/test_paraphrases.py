@@ -6,7 +6,7 @@ from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.engine.background import jobs as background_jobs
 from kvweave.engine.background import prediction as question_prediction
 from kvweave.engine.background.budget import Spent
-from kvweave.engine.background.paraphrases import changes_meaning
+from kvweave.engine.background.paraphrases import Paraphraser, changes_meaning
 from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.engine.background.status import idle_status
 from kvweave.predict.prompts import FewShotPrompts
@@ -28,6 +28,11 @@ OTHERWISE = "What is known to be the password of Glorric?"
         ("When does the ferry to Skelt leave?", "Where does the ferry to Skelt leave?", True),
         ("When did Ann leave on 3 May?", "When did Ann leave on 4 May?", True),
         ("When did Ann leave?", "When will Ann leave?", True),
+        ("When does the library open?", "When does the library close?", True),
+        ("How do I get from the pier to town?", "How do I get to the pier from town?", True),
+        ("Can members borrow a boat if it rains?", "Can members borrow a boat unless it rains?", True),
+        ("When does the library open?", "When does the library open on feast days?", True),
+        ("What is the first song of the evening?", "What is the last song of the evening?", True),
         ("When does the ferry to Skelt leave?", "When does the ferry to Brill leave?", True),
     ],
 )
@@ -104,6 +109,32 @@ def test_a_wording_with_other_evidence_gets_an_answer_of_its_own(base, wordings)
     answer = base.ask(OTHERWISE)
     assert answer.plan.cache_hit.question == OTHERWISE
     assert answer.text == base.ask(GLORRIC, cache="off").text
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_an_answer_of_a_users_own_is_not_replaced(base, wordings, monkeypatch, meanwhile):
+    wordings += [OTHERWISE]
+    base.ask(GLORRIC)
+    ((_, settings),) = base.answers.most_used()
+    found = base.answers.stored(GLORRIC, settings)
+
+    def put_own():
+        origin = AnswerProvenance(base._state.documents.visible_versions(), found.chunks, found.epoch)
+        base.answers.put(OTHERWISE, found.vector, settings, "the user's own", found.sources, origin)
+
+    if meanwhile:
+        screened = Paraphraser._wording
+
+        def late(own, text, answer):
+            wording = screened(own, text, answer)
+            put_own()
+            return wording
+
+        monkeypatch.setattr(Paraphraser, "_wording", late)
+    else:
+        put_own()
+    base.idle()
+    assert base.answers.stored(OTHERWISE, settings).text == "the user's own"
 
 
 def test_a_paused_kind_writes_nothing_until_documents_change(base, wordings, documents):

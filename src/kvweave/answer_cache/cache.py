@@ -139,7 +139,7 @@ class AnswerCache:
         for id_, kind, score, made_at in self._near.take(*key):
             stored = self._entries.get(id_)
             if stored is not None and stored.made_at_s == made_at:
-                self._near.judge(id_, kind, score, agrees(stored.text))
+                self._near.judge(id_, key[1], kind, score, agrees(stored.text))
 
     def may_serve(self, miss: NearMiss, bound: float) -> bool:
         """Return whether the verdicts allow to give a near miss's answer, with at most the share `bound` of such answers wrong."""
@@ -300,10 +300,10 @@ class AnswerCache:
     # Listing
 
     def pending(
-        self, most: int = 100, reasons: Iterable[PendingReason] | None = None
+        self, most: int = 100, reasons: Iterable[PendingReason] | None = None, without: Iterable[str] = ()
     ) -> list[PendingQuestion]:
-        """Return questions without a usable answer, for these reasons or for any; the longest pending first."""
-        return self._entries.pending(most, reasons)
+        """Return questions without a usable answer, for these reasons or for any, without some; the longest pending first."""
+        return self._entries.pending(most, reasons, without)
 
     def most_used(self) -> list[tuple[str, AnswerSettings]]:
         """Return the questions that have an answer, most used first."""

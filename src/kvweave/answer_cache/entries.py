@@ -287,13 +287,20 @@ class Entries:
         found = [_decoded(encoded) for (encoded,) in rows]
         return sorted(found, key=lambda each: -each.top_k)
 
-    def pending(self, most: int, reasons: Iterable[PendingReason] | None) -> list[PendingQuestion]:
-        """Return questions that are pending for these reasons, or for any; the longest pending first."""
+    def pending(
+        self, most: int, reasons: Iterable[PendingReason] | None, without: Iterable[str] = ()
+    ) -> list[PendingQuestion]:
+        """Return questions that are pending for these reasons, or for any, without some; the longest pending first."""
         rows = self._database.query(
             """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
                WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))
+                 AND question NOT IN (SELECT value FROM json_each(?))
                ORDER BY waiting_since, id LIMIT ?""",
-            (*[None if reasons is None else json.dumps(list(reasons))] * 2, most),
+            (
+                *[None if reasons is None else json.dumps(list(reasons))] * 2,
+                json.dumps(list(without)),
+                most,
+            ),
         )
         return [
             PendingQuestion(question, _decoded(encoded), reason, since)

@@ -20,7 +20,7 @@ from kvweave.answer_cache.english.normalize import (
     normalize,
 )
 from kvweave.answer_cache.english.spelling import corrected
-from kvweave.answer_cache.english.veto import kind_of_pair, veto
+from kvweave.answer_cache.english.veto import are_opposed, kind_of_pair, veto
 from kvweave.answer_cache.english.words import has_symbols, split_words
 from kvweave.answer_cache.other_languages import is_english
 from kvweave.answer_cache.records import Vector
@@ -130,9 +130,11 @@ def _compared(first: str, second: str, cosine: float, threshold: float) -> Compa
     """Compare two cleaned English questions that are not read alike as they are."""
     for core in questions_in(first):
         for other_core in questions_in(second):
+            moved = (core != first) + (other_core != second)
+            if moved > 1:
+                continue  # what is said around them may differ
             errors = _same_words(core, other_core, cosine >= threshold)
             if errors is not None:
-                moved = (core, other_core) != (first, second)
                 kind = "spelling" if errors else "context" if moved else "words"
                 return Comparison("same", kind, errors)
     differs = veto(questions_in(first)[-1], questions_in(second)[-1])
@@ -156,6 +158,7 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     """
     if _plain(one) == _plain(other):
         return ()
+    first, second = one, other
     errors: list[str] = []
     fixed = corrected(one, other)
     if fixed is not None:
@@ -163,12 +166,14 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     fixed = corrected(other, one)
     if fixed is not None:
         other, errors = fixed.text, [*errors, *fixed.errors]
+    if errors and are_opposed(first, second):
+        return None
     if errors and _plain(one) == _plain(other):
         return tuple(errors)
     if not near:
         return None
-    first, second = normalize(one), normalize(other)
-    return tuple(errors) if first.asks != EXACT and difference(first, second) is None else None
+    here, there = normalize(one), normalize(other)
+    return tuple(errors) if here.asks != EXACT and difference(here, there) is None else None
 
 
 @lru_cache(maxsize=_REMEMBERED)

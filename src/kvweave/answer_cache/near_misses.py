@@ -5,6 +5,7 @@ would have been right. From such verdicts comes the similarity above which store
 user accepts (vCache's bound, here for each kind of near miss; verification after the fact as in Krites).
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS near_misses (
         question INTEGER NOT NULL REFERENCES banked_questions (id) ON DELETE CASCADE, circumstances TEXT NOT NULL,
         asked TEXT NOT NULL, kind TEXT NOT NULL, score REAL NOT NULL, made_at REAL NOT NULL,
-        PRIMARY KEY (circumstances, asked, question)) WITHOUT ROWID""",
+        PRIMARY KEY (circumstances, asked, question))""",
     "CREATE INDEX IF NOT EXISTS near_misses_by_question ON near_misses (question)",
     """CREATE TABLE IF NOT EXISTS near_verdicts (
-        id INTEGER PRIMARY KEY, question INTEGER NOT NULL, kind TEXT NOT NULL, score REAL NOT NULL, agreed INTEGER NOT NULL)""",
+        id INTEGER PRIMARY KEY, question INTEGER NOT NULL, asked TEXT NOT NULL, kind TEXT NOT NULL, score REAL NOT NULL,
+        agreed INTEGER NOT NULL, UNIQUE (question, asked))""",
     "CREATE INDEX IF NOT EXISTS near_verdicts_by_kind ON near_verdicts (kind, score)",
 )
-"""`made_at` is when the stored answer was made: another one that took its place since is not judged by."""
+"""`made_at` is when the stored answer was made: another one that took its place since is not judged by. In `near_verdicts`,
+`asked` is a digest of the question: verdicts stay when questions are deleted."""
 
 _MOST_REMEMBERED: Final = 1000
 _MOST_VERDICTS: Final = 5000
@@ -59,13 +62,20 @@ class NearMisses:
         database.script(SCHEMA)
 
     def remember(self, asked: str, circumstances: str, miss: NearMiss) -> None:
-        """Store a near miss of a question that has no answer of its own yet; those of the oldest answers are forgotten."""
+        """Store a near miss of a question that has no answer of its own yet; the oldest near misses are forgotten.
+
+        One whose stored question is gone meanwhile is not stored.
+        """
         values = (miss.answer.id, circumstances, asked, miss.kind, miss.score, miss.answer.made_at_s)
+        exists = "EXISTS (SELECT 1 FROM banked_questions WHERE id = ?)"
         with self._database.transaction():
-            self._database.execute("INSERT OR REPLACE INTO near_misses VALUES (?, ?, ?, ?, ?, ?)", values)
             self._database.execute(
-                """DELETE FROM near_misses WHERE made_at < (
-                     SELECT made_at FROM near_misses ORDER BY made_at DESC LIMIT 1 OFFSET ?)""",
+                f"INSERT OR REPLACE INTO near_misses SELECT ?, ?, ?, ?, ?, ? WHERE {exists}",
+                (*values, miss.answer.id),
+            )
+            self._database.execute(
+                """DELETE FROM near_misses WHERE rowid < (
+                     SELECT rowid FROM near_misses ORDER BY rowid DESC LIMIT 1 OFFSET ?)""",
                 (_MOST_REMEMBERED - 1,),
             )
 
@@ -80,12 +90,16 @@ class NearMisses:
                 self._database.execute(f"DELETE {where}", (circumstances, asked))
         return [(int(id_), kind, float(score), float(made_at)) for id_, kind, score, made_at in rows]
 
-    def judge(self, id_: int, kind: str, score: float, agreed: bool) -> None:
-        """Store a verdict about the answer in a row; the oldest verdicts are dropped."""
+    def judge(self, id_: int, asked: str, kind: str, score: float, agreed: bool) -> None:
+        """Store a verdict about the answer in a row, in place of an earlier one from the same question.
+
+        The oldest verdicts are dropped.
+        """
+        digest = hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
         with self._database.transaction():
             self._database.execute(
-                "INSERT INTO near_verdicts (question, kind, score, agreed) VALUES (?, ?, ?, ?)",
-                (id_, kind, score, agreed),
+                "INSERT OR REPLACE INTO near_verdicts (question, asked, kind, score, agreed) VALUES (?, ?, ?, ?, ?)",
+                (id_, digest, kind, score, agreed),
             )
             self._database.execute(
                 "DELETE FROM near_verdicts WHERE id <= (SELECT max(id) FROM near_verdicts) - ?",

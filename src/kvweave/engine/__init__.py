@@ -1,7 +1,8 @@
 """The only place where the parts meet: a knowledge base (`knowledge_base`) and what its calls go to.
 
-ask          `ask` checks a question, `settings` completes its options, `pipeline` answers it
-add          `indexing`
-chat         `conversation`
-idle         `background`, `background_jobs`, `question_prediction`
+ask          `answering/ask` checks a question, `answering/settings` completes its options, `answering/pipeline` answers it
+add          `documents/indexing`
+chat         `conversations/conversation`
+serve        `serving/serving`
+idle         `background/runner`, `background/jobs`, `background/prediction`
 """

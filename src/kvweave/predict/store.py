@@ -273,6 +273,14 @@ class PredictedQuestions:
         rows = self._database.query("SELECT origin FROM predicted_questions WHERE question = ?", (question,))
         return rows[0][0] if rows else None
 
+    def of(self, origins: Iterable[PredictionOrigin]) -> list[str]:
+        """Return the questions that were predicted from one of these."""
+        rows = self._database.query(
+            "SELECT question FROM predicted_questions WHERE origin IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(origins)),),
+        )
+        return [question for (question,) in rows]
+
     def record_asked(self, question: str) -> None:
         """Record that a user asked a question in these words."""
         self._database.execute("UPDATE predicted_questions SET asked = 1 WHERE question = ?", (question,))

@@ -1,16 +1,12 @@
-"""Finds the question in a text that also says why it is asked: "Sorry, one more for the minutes. Who opens the shop?"
+"""Finds the question in a text that also speaks of asking itself: "Sorry, a quick question. Who opens the shop?"
 
-What may change the answer stays in the question: who the person is who asks, a condition, a name, a number. In doubt there
-is no context.
+Whatever else is said may change the answer and stays in the question: who asks, what for, a condition, a name, a number.
 """
 
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
-
-from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.languages import ENGLISH, function_words
 
 _SENTENCE_END: Final = re.compile(
     r"(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\bDr)(?<!\bSt)(?<!\bNo)(?<!\bProf)(?<=[.?!])\s+(?=\w)"
@@ -21,27 +17,19 @@ _QUESTION_START: Final = re.compile(
     r"(?:(?:at|by|in|on|to|for|from|with|of|under|since|until) )?(?:who|whom|whose|what|which|when|where|why|how)\b",
     re.I,
 )
-_ABOUT_THE_QUESTION: Final = re.compile(
-    r"\b(?:sorry|question|ask(?:s|ed|ing)?(?! for (?!it|this|that))|wonder\w*|asap|remind|help me out|hence|argu(?:e|es|ed|ing)|bet"
-    r"|look (?:it|this|that) up|look(?:ed|ing)? (?:this|it|that) up|check|one more|quick one|forgot|remember|not sure"
-    r"|(?:need|want|require)s? (?:it|this|that|to know|the answer|an answer|one (?:sentence|line|word))"
-    r"|for (?:the|my|our|a|an) (?:[\w'-]+ ){0,3}(?:note|notes|card|letter|form|report|release|newsletter|poster|invitation|invite"
-    r"|e-?mail|mail|message|minutes|list|article|programme|booklet|presentation|slides?|speech|book|records|summary|agenda|blog))\b",
-    re.I,
+_SIGN: Final = re.compile(r"[^\w\s.,;:!?'\"-]")
+_ABOUT_ASKING: Final = frozenset(
+    "sorry apologies pardon excuse hello hi hey thanks thank question questions ask asks asked asking wonder wondering wondered "
+    "curious check checking checked remember remind forgot forget forgotten know knows answer help need want look looking looked tell "
+    "quick quickly short simple silly urgent asap sure bother bothering".split()
 )
-_DOING: Final = re.compile(
-    r"^(?:and |but |so |as )?(?:i|we)(?:'m| am|'re| are) (?:just |still |currently |now |already )?(?!going\b)\w+ing\b",
-    re.I,
+_BESIDE_THEM: Final = frozenset(
+    "i i'm i've i'd i'll me my we we're we've we'd us our you you're your a an the it this that am is are was were be been do does did "
+    "have has had can can't could couldn't don't would will may might must should just please so and but to again really very "
+    "like one more there up".split()
 )
-_MAY_NARROW: Final = frozenset(
-    "only not except without unless if instead other others another different mean meant besides especially particularly specifically "
-    "assuming suppose supposing provided case both each every all any no never none half otherwise rather but than before after until "
-    "since during while when once where whether same also too second last next previous old new about regarding concerning".split()
-)
-_POINTING: Final = re.compile(r"\b(?:about (?:it|this|that)|one more|one (?:sentence|line|word))\b|[,.!;]")
-_FIRST_PERSON: Final = frozenset(
-    "i me my mine we us our ours myself ourselves i'm i've i'd i'll we're we've".split()
-)
+"""Words that say nothing by themselves, and may stand beside those about asking."""
+
 _POINTS_BACK: Final = frozenset(
     "it its it's they them their theirs he him his she her hers this that these those there one ones such so then".split()
 )
@@ -55,7 +43,7 @@ def questions_in(text: str) -> tuple[str, ...]:
 
 
 def _without_context(text: str) -> str:
-    """Return the question of a text if all the rest says why it is asked; else an empty text."""
+    """Return the question of a text if all the rest is about asking; else an empty text."""
     sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence]
     asked = [sentence for sentence in sentences if sentence.endswith("?")]
     if len(sentences) > 4 or len(asked) > 1:
@@ -71,20 +59,12 @@ def _without_context(text: str) -> str:
 
 
 def _changes_nothing(context: str, core: str) -> bool:
-    """Return whether a context only tells why a question is asked."""
-    words, asked = (list(_words(part)) for part in (context, core))
-    if any(letter.isdigit() for letter in context):
+    """Return whether a context is about asking alone, and the question does not refer to it."""
+    words, asked = (set(_words(part)) for part in (context, core))
+    if not words <= _ABOUT_ASKING | _BESIDE_THEM or _SIGN.search(context):
         return False
-    if not _MAY_NARROW.isdisjoint(_POINTING.sub("", context.lower()).split()):
-        return False
-    if any(word[0].isupper() and word.split("'")[0] != "I" for word in _WORD.findall(context)[1:]):
-        return False  # a name
-    content = set(words) - function_words()[ENGLISH] - lexicon().function_words
-    if not content.isdisjoint(asked) or not _POINTS_BACK.isdisjoint(asked):
-        return False
-    if _ABOUT_THE_QUESTION.search(context):
-        return True
-    return _DOING.match(context) is not None and _FIRST_PERSON.isdisjoint(asked)
+    about = words & _ABOUT_ASKING
+    return bool(about) and about.isdisjoint(asked) and _POINTS_BACK.isdisjoint(asked)
 
 
 def _words(text: str) -> Iterator[str]:

@@ -1,13 +1,14 @@
-"""Recognises typing errors: a word that is no word, one or two letters away from a word of another question.
+"""Recognises typing errors: a word that is no word, one letter away from a word of another question and from no other word.
 
-Numbers, names and short words are never taken for errors, nor is a word that is a general one. Whether the user's documents
-have the word is the caller's to check.
+Numbers, dates, names and short words are never taken for errors, nor is a word that is a general one. Whether the user's
+documents have the word is the caller's to check.
 """
 
 import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, lru_cache
+from string import ascii_lowercase
 from typing import Final, NamedTuple
 
 from kvweave.answer_cache.english.general_words import general_words
@@ -17,11 +18,15 @@ from kvweave.languages import ENGLISH, function_words
 _WORD: Final = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 
 _LONG: Final = 5  # letters of a word in which one letter may be wrong
-_VERY_LONG: Final = 9  # letters of a word in which two may be
 _SWAPPED: Final = 4  # letters of a word in which two neighbours may have changed places
-_MONTHS_AND_DAYS: Final = frozenset(
-    "january february march april june july august september october november december monday tuesday wednesday thursday friday "
-    "saturday sunday".split()
+_PREFIXES: Final = ("un", "in", "im", "dis", "non", "mis", "re", "de", "pre")
+NUMBERS_AND_DATES: Final = frozenset(
+    "january february march april may june july august september october november december monday tuesday wednesday thursday "
+    "friday saturday sunday zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion dozen half "
+    "quarter once twice thrice first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+    "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth thirtieth fortieth fiftieth sixtieth seventieth eightieth "
+    "ninetieth hundredth thousandth millionth".split()
 )
 
 
@@ -53,11 +58,15 @@ def is_typing_error(word: str, meant: str, first: bool = False) -> bool:
     typed, right = word.lower(), meant.lower()
     if not (typed.isascii() and typed.isalpha() and right.isascii() and right.isalpha()):
         return False
-    closed = right in _MONTHS_AND_DAYS
-    named = any(letter.isupper() for letter in (word[first:] + meant[first:]))
-    if named and not closed:
+    if right in NUMBERS_AND_DATES or any(letter.isupper() for letter in (word[first:] + meant[first:])):
         return False
-    return _is_near(typed, right) and (closed or _is_general(right)) and not is_word(typed)
+    return (
+        _is_near(typed, right)
+        and _is_general(right)
+        and not is_word(typed)
+        and not _differ_by_prefix(typed, right)
+        and not _may_be_another(typed, right)
+    )
 
 
 def is_word(word: str) -> bool:
@@ -80,17 +89,34 @@ def _function_words() -> frozenset[str]:
 
 
 def _is_near(typed: str, right: str) -> bool:
-    """Return whether few enough letters differ for the length of the words."""
+    """Return whether the words differ in one letter behind the first, or in two neighbours that changed places."""
     shorter = min(len(typed), len(right))
-    is_function_word = right in _function_words()
     if _is_swapped(typed, right):
-        return shorter >= _SWAPPED or (is_function_word and shorter == _SWAPPED - 1)  # "teh"
-    if is_function_word and len(right) >= _LONG:
-        return edits(typed, right, 1) == 1  # "wich"
-    if shorter < _LONG:
-        return False
-    ends = typed[0] == right[0] and typed[-1] == right[-1] and sorted(typed) == sorted(right)
-    return edits(typed, right, 2) <= (2 if shorter >= _VERY_LONG or ends else 1)
+        return shorter >= _SWAPPED or (right in _function_words() and shorter == _SWAPPED - 1)  # "teh"
+    return shorter >= _LONG and typed[0] == right[0] and edits(typed, right, 1) == 1
+
+
+def _differ_by_prefix(one: str, other: str) -> bool:
+    """Return whether the words are equal but for what is put in front: "inactive", "reactive"."""
+    stems = [
+        {word, *(word.removeprefix(prefix) for prefix in _PREFIXES if word.startswith(prefix))}
+        for word in (one, other)
+    ]
+    return not stems[0].isdisjoint(stems[1])
+
+
+@lru_cache(maxsize=1024)
+def _may_be_another(typed: str, right: str) -> bool:
+    """Return whether a third word is as near; letters that changed places are nearer than others."""
+    swapped = {typed[:n] + typed[n + 1] + typed[n] + typed[n + 2 :] for n in range(len(typed) - 1)}
+    near = set(swapped)
+    if right not in swapped:
+        for n in range(len(typed) + 1):
+            before, after = typed[:n], typed[n:]
+            near |= {before + letter + after for letter in ascii_lowercase}
+            near |= {before + letter + after[1:] for letter in ascii_lowercase if after}
+            near.add(before + after[1:])
+    return any(is_word(word) or word in NUMBERS_AND_DATES for word in near - {typed, right})
 
 
 def _is_swapped(typed: str, right: str) -> bool:

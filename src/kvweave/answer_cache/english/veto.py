@@ -18,6 +18,7 @@ from kvweave.answer_cache.english.spelling import is_word
 from kvweave.answer_cache.english.veto_words import (
     ASKED,
     ASKING,
+    CONDITIONS,
     COUNTED,
     DIRECTION,
     EMPTY,
@@ -105,7 +106,7 @@ def read(text: str) -> Question:
         if word.text in ORDER and not (after and after.base in known.units_of_time and word.text == "last")
     )
     texts = [word.text for word in spoken]
-    negated = sum(map(_negates, texts)) % 2 == 1
+    negated = sum(text in NEGATIONS for text in texts) % 2 == 1
     return Question(
         words, frozenset(texts), content, names, numbers, order, _asked(spoken), negated, _tense(spoken)
     )
@@ -122,6 +123,18 @@ def veto(one: str, other: str) -> str | None:
     """Return the first difference found between two cleaned questions that changes the answer; None without one."""
     first, second = read(one), read(other)
     return next((name for name, differs in _CHECKS if differs(first, second)), None)
+
+
+def says_otherwise(one: str, other: str) -> bool:
+    """Return whether a difference that changes the answer is seen in two cleaned questions, not merely too little in common."""
+    first, second = read(one), read(other)
+    checks = (differs for name, differs in _CHECKS if name not in _DOUBTS)
+    return any(differs(first, second) for differs in (*checks, _condition_differs))
+
+
+def are_opposed(one: str, other: str) -> bool:
+    """Return whether a word of one cleaned text means the opposite of a word of the other."""
+    return _opposites(read(one), read(other))
 
 
 def kind_of_pair(one: str, other: str) -> str:
@@ -175,10 +188,6 @@ def _is_inverted(words: Sequence[Word]) -> bool:
     return any(word.text in helpers and before.comma for before, word in pairwise(words)) or any(
         word.text in helpers and word.comma for word in words
     )
-
-
-def _negates(text: str) -> bool:
-    return text in NEGATIONS
 
 
 def _tense(words: Sequence[Word]) -> str:
@@ -254,16 +263,21 @@ def _comparison_differs(one: Question, other: Question) -> bool:
 
 def _opposites(one: Question, other: Question) -> bool:
     first, second = _differing(one, other)
-    for pair in OPPOSED:
-        for here, there in (pair, pair[::-1]):
-            if here in first and there in second:
-                return True
-    known = general_words()
     if _alike(one, other) > _MOSTLY_SHARED and any(
         {*pair} <= {*first, *second} and not {*pair} <= first and not {*pair} <= second
         for pair in OPPOSED_PARTICLES
     ):
         return True
+    return opposed_words(first, second)
+
+
+def opposed_words(first: set[str], second: set[str]) -> bool:
+    """Return whether a word in lower case of one set means the opposite of one of the other."""
+    for pair in OPPOSED:
+        for here, there in (pair, pair[::-1]):
+            if here in first and there in second:
+                return True
+    known = general_words()
     return any(
         known.are_antonyms(here, there) or _is_negated_form(here, there) or _is_negated_form(there, here)
         for here in first
@@ -305,7 +319,10 @@ def _roles_differ(one: Question, other: Question) -> bool:
     ):
         return True
     counts = [Counter(each.content) for each in (one, other)]
-    shared = [word for word in one.content if counts[0][word] == counts[1][word] == 1]
+    measures = set(MEASURED.values())  # "the price of the lamp", "how much the lamp costs"
+    shared = [
+        word for word in one.content if counts[0][word] == counts[1][word] == 1 and word not in measures
+    ]
     if len(shared) < 2 or not (one.asks and other.asks):
         return False
     places = {word: other.content.index(word) for word in shared}
@@ -331,6 +348,18 @@ def _dropped(one: Question, other: Question) -> bool:
     return first < second or second < first
 
 
+def _condition_differs(one: Question, other: Question) -> bool:
+    """Return whether one question has a condition, or says where, when or for whom, and the other says nothing instead."""
+    if one.texts & CONDITIONS != other.texts & CONDITIONS:
+        return True
+    for here, there in ((one, other), (other, one)):
+        more = {after for _, after in _phrases(here)} - set(there.content) - COUNTED - GENERIC
+        more -= NOUNS_ASKED.keys() | MEASURED.keys()
+        if more and set(there.content) - GENERIC - COUNTED - MEASURED.keys() <= set(here.content):
+            return True
+    return False
+
+
 def _exchanged(one: Question, other: Question) -> bool:
     """Return whether the questions are equal but for a word or two, which are no synonyms."""
     first = set(one.content) - set(other.content) - EMPTY - COUNTED
@@ -345,9 +374,9 @@ def _ordered_otherwise(one: Question, other: Question) -> bool:
     return bool(one.asks and other.asks) and _alike(one, other) >= _ALL_BUT_ONE
 
 
-_ALL_BUT_ONE: Final = 0.8
-_FEWEST_WORDS: Final = 2
-_MOSTLY_SHARED: Final = 0.6
+_DOUBTS: Final = frozenset({"too short", "part", "a word", "how the words belong together"})
+"""The checks that find a difference between many rewordings of one question."""
+_ALL_BUT_ONE, _FEWEST_WORDS, _MOSTLY_SHARED = 0.8, 2, 0.6
 _CHECKS: Final[tuple[tuple[str, Callable[[Question, Question], bool]], ...]] = (
     ("too short", _too_short),
     ("names", _names_differ),

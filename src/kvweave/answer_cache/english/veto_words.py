@@ -91,6 +91,7 @@ GENERIC: Final = frozenset(
 TITLES: Final = frozenset("mr mrs ms miss dr prof professor uncle aunt auntie kw kwh ok".split())
 SENTENCE_START: Final = re.compile(r"(?:^|(?<=[.?!:] ))[^\W\d_]+")
 ONE: Final = re.compile(r"(?<![\d.,:/-])1(?![\d.,:/-])")
+CONDITIONS: Final = frozenset("if unless while although though except without provided".split())
 COUNTED: Final = frozenset("many much number amount count quantity".split())
 ASKING: Final = ("who", "whom", "whose", "what", "which", "when", "where", "why", "how")
 ASKED: Final = re.compile(rf"\b(?:{'|'.join(ASKING)}|whether|if)\b", re.IGNORECASE)

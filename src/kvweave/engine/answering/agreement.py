@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from kvweave.answer_cache.english.spelling import NUMBERS_AND_DATES
+from kvweave.answer_cache.english.veto import opposed_words
 from kvweave.predict.filters import WORD, is_non_answer
 
 _FILLERS: Final = frozenset(
@@ -41,9 +43,17 @@ def contradict(one: str, other: str) -> bool:
 
 
 def agree(one: str, other: str) -> bool:
-    """Return whether two answers say the same in substance; symmetric. In doubt, and if either says that there is none, they do not."""
+    """Return whether two answers say the same in substance; symmetric. In doubt, and if either says that there is none, they do not.
+
+    Both must have the same number words and weekdays, and no word of one may be the opposite of another of the other.
+    """
     first, second = _content(one), _content(other)
     if not (first and second) or is_non_answer(one) or is_non_answer(other) or contradict(one, other):
+        return False
+    words = [{_singular_day(word) for word in _words(each)} for each in (one, other)]
+    if words[0] & NUMBERS_AND_DATES != words[1] & NUMBERS_AND_DATES:
+        return False
+    if opposed_words(words[0] - words[1], words[1] - words[0]):
         return False
     return len(first & second) >= _MOST * min(len(first), len(second))
 
@@ -59,6 +69,10 @@ def support(answer: str, texts: Sequence[str]) -> float:
 
 def _words(text: str) -> list[str]:
     return [word.casefold() for word in WORD.findall(text)]
+
+
+def _singular_day(word: str) -> str:
+    return word.removesuffix("s") if word.endswith("days") else word
 
 
 def _content(text: str) -> set[str]:

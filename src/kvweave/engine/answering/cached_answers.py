@@ -89,7 +89,9 @@ class CachedAnswers:
             return found if self._is_valid(found) and not self._are_words(found) else None
         for narrower in self.answers.narrower(answer_settings):
             found = self.answers.find(question, vector, narrower, self.threshold)
-            if found is not None and self._has_same_evidence(found, answer_settings.top_k):
+            if found is None or self._are_words(found):
+                continue
+            if self._has_same_evidence(found, answer_settings.top_k):
                 with _logged_only():
                     return self.answers.move(found, answer_settings)
                 return found

@@ -1,11 +1,11 @@
 """One request, from question to answer: kvweave's table of contents.
 
-look up    the question in the answer cache     engine/cached_answers   (before this, needs no model: engine/ask)
+look up    the question in the answer cache     engine/answering/cached_answers   (before this, needs no model: answering/ask)
 retrieve   question -> chunks                   index/vector_index
 prefetch   start loading the chunks' KV         kvstore/chunk_store
 prefill    match, place, select, recompute      recipes/recipe
-generate   first logits -> text                 engine/generation
-remember   store the exact KV and the answer    kvstore, engine/cached_answers
+generate   first logits -> text                 engine/answering/generation
+remember   store the exact KV and the answer    kvstore, engine/answering/cached_answers
 """
 
 import logging

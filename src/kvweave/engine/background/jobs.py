@@ -204,21 +204,20 @@ class JobSource:
     def _pending(
         self, kind: JobKind, reasons: tuple[PendingReason, ...], do: Callable[[PendingQuestion], None]
     ) -> Job | None:
-        found = self._cached.answers.pending(most=len(self._tried) + 100, reasons=reasons)
         predicted = kind in ("population", "conversion")
         paused = paused_predictions(self._predictions, self._budget) if predicted else ()
-        origin_of = self._predictions.predicted.origin_of
+        left_out = self._predictions.predicted.of(paused) if paused else ()
+        found = self._cached.answers.pending(len(self._tried) + 100, reasons, left_out)
         left = [
             one
             for one in found
             if one.settings.reranker == self._cached.reranker  # answers under another one wait for it
             and (kind, one.question, one.settings) not in self._tried
-            and not (paused and origin_of(one.question) in paused)
         ]
         if not left:
             return None
         first = left[0]
-        origin = origin_of(first.question) if predicted else None
+        origin = self._predictions.predicted.origin_of(first.question) if predicted else None
         key = (kind, first.question, first.settings)
         return Job(kind, first.question, key, len(left), partial(do, first), origin)
 

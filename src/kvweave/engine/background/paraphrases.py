@@ -11,6 +11,7 @@ from itertools import chain
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.normalize import EXACT, clean_text, normalize
+from kvweave.answer_cache.english.veto import says_otherwise
 from kvweave.answer_cache.matching import similarity
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
 from kvweave.engine.answering.cached_answers import provenance
@@ -26,11 +27,14 @@ _KINDS_THAT_AGREE = frozenset({frozenset({"when", "time"}), frozenset({"when", "
 def changes_meaning(question: str, wording: str) -> bool:
     """Return whether a wording is known to ask something else than a question; symmetric.
 
-    It is if a name, a number or the negation differs, or, where both are followed as English questions, what is asked for,
-    the tense, or the roles of the same words.
+    It is if a name, a number or the negation differs, if the answer cache sees any other difference that changes an answer
+    (opposites, direction, order, a part), or, where both are followed as English questions, what is asked for, the tense, or the
+    roles of the same words.
     """
     one, other = normalize(question), normalize(wording)
     if not keeps_decisive_words(question, wording) or one.negated != other.negated:
+        return True
+    if says_otherwise(clean_text(question), clean_text(wording)):
         return True
     if EXACT in (one.asks, other.asks):
         return False
@@ -110,6 +114,8 @@ class Paraphraser:
         predicted, matcher = self.predictions.predicted, self.answers.matcher
         if text == found.question or predicted.contains(text) or matcher.is_time_sensitive(text):
             return None
+        if self.answers.stored(text, self.answer_settings) is not None:
+            return None
         vector = self.context().encoder.encode([text])[0]
         cosine = similarity(vector, found.vector)
         if matcher.same(text, found.question, cosine, self.threshold):
@@ -128,6 +134,8 @@ class Paraphraser:
         """Store a wording, in the caller's transaction; return whether it got the answer."""
         if not wording.origin.versions <= self.documents.visible_versions():
             return False
+        if self.answers.stored(wording.text, self.answer_settings) is not None:
+            return False  # it was asked meanwhile and has an answer of its own
         versions = wording.origin.versions
         self.predictions.predicted.add(wording.text, "paraphrase", versions, wording.dropped)
         if wording.dropped is not None:

@@ -1,6 +1,6 @@
 """Predicts questions with the model: runs the jobs that `predict/planning` chooses, screens the replies and stores the rest.
 
-Predicted questions are queued in the answer cache; `background_jobs` computes their KV and answers.
+Predicted questions are queued in the answer cache; `jobs` computes their KV and answers.
 """
 
 import math
