@@ -271,7 +271,9 @@ def test_changed_documents_void_what_is_measured(open_kb, tmp_path):
 
 def test_idle_time_calibrates_once_enough_questions_are_known(open_kb, few, monkeypatch):
     monkeypatch.setattr(QuestionPredictor, "reply", lambda *given, **named: "")
-    monkeypatch.setattr(jobs, "_fault", lambda *given: None)  # the tiny model's answers are not in the documents
+    monkeypatch.setattr(
+        jobs, "_fault", lambda *given: None
+    )  # the tiny model's answers are not in the documents
     base = open_kb(**ANYTHING, answer_limit_bytes=10**7)
     vector = base.encoder.encode(["x"])[0]
     for question in few[:3]:

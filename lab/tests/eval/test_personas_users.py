@@ -38,7 +38,9 @@ def test_no_test_question_occurs_where_the_answer_cache_is_developed():
         *(root / "src" / "kvweave" / "answer_cache").rglob("*.*"),
         *(root / "tests" / "answer_cache").glob("*.py"),
     ]
-    texts = [path.read_text("utf-8") for path in places if path.is_file() and path.suffix not in (".pyc", ".xz")]
+    texts = [
+        path.read_text("utf-8") for path in places if path.is_file() and path.suffix not in (".pyc", ".xz")
+    ]
     strings = [normalised(sentence) for text in texts for sentence in re.findall(r'"([^"\n]+)"', text)]
     assert normalised("Who wrote the letter to Ben?") in strings
     for text in (text for family in load_pool(TEST).families for text in family.asked):
