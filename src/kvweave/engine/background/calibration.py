@@ -18,6 +18,7 @@ from kvweave.config import GenerationConfig
 from kvweave.engine.answering.kb_question import RequestContext, tokenized_prompt_for
 from kvweave.engine.answering.settings import AskOptions, Settings
 from kvweave.engine.background.greedy_reply import Reply, counted_rows
+from kvweave.engine.background.precompute import prepare_context
 from kvweave.engine.background.verdicts import (
     MIN_QUESTIONS,
     AutoRecipe,
@@ -329,27 +330,20 @@ class Calibrator:
             asked = [(row.kv_digest, row.kv_tokens) for row in rows]
             store, self._unprepared = self._state.store, []
             room = store.limit_bytes - store.used_bytes + store.unused_bytes
-            for number, size in missing_bytes(self._prepare_context(), asked, recipe).items():
+            ctx = prepare_context(self._components.request_context(), self._system)
+            for number, size in missing_bytes(ctx, asked, recipe).items():
                 if size <= room:
                     room -= size
                     self._unprepared.append(rows[number])
         return self._unprepared
 
     def _prepare(self, batch: Sequence[ListedChunk], recipe: Recipe) -> None:
-        context, template = self._components.request_context(), self._components.adapter.template
+        context = self._components.request_context()
         texts = context.index.texts([row.row_id for row in batch])
-        chunks = [template.chunk_ids(text) for text in texts.values()]
-        prepare_chunks(self._prepare_context(), chunks, recipe)
+        chunks = [context.adapter.template.chunk_ids(text) for text in texts.values()]
+        prepare_chunks(prepare_context(context, self._system), chunks, recipe)
         self._unprepared = (self._unprepared or [])[len(batch) :]
         self._prepared += len(batch)
-
-    def _prepare_context(self) -> PrepareContext:
-        context = self._components.request_context()
-        template = context.adapter.template
-        corpus = ListedCorpus(context.documents, context.index, context.encoder, template)
-        return PrepareContext(
-            context.adapter, context.store, tuple(template.prefix_ids(self._system)), corpus
-        )
 
 
 def calibrate(

@@ -85,22 +85,25 @@ class Precomputer:
     def _bytes(self, recipe: Recipe, missing: Sequence[Ids]) -> int:
         """Return the bytes that storing chunks takes: what the recipe prepares of each, else what it remembers."""
         sizes = missing_bytes(
-            self._prepare_context(), [(digest_tokens(ids), len(ids)) for ids in missing], recipe
+            prepare_context(self.context(), self.system),
+            [(digest_tokens(ids), len(ids)) for ids in missing],
+            recipe,
         )
         adapter = self.context().adapter
         return sum(
             sizes.get(number, recipe.prepare.bytes(adapter, len(ids))) for number, ids in enumerate(missing)
         )
 
-    def _prepare_context(self) -> PrepareContext:
-        context = self.context()
-        template = context.adapter.template
-        corpus = ListedCorpus(context.documents, context.index, context.encoder, template)
-        return PrepareContext(context.adapter, context.store, template.prefix_ids(self.system), corpus)
-
     def _store_kv(self, recipe: Recipe, prompt: TokenizedPrompt, missing: Sequence[Ids]) -> None:
         """Store what the recipe prepares of these chunks, and what it remembers of a request for the prompt."""
         context = self.context()
-        prepare_chunks(self._prepare_context(), missing, recipe)
+        prepare_chunks(prepare_context(self.context(), self.system), missing, recipe)
         if "chunk" in recipe.match.stored_kinds:
             remember(run(recipe, context.adapter, context.store, prompt))
+
+
+def prepare_context(context: RequestContext, system: str) -> PrepareContext:
+    """Return what preparing chunks among all listed ones takes, after the system prefix of a request."""
+    template = context.adapter.template
+    corpus = ListedCorpus(context.documents, context.index, context.encoder, template)
+    return PrepareContext(context.adapter, context.store, template.prefix_ids(system), corpus)
