@@ -262,6 +262,35 @@ def test_knowledge_bases_come_and_go(serve, tmp_path):
 # Tenants
 
 
+def test_a_deletion_that_waits_for_background_work_keeps_nobody_from_other_knowledge_bases(
+    serve, monkeypatch
+):
+    working, may_end = threading.Event(), threading.Event()
+
+    def watch(base, stop):
+        working.set()
+        stop.wait()
+        may_end.wait()
+
+    monkeypatch.setattr("kvweave.engine.knowledge_base.KnowledgeBase.watch_idle", watch)
+    bases = serve(idle=True).tenant(None).bases
+    bases.create("notes")
+    bases.create("others")
+    working.wait()
+    with ThreadPoolExecutor(3) as threads:
+        deletion = threads.submit(bases.delete, "notes")
+        try:
+            while not bases._open["notes"].closing.is_set():
+                time.sleep(0.001)
+            assert threads.submit(bases.get, "others").result(10).name == "others"
+            with pytest.raises(Cancelled):  # nobody finds it from now on
+                threads.submit(bases.get, "notes").result(10)
+            assert not deletion.done()
+        finally:
+            may_end.set()
+    assert bases.names() == ["others"]
+
+
 def test_a_key_opens_one_tenant_and_a_wrong_one_opens_none(serve):
     serving = serve(Tenants(KEYS))
     assert serving.tenant("key-of-alice") is serving.tenant("key-of-alice")

@@ -12,7 +12,7 @@ from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.engine.answering.generation import Decoded, generate
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.pass_cost import PassCost
-from kvweave.models.preemption import BLOCK_TOKENS, Preempted
+from kvweave.models.preemption import BLOCK_TOKENS, PassLock, Preempted
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import end_only_at, tiny_adapter
@@ -235,3 +235,26 @@ def test_windows_bound_the_keys_and_only_used_experts_count():
         if ".layers." in n and ".experts." not in n and p.dim() > 1
     )
     assert PassCost.of(mixture).per_row == 2 * (others + experts // 2)
+
+
+def test_a_pass_waits_for_one_block_of_low_priority_at_most():
+    """Though their thread takes the lock again as soon as it has released it."""
+    lock, order, held = PassLock(), [], threading.Event()
+
+    def work():
+        for number in range(1000):
+            with lock.held(low=True), lock.held(low=True):
+                order.append("low")
+                if number == 10:
+                    held.set()
+                    while not lock.wanted:
+                        time.sleep(0.001)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert held.wait(10)
+    with lock.held(low=False):
+        order.append("request")
+    thread.join()
+    assert order.index("request") == 11
+    assert order.count("low") == 1000

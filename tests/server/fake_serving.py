@@ -59,10 +59,12 @@ class FakeTenant:
     def names(self):
         return []
 
+    def get(self, name):
+        raise KnowledgeBaseNotFound(f"there is no knowledge base {name!r}; create it first")
+
     @contextmanager
     def using(self, name):
-        raise KnowledgeBaseNotFound(f"there is no knowledge base {name!r}; create it first")
-        yield
+        yield self.get(name)
 
     def complete(self, request, cancelled):
         serving = self.serving

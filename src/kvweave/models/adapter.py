@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import ATTENTION_NAME, RowPlan, attention_modules, register_attention
-from kvweave.models.batcher import PASS_S, PassBatcher
+from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
@@ -24,6 +24,7 @@ from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, 
 from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
 from kvweave.models.packed import PassRows
 from kvweave.models.pass_cost import PassCost
+from kvweave.models.pass_schedule import PASS_S
 from kvweave.models.passes import ModelRunner, Passes
 from kvweave.models.preemption import BLOCK_TOKENS, Preemption
 from kvweave.models.projections import StoredQueries, separate_projections

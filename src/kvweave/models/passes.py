@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from kvweave.models.attention import ROTATIONS_KEYWORD, ROWS_KEYWORD, AttentionPlan, RowPlan
-from kvweave.models.batcher import PASS_S, PassBatcher
+from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.forward import (
     LayerTime,
@@ -26,7 +26,8 @@ from kvweave.models.forward import (
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.packed import PassRows, run_packed
 from kvweave.models.pass_cost import PassCost
-from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, Preemption
+from kvweave.models.pass_schedule import PASS_S
+from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
 from kvweave.models.projections import StoredQueries
 from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder, RowCapture, rope_regime
 from kvweave.ops.threads import all_threads
@@ -96,12 +97,12 @@ class Passes:
         self.batcher: PassBatcher | None = None
         self._runner, self._layers = runner, layers
         self._layer_time = LayerTime()
-        self._lock = threading.RLock()
+        self._lock = PassLock()
         self._thread = threading.local()  # `low`: the priority of this thread's passes, if it is low
 
     def start_batching(self, pass_s: float = PASS_S, *, load_ahead: bool = True) -> PassBatcher:
         """From now on, pack the passes of concurrent threads; `close` of the result ends it. Options as for PassBatcher."""
-        self.batcher = PassBatcher(self._run_packed, self._lock, pass_s, load_ahead=load_ahead)
+        self.batcher = PassBatcher(self._run_packed, pass_s, load_ahead=load_ahead)
         return self.batcher
 
     def stop_batching(self) -> None:
@@ -196,12 +197,12 @@ class Passes:
         return low
 
     def _run_packed(self, packed: Sequence[PassRows]) -> list[Tensor | Exception]:
-        with self._lock:
+        with self._lock.held(low=False):
             return run_packed(self._runner, packed)
 
     def _append_alone(self, ids: Tensor, positions: Tensor, kv_cache: AppendableCache, keep: int) -> Tensor:
         low = self._low if isinstance(kv_cache, FusedCache) else None
-        with self._lock, ExitStack() as stack:
+        with self._lock.held(low=self._low is not None), ExitStack() as stack:
             if low is not None:
                 _enter_low_priority(stack, low)
             return self._runner.run(ids, positions, kv_cache, keep=keep)
@@ -250,7 +251,7 @@ class Passes:
         kv_cache, count, low, model = rows.kv_cache, rows.ids.numel(), self._low, self._runner.model
         # Before the lock is taken: other requests can use the model meanwhile.
         kv_cache.load(self._layer_time.lower_bound_s(count))
-        with self._lock, ExitStack() as stack:
+        with self._lock.held(low=low is not None), ExitStack() as stack:
             began = time.perf_counter() - kv_cache.place_s
             written = None if stored is None else stored.projected
             stack.enter_context(kv_cache.writing(rows.plan.rows, rows.hook, written))

@@ -4,6 +4,7 @@ A prefill runs in blocks of rows. So one layer of one pass is short, and only th
 again. Knows neither the other users of the model nor what the passes are for.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -44,6 +45,49 @@ class Preempted(Exception):
 
 class _Stopped(Exception):
     """Raised between two layers."""
+
+
+class PassLock:
+    """The lock of a model: one pass at a time, and none of low priority while another one waits.
+
+    A plain lock would not do. A thread that releases one and takes it again at once is faster than a thread that waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._waiting = 0  # passes that are not of low priority
+        self._holder: int | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a pass that is not of low priority waits."""
+        return self._waiting > 0
+
+    @contextmanager
+    def held(self, *, low: bool) -> Iterator[None]:
+        """Hold the lock, unless this thread does already; `low` lets the passes that wait and are not go first."""
+        if self._holder == threading.get_ident():
+            yield
+            return
+        with self._changed:
+            if low:
+                self._changed.wait_for(lambda: not self.wanted)
+            else:
+                self._waiting += 1
+        try:
+            self._lock.acquire()
+        finally:
+            if not low:
+                with self._changed:
+                    self._waiting -= 1
+                    self._changed.notify_all()
+        try:
+            self._holder = threading.get_ident()
+            yield
+        finally:
+            self._holder = None
+            self._lock.release()
 
 
 class LowPriority:

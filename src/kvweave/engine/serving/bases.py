@@ -125,7 +125,8 @@ class ServedBases:
                 raise StoreBusy(
                     f"knowledge base {name!r} is in use for over {_DELETE_WAIT_S:.0f} s; try again"
                 )
-            self._close(served)
+        self._close(served)  # waits for its background work, and others need not
+        with self._changed:
             self._open.pop(name, None)
             self._gone.mkdir(parents=True, exist_ok=True)
             moved = self._gone / uuid.uuid4().hex

@@ -14,7 +14,7 @@ from kvweave.server.bases import uploads
 from kvweave.server.errors import ApiError
 from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.running import Emit
-from kvweave.server.services import services, tenant
+from kvweave.server.services import in_thread, services, tenant
 
 router = APIRouter(prefix="/v1/kb")
 
@@ -45,8 +45,7 @@ _BODY: dict[str, Any] = {
 async def upload(request: Request, name: str) -> Response:
     """Index files; with `Accept: text/event-stream`, report the progress."""
     of, parts = tenant(request), services(request)
-    with of.bases.using(name):
-        pass  # an unknown name is refused before the files are read
+    await in_thread(of.bases.get, name)  # an unknown name is refused before the files are read
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise ApiError(
             400, "send the files as multipart/form-data, in the field `files`", code="invalid_value"
