@@ -13,7 +13,7 @@ COLUMNS = (
     *("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s"),
     *("TTFT p50, p95, p99", "TPOT p50, p95, p99", "cached", "most memory"),
 )
-OUTCOMES = ("answered", "refused", "left", "interrupted", "failed")
+OUTCOMES = ("answered", "refused", "stopped", "left", "interrupted", "failed")
 
 
 def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
@@ -137,16 +137,22 @@ def soak(result: Result | None) -> str:
     if result is None:
         return NOT_MEASURED
     asked, outcomes = result["settings"], result["outcomes"]
-    rows = [[action, *_counts([counts])] for action, counts in outcomes.items()]
-    rows.append(["all", *_counts(list(outcomes.values()))])
+    rows = [
+        [action, *_counts([counts]), _wait(result["waits"].get(action))]
+        for action, counts in outcomes.items()
+    ]
+    rows.append(["all", *_counts(list(outcomes.values())), ""])
     checked = [one["damage"]["checked"] for one in result["restarts"]] + [result["damage"]["checked"]]
     lines = [
         f"{asked['users']} users for {asked['seconds'] / 60:g} minutes, then {asked['kills']} times killed and started again under load, "
         "then SIGTERM under load.",
         "",
-        *table(["requests", *OUTCOMES], rows),
+        *table(["requests", *OUTCOMES, "median, p95, longest wait"], rows),
         "",
-        f"Entries verified after each end: {', '.join(f'{count:,}' for count in checked)}. {_memory(result['memory'])}",
+        f"Entries verified after each end: {', '.join(f'{count:,}' for count in checked)}.",
+        "",
+        *_memory(result["memory"]),
+        "",
         *(f"- {problem}" for problem in result["problems"]),
         "" if result["problems"] else "No problem was found.",
         "",
@@ -179,13 +185,39 @@ def tenants(result: Result | None) -> str:
     )
 
 
-def _memory(trend: Result | None) -> str:
-    if trend is None:
-        return "Memory was not sampled for long enough."
-    return (
-        f"Memory after the warm-up: {trend['first_bytes'] / 1e6:,.0f} MB; at the end {trend['last_bytes'] / 1e6:,.0f} MB; at most "
-        f"{trend['peak_bytes'] / 1e6:,.0f} MB; {trend['slope_bytes_per_minute'] / 1e6:+.2f} MB a minute."
+def _memory(memory: Result | None) -> list[str]:
+    """Return a row for each measure of memory, with how it grew in ten parts of the time after the warm-up."""
+    if memory is None:
+        return ["Memory was not sampled for long enough."]
+    rows = [
+        [
+            name,
+            f"{trend['first_bytes'] / 1e6:,.0f} MB",
+            f"{trend['last_bytes'] / 1e6:,.0f} MB",
+            f"{trend['growth']:+.1%}",
+            f"{trend['slope_bytes_per_minute'] / 1e6:+.2f} MB",
+            f"{trend['peak_bytes'] / 1e6:,.0f} MB",
+            ", ".join(f"{size / 1e6:,.0f}" for _, size in trend["points"]) or "–",
+        ]
+        for name, trend in memory.items()
+        if trend is not None
+    ]
+    columns = (
+        "memory",
+        "after the warm-up",
+        "at the end",
+        "growth",
+        "a minute",
+        "at most",
+        "in ten parts, MB",
     )
+    return table(columns, rows)
+
+
+def _wait(waits: Result | None) -> str:
+    if waits is None:
+        return ""
+    return ", ".join(f"{waits[name]:.1f}" for name in ("median_s", "p95_s", "longest_s")) + " s"
 
 
 def _counts(rows: Sequence[Mapping[str, int]]) -> list[str]:

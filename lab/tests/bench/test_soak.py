@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from kvweave_lab.bench.serving.processes import process_memory
-from kvweave_lab.bench.serving.soak import counted_requests, memory_trend
+from kvweave_lab.bench.serving.client import BrokenStream, events
+from kvweave_lab.bench.serving.processes import ProcessMemory, process_memory
+from kvweave_lab.bench.serving.soak import counted_requests, soak_memory
 from kvweave_lab.bench.serving.soak_ledger import Ledger
 from kvweave_lab.bench.serving.soak_users import SoakState, User
 from kvweave_lab.bench.serving.stored import verify_stored
@@ -31,24 +32,35 @@ def test_documents_are_lost_or_back_only_after_an_acknowledgement():
     assert ledger.compare({}).lost == ("a/gone",)
 
 
-def samples(sizes, every_s=1.0):
-    return [(every_s * number, size) for number, size in enumerate(sizes)]
+def samples(sizes, anonymous=None, every_s=1.0):
+    memory = zip(sizes, anonymous or sizes, strict=True)
+    return [(every_s * number, ProcessMemory(*one)) for number, one in enumerate(memory)]
 
 
 def test_memory_is_judged_after_the_warm_up():
     rising, steady = range(100, 200), [200 * MB] * 100
-    trend = memory_trend(samples([*(size * MB for size in rising), *steady]), 100)
+    trend = soak_memory(samples([*(size * MB for size in rising), *steady]), 100).resident
     assert trend.flat
     assert trend.first_bytes == trend.last_bytes == 200 * MB
     assert abs(trend.slope_bytes_per_minute) < 1
-    assert not memory_trend(samples([*(size * MB for size in rising), *steady]), 20).flat
+    assert not soak_memory(samples([*(size * MB for size in rising), *steady]), 20).resident.flat
 
 
 def test_a_leak_shows_as_a_slope():
-    trend = memory_trend(samples([100 * MB + second * MB // 2 for second in range(200)]), 20)
+    trend = soak_memory(samples([100 * MB + second * MB // 2 for second in range(200)]), 20).anonymous
     assert not trend.flat
     assert trend.slope_bytes_per_minute == pytest.approx(30 * MB, rel=0.01)
-    assert memory_trend(samples([1] * 20), 15) is None  # too few to tell
+    assert soak_memory(samples([1] * 20), 15) is None  # too few to tell
+
+
+def test_mapped_files_are_told_from_memory_that_no_file_backs():
+    files = [(100 + second) * MB for second in range(100)]
+    found = soak_memory(samples(files, [50 * MB] * 100), 0)
+    assert (found.resident.flat, found.anonymous.flat) == (False, True)
+    assert found.resident.growth == pytest.approx(75 / 112, abs=0.01)  # of the quarters' medians
+    assert found.anonymous.growth == 0
+    assert found.resident.points[0] == (9.0, 104.5 * MB)
+    assert [at for at, _ in found.anonymous.points] == [9.0 + 10 * part for part in range(10)]
 
 
 def test_running_and_waiting_requests_are_read_from_metrics():
@@ -97,21 +109,49 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
         time.sleep(0.05)
 
 
+RESET, REFUSED = ConnectionResetError("by the server"), ConnectionRefusedError()
+CANCELLED = BrokenStream("given up", "cancelled")
+
+
 @pytest.mark.parametrize(
-    ("sent", "now", "outcome"),
+    ("error", "sent", "now", "outcome"),
     [
-        ("up", "up", "failed"),
-        ("up", "down", "interrupted"),
-        ("up", "stopping", "failed"),  # sent before SIGTERM, so it must be answered
-        ("stopping", "stopping", "refused"),
+        (RESET, "up", "up", "failed"),
+        (RESET, "up", "down", "interrupted"),
+        (RESET, "up", "stopping", "failed"),  # its client cannot tell whether it was done
+        (RESET, "stopping", "stopping", "stopped"),
+        (REFUSED, "up", "up", "failed"),
+        (REFUSED, "up", "stopping", "stopped"),  # the server has never had it
+        (CANCELLED, "up", "stopping", "stopped"),
+        (CANCELLED, "up", "up", "failed"),
+        (CANCELLED, "up", "down", "interrupted"),
+        (BrokenStream("another error", "server_error"), "up", "stopping", "failed"),
+        (BrokenStream("no end"), "up", "stopping", "failed"),
+        (None, "up", "up", "refused"),
+        (None, "up", "stopping", "stopped"),
     ],
 )
-def test_a_broken_connection_is_lost_unless_the_server_was_killed_or_about_to_end(sent, now, outcome):
+def test_a_request_is_lost_if_its_client_cannot_tell_what_became_of_it(error, sent, now, outcome):
     async def broken():
         state.mode = now
-        raise ConnectionResetError("by the server")
+        if error is None:
+            return "refused"
+        raise error
 
     state = SoakState("http://127.0.0.1:9", "model", ("text",), 4, mode=sent)
     assert asyncio.run(User(0, state, None, 0)._outcome("chat", broken)) == outcome
     assert state.counts == {("chat", outcome): 1}
     assert bool(state.failures) == (outcome == "failed")
+    assert all(f"sent while {sent}, broken while {now}" in failure for failure in state.failures)
+
+
+def test_the_error_of_a_stream_keeps_its_code():
+    async def read():
+        async def lines():
+            yield 'data: {"error": {"message": "given up", "code": "cancelled"}}'
+
+        return [event async for event in events(lines())]
+
+    with pytest.raises(BrokenStream, match="given up") as raised:
+        asyncio.run(read())
+    assert raised.value.code == "cancelled"

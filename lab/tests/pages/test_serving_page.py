@@ -74,19 +74,22 @@ def test_servers_are_listed_with_what_they_refused(page, serve):
 
 def test_problems_of_a_soak_are_listed(page):
     trend = {"first_bytes": 1e9, "last_bytes": 1.1e9, "peak_bytes": 1.2e9, "slope_bytes_per_minute": 1e7}
+    trend |= {"growth": 0.1, "points": [[9.0, 1e9], [18.0, 1.1e9]]}
     result = {
         "settings": {"users": 16, "seconds": 600.0, "kills": 1},
         "outcomes": {"chat": {"answered": 1200, "refused": 5}, "leave": {"left": 40}},
         "restarts": [{"damage": {"checked": 70}}],
         "damage": {"checked": 90},
-        "memory": trend,
+        "waits": {"chat": {"median_s": 0.5, "p95_s": 2.0, "longest_s": 7.0}},
+        "memory": {"resident": trend, "anonymous": None},
         "problems": ["memory grew by 10.0% after the warm-up"],
         **SOURCE,
     }
     text = page.soak(result)
-    assert "| all | 1,200 | 5 | 40 | 0 | 0 |" in text
+    assert "| chat | 1,200 | 5 | 0 | 0 | 0 | 0 | 0.5, 2.0, 7.0 s |" in text
+    assert "| all | 1,200 | 5 | 0 | 40 | 0 | 0 |  |" in text
     assert "Entries verified after each end: 70, 90." in text
-    assert "+10.00 MB a minute" in text
+    assert "| resident | 1,000 MB | 1,100 MB | +10.0% | +10.00 MB | 1,200 MB | 1,000, 1,100 |" in text
     assert "- memory grew by 10.0%" in text
     assert "No problem was found." in page.soak({**result, "problems": []})
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kvweave_lab.bench.serving.soak import SoakBench, SoakSettings
 
-OUTCOMES = ("answered", "refused", "left", "interrupted", "failed")
+OUTCOMES = ("answered", "refused", "stopped", "left", "interrupted", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +99,32 @@ def _table(done: "SoakBench") -> "Table":
 
     asked = done.settings
     table = text_table(
-        ("requests", *OUTCOMES),
+        ("requests", *OUTCOMES, "median, p95, longest wait"),
         title=f"{asked.users} users for {asked.seconds / 60:g} minutes, then {asked.kills} kills and SIGTERM",
-        caption="left: by the user; interrupted: by a kill; failed: lost",
+        caption="stopped: refused or cancelled with an error as the server ended; left: by the user; interrupted: by a kill; "
+        "failed: lost",
     )
     for action, counts in done.outcomes.items():
-        table.add_row(action, *(f"{counts.get(outcome, 0):,}" for outcome in OUTCOMES))
+        waits = done.waits.get(action)
+        shown = f"{waits.median_s:.1f}, {waits.p95_s:.1f}, {waits.longest_s:.1f} s" if waits else ""
+        table.add_row(action, *(f"{counts.get(outcome, 0):,}" for outcome in OUTCOMES), shown)
     table.add_section()
     rows = done.outcomes.values()
-    table.add_row("all", *(f"{sum(row.get(outcome, 0) for row in rows):,}" for outcome in OUTCOMES))
+    table.add_row("all", *(f"{sum(row.get(outcome, 0) for row in rows):,}" for outcome in OUTCOMES), "")
     return table
 
 
 def _summary(done: "SoakBench") -> str:
     from kvweave.cli.output import amount
+    from kvweave.engine.facts import facts
 
     checked = [restart.damage.checked for restart in done.restarts] + [done.damage.checked]
     lines = [f"entries verified after each end: {', '.join(f'{count:,}' for count in checked)}"]
-    memory = done.memory
-    if memory is not None:
+    for name, trend in facts(done.memory).items() if done.memory is not None else ():
         lines.append(
-            f"memory after the warm-up: {amount(round(memory.first_bytes))}, at the end {amount(round(memory.last_bytes))}, "
-            f"at most {amount(memory.peak_bytes)}; {memory.slope_bytes_per_minute / 1e6:+.2f} MB a minute"
+            f"{name} memory after the warm-up: {amount(round(trend['first_bytes']))}, at the end "
+            f"{amount(round(trend['last_bytes']))} ({trend['growth']:+.1%}), at most {amount(trend['peak_bytes'])}; "
+            f"{trend['slope_bytes_per_minute'] / 1e6:+.2f} MB a minute"
         )
     lines.append("it held" if not done.problems else f"{len(done.problems)} problems")
     return "\n".join(lines)

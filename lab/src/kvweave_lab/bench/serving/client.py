@@ -54,7 +54,11 @@ class Reply:
 
 
 class BrokenStream(Exception):
-    """A stream of events that ends without its end marker, or that carries an error."""
+    """A stream of events that ends without its end marker, or that carries an error, of which `code` says the kind."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 async def events(lines: AsyncIterator[str], *, end_marker: bool = True) -> AsyncIterator[dict[str, Any]]:
@@ -70,7 +74,8 @@ async def events(lines: AsyncIterator[str], *, end_marker: bool = True) -> Async
             return
         event = json.loads(data)
         if "error" in event:
-            raise BrokenStream(f"the stream has an error: {json.dumps(event['error'])[:200]}")
+            error = event["error"]
+            raise BrokenStream(f"the stream has an error: {json.dumps(error)[:200]}", error.get("code"))
         yield event
     if end_marker:
         raise BrokenStream("the stream ended without [DONE]")

@@ -5,7 +5,8 @@
 2. Users stop; the server must be healthy and have no request left.
 3. Some times: the server is killed (SIGKILL) under load. Everything stored is verified, the server starts again, and must
    have every document whose upload it had acknowledged, and none whose deletion it had.
-4. The server is asked to end (SIGTERM) under load. Each request must be answered or refused. Everything is verified again.
+4. The server is asked to end (SIGTERM) under load. Each request must be answered, or refused or cancelled with an error that says
+   so. Everything is verified again.
 """
 
 import asyncio
@@ -16,21 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvweave.engine.state import Progress, no_progress
 from kvweave_lab.bench.serving.client import http_client
-from kvweave_lab.bench.serving.processes import MemoryWatch, ServerProcess, kvweave_server
+from kvweave_lab.bench.serving.processes import MemoryWatch, ProcessMemory, ServerProcess, kvweave_server
 from kvweave_lab.bench.serving.soak_ledger import Discrepancies
 from kvweave_lab.bench.serving.soak_users import SoakState, User
 from kvweave_lab.bench.serving.stored import StoredDamage, verify_stored
 from kvweave_lab.bench.serving.systems import served_model, tokenizer_of
 from kvweave_lab.bench.serving.traffic import Corpus, ServedRequest, ServedTraffic
 
+Numbers = npt.NDArray[np.float64]
+
 _SAMPLE_EVERY_S = 0.5
 _DRAIN_S = 120.0
 """How long the server may take until no request is left after all users stopped."""
 _MOST_GROWTH = 0.05
 """Memory is flat if it grows by at most this share from the first quarter after the warm-up to the last."""
+_POINTS = 10
+"""Into so many parts of equal length the time after the warm-up is cut, to see how memory grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +69,45 @@ class SoakSettings:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrend:
-    """Resident memory of the server after the warm-up.
+    """One measure of the server's memory after the warm-up.
 
     Attributes:
         first_bytes, last_bytes: medians of the first and the last quarter.
+        growth: of the last above the first, as a share of it.
         peak_bytes: largest.
         slope_bytes_per_minute: of a line fitted to all samples.
-        flat: whether the last quarter is at most 5 % above the first.
+        flat: whether the growth is at most 5 %.
+        points: medians of ten parts of equal length, (seconds at its end, bytes).
     """
 
     first_bytes: float
     last_bytes: float
+    growth: float
     peak_bytes: int
     slope_bytes_per_minute: float
     flat: bool
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SoakMemory:
+    """The server's memory: all that is resident, and of it what no file backs.
+
+    The rest are mapped files, of code, weights and stored KV. The system takes their pages back when it needs them, so the
+    second one tells whether the server loses memory.
+    """
+
+    resident: MemoryTrend
+    anonymous: MemoryTrend
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds until answers were complete: median, 95th percentile and longest."""
+
+    median_s: float
+    p95_s: float
+    longest_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +116,10 @@ class SoakBench:
 
     Attributes:
         settings: what was done.
-        outcomes: counts by action and outcome: answered, refused, left (by the user), interrupted (by a kill), failed.
-        failures: the first requests that were lost.
+        outcomes: counts by action and outcome: answered, refused, stopped (refused or cancelled with an error while the server
+            ended), left (by the user), interrupted (by a kill), failed.
+        waits: of answered requests, by action.
+        failures: the first requests that were lost, and when.
         refused_without_time: refusals that do not say when to try again.
         memory: None if there was no time to sample.
         healthy: whether the server was healthy and without requests after the traffic.
@@ -98,9 +131,10 @@ class SoakBench:
 
     settings: SoakSettings
     outcomes: dict[str, dict[str, int]]
+    waits: dict[str, Waits]
     failures: list[str]
     refused_without_time: int
-    memory: MemoryTrend | None
+    memory: SoakMemory | None
     healthy: bool
     left_over: float
     restarts: list["Restart"]
@@ -117,9 +151,10 @@ class SoakBench:
             found.append(f"{self.left_over:g} requests were still counted after all users had stopped")
         if self.refused_without_time:
             found.append(f"{self.refused_without_time} refusals did not say when to try again")
-        if self.memory is not None and not self.memory.flat:
-            growth = self.memory.last_bytes / self.memory.first_bytes - 1
-            found.append(f"memory grew by {growth:.1%} after the warm-up")
+        if self.memory is not None and not self.memory.anonymous.flat:
+            found.append(
+                f"memory that no file backs grew by {self.memory.anonymous.growth:.1%} after the warm-up"
+            )
         for number, restart in enumerate(self.restarts, 1):
             found += [f"kill {number}: {text}" for text in restart.problems]
         found += [f"after SIGTERM: {text}" for text in self.damage.problems]
@@ -185,9 +220,10 @@ class _Soak:
         return SoakBench(
             settings,
             _by_action(self._state),
+            {action: _waits(seconds) for action, seconds in sorted(self._state.waits_s.items())},
             self._state.failures,
             self._state.refused_without_time,
-            memory_trend([(at, one.resident) for at, one in memory.samples], settings.warm_up_s),
+            soak_memory(memory.samples, settings.warm_up_s),
             healthy,
             left_over,
             restarts,
@@ -254,16 +290,33 @@ class _Soak:
         return await ended
 
 
-def memory_trend(samples: Sequence[tuple[float, int]], warm_up_s: float) -> MemoryTrend | None:
-    """Return how memory developed after the warm-up; None for fewer than eight samples. Samples are (seconds, bytes)."""
-    counted = [(at, size) for at, size in samples if at - samples[0][0] >= warm_up_s]
+def soak_memory(samples: Sequence[tuple[float, ProcessMemory]], warm_up_s: float) -> SoakMemory | None:
+    """Return how memory developed after the warm-up; None for fewer than eight samples. Samples are (seconds, memory)."""
+    counted = [(at - samples[0][0], one) for at, one in samples if at - samples[0][0] >= warm_up_s]
     if len(counted) < 8:
         return None
-    times, sizes = (np.array(column, dtype=float) for column in zip(*counted, strict=True))
+    times = np.array([at for at, _ in counted])
+    resident, anonymous = (
+        _trend(times, np.array([getattr(one, name) for _, one in counted], dtype=float))
+        for name in ("resident", "anonymous")
+    )
+    return SoakMemory(resident, anonymous)
+
+
+def _trend(times: Numbers, sizes: Numbers) -> MemoryTrend:
+    """Return the trend of sizes (n,) in bytes at times (n,) in seconds."""
     quarter = len(sizes) // 4
     first, last = float(np.median(sizes[:quarter])), float(np.median(sizes[-quarter:]))
     slope = float(np.polyfit(times - times[0], sizes, 1)[0]) * 60
-    return MemoryTrend(first, last, int(sizes.max()), slope, last <= first * (1 + _MOST_GROWTH))
+    growth = last / max(1.0, first) - 1
+    parts = zip(np.array_split(times, _POINTS), np.array_split(sizes, _POINTS), strict=True)
+    points = tuple((round(float(at[-1]), 1), float(np.median(part))) for at, part in parts if len(part))
+    return MemoryTrend(first, last, growth, int(sizes.max()), slope, growth <= _MOST_GROWTH, points)
+
+
+def _waits(seconds: Sequence[float]) -> Waits:
+    median, p95, longest = np.percentile(seconds, (50, 95, 100))
+    return Waits(float(median), float(p95), float(longest))
 
 
 def counted_requests(metrics: str) -> float:

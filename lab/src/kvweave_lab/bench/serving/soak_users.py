@@ -3,7 +3,8 @@
 import asyncio
 import json
 import random
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -13,7 +14,7 @@ from kvweave_lab.bench.serving.client import PATIENCE_S, REFUSALS, BrokenStream,
 from kvweave_lab.bench.serving.processes import ServerFailed, import_httpx
 from kvweave_lab.bench.serving.soak_ledger import Ledger
 
-Outcome = Literal["answered", "refused", "left", "interrupted", "failed"]
+Outcome = Literal["answered", "refused", "stopped", "left", "interrupted", "failed"]
 Mode = Literal["up", "stopping", "down"]
 STAGES: Final = ("headers", "body", "queued", "first", "middle")
 """Where a user leaves: within the headers, within the body, after the request, after the first bytes, after some more."""
@@ -31,8 +32,9 @@ class SoakState:
         texts: documents that requests bring along.
         ledger: what was acknowledged.
         counts: outcomes by action.
-        failures: what went wrong, the first of each kind.
-        mode: whether the server runs, is asked to end, or was killed: broken connections are its doing then, no failure.
+        waits_s: seconds until each answer was complete, by action.
+        failures: the first requests that were lost, and when.
+        mode: whether the server runs, is asked to end, or was killed. It decides what a broken connection means.
         up: set while users may send requests.
         stop: set when they shall end.
         refused_without_time: refusals that do not say when to try again.
@@ -44,6 +46,7 @@ class SoakState:
     new_tokens: int
     ledger: Ledger = field(default_factory=Ledger)
     counts: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
+    waits_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     failures: list[str] = field(default_factory=list)
     mode: Mode = "up"
     up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,29 +100,45 @@ class User:
             await self._state.up.wait()
             _, name, act = self._random.choices(self._actions, weights)[0]
             outcome = await self._outcome(name, act)
-            await asyncio.sleep(0.2 if outcome == "refused" else self._random.uniform(0, 0.02))
+            await asyncio.sleep(0.2 if outcome in ("refused", "stopped") else self._random.uniform(0, 0.02))
 
     async def _outcome(self, name: str, act: Callable[[], Awaitable[Outcome]]) -> Outcome:
         httpx = import_httpx()
-        sent, detail = self._state.mode, ""
+        sent, began, detail = self._state.mode, time.monotonic(), ""
         try:
             outcome = await act()
+            if outcome == "refused" and self._state.mode == "stopping":
+                outcome = "stopped"
         except (httpx.TransportError, OSError) as error:
-            outcome, detail = self._broken_connection(sent), repr(error)
+            never_open = isinstance(error, httpx.ConnectError | ConnectionRefusedError)
+            outcome, detail = self._broken_connection(sent, never_open), repr(error)
         except (httpx.HTTPError, BrokenStream, ValueError, KeyError) as error:
-            outcome, detail = ("interrupted" if self._state.mode == "down" else "failed"), repr(error)
-        self._state.record(name, outcome, detail)
+            outcome, detail = self._broken_reply(error), repr(error)
+        seconds = time.monotonic() - began
+        if outcome == "answered":
+            self._state.waits_s[name].append(seconds)
+        told = f"after {seconds:.1f} s, sent while {sent}, broken while {self._state.mode}: {detail}"
+        self._state.record(name, outcome, told)
         return outcome
 
-    def _broken_connection(self, sent: Mode) -> Outcome:
+    def _broken_connection(self, sent: Mode, never_open: bool) -> Outcome:
         """Return what a broken connection means for a request, by what the server did when it was sent.
 
-        A server that was killed meanwhile interrupts it. A server that was about to end may refuse it so, but must answer what
-        was sent before.
+        A server that was killed meanwhile interrupts it. One that is about to end may refuse what is sent from then on by closing
+        the connection, but must not leave without a word what was sent before. A connection that it does not accept any more
+        tells the client that nothing was sent.
         """
         if self._state.mode == "down":
             return "interrupted"
-        return "refused" if sent == "stopping" else "failed"
+        stopped = sent == "stopping" or (never_open and self._state.mode == "stopping")
+        return "stopped" if stopped else "failed"
+
+    def _broken_reply(self, error: Exception) -> Outcome:
+        """Return what a reply that is not whole means: a server that is about to end may cancel it, and has to say so."""
+        if self._state.mode == "down":
+            return "interrupted"
+        cancelled = isinstance(error, BrokenStream) and error.code == "cancelled"
+        return "stopped" if cancelled and self._state.mode == "stopping" else "failed"
 
     # Actions
 
