@@ -9,6 +9,9 @@ from contextlib import suppress
 import httpx
 import pytest
 
+from kvweave.cancellation import check_cancelled
+from kvweave.engine.knowledge_base import KnowledgeBase
+
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -72,6 +75,42 @@ def test_leaving_while_the_body_comes_starts_nothing(fake):
         connection.close()
         assert running.http.post("/v1/chat/completions", json=BODY).status_code == 200
         assert running.parts.serving.log == ["finished"]
+
+
+@pytest.mark.parametrize("sent", ["the headers", "half of the file", "all"])
+def test_leaving_an_upload_adds_nothing_and_closes_its_files(served, monkeypatch, sent):
+    started, ended = threading.Event(), threading.Event()
+
+    def add(base, *paths, **options):
+        started.set()
+        try:
+            while True:
+                check_cancelled()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(KnowledgeBase, "add", add)
+    before = served.http.get("/v1/kb/notes").json()["documents"]
+    content = b"The ferry leaves at nine. " * 50_000
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="files"; filename="left.txt"\r\n\r\n'
+        + content
+        + b"\r\n--b--\r\n"
+    )
+    head = (
+        "POST /v1/kb/notes/documents HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: {len(form)}\r\n\r\n"
+    ).encode()
+    connection = socket.create_connection(served.address, timeout=10)
+    connection.sendall(head + form[: {"the headers": 0, "half of the file": len(form) // 2}.get(sent)])
+    if sent == "all":
+        assert started.wait(10)
+    connection.close()
+    served.wait(lambda: not served.parts.busy)
+    assert started.is_set() == ended.is_set() == (sent == "all")
+    monkeypatch.undo()
+    assert served.http.get("/v1/kb/notes").json()["documents"] == before
 
 
 def test_a_full_queue_answers_429(fake):

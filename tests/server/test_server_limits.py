@@ -9,6 +9,7 @@ import time
 import zipfile
 from contextlib import ExitStack
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,11 +127,18 @@ def test_what_is_no_http_is_400(fake):
 # Connections
 
 
-def test_idle_connections_make_room_for_clients(fake):
-    with fake(max_connections=50, client_timeout_s=30.0) as running, ExitStack() as idle:
-        for _ in range(300):
-            idle.enter_context(socket.create_connection(running.address))
-        assert running.http.post("/v1/chat/completions", json=BODY).status_code == 200
+def test_thousands_of_idle_connections_make_room_and_disturb_no_question(fake):
+    with fake(client_timeout_s=30.0) as running, ExitStack() as idle:
+        engine = running.parts.serving
+        engine.pieces_may_go.clear()
+        with running.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as asked:
+            for _ in range(2000):
+                idle.enter_context(socket.create_connection(running.address))
+            with httpx.Client(base_url=running.url, trust_env=False) as other:
+                assert other.get("/health").status_code == 200
+            engine.pieces_may_go.set()
+            assert list(asked.iter_lines())[-2] == "data: [DONE]"
+        assert len(running.running._server.server_state.connections) <= 1000
 
 
 def test_connections_that_are_all_busy_refuse_a_new_one(fake):

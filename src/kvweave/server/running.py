@@ -3,8 +3,8 @@
 import asyncio
 import math
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final
@@ -115,3 +115,25 @@ class RequestQueue:
             code="rate_limit_exceeded",
             headers={"Retry-After": str(wait_s)},
         )
+
+
+def together(
+    call: Callable[[int], None], numbers: Sequence[int], most: int, cancelled: threading.Event
+) -> None:
+    """Call something for each number, at most `most` of them at once, in threads; return when all are done.
+
+    The first error sets `cancelled`, so that the others end soon, and is raised.
+    """
+    if len(numbers) < 2:
+        for number in numbers:
+            call(number)
+        return
+    with ThreadPoolExecutor(min(most, len(numbers)), "answer", use_one_thread) as threads:
+        calls = [threads.submit(call, number) for number in numbers]
+        done, left = wait(calls, return_when=FIRST_EXCEPTION)
+        errors = [error for each in calls if each in done and (error := each.exception()) is not None]
+        if errors:
+            cancelled.set()
+            for each in left:
+                each.cancel()
+            raise errors[0]

@@ -18,12 +18,14 @@ from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics
 from kvweave.server.openai.kb_paths import with_kb
 from kvweave.server.openai.replies import ChoiceEvent
-from kvweave.server.running import Emit, RequestQueue, RunningRequest
+from kvweave.server.running import Emit, RequestQueue, RunningRequest, together
 
 T = TypeVar("T")
 
 UPLOADS: Final = 2
 """Uploads that are indexed at once; each of them uses all cores."""
+CHOICES_AT_ONCE: Final = 4
+"""Answers of one request (`n`) that are generated at once."""
 
 
 @dataclass(slots=True)
@@ -119,7 +121,10 @@ def check_model(request: Request, model: str | None) -> None:
 async def start(
     request: Request, asked: Iterable[CompletionRequest], *, explain: bool = False
 ) -> RunningRequest:
-    """Start the generation of one answer after the other; the events are ChoiceEvents.
+    """Start the generation of all answers; the events are ChoiceEvents, those of several answers in turn.
+
+    Answers to one prompt share its KV: the first one computes and stores it, and then the others are generated together, at most
+    CHOICES_AT_ONCE at a time. What each answer is does not depend on that.
 
     `explain` makes the explanation of each answer in its thread, so that it costs the event loop nothing.
     """
@@ -132,7 +137,8 @@ async def start(
     arrived_s = perf_counter()
 
     def work(emit: Emit, cancelled: Event) -> None:
-        for index, each in enumerate(wanted):
+        def generate(index: int) -> None:
+            each = wanted[index]
             with parts.metrics.request(perf_counter() if index else arrived_s) as observed:
                 for event in of.complete(each, cancelled):
                     observed.event(event)
@@ -141,6 +147,14 @@ async def start(
                     if explain and isinstance(event, Finished):
                         event = _explained(event)
                     emit(ChoiceEvent(index, event))
+
+        firsts: dict[CompletionRequest, int] = {}
+        others = []
+        for index, each in enumerate(wanted):
+            if firsts.setdefault(replace(each, sampling=None), index) != index:
+                others.append(index)
+        together(generate, list(firsts.values()), CHOICES_AT_ONCE, cancelled)
+        together(generate, others, CHOICES_AT_ONCE, cancelled)
 
     return await parts.questions.start(work)
 

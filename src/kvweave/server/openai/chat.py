@@ -73,7 +73,7 @@ class ChatStream:
         self._head = {"id": replies.new_id("chatcmpl-"), "object": "chat.completion.chunk", **head}
         self._fields, self._began_s = fields, time.perf_counter()
         self._started: set[int] = set()
-        self._finished: list[Finished] = []
+        self._finished: dict[int, Finished] = {}
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
         """Yield what one event adds."""
@@ -96,7 +96,7 @@ class ChatStream:
     def end(self) -> Iterator[bytes]:
         """Yield the usage, if it was asked for, and the end."""
         if self._fields.wants_usage:
-            yield self._chunk([], usage=replies.usage(self._finished))
+            yield self._chunk([], usage=replies.usage([each for _, each in sorted(self._finished.items())]))
         yield DONE
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
@@ -104,7 +104,7 @@ class ChatStream:
         yield error_event(error)
 
     def _last_chunk(self, index: int, finished: Finished) -> Iterator[bytes]:
-        self._finished.append(finished)
+        self._finished[index] = finished
         choice = self._choice(index, {})
         ours = {"kvweave": replies.kvweave(finished), "timings": replies.timings(finished)}
         yield self._chunk([{**choice, "finish_reason": finished.answer.finish_reason}], **ours)

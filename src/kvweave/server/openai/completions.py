@@ -113,7 +113,7 @@ class TextStream:
 
     def __init__(self, fields: CompletionFields, head: dict[str, Any]) -> None:
         self._fields, self._head, self._began_s = fields, head, time.perf_counter()
-        self._finished: list[Finished] = []
+        self._finished: dict[int, Finished] = {}
         self._characters: dict[int, int] = {}
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
@@ -129,14 +129,15 @@ class TextStream:
             if event.text or event.tokens:
                 yield self._chunk([_choice(index, event.text, event.tokens, None, offset)])
         else:
-            self._finished.append(event)
+            self._finished[index] = event
             ours = {"kvweave": replies.kvweave(event), "timings": replies.timings(event)}
             yield self._chunk([_choice(index, "", (), event)], **ours)
 
     def end(self) -> Iterator[bytes]:
         """Yield the usage, if it was asked for, and the end."""
         if self._fields.wants_usage:
-            usage = replies.usage_of_prompts(self._finished, self._fields.n or 1)
+            finished = [each for _, each in sorted(self._finished.items())]
+            usage = replies.usage_of_prompts(finished, self._fields.n or 1)
             yield self._chunk([], usage=usage)
         yield DONE
 

@@ -100,7 +100,8 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 def finished(events: Sequence[ChoiceEvent]) -> list[Finished]:
     """Return the whole answers of a request, by their index."""
-    return [each.event for each in events if isinstance(each.event, Finished)]
+    found = {each.index: each.event for each in events if isinstance(each.event, Finished)}
+    return [found[index] for index in sorted(found)]
 
 
 def tokens(events: Sequence[ChoiceEvent], index: int) -> list[TokenLogprob]:
