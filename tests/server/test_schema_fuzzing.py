@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+import requests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from running_server import server
@@ -17,12 +18,17 @@ from kvweave.samples import DOCUMENTS
 schemathesis = pytest.importorskip("schemathesis")
 
 EXAMPLES = int(os.environ.get("KVWEAVE_FUZZ_EXAMPLES", "8"))
+PATIENCE_S = 60.0
+"""How long a request may take: a right one may ask for 128 long answers. It is then given up, and must end soon."""
+UNANSWERED = 0
+KNOWN = {"name": "notes", "conversation": "main"}
+"""Every other request is about what is there."""
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A server whose answers are short where a request names no length: the model is not what is tested."""
-    with server(tmp_path_factory.mktemp("fuzzed") / "home", max_new_tokens=16) as running:
+    with server(tmp_path_factory.mktemp("fuzzed") / "home", max_new_tokens=4) as running:
         running.http.post("/v1/kb", json={"name": "notes"}).raise_for_status()
         files = [
             ("files", (name, (DOCUMENTS / name).read_bytes())) for name in ("passwords.md", "badges.txt")
@@ -40,15 +46,17 @@ def test_no_request_fails_inside(served, mode):
     statuses = Counter()
     for operation in operations:
         cases = operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode))
-        statuses.update(_statuses(cases, served))
-    print(dict(statuses))
+        known = {} if operation.label == "DELETE /v1/kb/{name}" else KNOWN
+        found = Counter(_statuses(cases, served, known))
+        print(mode, operation.label, dict(found), flush=True)
+        statuses.update(found)
     if mode == "positive":
-        assert any(status < 300 for status in statuses)
+        assert any(200 <= status < 300 for status in statuses)
     else:
         assert any(400 <= status < 500 for status in statuses)
 
 
-def _statuses(cases, served):
+def _statuses(cases, served, known):
     found = []
 
     @settings(
@@ -61,7 +69,14 @@ def _statuses(cases, served):
     )
     @given(case=cases)
     def call(case):
-        reply = case.call(timeout=120)
+        if len(found) % 2:
+            case.path_parameters.update({name: known[name] for name in known if name in case.path_parameters})
+        try:
+            reply = case.call(timeout=PATIENCE_S)
+        except requests.ReadTimeout:
+            found.append(UNANSWERED)
+            served.wait(lambda: not served.parts.busy, 60)
+            return
         found.append(reply.status_code)
         assert reply.status_code != 500, reply.text
         if (
@@ -74,5 +89,5 @@ def _statuses(cases, served):
 
     with suppress(Unsatisfiable):  # an operation without parameters has no wrong requests
         call()
-    assert served.http.get("/health").status_code == 200
+    assert served.http.get("/v1/kb/notes").status_code == 200
     return found
