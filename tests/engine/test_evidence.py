@@ -108,15 +108,8 @@ def test_a_smaller_answer_is_not_given_where_more_chunks_bear_on_the_question(ca
 
 def test_another_reranker_is_another_answer(cached, index, tmp_path):
     names = [None, "cross"]
-    kinds = [
-        Settings(
-            Config(tmp_path, retrieval=RetrievalConfig(reranker=name), recipe="reuse"), tmp_path
-        ).answer_settings(
-            recipe=None, prepare=None, ratio=None, coverage=None, top_k=None, drop_chunks=False, cache="use",
-            generation=None,
-        )
-        for name in names
-    ]  # fmt: skip
+    configs = [Config(tmp_path, retrieval=RetrievalConfig(reranker=name), recipe="reuse") for name in names]
+    kinds = [Settings(config, tmp_path).answer_settings() for config in configs]
     for settings, name in zip(kinds, names, strict=True):
         keep(cached, OWN, settings, text=str(name))
     assert [find(cached, settings) for settings in kinds] == ["None", "cross"]

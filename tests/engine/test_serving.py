@@ -98,9 +98,9 @@ def test_a_chat_is_what_transformers_generates_and_its_prefix_is_reused(chatml):
     ids = tokenizer.apply_chat_template(dicts, add_generation_prompt=True, return_dict=False)
     expected = tokenizer.decode(plain_reply(ids, 12), skip_special_tokens=True)
     sampling = tenant.sampling(max_new_tokens=12)
-    first = complete(tenant, *turns, sampling=sampling)
-    again = complete(tenant, *turns, sampling=sampling)
-    longer = complete(tenant, *turns, "It is.", "And the shortest?", sampling=sampling)
+    first = complete(tenant, *turns, generation=sampling)
+    again = complete(tenant, *turns, generation=sampling)
+    longer = complete(tenant, *turns, "It is.", "And the shortest?", generation=sampling)
     assert first.text == again.text == expected
     assert first.prompt_tokens == again.prompt_tokens == len(ids)
     assert (first.cached_tokens, first.cache) == (0, "miss")
@@ -124,7 +124,7 @@ def test_a_text_is_continued_as_transformers_does(serve):
     tokenizer = tiny_adapter().tokenizer
     ids = [tokenizer.bos_token_id, *tokenizer(LONG, add_special_tokens=False)["input_ids"]]
     expected = tokenizer.decode(plain_reply(ids, 10), skip_special_tokens=True)
-    request = CompletionRequest(text=LONG, sampling=tenant.sampling(max_new_tokens=10))
+    request = CompletionRequest(text=LONG, generation=tenant.sampling(max_new_tokens=10))
     first, again = (list(tenant.complete(request))[-1] for _ in range(2))
     assert first.text == again.text == expected
     assert first.prompt_tokens == len(ids)
@@ -186,7 +186,9 @@ def test_a_knowledge_base_answers_as_it_does_alone(serve, tmp_path):
     tenant = serving.tenant(None)
     add(tenant.create("notes"), tmp_path)
     seen = list(
-        tenant.complete(CompletionRequest(users("Where?"), kb="notes", sampling=tenant.sampling(logprobs=0)))
+        tenant.complete(
+            CompletionRequest(users("Where?"), kb="notes", generation=tenant.sampling(logprobs=0))
+        )
     )
     last = [token.id for event in seen if isinstance(event, Piece) for token in event.tokens][-1]
     end_only_at(serving.resident.model, last)  # a cut answer would not be kept
@@ -205,7 +207,7 @@ def test_sampled_stopped_and_cut_answers_are_no_cached_answers(serve, tmp_path):
     tenant = serve().tenant(None)
     add(tenant.create("notes"), tmp_path)
     for given in ({"temperature": 1.0}, {"stop": ("q",)}, {"logprobs": 0}, {"max_new_tokens": 1}):
-        complete(tenant, "Where is the river?", kb="notes", sampling=tenant.sampling(**given))
+        complete(tenant, "Where is the river?", kb="notes", generation=tenant.sampling(**given))
     with tenant.bases.using("notes") as base:
         assert base.answers.totals().answered == 0
 
@@ -341,7 +343,7 @@ def test_a_request_that_is_given_up_frees_everything(serve, tmp_path, after, how
     add(base, tmp_path)
     complete(tenant, "Where is the river?", kb="notes", cache="off")
     request = CompletionRequest(
-        messages=users("Where is the other river?"), kb="notes", sampling=tenant.sampling(max_new_tokens=40)
+        messages=users("Where is the other river?"), kb="notes", generation=tenant.sampling(max_new_tokens=40)
     )
     events = tenant.complete(request, cancelled)
     for _ in range(after):
@@ -379,7 +381,7 @@ def test_a_request_is_given_up_between_the_passes_of_its_prefill(serve, tmp_path
 def test_closing_cancels_what_does_not_end_and_refuses_the_rest(serve):
     serving = serve()
     tenant = serving.tenant(None)
-    request = CompletionRequest(text=LONG, sampling=tenant.sampling(max_new_tokens=150))
+    request = CompletionRequest(text=LONG, generation=tenant.sampling(max_new_tokens=150))
     started, ended = threading.Event(), []
 
     def run():
@@ -413,13 +415,13 @@ def test_threads_at_once_get_the_answers_that_they_get_alone(serve, tmp_path):
             asked = users(f"Where is river {number % 6}?")
             kind = number % 4
             if kind == 0:
-                yield CompletionRequest(messages=asked, kb="notes", sampling=sampling, cache="off")
+                yield CompletionRequest(messages=asked, kb="notes", generation=sampling, cache="off")
             elif kind == 1:
-                yield CompletionRequest(messages=asked, kb="notes", sampling=sampling)
+                yield CompletionRequest(messages=asked, kb="notes", generation=sampling)
             elif kind == 2:
-                yield CompletionRequest(messages=asked, documents=documents, sampling=sampling)
+                yield CompletionRequest(messages=asked, documents=documents, generation=sampling)
             else:
-                yield CompletionRequest(messages=users(LONG + asked[0].text), sampling=sampling)
+                yield CompletionRequest(messages=users(LONG + asked[0].text), generation=sampling)
 
     def last(tenant, request):
         return list(tenant.complete(request))[-1].answer.text

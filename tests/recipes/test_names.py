@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kvweave.config import Config, StoreConfig
-from kvweave.engine.answering.settings import Settings
+from kvweave.engine.answering.settings import CallOptions, Settings
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.recipes.methods import METHODS, PREPARATIONS, name_parts, recipe_named
 from kvweave.recipes.names import OWN_PREPARATIONS, full_name
@@ -59,11 +59,11 @@ def test_an_answer_is_kept_under_the_name_of_the_recipe_that_makes_it(tmp_path, 
     for named, prepare in itertools.product(
         [None, "reuse", "prefix", "following+epic", "naive"], [None, "bare"]
     ):
-        call = {"recipe": named, "prepare": prepare}
+        call = CallOptions(recipe=named, prepare=prepare)
         try:
             recipe = settings.recipe(named, prepare)
         except (InvalidRequest, UnknownRecipe):
             with pytest.raises(InvalidRequest):
-                settings.resolve("Answer.", 3, **call)
+                settings.resolve("Answer.", 3, call)
         else:
-            assert settings.resolve("Answer.", 3, **call).answer_settings.recipe == recipe.name
+            assert settings.resolve("Answer.", 3, call).answer_settings.recipe == recipe.name

@@ -9,7 +9,10 @@ from kvweave.samples import DOCUMENTS
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A server with the shipped model and a knowledge base `notes` over two sample documents."""
-    with server(tmp_path_factory.mktemp("served") / "home") as running:
+    home = tmp_path_factory.mktemp("served") / "home"
+    with server(
+        home, ping_s=5.0
+    ) as running:  # an error that a slow machine finds late still has its own status
         running.http.post("/v1/kb", json={"name": "notes"}).raise_for_status()
         files = [
             ("files", (name, (DOCUMENTS / name).read_bytes())) for name in ("passwords.md", "badges.txt")

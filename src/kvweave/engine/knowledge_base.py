@@ -270,21 +270,19 @@ class KnowledgeBase:
         """
         request = self._requests.start()  # background work stops from here on, while code is imported too
         try:
-            return self._asker.stream(
-                question,
-                request,
-                {
-                    "recipe": recipe,
-                    "prepare": prepare,
-                    "ratio": ratio,
-                    "coverage": coverage,
-                    "top_k": top_k,
-                    "drop_chunks": drop_chunks,
-                    "cache": cache,
-                    "generation": generation,
-                },
-                Said(tuple(earlier), instruction),
+            from kvweave.engine.answering.settings import CallOptions
+
+            call = CallOptions(
+                recipe=recipe,
+                prepare=prepare,
+                ratio=ratio,
+                coverage=coverage,
+                top_k=top_k,
+                drop_chunks=drop_chunks,
+                cache=cache,
+                generation=generation,
             )
+            return self._asker.stream(question, request, call, Said(tuple(earlier), instruction))
         except BaseException:
             request.close()
             raise

@@ -85,7 +85,7 @@ class LocalEngine:
 
         chunks = tuple(CallerDocument(*document) for document in documents)
         sampling = self._tenant.sampling(**decoding)
-        request = CompletionRequest(tuple(messages), documents=chunks, sampling=sampling, **options)
+        request = CompletionRequest(tuple(messages), documents=chunks, generation=sampling, **options)
         for event in self._tenant.complete(request, cancelled):
             if isinstance(event, Piece | Finished):
                 yield event

@@ -7,14 +7,14 @@ long; it is imported for the others.
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvweave.answer_cache.records import AnswerSettings, Vector
 from kvweave.engine.answering.answer_stream import AnswerStream, Events, answer_from_cache
 from kvweave.engine.answering.cached_answers import CachedAnswers
-from kvweave.engine.answering.settings import Settings
+from kvweave.engine.answering.settings import CallOptions, Settings
 from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
@@ -43,27 +43,27 @@ class Asker:
         self,
         question: str,
         request: AbstractContextManager[object],
-        options: Any,
+        call: CallOptions,
         said: Said = NOTHING_SAID,
     ) -> AnswerStream:
-        """Return the answer's pieces; `request` is closed with the last one. `options` are those of `Settings.resolve`.
+        """Return the answer's pieces; `request` is closed with the last one.
 
         `said` goes with the question. Raises as `KnowledgeBase.stream` does.
         """
         question, chunks = self.checked(question)
         if not _is_all(question, said):
-            options = {**options, "cache": "off"}
+            call = replace(call, cache="off")
         system = self.metadata.system
         vector = cache(lambda: self.components.encoder.encode([question])[0])
-        answer_settings = self.settings.answer_settings(**options)
-        if answer_settings is not None and options["cache"] == "use":
+        answer_settings = self.settings.answer_settings(call)
+        if answer_settings is not None and call.cache == "use":
             pieces = self._cached(question, vector, answer_settings)
             if pieces is not None:
                 return AnswerStream(pieces, None, request)
 
         from kvweave.engine.answering.pipeline import answer, check_supported
 
-        resolved = self.settings.resolve(system, chunks, **options)
+        resolved = self.settings.resolve(system, chunks, call)
         context = self.components.request_context()
         check_supported(context.model, resolved)
         context.encoder.load()  # else the first question's time would include loading it

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvweave.config import GenerationConfig
 from kvweave.engine.answering.kb_question import Assembled
-from kvweave.engine.answering.sampling import Sampling
-from kvweave.engine.answering.settings import AskOptions, Settings
+from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
@@ -19,7 +19,7 @@ from kvweave.recipes.match import MatchNothing
 from kvweave.recipes.names import AUTO
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.snapshots import uses_exact_prefixes_alone
-from kvweave.results import Answer, AnswerCacheUse, ExplainedToken, Source
+from kvweave.results import Answer, ExplainedToken, Source
 from kvweave.types import Message, Prompt, TokenizedPrompt
 
 PREFIX: Final = "prefix"
@@ -35,30 +35,20 @@ class CallerDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """What a client asks for.
+class CompletionRequest(CallOptions):
+    """What a client asks for, with the options of the call.
 
     Attributes:
         messages: of the chat, in order; the last one is answered.
         text: instead of messages, a text to continue as it is.
         documents: chunks that the caller has retrieved, in the order of the prompt.
         kb: instead of documents, the knowledge base that holds them; the last message is the question.
-        sampling: how the answer is decoded; None leaves all of it to the settings.
-        recipe, prepare, ratio, coverage, top_k, drop_chunks, cache: as for `KnowledgeBase.stream`.
     """
 
     messages: tuple[Message, ...] = ()
     text: str | None = None
     documents: tuple[CallerDocument, ...] = ()
     kb: str | None = None
-    sampling: Sampling | None = None
-    recipe: str | None = None
-    prepare: str | None = None
-    ratio: float | None = None
-    coverage: float | None = None
-    top_k: int | None = None
-    drop_chunks: bool = False
-    cache: AnswerCacheUse = "use"
 
     def __post_init__(self) -> None:
         if self.text is not None and (self.messages or self.documents or self.kb):
@@ -178,7 +168,7 @@ class DocumentPrompt:
         )
 
 
-def plain_options(settings: Settings, request: CompletionRequest, sampling: Sampling) -> AskOptions:
+def plain_options(settings: Settings, request: CompletionRequest, sampling: GenerationConfig) -> AskOptions:
     """Return the options of a request without documents.
 
     Raises InvalidRequest if it names a recipe that reuses other KV than exact prefixes.
@@ -189,7 +179,7 @@ def plain_options(settings: Settings, request: CompletionRequest, sampling: Samp
             f"recipe {given} reuses chunks, and the request has neither documents nor kb; leave it out"
         )
     named = given or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
-    return settings.resolve("", 1, recipe=named, cache="off", generation=sampling)
+    return settings.resolve("", 1, CallOptions(recipe=named, cache="off", generation=sampling))
 
 
 def _plain(recipe: Recipe) -> bool:

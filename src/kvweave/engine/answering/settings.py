@@ -3,9 +3,9 @@
 Recipes run models; their code is imported when a recipe is made.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from kvweave.answer_cache.records import AnswerSettings
 from kvweave.config import (
@@ -23,6 +23,32 @@ from kvweave.results import AnswerCacheUse
 
 if TYPE_CHECKING:
     from kvweave.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """The options of one call, as `KnowledgeBase.stream` describes them; None leaves an option to the settings."""
+
+    recipe: str | None = None
+    prepare: str | None = None
+    ratio: float | None = None
+    coverage: float | None = None
+    top_k: int | None = None
+    drop_chunks: bool = False
+    cache: AnswerCacheUse = "use"
+    generation: GenerationConfig | None = None
+
+    @property
+    def own_budget(self) -> bool:
+        """Whether the call names a budget."""
+        return self.ratio is not None or self.coverage is not None
+
+    def keywords(self) -> dict[str, Any]:
+        """Return them as the keywords of `KnowledgeBase.stream`."""
+        return {each.name: getattr(self, each.name) for each in fields(CallOptions)}
+
+
+_NOTHING_GIVEN: Final = CallOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,86 +99,53 @@ class Settings:
     folder: Path
     auto: AutoRecipe | None = None
 
-    def resolve(
-        self,
-        system: str,
-        chunks: int,
-        *,
-        recipe: str | None = None,
-        prepare: str | None = None,
-        ratio: float | None = None,
-        coverage: float | None = None,
-        top_k: int | None = None,
-        drop_chunks: bool = False,
-        cache: AnswerCacheUse = "use",
-        generation: GenerationConfig | None = None,
-    ) -> AskOptions:
-        """Return the options of one question; None leaves an option to the settings.
+    def resolve(self, system: str, chunks: int, call: CallOptions = _NOTHING_GIVEN) -> AskOptions:
+        """Return the options of one question.
 
         `chunks` is how many chunks the knowledge base holds: `top_k` is not more.
 
         Raises:
             UnknownRecipe, InvalidRequest: an option that cannot be honoured.
         """
-        named = self._named(recipe, prepare, own_budget=ratio is not None or coverage is not None)
-        chosen = self._made(named, prepare)
-        chosen.budget(ratio, coverage)  # an impossible budget is refused before a model is loaded
-        if isinstance(generation, Sampling):
-            check_sampling(generation)
+        named = self._named(call.recipe, call.prepare, own_budget=call.own_budget)
+        chosen = self._made(named, call.prepare)
+        chosen.budget(call.ratio, call.coverage)  # an impossible budget is refused before a model is loaded
+        if isinstance(call.generation, Sampling):
+            check_sampling(call.generation)
         return AskOptions(
             recipe=chosen,
-            ratio=ratio,
-            coverage=coverage,
-            top_k=min(self.top_k(top_k), chunks),
+            ratio=call.ratio,
+            coverage=call.coverage,
+            top_k=min(self.top_k(call.top_k), chunks),
             system=system,
-            generation=generation or self.config.generation,
+            generation=call.generation or self.config.generation,
             kv=self.offload(self.config.decoding.kv_budget),
-            drop_chunks=drop_chunks,
-            cache=cache,
-            answer_settings=self.answer_settings(
-                recipe=recipe,
-                prepare=prepare,
-                ratio=ratio,
-                coverage=coverage,
-                top_k=top_k,
-                drop_chunks=drop_chunks,
-                cache=cache,
-                generation=generation,
-            ),
-            keep_cut=generation is None,  # a caller that limits one answer must be told that it was cut
+            drop_chunks=call.drop_chunks,
+            cache=call.cache,
+            answer_settings=self.answer_settings(call),
+            keep_cut=call.generation is None,  # a caller that limits one answer must be told that it was cut
             auto=named.told,
         )
 
-    def answer_settings(
-        self,
-        *,
-        recipe: str | None = None,
-        prepare: str | None = None,
-        ratio: float | None = None,
-        coverage: float | None = None,
-        top_k: int | None = None,
-        drop_chunks: bool = False,
-        cache: AnswerCacheUse = "use",
-        generation: GenerationConfig | None = None,
-    ) -> AnswerSettings | None:
-        """Return what the answer cache keeps an answer under, None if it does not; takes the options of `resolve`.
+    def answer_settings(self, call: CallOptions = _NOTHING_GIVEN) -> AnswerSettings | None:
+        """Return what the answer cache keeps an answer under, None if it does not.
 
         `top_k` is the number asked for, however few chunks there are: documents that come in leave an answer where it is
         looked up. Makes no recipe if its name is known without. A budget is not checked: no answer is kept under an impossible one.
         """
-        generation = generation or self.config.generation
+        generation = call.generation or self.config.generation
         # A sampled answer is not the answer, and a cached one has no log probabilities.
         plain = generation.plain if isinstance(generation, Sampling) else generation.temperature == 0
-        if cache == "off" or not plain:
+        if call.cache == "off" or not plain:
             return None
-        named = self._named(recipe, prepare, own_budget=ratio is not None or coverage is not None)
+        named = self._named(call.recipe, call.prepare, own_budget=call.own_budget)
         return AnswerSettings(
-            self._recipe_name(named.recipe, prepare),
-            named.ratio if ratio is None else ratio,
-            coverage,
-            self.top_k(top_k),
+            self._recipe_name(named.recipe, call.prepare),
+            named.ratio if call.ratio is None else call.ratio,
+            call.coverage,
+            self.top_k(call.top_k),
             generation.max_new_tokens,
-            drop_chunks,
+            call.drop_chunks,
             self.config.model.auxiliary,
             self.config.decoding.kv_budget,
             generation.think,

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 from kvweave.answer_cache.records import AnswerSettings
 from kvweave.config import GenerationConfig
 from kvweave.engine.answering.kb_question import RequestContext, tokenized_prompt_for
-from kvweave.engine.answering.settings import AskOptions, Settings
+from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
 from kvweave.engine.background.greedy_reply import Reply, counted_rows
 from kvweave.engine.background.precompute import prepare_context
 from kvweave.engine.background.verdicts import (
@@ -291,10 +291,12 @@ class Calibrator:
         return self._settings.resolve(
             self._system,
             self._state.documents.chunk_count(),
-            recipe=_FULL,
-            drop_chunks=True,
-            cache="off",
-            generation=GenerationConfig(max_new_tokens=most, think=own.think),
+            CallOptions(
+                recipe=_FULL,
+                drop_chunks=True,
+                cache="off",
+                generation=GenerationConfig(max_new_tokens=most, think=own.think),
+            ),
         )
 
     @property

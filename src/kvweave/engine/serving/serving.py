@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 from kvweave.cancellation import cancellable, check_cancelled
-from kvweave.config import Config
+from kvweave.config import Config, GenerationConfig
 from kvweave.engine.answering.answer_stream import AnswerStream, Event
 from kvweave.engine.answering.completions import (
     CallerDocument,
@@ -24,7 +24,7 @@ from kvweave.engine.answering.completions import (
 )
 from kvweave.engine.answering.pipeline import Asked, check_supported, respond
 from kvweave.engine.answering.sampling import Sampling
-from kvweave.engine.answering.settings import AskOptions, Settings
+from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.engine.once import once
 from kvweave.engine.recorded_models import with_recorded_models
@@ -266,34 +266,25 @@ class Tenant:
     def _ask(self, base: KnowledgeBase, request: CompletionRequest) -> Callable[[], AnswerStream]:
         """Return a function that asks a knowledge base."""
         turns = Turns.of(request.messages)
+        call = {**request.keywords(), "generation": request.generation or self.sampling()}
         return lambda: base.stream(
-            turns.question,
-            recipe=request.recipe,
-            prepare=request.prepare,
-            ratio=request.ratio,
-            coverage=request.coverage,
-            top_k=request.top_k,
-            drop_chunks=request.drop_chunks,
-            cache=request.cache,
-            generation=request.sampling or self.sampling(),
-            earlier=turns.earlier,
-            instruction=turns.instruction,
+            turns.question, **call, earlier=turns.earlier, instruction=turns.instruction
         )
 
     def _respond(self, request: CompletionRequest) -> Callable[[], AnswerStream]:
         """Return a function that answers a request without a knowledge base."""
-        sampling = request.sampling or self.sampling()
+        generation = request.generation or self.sampling()
 
         def begin() -> AnswerStream:
             model = self._resident.model
             asked: Asked
             if request.documents:
-                options = self._document_options(request, sampling)
+                options = self._document_options(request, generation)
                 turns = Turns.of(request.messages)
                 asked = DocumentPrompt(model, turns, request.documents, options, self._prepare)
             else:
-                options = plain_options(self._settings, request, sampling)
-                asked = PlainPrompt(model, request, sampling.think)
+                options = plain_options(self._settings, request, generation)
+                asked = PlainPrompt(model, request, generation.think)
             check_supported(model, options)
             return AnswerStream(respond(model, self.store, asked, options), model.tokenizer, nullcontext())
 
@@ -305,18 +296,10 @@ class Tenant:
             texts = [document.text for document in documents]
             self._chunks.add(texts, options.system, options.recipe, think=options.generation.think)
 
-    def _document_options(self, request: CompletionRequest, sampling: Sampling) -> AskOptions:
-        instruction = Turns.of(request.messages).instruction
-        return self._settings.resolve(
-            instruction or self.config.system or DEFAULT_SYSTEM,
-            len(request.documents),
-            recipe=request.recipe,
-            prepare=request.prepare,
-            ratio=request.ratio,
-            coverage=request.coverage,
-            cache="off",
-            generation=sampling,
-        )
+    def _document_options(self, request: CompletionRequest, generation: GenerationConfig) -> AskOptions:
+        system = Turns.of(request.messages).instruction or self.config.system or DEFAULT_SYSTEM
+        call = CallOptions(**{**request.keywords(), "cache": "off", "generation": generation})
+        return self._settings.resolve(system, len(request.documents), call)
 
     def _finish(
         self, begin: Callable[[], AnswerStream], cancelled: Callable[[], bool]

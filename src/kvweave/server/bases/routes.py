@@ -49,7 +49,7 @@ class QuestionFields(KvweaveOptions):
         return CompletionRequest(
             messages=(Message("user", self.question),),
             kb=kb,
-            sampling=sampling(
+            generation=sampling(
                 defaults,
                 most=self.max_new_tokens,
                 temperature=self.temperature,

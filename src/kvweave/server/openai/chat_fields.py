@@ -88,7 +88,7 @@ class ChatFields(ChoicesFields):
                 messages=tuple(each.message for each in self.messages),
                 documents=self.caller_documents(),
                 kb=self.kb,
-                sampling=sampling(
+                generation=sampling(
                     defaults,
                     most=self.max_completion_tokens or self.max_tokens,
                     temperature=self.temperature,

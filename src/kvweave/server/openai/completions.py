@@ -60,7 +60,7 @@ class CompletionFields(ChoicesFields):
                 **self._asked(prompt),
                 documents=self.caller_documents(),
                 kb=self.kb,
-                sampling=sampling(
+                generation=sampling(
                     defaults,
                     most=self.max_tokens or DEFAULT_TOKENS,
                     temperature=self.temperature,

@@ -115,7 +115,7 @@ class ResponseFields(SampledFields):
             messages=self.messages,
             documents=self.caller_documents(),
             kb=self.kb,
-            sampling=sampling(
+            generation=sampling(
                 defaults,
                 most=self.max_output_tokens,
                 temperature=self.temperature,

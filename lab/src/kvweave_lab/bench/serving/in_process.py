@@ -71,7 +71,7 @@ def _request(tenant: "Tenant", body: dict[str, Any]) -> "CompletionRequest":
     return CompletionRequest(
         messages=tuple(Message(one["role"], one["content"]) for one in body["messages"]),
         documents=tuple(CallerDocument(one["id"], one["text"]) for one in body.get("documents", ())),
-        sampling=tenant.sampling(max_new_tokens=body["max_tokens"], temperature=0.0),
+        generation=tenant.sampling(max_new_tokens=body["max_tokens"], temperature=0.0),
         **body.get("kvweave", {}),
     )
 
