@@ -103,7 +103,9 @@ def _current_command(command: str) -> str:
 def figure() -> str:
     """For README: the default recipe."""
     ratio = METHODS[UNCALIBRATED]().ratio
-    return speed_and_quality(results("ttft_limit_4k.json"), results("all_tasks.json"), UNCALIBRATED, ratio)
+    return speed_and_quality(
+        results("ttft_natural.json"), results("natural.json"), results("neutral.json"), UNCALIBRATED, ratio
+    )
 
 
 def quality_of_the_methods() -> dict[str, Any] | None:
@@ -148,14 +150,13 @@ def main() -> None:
     pages = {
         ROOT / "README.md": with_parts(ROOT / "README.md", figure=figure()),
         guide: with_parts(
-            guide, scores=recipe_scores(results("all_tasks.json"), results("selection_cost.json"))
+            guide, scores=recipe_scores(results("neutral.json"), results("selection_cost.json"))
         ),
         **{ROOT / "docs" / "reference" / name: text for name, text in reference_pages(parity).items()},
         docs / "methods.md": methods_page(
             METHODS,
+            results("neutral.json"),
             measured,
-            results("all_tasks.json"),
-            results("all_tasks_nearest.json"),
             results("selection_cost.json"),
             images,
         ),
@@ -195,7 +196,10 @@ def main() -> None:
             docs / "real-models.md", **real_model_parts({name: _read(name) for name in REAL_MODEL_FILES})
         ),
         docs / "natural.md": with_parts(
-            docs / "natural.md", **natural_parts(results("natural.json"), results("natural_retrieval.json"))
+            docs / "natural.md",
+            **natural_parts(
+                [results("natural_1k.json"), results("natural.json")], results("natural_retrieval.json")
+            ),
         ),
         docs / "serving.md": with_parts(
             docs / "serving.md", **serving_parts({name: results(name) for name in SERVING_FILES})

@@ -12,14 +12,12 @@ _COMPARED_FROM = 0.15
 """The ratio from which recipes are compared with our own for a lead that is lost."""
 
 
-def what_follows(quality: Result | None, every_task: Result | None, cost: Result | None) -> list[str]:
-    """Return what the tables below come to; nothing for a table that was not measured."""
-    lines = [*_mean_scores(every_task), *_best_preparation(quality)]
-    if every_task:
-        lines += [
-            f"All tasks, {verdict.removeprefix('- ')}" for verdict in own_verdicts(every_task) if verdict
-        ]
-    lines += _level_with_own(quality)
+def what_follows(neutral: Result | None, fixed: Result | None, cost: Result | None) -> list[str]:
+    """Return what the tables below come to, the tasks without a favoured placement first; nothing for what was not measured."""
+    lines = [*_mean_scores(neutral), *_best_preparation(neutral)]
+    if neutral:
+        lines += [verdict.removeprefix("- ") for verdict in own_verdicts(neutral) if verdict]
+    lines += _level_with_own(fixed)
     own = next((row for row in cost["rows"] if row["recipe"] == "weave"), None) if cost else None
     if cost and own:
         lines.append(
@@ -67,7 +65,7 @@ def _mean_scores(quality: Result | None) -> list[str]:
     others = [row for (name, ratio), row in means.items() if ratio == least and name != "weave"]
     tasks = len({row["task"] for row in quality["rows"]} - {OVERALL})
     text = (
-        f"Mean score over {tasks} tasks, {length_text(means['full', 1]['context_tokens'])}: full attention {means['full', 1]['score']:.3f}, "
+        f"Mean score over {tasks} tasks that favour no placement, {length_text(means['full', 1]['context_tokens'])}: full attention {means['full', 1]['score']:.3f}, "
         f"plain reuse {means['reuse', 0]['score']:.3f}, "
         + ", ".join(f"`weave` {means['weave', ratio]['score']:.3f} at {ratio:.0%}" for ratio in ratios)
     )
@@ -90,7 +88,7 @@ def _best_preparation(quality: Result | None) -> list[str]:
         if cells and plain:
             best = max(cells, key=lambda cell: float(cell["score"]))
             lines.append(
-                f"Where a task cuts a text, the preparation alone does much of the work: plain reuse scores {best['score']:.3f} on "
+                f"The preparation alone does a part of the work: plain reuse scores {best['score']:.3f} on "
                 f"`{best['preparation']}` chunks and {plain[0]['score']:.3f} on isolated ones (mean over {listed(_matrix_tasks(quality))}). "
                 f"At ratio {matrix['ratio']:g}, all selectors score {_score_range(matrix, best['preparation'])} on `{best['preparation']}` chunks and "
                 f"{_score_range(matrix, 'isolated')} on isolated ones."
@@ -112,7 +110,7 @@ def _level_with_own(quality: Result | None) -> list[str]:
         if len(level) > 1 and ratio >= _COMPARED_FROM:
             names = listed(_names(level))
             return [
-                f"At {ratio:.0%}, `weave` has no lead over {names} on average over {listed(_matrix_tasks(quality))}."
+                f"On tasks that favour a placement, `weave` has no lead over {names} at {ratio:.0%}: the mean over {listed(_matrix_tasks(quality))}."
             ]
     return []
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from markdown_parts import NOT_MEASURED, Result, folded, header
 from markdown_parts import row as table_row
-from methods_findings import listed, on_own_preparation, own_verdicts, what_follows, what_follows_by_task
+from methods_findings import on_own_preparation, own_verdicts, what_follows, what_follows_by_task
 
 from kvweave.recipes.methods import name_parts
 from kvweave.recipes.recipe import Recipe
@@ -33,15 +33,14 @@ def headings(make: Callable[[], Recipe]) -> dict[str, str]:
 
 def methods_page(
     methods: Methods,
-    quality: Result | None,
-    every_task: Result | None,
-    nearest: Result | None,
+    neutral: Result | None,
+    fixed: Result | None,
     cost: Result | None,
     images: Iterable[str],
 ) -> str:
     """Return the page.
 
-    `every_task` has all tasks at a few ratios, `nearest` the recipes that came nearest to our own on other prompts.
+    `neutral` has the tasks that favour no placement, `fixed` three tasks by ratio that favour the beginnings of chunks.
     `images` are the names of files in lab/docs/images.
     """
     shares = {row["recipe"]: row for row in cost["rows"]} if cost else {}
@@ -49,32 +48,35 @@ def methods_page(
         [
             "# Methods",
             "",
-            *what_follows(quality, every_task, cost),
+            *what_follows(neutral, fixed, cost),
             "Every recipe by its name. `kvweave ask --recipe NAME` runs it, `--prepare NAME` gives it chunks with another preparation,",
             "`--ratio` or `--coverage` sets how much it recomputes. `lab/pages/build.py` writes this page from the recipes' docstrings",
             "and the results of `lab/experiments/`. Which recipe to take: [recipes](../../docs/guide/recipes.md).",
             "The commands that repeat a table are folded beside it.",
             "",
-            "## Scores",
+            "## Neutral tasks",
             "",
-            *_scores(quality, [OVERALL]),
+            "The distance between a cut and the sentence that refers back is drawn, and so is the place of what it refers to; see",
+            "[the tasks](evaluation.md#tasks). Each recipe on its own preparation:",
+            "",
+            *_by_task(neutral),
+            *_own_gains(neutral),
+            "### Preparation × selector",
+            "",
+            *_matrices(neutral),
+            "## Tasks that favour a placement",
+            "",
+            "In these the sentence that refers back starts the chunk behind the one it refers to. That favours recipes that repair the",
+            "beginnings of chunks, and those that prepare a chunk behind the one before it, as `weave` does.",
+            "",
+            *_scores(fixed, [OVERALL]),
             *_image_lines(images),
-            "## All tasks",
-            "",
-            *_every_task(every_task),
-            *_nearest(nearest),
-            "## Our own beside the others",
-            "",
-            *_own_gains(quality),
-            "## Preparation × selector",
-            "",
-            *_matrices(quality),
             "## What selecting costs",
             "",
             *_costs(cost),
             "## Every method",
             "",
-            *(line for name, make in methods.items() for line in _method(name, make, quality, shares)),
+            *(line for name, make in methods.items() for line in _method(name, make, fixed, shares)),
             *_NOT_HERE,
         ]
     )
@@ -157,7 +159,7 @@ def _by_ratio(rows: Sequence[Result], measure: str) -> list[str]:
     return lines
 
 
-def _every_task(quality: Result | None) -> list[str]:
+def _by_task(quality: Result | None) -> list[str]:
     """Return a line per recipe, a column per task; tasks that reuse solves show that nothing breaks them."""
     if quality is None:
         return [NOT_MEASURED, ""]
@@ -178,30 +180,7 @@ def _every_task(quality: Result | None) -> list[str]:
             scores = (_NEVER if one is None else f"{one['score']:.3f}" for one in found[:-1])
             lines.append(table_row(f"`{recipe}`", f"{ratio:.0%}", *scores, _estimate(found[-1], "score")))
         lines.append("")
-    return [*lines, *own_verdicts(quality), *folded(_commands(quality), quality["date"]), ""]
-
-
-def _nearest(quality: Result | None) -> list[str]:
-    """Return the same comparison on other prompts, more of them where recipes differ."""
-    if quality is None:
-        return []
-    counts: dict[int, list[str]] = {}
-    found = dict.fromkeys((row["task"], row["samples"]) for row in quality["rows"] if row["task"] != OVERALL)
-    for task, samples in found:
-        counts.setdefault(samples, []).append(f"`{task}`")
-    prompts = ", ".join(
-        f"{samples} of {listed(tasks)}" for samples, tasks in sorted(counts.items(), reverse=True)
-    )
-    return [
-        "### The nearest ones, on other prompts",
-        "",
-        "Two recipes that come near `weave` ran again with it, on prompts of other seeds, with more of the tasks on which recipes differ:",
-        f"{prompts}. The table counts these prompts alone, with equal weight per task.",
-        "",
-        *_own_gains(quality),
-        *folded(_commands(quality), quality["date"]),
-        "",
-    ]
+    return [*lines, *folded(_commands(quality), quality["date"]), ""]
 
 
 def _own_gains(quality: Result | None) -> list[str]:

@@ -1,5 +1,6 @@
 """The generated parts of lab/docs/natural.md: recipes beside full attention on a real model, and what retrieval found."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from markdown_parts import NOT_MEASURED, Result, between, table
@@ -12,29 +13,53 @@ _TITLES = {
 }
 
 
-def parts(found: Result | None, retrieved: Result | None) -> dict[str, str]:
-    """Return the page's parts by the names of their markers."""
-    if found is None or retrieved is None:
+def parts(runs: Sequence[Result | None], retrieved: Result | None) -> dict[str, str]:
+    """Return the page's parts by the names of their markers; each run is about one length."""
+    found = [run for run in runs if run is not None]
+    if not found or retrieved is None:
         return dict.fromkeys(("findings", "recipes", "comparisons", "retrieval"), NOT_MEASURED)
     return {
-        "findings": findings(found),
-        "recipes": recipes(found),
-        "comparisons": comparisons(found),
+        "findings": "\n".join(map(findings, found)),
+        "recipes": "\n\n".join(map(recipes, found)),
+        "comparisons": "\n\n".join(map(comparisons, found)),
         "retrieval": retrieval(retrieved),
     }
 
 
+def _conditions(found: Result) -> str:
+    row, chunk = found["rows"][0], found["about"]["chunk_tokens"]
+    return f"{row['context_tokens']:,} tokens of context in chunks of up to {chunk}, {row['prompts']} prompts"
+
+
 def findings(found: Result) -> str:
     """Return what the comparisons say of the method that all others are compared with."""
-    lines = []
+    lines = [*_gap(found)]
     for by, title in _TITLES.items():
         rows = [one for one in found["comparisons"] if one["by"] == by]
         for measure, worse, better in (
             ("kl", "farther from", "nearer to"),
             ("nll", "worse than", "better than"),
         ):
-            lines.append(f"- {measure.upper()}, {title}: {_counted(rows, measure, worse, better)}")
+            lines.append(f"  - {measure.upper()}, {title}: {_counted(rows, measure, worse, better)}")
     return "\n".join(lines)
+
+
+def _gap(found: Result) -> list[str]:
+    """Return what reuse loses, and what the compared method wins back of it."""
+    rows = {row["recipe"]: row for row in found["rows"]}
+    full, reuse, nothing = rows["full"], rows["reuse"], rows["no context"]
+    own = rows.get(found["comparisons"][0]["against"].rpartition("+")[2])
+    lines = [
+        f"- {_conditions(found)}: NLL is {full['nll']:.3f} with full attention, {reuse['nll']:.3f} with plain reuse and "
+        f"{nothing['nll']:.3f} without any context, so reuse loses {(reuse['nll'] - full['nll']) / (nothing['nll'] - full['nll']):.0%} "
+        f"of what the context gives. The first token is full attention's in {reuse['same_first']:.0%} of the prompts."
+    ]
+    if own:
+        lines.append(
+            f"  - `{own['recipe']}` at {own['ratio']:.0%} recovers {_between(own, 'kl_recovery', 2)} of the gap in KL and "
+            f"{_between(own, 'nll_recovery', 2)} of that in NLL; the first token is the same in {own['same_first']:.0%}."
+        )
+    return lines
 
 
 def _counted(rows: list[Result], measure: str, worse: str, better: str) -> str:
@@ -54,7 +79,7 @@ def recipes(found: Result) -> str:
     lines = []
     for length in dict.fromkeys(row["context_tokens"] for row in found["rows"]):
         rows = [row for row in found["rows"] if row["context_tokens"] == length]
-        lines += [f"{length:,} tokens of context, {rows[0]['prompts']} prompts:", ""]
+        lines += [f"{_conditions(found | {'rows': rows})}:", ""]
         lines += table(
             (
                 "recipe",
@@ -72,7 +97,7 @@ def recipes(found: Result) -> str:
         lines.append("")
     about = found["about"]
     lines += [
-        f"{about['model']}, {about['split']} split, {about['date']}, {about['machine']}.",
+        f"{about['model']}, {about['dtype']}, {about['split']} split, {about['date']}, {about['machine']}.",
         "",
         "```",
         about["command"],
@@ -108,7 +133,8 @@ def comparisons(found: Result) -> str:
         ]
         for one in found["comparisons"]
     ]
-    return "\n".join(table(("compared", "on", "difference", "KL", "NLL"), rows))
+    lines = table(("compared", "on", "difference", "KL", "NLL"), rows)
+    return "\n".join([f"{_conditions(found)}:", "", *lines])
 
 
 def retrieval(found: Result) -> str:

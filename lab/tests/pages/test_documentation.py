@@ -218,26 +218,31 @@ class TestFiguresOfTheEvaluation:
         ]
 
     def test_the_readme_has_speed_and_accuracy_with_their_conditions(self, build, tmp_path):
-        timed = {
-            "context_tokens": 4096,
-            "ratio": 0.1,
-            "shape": "some shape",
-            "dtype": "bfloat16",
-            "device": "cpu",
-        }
-        timed |= {"threads": 2, "full_s": 14.31, "ttft_s": 1.649, "speedup": 8.71}
-        rows = [timed | {"recipe": "weave"}, timed | {"recipe": "following-int8+weave", "speedup": 7.2}]
-        (tmp_path / "ttft_limit_4k.json").write_text(json.dumps({"machine": "x86_64, AVX512", "rows": rows}))
+        timed = {"context_tokens": 2048, "dtype": "float32", "device": "cpu", "threads": 2, "full_s": 2.11}
+        rows = [
+            timed | {"recipe": "weave", "ratio": 0.1, "ttft_s": 0.5, "speedup": 4.22},
+            timed | {"recipe": "reuse", "ratio": 0.0, "ttft_s": 0.2, "speedup": 10.6},
+        ]
+        (tmp_path / "ttft_natural.json").write_text(json.dumps({"machine": "x86_64, AVX512", "rows": rows}))
+        read = [
+            {"context_tokens": 2048, "prompts": 40, "recipe": name, "same_first": same, "kl": kl}
+            for name, same, kl in (("weave", 0.9, 0.0167), ("reuse", 0.85, 0.052))
+        ]
+        other = {**read[0], "context_tokens": 1024, "kl": 9.0}
+        natural = {"about": {"model": "a-model"}, "rows": [*read, other]}
+        (tmp_path / "natural.json").write_text(json.dumps(natural))
         scored = self.row("overall", 512, "weave", 0.1, 0.883, 2200)
         scored |= {"full_score": 0.882, "reuse_score": 0.715}
         tasks = [self.row(task, 512, "weave", 0.1, 0.9) for task in ("coref", "single")]
-        (tmp_path / "all_tasks.json").write_text(json.dumps({"rows": [*tasks, scored]}))
-        _, _, speed, accuracy, _, said = build.figure().split("\n")
-        assert speed == "| first token, 4,096 tokens of context | 14.3 s | **1.6 s (8.7× faster)** |"
-        assert accuracy == "| accuracy, 2 synthetic tasks, 512 tokens of context | 0.882 | 0.883 |"
+        (tmp_path / "neutral.json").write_text(json.dumps({"rows": [*tasks, scored]}))
+        _, _, speed, same, far, accuracy, _, said = build.figure().split("\n")
+        assert speed == "| first token | 2.11 s | 0.20 s | **0.50 s (4.2× faster)** |"
+        assert same == "| same first token as full prefill | 100% | 85% | 90% |"
+        assert far == "| distance from full prefill (KL) | 0 | 0.052 | 0.017 |"
+        assert accuracy == "| accuracy, 2 generated tasks | 0.882 | 0.715 | 0.883 |"
+        assert "a-model, float32, 2,048 tokens of retrieved text, 40 questions" in said
         assert "2 CPU threads without matrix units" in said
-        assert "(7.2× with the default 8-bit KV)" in said
-        assert "2,200 prompts" in said
+        assert "512 tokens, 2,200 prompts" in said
 
     def test_replayed_times_have_a_row_for_each_recipe_and_ratio(self, build, tmp_path):
         trace = {"exact": 100.0, "stale": 400.5, "recomputed": 0.0, "fresh": 20.0, "decoded": 5.0}
@@ -408,8 +413,8 @@ class TestFiguresOfTheEvaluation:
             build.with_parts(page, two="new")
 
     def test_every_method_has_a_section_whether_measured_or_not(self, build):
-        page = build.methods_page(METHODS, None, None, None, None, [])
-        assert page.count("Not measured yet.") == 5  # scores, all tasks, our own, matrix, costs
+        page = build.methods_page(METHODS, None, None, None, [])
+        assert page.count("Not measured yet.") == 5  # by task, our own, matrix, fixed tasks, costs
         sections = dict(re.findall(r"^### `(.+?)`\n\n(.*?)(?=^### |\Z)", page, re.M | re.S))
         assert list(sections) == list(METHODS)
         for name, section in sections.items():
@@ -477,9 +482,8 @@ class TestFiguresOfTheEvaluation:
             )
         ]
         measured = result | {"rows": rows, "matrices": matrices, "beside_own": compared}
-        page = build.methods_page(METHODS, measured, measured, None, cost, images)
+        page = build.methods_page(METHODS, measured, measured, cost, images)
         assert "| `reuse` | +0.200 (+0.100–+0.300) |" in page
-        assert "on other prompts" not in page
         assert (
             "512 tokens of context, 10%: `weave` scores higher than 1 of 3 others, lower than `similar+reuse`;"
             " the interval holds 0 for `naive`."
@@ -497,10 +501,6 @@ class TestFiguresOfTheEvaluation:
         assert "![methods matrix 0.15 512](images/methods-matrix-0.15-512.png)" in page
         assert "other.png" not in page
         assert "selecting costs 3.1% (3.0%–4.0%) of full prefill" in page
-        again = build.methods_page(METHODS, measured, measured, measured, cost, images)
-        section = again.partition("### The nearest ones, on other prompts")[2].partition("\n## ")[0]
-        assert "`weave` scores higher than 1 of 3 others" in section
-        assert "| `reuse` | +0.200 (+0.100–+0.300) |" in section
 
     def test_figures_on_the_methods_page_are_there(self):
         page = (ROOT / "lab" / "docs" / "methods.md").read_text()

@@ -11,7 +11,7 @@ from kvweave import __version__
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_output
 from kvweave_lab.cli import bench_options as bench
-from kvweave_lab.cli.evaluate import MODEL_TEXT, print_notice
+from kvweave_lab.cli.evaluate import HOME_TEXT, MODEL_TEXT, print_notice
 
 if TYPE_CHECKING:
     from kvweave_lab.eval.natural.run import Request
@@ -150,7 +150,7 @@ class NaturalOptions:
 
 
 @keeps_output
-@opt.with_options(*opt.MODEL, "embedding_model", model=MODEL_TEXT)
+@opt.with_options(*opt.MODEL, "home", "embedding_model", model=MODEL_TEXT, home=HOME_TEXT)
 def natural(
     *, model: opt.SharedOptions, options: NaturalOptions, json: opt.Json = False, quiet: opt.Quiet = False
 ) -> None:

@@ -33,7 +33,7 @@ from kvweave_lab.eval.natural.questions import (
 from kvweave_lab.eval.natural.retrieval import RetrievalFigures, measure_retrieval
 from kvweave_lab.eval.natural.rows import Comparison, Row, comparisons, summary_rows
 from kvweave_lab.eval.runner import Candidate
-from kvweave_lab.results_log import run_config
+from kvweave_lab.results_log import dtype_name, run_config
 
 RECIPES: Final = SUITES["full"].recipes
 RATIOS: Final = (0.1, 0.3)
@@ -177,6 +177,7 @@ class NaturalBenchmark:
         request = self._request
         return {
             "model": self._adapter.fingerprint.name,
+            "dtype": dtype_name(self._adapter),
             "set": str(request.questions or "natural"),
             "documents": len(self._content.documents),
             "questions": len(self.questions),
