@@ -6,7 +6,6 @@ from typing import Any
 from markdown_parts import NOT_MEASURED, header, row
 
 from kvweave.plugins import LAB
-from kvweave.recipes.methods import recipe_named
 from kvweave_lab.eval.rows import OVERALL
 
 
@@ -26,9 +25,7 @@ def speed_and_quality(
         return NOT_MEASURED
     timed = {(one["recipe"], one["ratio"]): one for one in speed["rows"]}
     fast, plain = timed[recipe, ratio], timed["reuse", 0.0]
-    read = {
-        one["recipe"]: one for one in natural["rows"] if one["context_tokens"] == fast["context_tokens"]
-    }
+    read = {one["recipe"]: one for one in natural["rows"] if one["context_tokens"] == fast["context_tokens"]}
     own, reused = read[recipe], read["reuse"]
     scored = next(
         one
@@ -46,7 +43,12 @@ def speed_and_quality(
             f"{plain['ttft_s']:.2f} s",
             f"**{fast['ttft_s']:.2f} s ({fast['speedup']:.1f}× faster)**",
         ),
-        row("same first token as full prefill", "100%", f"{reused['same_first']:.0%}", f"{own['same_first']:.0%}"),
+        row(
+            "same first token as full prefill",
+            "100%",
+            f"{reused['same_first']:.0%}",
+            f"{own['same_first']:.0%}",
+        ),
         row("distance from full prefill (KL)", "0", f"{reused['kl']:.3f}", f"{own['kl']:.3f}"),
         row(
             f"accuracy, {tasks} generated tasks",
