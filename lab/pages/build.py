@@ -195,7 +195,10 @@ def main() -> None:
             docs / "real-models.md", **real_model_parts({name: _read(name) for name in REAL_MODEL_FILES})
         ),
         docs / "natural.md": with_parts(
-            docs / "natural.md", **natural_parts(results("natural.json"), results("natural_retrieval.json"))
+            docs / "natural.md",
+            **natural_parts(
+                results("natural.json"), results("natural_retrieval.json"), results("languages.json")
+            ),
         ),
         docs / "serving.md": with_parts(
             docs / "serving.md", **serving_parts({name: results(name) for name in SERVING_FILES})
