@@ -198,7 +198,9 @@ def main() -> None:
         docs / "natural.md": with_parts(
             docs / "natural.md",
             **natural_parts(
-                [results("natural_1k.json"), results("natural.json")], results("natural_retrieval.json")
+                [results("natural_1k.json"), results("natural.json")],
+                results("natural_retrieval.json"),
+                results("languages.json"),
             ),
         ),
         docs / "serving.md": with_parts(

@@ -13,16 +13,17 @@ _TITLES = {
 }
 
 
-def parts(runs: Sequence[Result | None], retrieved: Result | None) -> dict[str, str]:
+def parts(runs: Sequence[Result | None], retrieved: Result | None, asked: Result | None) -> dict[str, str]:
     """Return the page's parts by the names of their markers; each run is about one length."""
     found = [run for run in runs if run is not None]
-    if not found or retrieved is None:
-        return dict.fromkeys(("findings", "recipes", "comparisons", "retrieval"), NOT_MEASURED)
+    if not found or retrieved is None or asked is None:
+        return dict.fromkeys(("findings", "recipes", "comparisons", "retrieval", "languages"), NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),
         "recipes": "\n\n".join(map(recipes, found)),
         "comparisons": "\n\n".join(map(comparisons, found)),
         "retrieval": retrieval(retrieved),
+        "languages": languages(asked),
     }
 
 
@@ -172,6 +173,38 @@ def retrieval(found: Result) -> str:
             "",
             "```",
             found["about"]["command"],
+            "```",
+        ]
+    )
+
+
+_LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "zh": "Chinese", "ar": "Arabic"}
+
+
+def languages(found: Result) -> str:
+    """Return how often each language's evidence is among the best chunks, by ranking."""
+    rankings, depths = ("words", "vectors", "hybrid"), found["depths"]
+    columns = (
+        "language",
+        "questions",
+        *(f"{ranking}, recall@{depth}" for ranking in rankings for depth in depths),
+    )
+    rows = [
+        [
+            _LANGUAGES[one["language"]],
+            f"{one['questions']}",
+            *(f"{share:.2f}" for ranking in rankings for share in one[ranking]),
+        ]
+        for one in found["languages"]
+    ]
+    return "\n".join(
+        [
+            f"Vectors are those of {found['embedding']}; the languages' {found['chunks']} chunks are in one knowledge base:",
+            "",
+            *table(columns, rows),
+            "",
+            "```",
+            found["command"],
             "```",
         ]
     )

@@ -1,6 +1,7 @@
 """`kvweave add` returns once documents can be asked about; a process of its own prepares their chunks."""
 
 import subprocess
+from subprocess import DEVNULL, Popen
 
 import pytest
 
@@ -93,6 +94,36 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
     assert "no process works on it now" in command("ls").stderr  # the other recipe's
     command("add", documents, "--wait", "--recipe", "reuse")
     assert command("ls").stderr == ""
+
+
+def test_a_process_that_has_just_started_is_told_and_takes_the_work_of_every_add(
+    command, documents, detach, tmp_path
+):
+    began = []
+
+    def start(words, given):
+        began.append((words, given, Popen(["sleep", "60"])))
+        return began[-1][2]
+
+    detach(start)
+    command("add", documents)
+    ((words, given, process),) = began
+    assert f"process {process.pid} works on it" in command("ls").stderr
+    other = command.json("add", documents, "--recipe", "reuse", "--storage", "exact")
+    assert (other["preparation"]["by"], other["preparation"]["process"]) == ("process", process.pid)
+    assert len(began) == 1  # none is started that would only wait
+    process.kill()
+    process.wait()
+    assert "no process works on it now" in command("ls").stderr
+    worker = python_program(
+        words, given["env"], cwd=given["cwd"], stdout=DEVNULL, stderr=DEVNULL, stdin=DEVNULL
+    )
+    assert worker.wait(timeout=120) == 0
+    assert command("ls").stderr == ""  # it has prepared for both recipes
+    kinds = command.json("cache", "stats")["by_kind"]
+    assert (
+        kinds["isolated"]["entries"] == kinds["following-1-int8"]["entries"] == other["chunk_kv_waiting"] > 3
+    )
 
 
 def test_a_process_that_finds_nothing_to_do_ends(command, documents):

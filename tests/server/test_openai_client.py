@@ -280,6 +280,10 @@ def test_a_url_names_the_knowledge_base(served):
         chunks = list(client.chat.completions.create(**asked))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert "walnut" in text
+        offered = [{"type": "function", "function": {"name": "search_notes", "parameters": {}}}]
+        assert "walnut" in ask(client, tools=offered).choices[0].message.content
+        with pytest.raises(openai.BadRequestError, match="tool_choice"):
+            ask(client, tools=offered, tool_choice="required")
         assert "walnut" in client.responses.create(model=model, input=QUESTION).output_text
         documents = [{"id": "a", "text": "The password of Glorric is salt."}]
         assert "salt" in ask(client, extra_body={"documents": documents}).choices[0].message.content

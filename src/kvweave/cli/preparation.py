@@ -59,7 +59,8 @@ class Worker:
 def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     """Let the process that is at it, the running server or a new process prepare the chunks; return who does."""
     log, status = base.preparation.log, base.preparation.status()
-    if base.preparation.is_left_to_worker():  # it looks again before it ends: documents are marked by now
+    # Either looks again before it ends, and documents are marked by now; the background process does it in any way.
+    if base.preparation.is_left_to_worker() or base.preparation.background() is not None:
         return Worker(status, "process", process=status.process, log=log)
     from kvweave.server.client.choice import preparing_server
 
@@ -75,6 +76,7 @@ def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     command += opt.arguments_of(paths, names)
     try:
         process = start_detached(command, log, home, _environment(options))
+        base.preparation.note_start(process)
         return Worker(status, "process", process=process, log=log)
     except OSError as error:
         return Worker(status, "nobody", why=f"no process could be started: {error}")
@@ -121,7 +123,7 @@ def start_detached(command: list[str], log: "Path", folder: "Path", environment:
 
 
 def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
-    """Prepare what is left, unless another process is at it. To a terminal with a progress bar, else as a log."""
+    """Prepare what is left, also for other recipes, unless another process is at it. To a terminal with a progress bar, else as a log."""
     from kvweave.cli.output import STDERR, progress_bar
 
     opt.quiet_libraries()
@@ -129,16 +131,49 @@ def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
     with options.open_kb() as base:
         if terminal:
             with progress_bar(quiet) as report:
-                done = _prepared(base, report)
+                chunks, seconds = _prepared_all(options, base, report)
         else:
             log = _Log(base)
             log.write(f"process {os.getpid()} prepares chunks")
-            done = _prepared(base, log)
-    said = f"{done.computed} chunks prepared in {done.seconds:.1f} s"
+            chunks, seconds = _prepared_all(options, base, log)
+    said = f"{chunks} chunks prepared in {seconds:.1f} s"
     if terminal:
         STDERR.print(said)
     else:
         log.write(said)
+
+
+def _prepared_all(options: opt.SharedOptions, base: "KnowledgeBase", report: "Progress") -> tuple[int, float]:
+    """Prepare what is left in the way of the options, and then in others; return the chunks and the seconds of it.
+
+    Another background process does all of it, if there is one.
+    """
+    from kvweave.engine.documents.preparation import settings_of
+    from kvweave.errors import KvweaveError
+
+    preparation = base.preparation
+    done: list[PrepareReport] = []
+    began: dict[str, float] = {}  # the ways that were tried, and the newest document then
+
+    def untried() -> list[str]:
+        newest_s = preparation.newest_s()
+        return [way for way in preparation.marked() if began.get(way) != newest_s]
+
+    while not done or untried():
+        with preparation.in_background() as alone:
+            if not alone:
+                break
+            began[preparation.way] = preparation.newest_s()
+            done.append(_prepared(base, report))
+            for way in untried():
+                began[way] = preparation.newest_s()
+                try:
+                    with replace(options, **settings_of(way)).open_kb() as other:
+                        done.append(_prepared(other, report))
+                except KvweaveError as error:  # a recipe or a model that is there no more
+                    print(f"not prepared for {way}: {error}", file=sys.stderr, flush=True)
+        # An `add` marks its documents first and then looks whether this process is there: so look again without the lock.
+    return sum(each.computed for each in done), sum(each.seconds for each in done)
 
 
 def _prepared(base: "KnowledgeBase", report: "Progress") -> "PrepareReport":

@@ -16,6 +16,9 @@ from kvweave.models.quantised import quantised_modules, weight_bits
 from kvweave.models.remembered import ModelMemory
 from kvweave.types import ModelFingerprint
 
+TOKENIZER_FACT = "tokenizer"
+"""Under which a `ModelMemory` has the digest of a tokenizer."""
+
 # Names, versions and settings that only generation or training reads. Unknown settings count, to be safe.
 _WITHOUT_EFFECT = frozenset(
     {
@@ -49,7 +52,7 @@ def fingerprint(
     dtype, bits = str(model.dtype).removeprefix("torch."), weight_bits(model)
     parts = {
         "weights": _remembered(memory, f"weights in {dtype}, {bits}", lambda: _digest_weights(model)),
-        "tokenizer": _remembered(memory, "tokenizer", lambda: digest_tokenizer(tokenizer)),
+        "tokenizer": _remembered(memory, TOKENIZER_FACT, lambda: digest_tokenizer(tokenizer)),
         "configuration": _digest([type(model).__name__, _settings(model)]),
         "dtype": dtype,
     }

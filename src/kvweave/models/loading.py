@@ -14,7 +14,7 @@ from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.home import default_home
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
-from kvweave.models.fingerprint import digest_tokenizer
+from kvweave.models.fingerprint import TOKENIZER_FACT, digest_tokenizer
 from kvweave.models.forward import use_few_rows
 from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
@@ -199,7 +199,9 @@ def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> Pre
         return _direct_tokenizer(folder, padding)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     if folder is not None and (folder / "tokenizer.json").exists() and padding is None:
-        memory.put(_DIRECT, tokenizer.padding_side if _is_direct(tokenizer, folder) else False)
+        digest = digest_tokenizer(tokenizer)
+        memory.put(TOKENIZER_FACT, digest)  # the fingerprint needs it too, and it takes most of a second
+        memory.put(_DIRECT, tokenizer.padding_side if _is_direct(tokenizer, digest, folder) else False)
     return tokenizer
 
 
@@ -214,8 +216,11 @@ def _direct_tokenizer(folder: Path, padding_side: str) -> PreTrainedTokenizerBas
     return TokenizersBackend(tokenizer_file=str(folder / "tokenizer.json"), **known)
 
 
-def _is_direct(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
-    """Whether `_direct_tokenizer` gives the same tokenizer: equal in every rule, token and setting, with no methods of its own."""
+def _is_direct(tokenizer: PreTrainedTokenizerBase, digest: str, folder: Path) -> bool:
+    """Whether `_direct_tokenizer` gives the same tokenizer: equal in every rule, token and setting, with no methods of its own.
+
+    `digest` is that of the tokenizer.
+    """
     kind = type(tokenizer)
     plain = kind is TokenizersBackend or (
         kind.__bases__ == (TokenizersBackend,)
@@ -227,8 +232,8 @@ def _is_direct(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
         direct = _direct_tokenizer(folder, tokenizer.padding_side)
     except Exception:  # settings that only the tokenizer's own class understands
         return False
-    return digest_tokenizer(direct) == digest_tokenizer(tokenizer) and all(
-        getattr(direct, name) == getattr(tokenizer, name) for name in _COMPARED
+    return all(getattr(direct, name) == getattr(tokenizer, name) for name in _COMPARED) and (
+        digest_tokenizer(direct) == digest
     )
 
 

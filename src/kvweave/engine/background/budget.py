@@ -112,12 +112,13 @@ class BackgroundBudget:
         rows = self._database.query("SELECT value FROM idle_facts WHERE name = ?", (name,))
         return float(rows[0][0]) if rows else None
 
-    def facts(self, about: str) -> list[float]:
-        """Return all recorded numbers whose names are `about`, a space and anything."""
+    def facts(self, about: str) -> dict[str, float]:
+        """Return all recorded numbers whose names are `about`, a space and anything, by what that is."""
         rows = self._database.query(
-            "SELECT value FROM idle_facts WHERE substr(name, 1, ?) = ?", (len(about) + 1, f"{about} ")
+            "SELECT substr(name, ?), value FROM idle_facts WHERE substr(name, 1, ?) = ? ORDER BY name",
+            (len(about) + 2, len(about) + 1, f"{about} "),
         )
-        return [float(value) for (value,) in rows]
+        return {name: float(value) for name, value in rows}
 
     def forget_facts(self, about: str) -> None:
         """Delete all of them."""

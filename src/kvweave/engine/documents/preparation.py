@@ -2,22 +2,25 @@
 
 `add` marks its documents as to be prepared in the commit that lists them. The mark goes once everything that fits the
 store's limit is prepared, so work that was interrupted is found again. The process that works holds the lock on `lock`.
+
+The background process holds the lock on `background_lock` too, from its start to its end, and does all that is marked, for whatever
+recipe. Before it has loaded its code, the file tells of it.
 """
 
 import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.errors import StoreError
-from kvweave.files import is_locked, try_lock
+from kvweave.files import is_locked, is_process_alive, try_lock
 
 _LOG = logging.getLogger(__name__)
 _SINCE: Final = "prepare_since"
@@ -30,6 +33,9 @@ _LOCK_TRIES, _LOCK_TRY_S = (
     0.02,
 )  # a command that looks whether a process works holds the lock for an instant
 _RATE: Final = "prepare_rate {} {}"
+_STARTING: Final = "starting"
+_START_S: Final = 120.0
+"""A process that has not locked its file by then has failed to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class PreparationStatus:
         left_without_kv: those of them that have no KV yet; a question computes them.
         left_s: estimated seconds of work for the rest.
         measured: whether all of it is estimated from what the same work has taken. Otherwise it takes at least so long.
-        process: the id of the process that works on it now, None if there is none.
+        process: the id of the process that works on it now, or that was started for it; None if there is none.
     """
 
     chunks: int
@@ -55,7 +61,17 @@ class PreparationStatus:
 
 def preparation_way(config: Config) -> str:
     """Return the settings that say what is prepared of a chunk."""
-    return f"{config.recipe} {config.prepare} {config.store.storage} {config.model.auxiliary}"
+    auxiliary = config.model.auxiliary
+    if auxiliary and os.path.exists(auxiliary):
+        auxiliary = os.path.abspath(auxiliary)  # the same in any folder
+    return f"{config.recipe} {config.prepare} {config.store.storage} {auxiliary}"
+
+
+def settings_of(way: str) -> dict[str, Any]:
+    """Return the settings that `preparation_way` made a way of."""
+    names = ("recipe", "prepare", "storage", "auxiliary")
+    values = way.split(" ", len(names) - 1)
+    return {name: None if value == "None" else value for name, value in zip(names, values, strict=True)}
 
 
 class Preparation:
@@ -64,20 +80,27 @@ class Preparation:
     What is marked and left is recorded for each way to prepare them; `way` names the settings' own.
 
     Attributes:
+        way: see `preparation_way`.
         lock: the file that the process at work has locked.
-        log: what a background process writes.
+        background_lock: the file that the background process has locked.
+        log: what it writes.
     """
 
     def __init__(self, database: Database, facts: BackgroundBudget, folder: Path, way: str) -> None:
-        self._database, self._facts, self._way = database, facts, way
+        self._database, self._facts, self.way = database, facts, way
         self.lock, self.log = folder / "prepare.lock", folder / "prepare.log"
+        self.background_lock = folder / "prepare.background.lock"
 
     # The mark
 
     @property
     def since_s(self) -> float:
         """When the first document was added that is still to be prepared (seconds since 1970); 0 if there is none."""
-        return self._facts.fact(f"{_SINCE} {self._way}") or 0.0
+        return self._facts.fact(f"{_SINCE} {self.way}") or 0.0
+
+    def marked(self) -> list[str]:
+        """Return the ways in which something is still to be prepared."""
+        return [way for way, since_s in self._facts.facts(_SINCE).items() if since_s]
 
     def mark(self) -> None:
         """Note that there is something to prepare from now on, in the caller's transaction if there is one."""
@@ -112,11 +135,14 @@ class Preparation:
         """Return how far the chunks are prepared in all ways that are marked, as last recorded."""
         chunks = int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
         left, without_kv = (
-            min(chunks, int(max(self._facts.facts(name), default=0))) for name in (_LEFT, _LEFT_WITHOUT_KV)
+            min(chunks, int(max(self._facts.facts(name).values(), default=0)))
+            for name in (_LEFT, _LEFT_WITHOUT_KV)
         )
-        left_s = sum(self._facts.facts(_LEFT_S)) if left else 0.0
-        measured = all(self._facts.facts(_MEASURED)) or not left
-        return PreparationStatus(chunks, left, without_kv, left_s, measured, self.worker())
+        left_s = sum(self._facts.facts(_LEFT_S).values()) if left else 0.0
+        measured = all(self._facts.facts(_MEASURED).values()) or not left
+        process = self.worker()
+        process = self.background() if process is None else process
+        return PreparationStatus(chunks, left, without_kv, left_s, measured, process)
 
     def record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
         """Record what is left; see PreparationStatus."""
@@ -150,7 +176,7 @@ class Preparation:
         self._record(_MEASURED, measured)
 
     def _record(self, about: str, value: float) -> None:
-        self._facts.record_fact(f"{about} {self._way}", value)
+        self._facts.record_fact(f"{about} {self.way}", value)
 
     # Who works
 
@@ -161,7 +187,7 @@ class Preparation:
     def is_left_to_worker(self) -> bool:
         """Whether a process works on it now, and prepares chunks as these settings do."""
         process, way = self._worker()
-        return process is not None and way == self._way
+        return process is not None and way == self.way
 
     def _worker(self) -> tuple[int | None, str]:
         if not is_locked(self.lock):
@@ -171,25 +197,51 @@ class Preparation:
             return int(process), way
         return 0, ""
 
-    @contextmanager
-    def working(self) -> Iterator[bool]:
+    def background(self) -> int | None:
+        """Return the id of the background process, None if there is none; 0 if it has not said which it is."""
+        with suppress(OSError, ValueError):
+            words = self.background_lock.read_text().split()
+            if is_locked(self.background_lock):
+                return int(words[-1]) if words else 0
+            began_s = self.background_lock.stat().st_mtime
+            starts = words[:1] == [_STARTING] and time.time() < began_s + _START_S
+            return int(words[1]) if starts and is_process_alive(int(words[1])) else None
+        return None
+
+    def note_start(self, process: int) -> None:
+        """Note that a background process was started; without effect if it has its lock by now."""
+        with suppress(OSError), try_lock(self.background_lock) as free:
+            if free:
+                self.background_lock.write_text(f"{_STARTING} {process}")
+
+    def in_background(self) -> AbstractContextManager[bool]:
+        """Be the only background process until the context ends; yield False at once if there is another."""
+        return _alone(self.background_lock, str(os.getpid()))
+
+    def working(self) -> AbstractContextManager[bool]:
         """Be the only process at work until the context ends; yield False at once if another one is."""
-        with ExitStack() as held:
-            alone = False
-            for _ in range(_LOCK_TRIES):
-                try:
-                    alone = held.enter_context(try_lock(self.lock))
-                except OSError as error:  # a file system without locks: others may work too
-                    _LOG.debug("%s cannot be locked: %s", self.lock, error)
-                    alone = True
-                if alone:
-                    break
-                held.pop_all().close()
-                time.sleep(_LOCK_TRY_S)
+        return _alone(self.lock, f"{os.getpid()} {self.way}")
+
+
+@contextmanager
+def _alone(lock: Path, text: str) -> Iterator[bool]:
+    """Hold a lock whose file says who does; yield False at once if another process holds it."""
+    with ExitStack() as held:
+        alone = False
+        for _ in range(_LOCK_TRIES):
+            try:
+                alone = held.enter_context(try_lock(lock))
+            except OSError as error:  # a file system without locks: others may work too
+                _LOG.debug("%s cannot be locked: %s", lock, error)
+                alone = True
             if alone:
-                with suppress(OSError):  # a full disk
-                    self.lock.write_text(f"{os.getpid()} {self._way}")
-            yield alone
+                break
+            held.pop_all().close()
+            time.sleep(_LOCK_TRY_S)
+        if alone:
+            with suppress(OSError):  # a full disk
+                lock.write_text(text)
+        yield alone
 
 
 @contextmanager

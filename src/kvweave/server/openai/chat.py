@@ -12,6 +12,7 @@ from kvweave.results import Piece, Prefill, TokenLogprob
 from kvweave.server.events import DONE, collect, error_event, sse, stream
 from kvweave.server.openai import replies
 from kvweave.server.openai.chat_fields import ChatFields
+from kvweave.server.openai.kb_paths import check_tools
 from kvweave.server.openai.replies import ChoiceEvent
 from kvweave.server.services import cache_use, check_model, services, start
 
@@ -22,6 +23,8 @@ router = APIRouter()
 async def chat_completions(request: Request, fields: ChatFields) -> Response:
     """Answer with the next message of a conversation."""
     check_model(request, fields.model)
+    if fields.tools:
+        check_tools(request)
     parts = services(request)
     wanted = fields.requests(parts.config.generation, cache_use(request))
     head = {"model": parts.model_name, "created": replies.now_s()}

@@ -68,7 +68,6 @@ class ChatFields(ChoicesFields):
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "user": (ANY,),
         "verbosity": ("medium",),
         "web_search_options": (),
@@ -78,6 +77,7 @@ class ChatFields(ChoicesFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, max_length=10_000)
 
     def requests(self, defaults: Any, cache: AnswerCacheUse) -> list[CompletionRequest]:
         """Return one engine's request per answer; `defaults` are the settings of generation."""

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvweave.engine.answering.completions import CompletionRequest
+from kvweave.server.errors import ApiError
 
 _PATH: Final = re.compile(
     r"/kb/(?P<name>[^/]+)(?P<rest>/v1/(chat/completions|responses|completions|embeddings|models(/.*)?))"
@@ -37,3 +38,17 @@ def with_kb(request: Request, asked: CompletionRequest) -> CompletionRequest:
     if name is None or asked.kb is not None or asked.documents or asked.text is not None:
         return asked
     return replace(asked, kb=name)
+
+
+def check_tools(request: Request) -> None:
+    """Refuse a request with tools, unless its URL names a knowledge base: there the answer comes from the documents.
+
+    Programs such as Open WebUI offer their tools with every question. The model never sees them, so it calls none, which a client
+    that leaves the choice to the model has to expect.
+
+    Raises ApiError.
+    """
+    if request.scope.get("kvweave.kb") is None:
+        raise ApiError(
+            400, "tools: this server does not support it", code="unsupported_parameter", param="tools"
+        )
