@@ -39,6 +39,28 @@ NO_TYPING_ERRORS = [
     ("What are the rules of emigration?", "What are the rules of imigration?"),
     ("What are the rules of migration?", "What are the rules of imigration?"),
 ]
+SLIPS = [
+    ("How do we climb from the hut to the pass?", "how do we clmib form the hut to the psas"),
+    ("What did we do before frying?", "What did we do befor frying?"),
+    ("How many siskins came to the feeder in January?", "How many siksins came to teh feeder in Januray?"),
+    ("How do we get to Craignure?", "How do we get to Criagnure?"),
+    ("Where is the lid of the feed bin?", "Where is the ldi of the fede bin?"),
+    ("Who will sing at the open-air stage?", "Who willl snig at the opne-air satge?"),
+    ("What is the mast of the Seagull made of?", "What is the mast of the Seagul made of?"),
+]
+NO_SLIPS = [
+    ("What does the child take?", "What dose the child take?"),
+    ("Where is Ailsa?", "Where is Alisa?"),
+    ("Where is Hassan's office?", "Where is Hasan's office?"),
+    ("Who pays the eighth bill?", "Who pays the eigth bill?"),
+    ("When is the internal audit?", "When is the inernal audit?"),  # as near to "infernal"
+    ("What does the carer do?", "What does the career do?"),
+    ("Who trained the angel?", "Who trained the angle?"),
+    ("Who looks after the barn?", "Who locks after the brn?"),
+    ("When is the trial run?", "When is the trail run?"),
+    ("How do we climb from the hut?", "How do we clmib to the hut?"),
+    ("Which faults are repaired for nothing?", "Which faults aren't repaired for nothing?"),
+]
 CONTEXTS = [
     "Sorry, a quick question. How much is the fee for members?",
     "How much is the fee for members? I need to know it asap, thanks.",
@@ -75,6 +97,20 @@ def test_typing_errors_in_long_words_change_nothing(stored, asked):
 
 @pytest.mark.parametrize(("stored", "asked"), NO_TYPING_ERRORS)
 def test_words_names_numbers_and_short_words_are_no_typing_errors(stored, asked):
+    assert not ENGLISH.same(stored, asked, 1.0, 0.0)
+    assert not ENGLISH.same(asked, stored, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("stored", "asked"), SLIPS)
+def test_slips_change_nothing_where_all_else_is_equal(stored, asked):
+    for one, other in ((stored, asked), (asked, stored)):
+        compared = ENGLISH.compare(one, other, 0.1, 0.85)
+        assert (compared.sameness, compared.kind) == ("same", "spelling")
+        assert compared.errors
+
+
+@pytest.mark.parametrize(("stored", "asked"), NO_SLIPS)
+def test_what_may_be_another_word_is_no_slip(stored, asked):
     assert not ENGLISH.same(stored, asked, 1.0, 0.0)
     assert not ENGLISH.same(asked, stored, 1.0, 0.0)
 

@@ -20,7 +20,7 @@ from kvweave.answer_cache.english.normalize import (
     normalize,
 )
 from kvweave.answer_cache.english.spelling import corrected
-from kvweave.answer_cache.english.veto import are_opposed, kind_of_pair, veto
+from kvweave.answer_cache.english.veto import are_opposed, kind_of_pair, negates_otherwise, veto
 from kvweave.answer_cache.english.words import has_symbols, split_words
 from kvweave.answer_cache.other_languages import is_english
 from kvweave.answer_cache.records import Vector
@@ -110,6 +110,8 @@ class EnglishMatcher:
         if one.time_sensitive or two.time_sensitive:
             return Comparison("different", "time")
         unlike = difference(one, two)
+        if unlike is None and one.asks != EXACT and negates_otherwise(question, other):
+            unlike = "negation"
         if unlike is None and cosine >= threshold:
             return Comparison("same", "reading")
         first, second = clean_text(question), clean_text(other)
@@ -170,10 +172,27 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
         return None
     if errors and _plain(one) == _plain(other):
         return tuple(errors)
+    if slips := _slips(first, second):
+        return slips
     if not near:
         return None
     here, there = normalize(one), normalize(other)
-    return tuple(errors) if here.asks != EXACT and difference(here, there) is None else None
+    alike = here.asks != EXACT and difference(here, there) is None and not negates_otherwise(one, other)
+    return tuple(errors) if alike else None
+
+
+def _slips(one: str, other: str) -> tuple[str, ...]:
+    """Return the typing errors that two texts differ by and by nothing else; empty if they differ by more."""
+    errors: list[str] = []
+    if len(one.split()) != len(other.split()) or has_symbols(one) or has_symbols(other):
+        return ()
+    fixed = corrected(one, other, slips=True)
+    if fixed is not None:
+        one, errors = fixed.text, [*fixed.errors]
+    fixed = corrected(other, one, slips=True)
+    if fixed is not None:
+        other, errors = fixed.text, [*errors, *fixed.errors]
+    return tuple(errors) if errors and _plain(one) == _plain(other) else ()
 
 
 @lru_cache(maxsize=_REMEMBERED)

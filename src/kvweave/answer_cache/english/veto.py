@@ -132,6 +132,11 @@ def says_otherwise(one: str, other: str) -> bool:
     return any(differs(first, second) for differs in (*checks, _condition_differs))
 
 
+def negates_otherwise(one: str, other: str) -> bool:
+    """Return whether one of two questions has an odd number of negations and the other has not: "not for nothing"."""
+    return _negation_differs(read(one), read(other))
+
+
 def are_opposed(one: str, other: str) -> bool:
     """Return whether a word of one cleaned text means the opposite of a word of the other."""
     return _opposites(read(one), read(other))
