@@ -64,9 +64,10 @@ def relation(one: str, other: str) -> Relation:
 
 @lru_cache(maxsize=16384)
 def forms(word: str) -> frozenset[str]:
-    """Return a word in lower case and the words that it may be a form of."""
+    """Return a word in lower case and the words that it may be a form of; "longer" and "owner" are no forms of others."""
     known = general_words()
-    found = {base for base in bases(word) if base in known.common}
+    graded = word.endswith(("er", "est", "ly"))
+    found = set() if graded else {base for base in bases(word) if base in known.common}
     return frozenset({word, known.forms.get(word, word), *found})
 
 
