@@ -1,23 +1,28 @@
-"""Make the product's list of general English words from WordNet's database files.
+"""Make the product's lists of general English words, and of words that are related, from WordNet's database files.
 
     python lab/experiments/general_words.py FOLDER      # of index.noun, data.noun, noun.exc, …: Debian's package wordnet-base
 
-Writes `general_words.xz` beside the English reading. It holds four lines of words: general words, names, irregular forms with their
-base, and pairs of antonyms. WordNet's licence lies beside it.
+Writes two files beside the English reading. `general_words.xz` holds four lines of words: general words, names, irregular forms with
+their base, and pairs of antonyms. `related_words.xz` holds three: words that texts have often, pairs that share a meaning which is
+among the first three of either, and pairs of which one is derived from the other. WordNet's licence lies beside them.
 """
 
 import lzma
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
-_OUTPUT: Final = (
-    Path(__file__).parents[2] / "src" / "kvweave" / "answer_cache" / "english" / "general_words.xz"
-)
+_OUTPUT: Final = Path(__file__).parents[2] / "src" / "kvweave" / "answer_cache" / "english"
 _PARTS: Final = {"noun": "n", "verb": "v", "adj": "as", "adv": "r"}
 _MARKER: Final = re.compile(r"\(\w+\)$")  # of an adjective's place: "asleep(p)"
+_ANTONYM, _DERIVED = "!", ("+", "\\")
+_OFTEN: Final = 3
+"""How often WordNet's tagged texts have a word that they have often."""
+_FIRST_MEANINGS: Final = 3
 
 
 def general_words(folder: Path) -> str:
@@ -27,11 +32,10 @@ def general_words(folder: Path) -> str:
     common = {word for word in spelled if word.islower()}
     names = {word.lower() for word in spelled} - common
     antonyms = set()
-    for part, offset, words, pointers in _synsets(folder):
-        del part, offset
-        for other_part, other_offset, one, two in pointers:
+    for _, _, words, pointers in _synsets(folder):
+        for symbol, other_part, other_offset, one, two in pointers:
             pair = words[one - 1].lower(), sets[other_part, other_offset][two - 1].lower()
-            if all(word.isascii() and word.isalpha() for word in pair):
+            if symbol == _ANTONYM and all(word.isascii() and word.isalpha() for word in pair):
                 antonyms.add(":".join(sorted(pair)))
     forms = {
         f"{form}:{base}"
@@ -44,8 +48,50 @@ def general_words(folder: Path) -> str:
     return "\n".join(" ".join(sorted(words)) for words in (common, names, forms, antonyms)) + "\n"
 
 
-def _synsets(folder: Path) -> Iterator[tuple[str, str, list[str], list[tuple[str, str, int, int]]]]:
-    """Yield each set of synonyms: part of speech, offset, words, and what its antonym pointers lead to."""
+def related_words(folder: Path) -> str:
+    """Return the three lines, of words that WordNet's tagged texts have; raises OSError if a file of WordNet is missing."""
+    uses = _uses(folder)
+    ranks = {
+        (part, offset, fields[0]): rank
+        for part in _PARTS
+        for line in (folder / f"index.{part}").read_text("latin1").splitlines()
+        if not line.startswith(" ")
+        for fields in [line.split()]
+        for rank, offset in enumerate(fields[-int(fields[2]) :], 1)
+    }
+    sets = {(part, offset): words for part, offset, words, _ in _synsets(folder)}
+    synonyms, derived = set(), set()
+    for part, offset, words, pointers in _synsets(folder):
+        known = [word for word in words if _is_plain(word) and uses[word]]
+        near = [word for word in known if ranks[part, offset, word] <= _FIRST_MEANINGS]
+        synonyms |= {":".join(pair) for pair in combinations(sorted(set(near)), 2)}
+        for symbol, other_part, other_offset, one, two in pointers:
+            if symbol in _DERIVED and one:
+                pair = sorted((words[one - 1], sets[other_part, other_offset][two - 1]))
+                if all(map(_is_plain, pair)) and pair[0] != pair[1] and any(uses[word] for word in pair):
+                    derived.add(":".join(pair))
+    often = {word for word, count in uses.items() if count >= _OFTEN and _is_plain(word)}
+    return "\n".join(" ".join(sorted(words)) for words in (often, synonyms, derived)) + "\n"
+
+
+def _is_plain(word: str) -> bool:
+    return word.isascii() and word.isalpha() and word.islower()
+
+
+def _uses(folder: Path) -> Counter[str]:
+    """Return how often WordNet's tagged texts have each word."""
+    uses: Counter[str] = Counter()
+    for line in (folder / "cntlist.rev").read_text("latin1").splitlines():
+        key, _, count = line.split()
+        uses[key.partition("%")[0]] += int(count)
+    return uses
+
+
+def _synsets(folder: Path) -> Iterator[tuple[str, str, list[str], list[tuple[str, str, str, int, int]]]]:
+    """Yield each set of synonyms: part of speech, offset, words, and what its pointers lead to.
+
+    A pointer is its symbol, part of speech and offset of the other set, and the places of the two words, 0 for all.
+    """
     named = {letter: part for part, letters in _PARTS.items() for letter in letters}
     for part in _PARTS:
         for line in (folder / f"data.{part}").read_text("latin1").splitlines():
@@ -56,15 +102,18 @@ def _synsets(folder: Path) -> Iterator[tuple[str, str, list[str], list[tuple[str
             words = [_MARKER.sub("", word) for word in fields[4 : 4 + 2 * count : 2]]
             first = 4 + 2 * count
             pointers = [
-                (named[kind], offset, int(ends[:2], 16), int(ends[2:], 16))
+                (symbol, named[kind], offset, int(ends[:2], 16), int(ends[2:], 16))
                 for at in range(first + 1, first + 1 + 4 * int(fields[first]), 4)
                 for symbol, offset, kind, ends in [fields[at : at + 4]]
-                if symbol == "!"
             ]
             yield part, fields[0], words, pointers
 
 
 if __name__ == "__main__":
-    text = general_words(Path(sys.argv[1]))
-    _OUTPUT.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
-    print(_OUTPUT, _OUTPUT.stat().st_size, "bytes")
+    wordnet = Path(sys.argv[1])
+    for name, text in (
+        ("general_words.xz", general_words(wordnet)),
+        ("related_words.xz", related_words(wordnet)),
+    ):
+        (_OUTPUT / name).write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+        print(_OUTPUT / name, (_OUTPUT / name).stat().st_size, "bytes")

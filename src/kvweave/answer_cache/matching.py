@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
-from kvweave.answer_cache.english.context import questions_in
+from kvweave.answer_cache.english.alignment import are_same_keywords, likelihood
+from kvweave.answer_cache.english.context import question_amid, questions_in
 from kvweave.answer_cache.english.dates import fold_dates
 from kvweave.answer_cache.english.lexicon import lexicon
 from kvweave.answer_cache.english.normalize import (
@@ -20,7 +21,7 @@ from kvweave.answer_cache.english.normalize import (
     normalize,
 )
 from kvweave.answer_cache.english.spelling import corrected
-from kvweave.answer_cache.english.veto import are_opposed, kind_of_pair, veto
+from kvweave.answer_cache.english.veto import are_opposed, certain_veto, kind_of_pair, negates_otherwise, veto
 from kvweave.answer_cache.english.words import has_symbols, split_words
 from kvweave.answer_cache.other_languages import is_english
 from kvweave.answer_cache.records import Vector
@@ -30,7 +31,10 @@ _LOG = logging.getLogger(__name__)
 Sameness = Literal["same", "near", "different"]
 """same: they ask the same. near: they may ask the same. different: they ask for something else, or nothing tells."""
 
-NEAR_COSINE: Final = 0.6
+NEAR_LIKELIHOOD: Final = 0.54
+"""Questions that less likely ask the same are not near."""
+
+_LEAST_COSINE: Final = 0.35
 """Questions that are less similar are not near, whatever their words."""
 
 _REMEMBERED: Final = 4096
@@ -46,8 +50,8 @@ class Comparison:
 
     Attributes:
         sameness: the verdict.
-        kind: what it rests on: "words", "reading", "spelling", "context"; "keywords" or "wording" if they are near; else the
-            difference.
+        kind: what it rests on: "words", "reading", "spelling", "context", "keywords"; "keywords", "wording" or "context" if they
+            are near; else the difference.
         errors: words in lower case that were taken for typing errors of others.
     """
 
@@ -110,6 +114,8 @@ class EnglishMatcher:
         if one.time_sensitive or two.time_sensitive:
             return Comparison("different", "time")
         unlike = difference(one, two)
+        if unlike is None and one.asks != EXACT and negates_otherwise(question, other):
+            unlike = "negation"
         if unlike is None and cosine >= threshold:
             return Comparison("same", "reading")
         first, second = clean_text(question), clean_text(other)
@@ -137,10 +143,28 @@ def _compared(first: str, second: str, cosine: float, threshold: float) -> Compa
             if errors is not None:
                 kind = "spelling" if errors else "context" if moved else "words"
                 return Comparison("same", kind, errors)
-    differs = veto(questions_in(first)[-1], questions_in(second)[-1])
-    if differs is None and cosine >= NEAR_COSINE:
-        return Comparison("near", kind_of_pair(first, second))
-    return Comparison("different", differs or "distance")
+    if _asked_amid(first, second) or _asked_amid(second, first):
+        return Comparison("near", "context")
+    return _nearness(questions_in(first)[-1], questions_in(second)[-1], cosine)
+
+
+def _nearness(first: str, second: str, cosine: float) -> Comparison:
+    """Compare two cleaned questions in other words."""
+    differs = certain_veto(first, second)
+    if differs is not None or cosine < _LEAST_COSINE:
+        return Comparison("different", differs or "distance")
+    kind = kind_of_pair(first, second)
+    if kind == "keywords" and are_same_keywords(first, second):
+        return Comparison("same", kind)
+    if likelihood(first, second, cosine) >= NEAR_LIKELIHOOD:
+        return Comparison("near", kind)
+    return Comparison("different", veto(first, second) or "distance")
+
+
+def _asked_amid(text: str, other: str) -> bool:
+    """Return whether the only question of a text of several sentences is another text, word for word but for errors."""
+    core = question_amid(text)
+    return bool(core) and _same_words(core, other, near=False) is not None
 
 
 ENGLISH: Final[Matcher] = EnglishMatcher()
@@ -170,10 +194,27 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
         return None
     if errors and _plain(one) == _plain(other):
         return tuple(errors)
+    if slips := _slips(first, second):
+        return slips
     if not near:
         return None
     here, there = normalize(one), normalize(other)
-    return tuple(errors) if here.asks != EXACT and difference(here, there) is None else None
+    alike = here.asks != EXACT and difference(here, there) is None and not negates_otherwise(one, other)
+    return tuple(errors) if alike else None
+
+
+def _slips(one: str, other: str) -> tuple[str, ...]:
+    """Return the typing errors that two texts differ by and by nothing else; empty if they differ by more."""
+    errors: list[str] = []
+    if len(one.split()) != len(other.split()) or has_symbols(one) or has_symbols(other):
+        return ()
+    fixed = corrected(one, other, slips=True)
+    if fixed is not None:
+        one, errors = fixed.text, [*fixed.errors]
+    fixed = corrected(other, one, slips=True)
+    if fixed is not None:
+        other, errors = fixed.text, [*errors, *fixed.errors]
+    return tuple(errors) if errors and _plain(one) == _plain(other) else ()
 
 
 @lru_cache(maxsize=_REMEMBERED)

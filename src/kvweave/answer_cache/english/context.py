@@ -12,6 +12,11 @@ _SENTENCE_END: Final = re.compile(
     r"(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\bDr)(?<!\bSt)(?<!\bNo)(?<!\bProf)(?<=[.?!])\s+(?=\w)"
 )
 _BEFORE_COLON: Final = re.compile(r"^([^?.!:]{8,160}?)(?:,? so)?: (?=\w)")
+_NAME_OR_NUMBER: Final = re.compile(r"\d|(?<=[\w,;:] )(?!I\b)[A-Z]")
+_DECISIVE: Final = frozenset(
+    "not no never nothing only mean meant except other another instead rather unless without two three four five six seven eight nine "
+    "ten eleven twelve second last".split()
+)
 _WORD: Final = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _QUESTION_START: Final = re.compile(
     r"(?:(?:at|by|in|on|to|for|from|with|of|under|since|until) )?(?:who|whom|whose|what|which|when|where|why|how)\b",
@@ -29,6 +34,9 @@ _BESIDE_THEM: Final = frozenset(
     "like one more there up".split()
 )
 """Words that say nothing by themselves, and may stand beside those about asking."""
+
+_MEANT: Final = frozenset("it it's he him she they them this these those ones such so then".split())
+"""Words that a question most often uses for what was said before it, rather than in it."""
 
 _POINTS_BACK: Final = frozenset(
     "it its it's they them their theirs he him his she her hers this that these those there one ones such so then".split()
@@ -54,6 +62,28 @@ def _without_context(text: str) -> str:
         contexts.append(before[1])
         core = core[before.end() :]
     if not core or not contexts or not all(_changes_nothing(context, core) for context in contexts):
+        return ""
+    return core[:1].upper() + core[1:]
+
+
+@lru_cache(maxsize=4096)
+def question_amid(text: str) -> str:
+    """Return the only question of a cleaned text of several sentences, whatever the others say, if that may not matter; or nothing.
+
+    It may matter for certain where they hold a number, a name, a negation or a correction, or the question refers to them.
+    """
+    sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence]
+    asked = [sentence for sentence in sentences if sentence.endswith("?")]
+    if len(sentences) > 4 or len(asked) != 1:
+        return ""
+    core = asked[0]
+    contexts = [sentence for sentence in sentences if sentence != core]
+    if before := _BEFORE_COLON.match(core):
+        contexts.append(before[1])
+        core = core[before.end() :]
+    said = {word for context in contexts for word in _words(context)}
+    named = any(_NAME_OR_NUMBER.search(context) for context in contexts)
+    if not contexts or named or not said.isdisjoint(_DECISIVE) or not _MEANT.isdisjoint(_words(core)):
         return ""
     return core[:1].upper() + core[1:]
 

@@ -33,6 +33,7 @@ from kvweave.answer_cache.english.veto_words import (
     ORDER,
     PLACING,
     SCOPE,
+    SEASONS,
     SENTENCE_START,
     TITLES,
     UNIT_NAMES,
@@ -49,7 +50,8 @@ class Question:
     Attributes:
         words: all, in base form.
         texts: all, as they are written, in lower case.
-        content: those that are no function words, in order.
+        content: those that are no function words, in order; of a measure, its name: "price" for "cost".
+        written: the same in base form.
         names: in lower case.
         numbers: numbers and dates, in a standard form.
         order: whether it says first or last.
@@ -61,6 +63,7 @@ class Question:
     words: tuple[str, ...]
     texts: frozenset[str]
     content: tuple[str, ...]
+    written: tuple[str, ...]
     names: frozenset[str]
     numbers: tuple[str, ...]
     order: frozenset[str]
@@ -80,9 +83,9 @@ def read(text: str) -> Question:
     known = lexicon()
     fillers = known.function_words | function_words()[ENGLISH] | set(ASKING)
     words = tuple(UNIT_NAMES.get(word.base, word.base) for word in joined)
-    content = tuple(
-        _one_form(word) for word in joined if word.named or not (word.text in fillers or word.base in fillers)
-    )
+    meaningful = [word for word in joined if word.named or not (word.text in fillers or word.base in fillers)]
+    content = tuple(map(_one_form, meaningful))
+    written = tuple(UNIT_NAMES.get(word.base, word.base) for word in meaningful)
     starts = {match[0].lower() for match in SENTENCE_START.finditer(text)}
     names = frozenset(
         word.text
@@ -103,12 +106,22 @@ def read(text: str) -> Question:
     order = first | frozenset(
         ORDER[word.text]
         for word, after in zip(spoken, [*spoken[1:], None], strict=False)
-        if word.text in ORDER and not (after and after.base in known.units_of_time and word.text == "last")
+        if word.text in ORDER
+        and not (after and word.text == "last" and after.base in known.units_of_time | SEASONS)
     )
     texts = [word.text for word in spoken]
     negated = sum(text in NEGATIONS for text in texts) % 2 == 1
     return Question(
-        words, frozenset(texts), content, names, numbers, order, _asked(spoken), negated, _tense(spoken)
+        words,
+        frozenset(texts),
+        content,
+        written,
+        names,
+        numbers,
+        order,
+        _asked(spoken),
+        negated,
+        _tense(spoken),
     )
 
 
@@ -125,11 +138,27 @@ def veto(one: str, other: str) -> str | None:
     return next((name for name, differs in _CHECKS if differs(first, second)), None)
 
 
+def certain_veto(one: str, other: str) -> str | None:
+    """Return what `veto` returns, of the differences that are none of DOUBTS."""
+    first, second = read(one), read(other)
+    return next((name for name, differs in _CHECKS if name not in DOUBTS and differs(first, second)), None)
+
+
+def doubts(first: Question, second: Question) -> frozenset[str]:
+    """Return those of DOUBTS that there are about two questions."""
+    return frozenset(name for name, differs in _CHECKS if name in DOUBTS and differs(first, second))
+
+
 def says_otherwise(one: str, other: str) -> bool:
     """Return whether a difference that changes the answer is seen in two cleaned questions, not merely too little in common."""
     first, second = read(one), read(other)
-    checks = (differs for name, differs in _CHECKS if name not in _DOUBTS)
+    checks = (differs for name, differs in _CHECKS if name not in _VAGUE)
     return any(differs(first, second) for differs in (*checks, _condition_differs))
+
+
+def negates_otherwise(one: str, other: str) -> bool:
+    """Return whether one of two questions has an odd number of negations and the other has not: "not for nothing"."""
+    return _negation_differs(read(one), read(other))
 
 
 def are_opposed(one: str, other: str) -> bool:
@@ -253,7 +282,10 @@ def _tense_differs(one: Question, other: Question) -> bool:
 
 
 def _scope_differs(one: Question, other: Question) -> bool:
-    return _by_class(one.words, SCOPE) != _by_class(other.words, SCOPE)
+    first, second = (_by_class(each.words, SCOPE) for each in (one, other))
+    if "per" in first | second:  # "per lesson" is "each lesson", or "a lesson"
+        first, second = first - {"per", "each"}, second - {"per", "each"}
+    return first != second
 
 
 def _comparison_differs(one: Question, other: Question) -> bool:
@@ -374,8 +406,13 @@ def _ordered_otherwise(one: Question, other: Question) -> bool:
     return bool(one.asks and other.asks) and _alike(one, other) >= _ALL_BUT_ONE
 
 
-_DOUBTS: Final = frozenset({"too short", "part", "a word", "how the words belong together"})
+_VAGUE: Final = frozenset({"too short", "part", "a word", "how the words belong together"})
 """The checks that find a difference between many rewordings of one question."""
+DOUBTS: Final = (
+    *("what is asked for", "tense", "direction or roles", "part", "a word"),
+    "how the words belong together",
+)
+"""The differences that `veto` finds by rules which find some between rewordings too, as far as they are worded otherwise."""
 _ALL_BUT_ONE, _FEWEST_WORDS, _MOSTLY_SHARED = 0.8, 2, 0.6
 _CHECKS: Final[tuple[tuple[str, Callable[[Question, Question], bool]], ...]] = (
     ("too short", _too_short),

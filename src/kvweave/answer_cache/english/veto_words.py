@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Final
 
 
@@ -15,9 +16,11 @@ ORDER: Final = classes("""
 1: first earliest initial initially
 last: last final latest lastly
 """)
+SEASONS: Final = frozenset("spring summer autumn fall winter".split())
 SCOPE: Final = classes("""
 all: all whole entire total altogether together everybody everyone everything full
-each: each every apiece per
+each: each every apiece
+per: per
 only: only just solely alone
 some: some any few
 half: half partly
@@ -25,9 +28,11 @@ half: half partly
 DIRECTION: Final = classes(
     """
 more: more most highest high higher greatest greater largest larger large biggest bigger big longest longer long heaviest heavier best
-    better fastest faster tallest taller deepest steepest thickest oldest older loudest strongest warmest hottest many much max maximum
+    better fastest faster tallest taller deepest steepest thickest oldest older loudest strongest warmest hottest many much max
+    maximum faster taller deeper steeper thicker louder stronger warmer hotter
 less: less least fewest fewer lowest low lower smallest smaller small shortest shorter short lightest lighter worst worse slowest slower
     thinnest youngest younger quietest weakest coldest coolest little few min minimum cheapest cheaper
+    slower thinner younger quieter weaker colder cooler
 """.replace("\n    ", " ")
 )
 MEASURED: Final = classes("""
@@ -76,11 +81,14 @@ OPPOSED: Final = tuple(
         "before/after before/once until/after until/once until/since if/unless when/unless next/last next/previous first/next to/from with/without "
         "over/under above/below above/beneath front/behind left/right inside/outside for/against lend/borrow buy/sell bring/take start/stop "
         "start/end begin/end open/close arrive/leave come/go give/get accept/refuse like/dislike win/lose rise/fall add/cut add/remove "
-        "deposit/withdrawal entrance/exit full/empty easy/hard early/late safe/dangerous upload/download and/or may/must can/must old/new "
-        "who/when who/where who/why who/how when/where when/why when/how where/why"
+        "deposit/withdrawal entrance/exit full/empty easy/hard early/late safe/dangerous upload/download and/or may/must can/must old/new hot/cool warm/cold"
     ).split()
 )
-OPPOSED_PARTICLES: Final = (("in", "out"), ("into", "from"), ("up", "down"), ("on", "off"))
+OPPOSED_PARTICLES: Final = (
+    *(("in", "out"), ("into", "from"), ("up", "down"), ("on", "off")),
+    *combinations(("who", "when", "where", "why", "how"), 2),
+)
+"""Opposed only between questions that have most words in common."""
 NEGATIONS: Final = frozenset(
     "not no never none nobody nothing without neither nor hardly unless except excluding apart".split()
 )

@@ -1,0 +1,120 @@
+"""How likely two questions ask the same, by which words of one belong to words of the other; learned from pairs of questions.
+
+`lab/experiments/near_questions.py` made the weights. They cannot count it for sameness that two questions are worded differently,
+though that tells paraphrases from look-alikes in most collections of pairs: people make a look-alike by changing a word. Nor do they tell
+a look-alike that is reworded too, of which about a tenth passes. So what is likely is near, and not the same.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvweave.answer_cache.english.related_words import Relation, relation
+from kvweave.answer_cache.english.veto import DOUBTS, Question, doubts, read
+from kvweave.answer_cache.english.veto_words import COUNTED, GENERIC, MEASURED
+
+_LITTLE: Final = GENERIC | COUNTED | {"receive"}
+"""Words that need no counterpart: light verbs, and how many."""
+
+_RELATIONS: Final = frozenset(
+    "from to into by than before after until since between against without under over behind and or".split()
+)
+"""Words that relate others, which may belong to either."""
+_FEWEST: Final = 2
+MEASURES: Final = frozenset(MEASURED.values()) - {"count", "name"}
+
+FEATURES: Final = (
+    *("cosine", "cosine above 0.6", "derived", "synonyms", "numbers", "a question word in both", "words"),
+    *DOUBTS,
+)
+"""What the weights are for, in order."""
+
+_WEIGHTS: Final = (1.36, 1.22, 3.95, 2.65, 0.74, -1.05, 0.03, -0.43, -0.80, 0.00, -0.04, -1.25, -2.88)
+_CONSTANT: Final = -1.31
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Which content words of two questions belong together.
+
+    Attributes:
+        pairs: how many of each relation.
+        left: the words of either that belong to none of the other.
+    """
+
+    pairs: dict[Relation, int]
+    left: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def align(one: Question, other: Question) -> Alignment:
+    """Pair each content word of one question with at most one of the other, the closest first."""
+    words = [list(dict.fromkeys(each.written)) for each in (one, other)]
+    counts = dict.fromkeys(Relation, 0)
+    for wanted in (Relation.SAME, Relation.DERIVED, Relation.SYNONYM):
+        for word in words[0].copy():
+            match = next((there for there in words[1] if _relation(word, there) is wanted), None)
+            if match is not None:
+                words[0].remove(word)
+                words[1].remove(match)
+                counts[wanted] += 1
+    left = tuple(tuple(word for word in each if word not in _LITTLE) for each in words)
+    return Alignment(counts, (left[0], left[1]))
+
+
+def _relation(one: str, other: str) -> Relation:
+    """Return how two words belong together; "how high" and "height" do as one that is derived from the other."""
+    measure = MEASURED.get(one)
+    if measure is not None and one != other and measure == MEASURED.get(other) and measure in (one, other):
+        return Relation.DERIVED
+    return relation(one, other)
+
+
+def features(one: str, other: str, cosine: float) -> list[float]:
+    """Return the values of FEATURES for two cleaned questions; symmetric."""
+    first, second = read(one), read(other)
+    aligned = align(first, second)
+    size = max(1, len(first.written) + len(second.written))
+    doubted = doubts(first, second)
+    return [
+        *(cosine, max(cosine, 0.6)),
+        *(2 * aligned.pairs[each] / size for each in (Relation.DERIVED, Relation.SYNONYM)),
+        *(bool(first.numbers and second.numbers), bool(first.asks and second.asks), size),
+        *(name in doubted for name in DOUBTS),
+    ]
+
+
+def are_same_keywords(one: str, other: str) -> bool:
+    """Return whether of two cleaned questions one has no question word, and either has all content words of the other and no more.
+
+    Assumes that no certain veto tells them apart. Not where the words may belong together otherwise, or where the one without a
+    question word does not say that it asks for a time, a place, a reason, a way or a number.
+    """
+    first, second = read(one), read(other)
+    if first.asks and second.asks:
+        return False
+    for each in (first, second):
+        asked = each.asks - {"thing", "person", "price"}
+        unsaid = {kind for kind in asked if not kind.startswith("of ") and kind not in MEASURES}
+        if unsaid or len(each.names) > 1 or not _RELATIONS.isdisjoint(each.texts):
+            return False
+    pasts = {each.tense == "past" for each in (first, second)}
+    if len(pasts) > 1 and any(word.endswith("ing") for each in (first, second) for word in each.texts):
+        return False
+    aligned = align(first, second)
+    measures = {MEASURED.get(word, word) for word in first.written} == {
+        MEASURED.get(word, word) for word in second.written
+    }
+    exact = not aligned.pairs[Relation.SYNONYM] and (not aligned.pairs[Relation.DERIVED] or measures)
+    return exact and aligned.left == ((), ()) and aligned.pairs[Relation.SAME] >= _FEWEST
+
+
+def likelihood(one: str, other: str, cosine: float) -> float:
+    """Return how likely two cleaned questions ask the same, 0..1; symmetric. Assumes that no veto tells them apart."""
+    return weighed(features(one, other, cosine))
+
+
+def weighed(values: Sequence[float]) -> float:
+    """Return the likelihood that the values of FEATURES give, 0..1."""
+    total = _CONSTANT + sum(weight * value for weight, value in zip(_WEIGHTS, values, strict=True))
+    return 1 / (1 + math.exp(-total))
