@@ -24,6 +24,7 @@ from processes import run_program
 
 ROOT = Path(__file__).parent
 
+gc.disable()  # until the tests begin: nothing that is imported or collected for them is garbage
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not torch.cuda.is_available():
@@ -67,6 +68,12 @@ def pytest_xdist_auto_num_workers():
 def pytest_collection_modifyitems(items):
     first = {ROOT / name: place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
