@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode on disk every process that the tests start compiles kvweave again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test questions real lint docs reference auxiliary longer env clean
+.PHONY: help demo test questions real lint style docs reference auxiliary longer env clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,12 +31,19 @@ help:
 demo: $(READY)
 	@$(BIN)/kvweave demo
 
-# pytest comes last: its closing line is the last line of the output. Each of its processes has PyTorch on one thread,
-# since threads that wait for each other's cores are slower than one; a file's tests share what they make. conftest.py says
-# how many processes there are, and lets slow files begin, so that no process is left with one at the end.
-test: lint
-	@echo "== pytest"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+# Types and import contracts take a core for a minute, in which pytest begins on the others; what they say is printed when
+# they end, and where they fail, pytest is ended too. Its closing line is the last line of the output. Each of its processes
+# has PyTorch on one thread, since threads that wait for each other's cores are slower than one; a file's tests share what
+# they make. conftest.py says how many processes there are, and lets slow files begin, so that no process is left with one
+# at the end.
+test: style
+	@echo "== pytest, and mypy and import contracts beside it"
+	@said=$$(mktemp) && trap 'rm -f $$said' EXIT; \
+	{ $(TYPES); } >$$said 2>&1 & types=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder & tests=$$!; \
+	wait $$types || failed=1; echo; cat $$said; \
+	if [ -n "$$failed" ]; then kill -INT $$tests; wait $$tests; exit 1; fi; \
+	wait $$tests
 
 # The same test as in the suite, with many more strings.
 STRINGS ?= 100000
@@ -49,15 +56,16 @@ real: $(READY)
 	@$(INSTALL) --no-build-isolation --editable './lab[real]'
 	@$(BIN)/python -m kvweave_lab.real_model
 
-lint: $(READY)
+TYPES := echo "== mypy" && $(BIN)/mypy && echo "== import contracts" && $(BIN)/lint-imports
+
+lint: style
+	@$(TYPES)
+
+style: $(READY)
 	@echo "== ruff check"
 	@$(BIN)/ruff check .
 	@echo "== ruff format"
 	@$(BIN)/ruff format --check .
-	@echo "== mypy"
-	@$(BIN)/mypy
-	@echo "== import contracts"
-	@$(BIN)/lint-imports
 
 # What is generated in the documentation, from recipes and measured results.
 docs: $(READY)

@@ -24,6 +24,7 @@ from processes import run_program
 
 ROOT = Path(__file__).parent
 
+gc.disable()  # until the tests begin: nothing that is imported or collected for them is garbage
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not torch.cuda.is_available():
@@ -42,19 +43,26 @@ if (
 
 
 SLOW_FILES = (
-    "tests/cli/test_story.py",
-    "tests/server/test_schema_fuzzing.py",
-    "tests/test_mcp.py",
-    "tests/cli/test_serve_client.py",
-    "tests/recipes/test_killed_requests.py",
-    "lab/tests/cli/test_personas_command.py",
-    "tests/decode/test_adaptive.py",
-    "tests/engine/test_homes.py",
-    "tests/engine/test_conversation.py",
-    "tests/cli/test_served_commands.py",
-    "tests/cli/test_demo.py",
-    "lab/tests/eval/test_decoding_quality.py",
+    "lab/tests/pages/test_documentation.py",
     "tests/engine/test_killed.py",
+    "tests/page/test_page_access.py",
+    "lab/tests/bench/test_real_servers.py",
+    "tests/engine/test_idle.py",
+    "lab/tests/cli/test_eval.py",
+    "tests/cli/test_story.py",
+    "tests/engine/test_homes.py",
+    "lab/tests/cli/test_personas_command.py",
+    "lab/tests/eval/test_workers.py",
+    "tests/test_mcp.py",
+    "tests/recipes/test_killed_requests.py",
+    "tests/server/test_schema_fuzzing.py",
+    "tests/engine/test_conversation.py",
+    "tests/decode/test_adaptive.py",
+    "tests/cli/test_served_commands.py",
+    "lab/tests/eval/test_decoding_quality.py",
+    "tests/page/test_page_real_server.py",
+    "tests/cli/test_serve_client.py",
+    "tests/cli/test_demo.py",
 )
 """Files that take half a minute or more, often with few tests. They start first, so that none is left alone at the end."""
 
@@ -67,6 +75,12 @@ def pytest_xdist_auto_num_workers():
 def pytest_collection_modifyitems(items):
     first = {ROOT / name: place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -160,12 +160,12 @@ LONG = [
 
 @pytest.mark.parametrize("part", LONG)
 def test_the_time_for_a_very_long_text_grows_with_its_length(part):
-    """A step that takes quadratic time over 100,000 characters takes minutes."""
-    text = (part * 100_000)[:100_000]
+    """A step that takes quadratic time over 30,000 characters takes many seconds; a tenth of a second is usual."""
+    text = (part * 30_000)[:30_000]
     for question in (text + " x", f"Who owns the boat {text}?"):
         began = time.process_time()
         assert normalize(question).key
-        assert time.process_time() - began < 10
+        assert time.process_time() - began < 0.9
 
 
 @pytest.mark.parametrize("part", LONG)

@@ -4,8 +4,10 @@ from kvweave.cli import demo
 
 
 def test_plain_reuse_misses_what_one_chunk_needs_of_another_and_the_default_recipe_does_not(
-    command, monkeypatch
+    command, monkeypatch, tmp_path
 ):
+    sample_kb = demo._sample_kb  # the second run finds what the first one has indexed
+    monkeypatch.setattr(demo, "_sample_kb", lambda _: sample_kb(tmp_path / "demo"))
     ask_all, asked = demo._ask_all, []
     monkeypatch.setattr(demo, "_ask_all", lambda base: asked or asked.extend(ask_all(base)) or asked)
     found = command.json("demo", "--no-speed")

@@ -12,7 +12,7 @@ from synthetic import HEADS, Text, geometry, members, settings, stored, watched_
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import PageCacheSettings
 
-LAYERS, TIGHT = 3, 60_000
+LAYERS, TIGHT = 2, 40_000
 """Several layers, so that clusters of one are prefetched while another attends; bytes that hold only part of most texts."""
 
 

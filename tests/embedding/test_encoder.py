@@ -180,7 +180,7 @@ def test_threads_get_equal_vectors_and_leave_loggers_unchanged(
     encoders = [TextEncoder(), TextEncoder(), TextEncoder()]
     texts = ["short", "word " * 700, "a sentence of middle length about rivers"]
     with ThreadPoolExecutor(6) as pool:
-        results = list(pool.map(lambda n: encoders[n % 3].encode(texts), range(12)))
+        results = list(pool.map(lambda n: encoders[n % 3].encode(texts), range(6)))
     assert loading == [logging.ERROR] * 3
     assert logger.level == before
     assert warnings.filters == filters

@@ -1,7 +1,6 @@
 """Models with weights in fewer bits: what they compute, how they are named, and that every way of running them works."""
 
 import copy
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +15,7 @@ from kvweave.models.quantised import QuantisedEmbedding, QuantisedLinear, quanti
 from kvweave.recipes.methods import METHODS
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import Prompt
+from processes import run_program
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 17, 200, 33, 8, 90, 41, 7]])
@@ -113,7 +113,8 @@ def test_fingerprints_are_the_same_in_another_process_and_without_integer_kernel
         "    quantise_weights(model, bits, torch.device('cpu'))\n"
         "    print(Adapter(model, tiny_tokenizer()).fingerprint.digest)"
     )
-    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    other = run_program(["-c", script])
+    assert other.returncode == 0, other.stderr
     monkeypatch.setattr("kvweave.ops.quantised_linear.has_integer_kernel", lambda: False)
     own = [Adapter(quantised(bits=bits), tiny_tokenizer()).fingerprint.digest for bits in ("int8", "int4")]
     assert other.stdout.split() == own

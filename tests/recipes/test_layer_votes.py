@@ -25,8 +25,9 @@ from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import Prompt
 
 WINDOW = 16
-SLIDING = [name for name in FAMILIES if WINDOW in PassCost.of(tiny_model(name)).windows]
-HYBRID = [name for name in SLIDING if None in PassCost.of(tiny_model(name)).windows]
+WINDOWS = {name: PassCost.of(tiny_model(name)).windows for name in FAMILIES}
+SLIDING = [name for name, windows in WINDOWS.items() if WINDOW in windows]
+HYBRID = [name for name in SLIDING if None in WINDOWS[name]]
 ASKING = ("prophetkv", "weave", "qcfuse", "kvshare", "fusionrag", "fusionrag-over-stale")
 RATIO = 0.1
 CHUNKS = 10

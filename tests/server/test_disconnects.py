@@ -225,7 +225,7 @@ def test_many_requests_at_once_are_all_answered(fake):
         replies = []
 
         def ask():
-            with httpx.Client(base_url=running.url, trust_env=False, timeout=30) as http:
+            with httpx.Client(base_url=running.url, trust_env=False, verify=False, timeout=30) as http:
                 replies.append(http.post("/v1/chat/completions", json=BODY).status_code)
 
         threads = [threading.Thread(target=ask) for _ in range(40)]

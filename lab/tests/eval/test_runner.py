@@ -48,7 +48,19 @@ def tokens(adapter, sample=SAMPLE):
     return adapter.template.render(Prompt(sample.question, sample.chunks))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "full"])
+OTHERS = [name for name in METHODS if name != "full"]
+
+
+@pytest.fixture(scope="module")
+def in_both_orders(adapter):
+    """Outcomes of all recipes one after another, forwards and backwards: each ran after every other one in one of them."""
+    return [
+        run(Runner(adapter, OutcomeLog(None, {})), *((name, 0.0) for name in order))
+        for order in (OTHERS, OTHERS[::-1])
+    ]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 class TestEveryRecipe:
     def test_recomputing_everything_is_full_attention(self, name, runner):
         outcomes = run(runner, (name, 1.0))
@@ -58,18 +70,16 @@ class TestEveryRecipe:
         assert (outcome.answer, outcome.score) == (full.answer, full.score)
 
     def test_a_trace_adds_up_to_the_prompt(self, name, runner, adapter):
+        outcomes = run(runner, (name, 0.0), (name, 1.0))
         for ratio in (0.0, 1.0):
-            trace = run(runner, (name, ratio))[name, ratio].trace
+            trace = outcomes[name, ratio].trace
             assert trace.exact + trace.stale + trace.fresh == tokens(adapter).tokens
             assert trace.recomputed <= trace.exact + trace.stale
             assert trace.decoded <= SAMPLE.max_new_tokens
 
-    def test_what_ran_before_changes_nothing(self, name, runner, adapter):
-        after_others = run(
-            runner, *((other, 0.0) for other in METHODS if other not in ("full", name)), (name, 0.0)
-        )
-        alone = Runner(adapter, OutcomeLog(None, {}))
-        assert run(alone, (name, 0.0))[name, 0.0] == after_others[name, 0.0]
+    def test_what_ran_before_changes_nothing(self, name, runner, in_both_orders):
+        alone = run(runner, (name, 0.0))[name, 0.0]
+        assert [outcomes[name, 0.0] for outcomes in in_both_orders] == [alone, alone]
 
 
 def test_full_attention_is_compared_with_itself(runner, adapter):

@@ -21,10 +21,11 @@ def search(
 ) -> None:
     """Show the passages that a question would be answered from, with scores and why. Loads no language model."""
     from kvweave.cli.output import print_json
-    from kvweave.engine.documents.passages import explained_passages
 
     opt.quiet_libraries()
-    with options.open_kb() as base:
+    with options.open_kb() as base:  # what cannot be opened is said before seconds of imports
+        from kvweave.engine.documents.passages import explained_passages
+
         found = explained_passages(base, question, options.top_k)
     if json:
         print_json(found)
