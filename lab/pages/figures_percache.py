@@ -46,7 +46,7 @@ def _latency(results: Results) -> Seen | None:
 
 def _ablation(results: Results) -> Seen | None:
     found = _personas(results)
-    if found is None or not _trials(found, "ablation"):
+    if found is None:
         return None
     rows = _trials(found, "ablation")
     whole = rows["PerCache"]["mean_s"]["value"]
@@ -60,7 +60,7 @@ def _ablation(results: Results) -> Seen | None:
 
 def _hits(results: Results) -> Seen | None:
     found = _personas(results)
-    if found is None or not _trials(found, "ablation"):
+    if found is None:
         return None
     rows = _trials(found, "ablation")
     gains = {
@@ -77,7 +77,7 @@ def _hits(results: Results) -> Seen | None:
 
 def _scheduler(results: Results) -> Seen | None:
     found = _personas(results)
-    if found is None or not found["scheduler savings"]:
+    if found is None:
         return None
     saved = {row["experiment"]: row["idle_flops"] for row in found["scheduler savings"]}
     text = ", ".join(f"{name}: {value:.1%}" for name, value in saved.items())
@@ -89,14 +89,6 @@ def _scheduler(results: Results) -> Seen | None:
     )
 
 
-def _falling(results: Results, experiment: str, name: str) -> tuple[list[float], Mapping[str, Any]] | None:
-    found = _personas(results)
-    if found is None or not _trials(found, experiment):
-        return None
-    rows = _trials(found, experiment)
-    return [row["mean_s"]["value"] for trial, row in rows.items() if trial.startswith(name)], found
-
-
 def _stride(results: Results) -> Seen | None:
     return _series(results, "stride", "PerCache ", "strides 1 to 5")
 
@@ -106,19 +98,29 @@ def _storage(results: Results) -> Seen | None:
 
 
 def _series(results: Results, experiment: str, name: str, label: str) -> Seen | None:
-    seen = _falling(results, experiment, name)
-    if seen is None:
+    found = _personas(results)
+    if found is None:
         return None
-    times, found = seen
+    rows = _trials(found, experiment)
+    if not rows:
+        return _not_swept(found)
+    times = [row["mean_s"]["value"] for trial, row in rows.items() if trial.startswith(name)]
     held = times[-1] < times[0] and all(later < 1.01 * earlier for earlier, later in pairwise(times))
     where = f"{found['about']['users of further experiments']} of those users"
     return Seen(held, where, f"{label}: {', '.join(f'{value:.3f}' for value in times)} s")
 
 
+def _not_swept(found: Mapping[str, Any]) -> Seen:
+    users = found["about"]["users of further experiments"]
+    return Seen(None, f"{found['about']['answers'][-1]} answers", f"{users} users ran it", "not measured yet")
+
+
 def _threshold(results: Results) -> Seen | None:
     found = _personas(results)
-    if found is None or not _trials(found, "threshold"):
+    if found is None:
         return None
+    if not _trials(found, "threshold"):
+        return _not_swept(found)
     rows = [row for name, row in _trials(found, "threshold").items() if name.startswith("PerCache ")]
     slower = rows[-1]["mean_s"]["value"] > rows[0]["mean_s"]["value"]
     fewer = rows[-1]["qa_hit"]["value"] < rows[0]["qa_hit"]["value"]
