@@ -192,7 +192,8 @@ def read_costs(path: Path) -> tuple[Costs, dict[str, Any]]:
     try:
         content = json.loads(path.read_text("utf-8"))
         values = {name: _as_tuples(value) for name, value in content["costs"].items()}
-        return Costs(**values), dict(content["about"])
+        about = content["about"]
+        return Costs(**values), {**about, **about.get("earlier costs", {})}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(
             f"{path} holds no times of operations ({error}); name a personas.json of `kvweave eval personas`"
